@@ -1,0 +1,213 @@
+"""Bytes of an input file: opened, decompressed and counted; no format is known here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
+
+HEAD_BYTES = 4096
+_READ = 1 << 20
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class Source:
+    """One input file. Iterate :meth:`blocks` for its decompressed bytes.
+
+    A compressed stream that is cut or damaged yields what could be decoded; what went wrong is
+    then in ``damage`` (one line), and the parser decides whether enough is left.
+
+    Attributes:
+        path: the file, as it was named to us.
+        size: bytes on disk.
+        compression: ``gzip``, ``zip``, ``zstd`` or None.
+        damage: what was wrong with the compressed stream, or None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.damage: str | None = None
+        try:
+            info = os.stat(self.path)  # noqa: PTH116 - no Path object: the name is kept as given
+            if not stat.S_ISREG(info.st_mode):
+                kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
+                raise UnreadableFile(self.path, f"is {kind}", hint="give a file")
+            with open(self.path, "rb") as file:  # noqa: PTH123
+                magic = file.read(4)
+        except (OSError, ValueError) as error:
+            raise UnreadableFile(self.path, _reason(error)) from None
+        self.size = info.st_size
+        self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
+
+    def head(self) -> bytes:
+        """The first 4 KiB after decompression; shorter when the file is."""
+        blocks = self.blocks(HEAD_BYTES)
+        try:
+            return next(blocks, b"")[:HEAD_BYTES]
+        except InputError:
+            return b""
+        finally:
+            blocks.close()
+            self.damage = None
+
+    def blocks(
+        self, size: int = _READ, progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[bytes]:  # typed as Iterator for callers; it is a generator and can be closed
+        """Decompressed bytes in blocks of at least ``size`` (the last one may be shorter)."""
+        parts: list[bytes] = []
+        held = 0
+        for piece in self._decompressed(progress):
+            parts.append(piece)
+            held += len(piece)
+            if held >= size:
+                yield b"".join(parts)
+                parts, held = [], 0
+        if held:
+            yield b"".join(parts)
+
+    def _decompressed(self, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(open(self.path, "rb", buffering=0))  # noqa: PTH123
+            except OSError as error:
+                raise UnreadableFile(self.path, _reason(error)) from None
+            raw = self._raw(file, progress)
+            if self.compression == "gzip":
+                yield from self._gunzip(raw)
+            elif self.compression == "zip":
+                yield from self._unzip(file, progress)
+            elif self.compression == "zstd":
+                yield from self._unzstd(raw)
+            else:
+                yield from raw
+
+    def _raw(
+        self, file: IO[bytes], progress: Callable[[int, int], None] | None
+    ) -> Iterator[bytes]:
+        read = 0
+        while True:
+            try:
+                block = file.read(_READ)
+            except OSError as error:
+                raise UnreadableFile(self.path, _reason(error), where=f"byte {read}") from None
+            if not block:
+                return
+            read += len(block)
+            if progress:
+                progress(read, self.size)
+            yield block
+
+    def _gunzip(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        """All members of a gzip file; garbage after the last member is ignored, as gzip does."""
+        from isal import isal_zlib
+
+        inflater: Any = None
+        read = 0
+        for block in raw:
+            data = block
+            while data:
+                if inflater is None:
+                    data = data.lstrip(b"\0") if read else data
+                    if read and data and not data.startswith(b"\x1f"):
+                        self.damage = f"bytes after the gzip stream ignored, from byte {read}"
+                        return
+                    if not data:
+                        break
+                    inflater = isal_zlib.decompressobj(31)
+                try:
+                    out = inflater.decompress(data, 8 * _READ)
+                except isal_zlib.error as error:
+                    self.damage = f"gzip stream damaged near byte {read}: {error}"
+                    return
+                if out:
+                    yield out
+                if inflater.eof:
+                    rest = inflater.unused_data
+                    read += len(data) - len(rest)
+                    data, inflater = rest, None
+                else:
+                    rest = inflater.unconsumed_tail
+                    read += len(data) - len(rest)
+                    data = rest
+        if inflater is not None:
+            self.damage = f"gzip stream ends early, at byte {read}: the file was cut off"
+
+    def _unzip(
+        self, file: IO[bytes], progress: Callable[[int, int], None] | None
+    ) -> Iterator[bytes]:
+        """The largest member of a zip archive; the usual case is a single one."""
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = [m for m in archive.infolist() if not m.is_dir()]
+                if not members:
+                    raise MalformedInput(self.path, "an empty zip archive")
+                member = max(members, key=lambda m: m.file_size)
+                if len(members) > 1:
+                    self.damage = f"zip archive: only its largest member {member.filename!r} read"
+                if member.flag_bits & 1:
+                    raise MalformedInput(self.path, "an encrypted zip archive", hint="unpack it")
+                with archive.open(member) as stream:
+                    while block := stream.read(_READ):
+                        if progress:
+                            progress(file.tell(), self.size)
+                        yield block
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
+            self.damage = f"zip archive damaged: {error}"
+        except Exception as error:
+            # zlib.error has no common base with the rest
+            if type(error).__name__ != "error":
+                raise
+            self.damage = f"zip archive damaged: {error}"
+
+    def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            import zstandard
+        except ImportError:
+            raise InputError(
+                self.path,
+                "is zstd-compressed and the zstandard package is not installed",
+                hint="pip install 'traceanalyzer[zstd]', or unpack it with zstd -d",
+            ) from None
+        decoder = zstandard.ZstdDecompressor()
+        stream = decoder.stream_reader(_Joined(raw), read_across_frames=True)
+        try:
+            while block := stream.read(_READ):
+                yield block
+        except zstandard.ZstdError as error:
+            self.damage = f"zstd stream damaged: {error}"
+
+
+class _Joined(io.RawIOBase):
+    """An iterator of blocks as a readable file."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._rest or next(self._blocks, b"")
+        n = min(len(buffer), len(block))
+        buffer[:n] = block[:n]
+        self._rest = block[n:]
+        return n
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, PermissionError):
+        return "permission denied"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error)

@@ -1,0 +1,152 @@
+"""The answer of an analyzer: data, no ink.
+
+A result is a frozen dataclass that derives from :class:`Result`. Its own fields hold scalars with
+the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``tables``, ``charts``,
+``verdict`` and ``notes`` say what to show. Renderers know nothing else about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame to show.
+
+    Attributes:
+        name: key in JSON, file suffix in a folder of CSVs.
+        title: one line above the table.
+        frame: all rows and columns, raw units, for machines.
+        columns: shown columns and their headings, in order. The unit of a value follows from its
+            column's suffix: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios shown in percent,
+            ``_gbps`` 10^9 bytes a second.
+        empty: what to say instead of a table with no rows.
+    """
+
+    name: str
+    title: str
+    frame: pl.DataFrame
+    columns: Mapping[str, str]
+    empty: str = "none"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot by column names of a frame; units follow from the columns' suffixes.
+
+    Attributes:
+        name: key of the chart.
+        title: what the picture says.
+        mark: ``scatter`` points, ``line``, ``bar``, or ``span`` (horizontal bars from x to x2).
+        frame: the rows to draw.
+        x: column on the horizontal axis.
+        y: column on the vertical axis.
+        x_label: axis label without unit.
+        y_label: axis label without unit.
+        color: column that colours the marks (a category), or None.
+        x2: end column of a ``span``.
+        emphasis: boolean column of marks to ring and draw on top, or None.
+        emphasis_label: the legend entry of emphasised marks.
+        panel: column whose values get a panel each (shared x axis), or None.
+        log_y: logarithmic vertical axis.
+    """
+
+    name: str
+    title: str
+    mark: Literal["scatter", "line", "bar", "span"]
+    frame: pl.DataFrame
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    color: str | None = None
+    x2: str | None = None
+    emphasis: str | None = None
+    emphasis_label: str = ""
+    panel: str | None = None
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What every analyzer returns.
+
+    Notebook methods draw through :mod:`traceanalyzer.render`, loaded when they are called: the
+    one place where a lower room reaches for a higher one.
+    """
+
+    @property
+    def title(self) -> str:
+        """The question this result answers."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> str:
+        """The answer in plain words, one paragraph."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was not counted, assumed or missing."""
+        return ()
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Tables to show, the most telling first."""
+        return ()
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """Charts to draw, the most telling first."""
+        return ()
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Numbers by name, unit in the name."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain Python values: title, verdict, scalars, tables (rows), notes."""
+        return {
+            "title": self.title,
+            "verdict": self.verdict,
+            **self.scalars,
+            **{table.name: table.frame.to_dicts() for table in self.tables},
+            "notes": list(self.notes),
+        }
+
+    def to_polars(self, table: str | None = None) -> pl.DataFrame:
+        """One table's frame, raw units; the first table when no name is given.
+
+        Raises:
+            KeyError: the result has no table of that name.
+        """
+        if table is None:
+            return self.tables[0].frame
+        return {t.name: t.frame for t in self.tables}[table]
+
+    def table(self, *, top: int | None = 10) -> str:
+        """The whole result as text, as the terminal shows it."""
+        text: str = import_module("traceanalyzer.render.table").render(self, top=top)
+        return text
+
+    def plot(self, chart: str | None = None) -> Figure:
+        """A matplotlib figure of one chart, or of all of them below one another."""
+        figure: Figure = import_module("traceanalyzer.render.plot").figure(self, chart=chart)
+        return figure
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        html: str = import_module("traceanalyzer.render.html").fragment(self)
+        return html

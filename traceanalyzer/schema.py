@@ -1,0 +1,256 @@
+"""The one schema every parser writes and every analyzer reads.
+
+Each table is a tuple of :class:`Column`; the documentation page ``docs/schema.md`` and
+:func:`check` are both derived from these definitions. Null means "not there": no -1 or 0
+sentinels, no NaN. Times are exact Int64 nanoseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.vocabulary import KINDS
+
+KIND = pl.Enum(KINDS)
+SEVERITY = pl.Enum(("info", "notice", "data_loss", "error"))
+FLOW_PHASE = pl.Enum(("start", "step", "end"))
+NAME = pl.Categorical()
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: what is stored, in which unit, and what a null says."""
+
+    name: str
+    dtype: pl.DataType | type[pl.DataType]
+    unit: str
+    meaning: str
+    null: str = "never"
+    on_request: bool = False
+
+
+def _event_id(meaning: str = "row of `events`") -> Column:
+    return Column("event", pl.UInt32, "row", meaning)
+
+
+EVENTS: tuple[Column, ...] = (
+    Column("ts", pl.Int64, "ns", "start on the trace's clock", "the format has no time"),
+    Column("dur", pl.Int64, "ns", "duration", "an instant, or never closed"),
+    Column("kind", KIND, "", "what sort of event, in Kineto's spelling"),
+    Column("category", NAME, "", "the category as the file spells it", "the file gives none"),
+    Column("name", NAME, "", "exactly as the profiler wrote it", "the file gives none"),
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("pid", pl.Int64, "", "process id", "device rows of formats that do not tell it"),
+    Column("tid", pl.Int64, "", "thread id", "device rows"),
+    Column("device", pl.Int32, "", "device ordinal", "host rows"),
+    Column("stream", pl.Int64, "", "stream or queue of the device", "host rows"),
+    Column(
+        "correlation",
+        pl.Int64,
+        "",
+        "joins a launch call to its device work; unique within (rank, pid)",
+        "not recorded",
+    ),
+    Column(
+        "external_id",
+        pl.Int64,
+        "",
+        "joins an operator to its launches and device work",
+        "not recorded",
+    ),
+    Column("bytes", pl.Int64, "B", "size of the copy, set or allocation (a free is < 0)", "no size"),
+    Column("address", pl.UInt64, "", "device address", "no address"),
+    Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "no stack"),
+    Column("weight", pl.Int64, "samples", "samples of a sampled stack", "not a sample"),
+    Column(
+        "args",
+        pl.String,
+        "",
+        "the arguments' JSON text, verbatim",
+        "no arguments",
+        on_request=True,
+    ),
+    Column(
+        "input_dims",
+        pl.String,
+        "",
+        "`Input Dims` of an operator, JSON text",
+        "not recorded",
+        on_request=True,
+    ),
+)
+
+STACKS: tuple[Column, ...] = (
+    Column("id", pl.UInt32, "row", "row number"),
+    Column("parent", pl.UInt32, "row", "the calling frame's row", "a root"),
+    Column("name", NAME, "", "function"),
+    Column("file", NAME, "", "source file", "not recorded"),
+    Column("line", pl.Int32, "", "source line", "not recorded"),
+)
+
+KERNELS: tuple[Column, ...] = (
+    _event_id(),
+    *(
+        Column(f"{of}_{axis}", pl.Int32, "", f"{what} in {axis}", "not recorded")
+        for of, what in (("grid", "blocks of the grid"), ("block", "threads of a block"))
+        for axis in "xyz"
+    ),
+    Column("registers", pl.Int32, "", "registers per thread", "not recorded"),
+    Column("shared_memory", pl.Int64, "B", "shared memory per block", "not recorded"),
+)
+
+COLLECTIVES: tuple[Column, ...] = (
+    _event_id("row of `events`: a communication kernel, or the host event that issues one"),
+    Column("collective", NAME, "", "NCCL's spelling: all_reduce, all_gather ...", "not told"),
+    Column("dtype", NAME, "", "element type as the file spells it", "not recorded"),
+    Column("elements_in", pl.Int64, "", "elements each rank puts in", "not recorded"),
+    Column("elements_out", pl.Int64, "", "elements each rank gets out", "not recorded"),
+    Column("group", NAME, "", "process group's name", "not recorded"),
+    Column("group_size", pl.Int32, "", "ranks in the group", "not recorded"),
+    Column("group_ranks", NAME, "", "the group's ranks, as the file has them", "not recorded"),
+    Column("seq", pl.Int64, "", "the group's running number of this collective", "not recorded"),
+)
+
+MEMORY: tuple[Column, ...] = (
+    _event_id("row of `events`: a `[memory]` instant"),
+    Column("device_type", pl.Int32, "", "c10 device type: 0 CPU, 1 CUDA, 6 HIP", "not recorded"),
+    Column("allocated_bytes", pl.Int64, "B", "total allocated after the event", "not recorded"),
+    Column("reserved_bytes", pl.Int64, "B", "total reserved after the event", "not recorded"),
+)
+
+LANES: tuple[Column, ...] = (
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("pid", pl.Int64, "", "process id, or the synthetic one of a textual label"),
+    Column("tid", pl.Int64, "", "thread id", "the row describes the process"),
+    Column("label", pl.String, "", "process or thread name, or the textual id", "not recorded"),
+    Column("labels", pl.String, "", "process labels, such as `GPU 0`", "not recorded"),
+    Column("sort_index", pl.Int64, "", "display order", "not recorded"),
+    Column("textual", pl.Boolean, "", "the file's id is text and `pid`/`tid` is synthetic"),
+)
+
+FLOWS: tuple[Column, ...] = (
+    Column("ts", pl.Int64, "ns", "time of this point of the arrow"),
+    Column("phase", FLOW_PHASE, "", "start, step or end of the arrow"),
+    Column("category", NAME, "", "category as the file spells it", "the file gives none"),
+    Column("name", NAME, "", "name as the file spells it", "the file gives none"),
+    Column("flow", pl.UInt32, "", "the arrow: number within this trace"),
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("pid", pl.Int64, "", "process id"),
+    Column("tid", pl.Int64, "", "thread id"),
+    Column("event", pl.UInt32, "row", "slice the point is bound to", "no slice there, or not read"),
+)
+
+COUNTERS: tuple[Column, ...] = (
+    Column("ts", pl.Int64, "ns", "time of the reading"),
+    Column("name", NAME, "", "counter's name, with its id where it has one"),
+    Column("series", NAME, "", "key of the series within the counter"),
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
+    Column("pid", pl.Int64, "", "process id"),
+    Column("value", pl.Float64, "", "the reading"),
+)
+
+SEGMENTS: tuple[Column, ...] = (
+    Column("id", pl.UInt32, "row", "row number"),
+    Column("device", pl.Int32, "", "device ordinal"),
+    Column("address", pl.UInt64, "", "start of the segment"),
+    Column("total_bytes", pl.Int64, "B", "size"),
+    Column("allocated_bytes", pl.Int64, "B", "bytes in allocated blocks"),
+    Column("active_bytes", pl.Int64, "B", "bytes in allocated or pending-free blocks"),
+    Column("stream", pl.Int64, "", "stream the segment belongs to", "not recorded"),
+    Column("segment_type", NAME, "", "small or large", "not recorded"),
+    Column("expandable", pl.Boolean, "", "an expandable segment", "not recorded"),
+    Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),
+)
+
+BLOCKS: tuple[Column, ...] = (
+    Column("segment", pl.UInt32, "row", "row of `segments`"),
+    Column("address", pl.UInt64, "", "start of the block"),
+    Column("size_bytes", pl.Int64, "B", "size after rounding"),
+    Column("requested_bytes", pl.Int64, "B", "size asked for", "not recorded"),
+    Column("state", NAME, "", "active_allocated, active_pending_free or inactive"),
+    Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),
+)
+
+ISSUES: tuple[Column, ...] = (
+    Column("severity", SEVERITY, "", "info, notice, data_loss or error"),
+    Column("code", pl.String, "", "stable name of the finding"),
+    Column("count", pl.Int64, "", "how often"),
+    Column("first", pl.String, "", "where it was first seen", "no place to name"),
+    Column("rank", pl.Int32, "", "rank of the file it was found in", "not known"),
+)
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "events": EVENTS,
+    "stacks": STACKS,
+    "kernels": KERNELS,
+    "collectives": COLLECTIVES,
+    "memory": MEMORY,
+    "lanes": LANES,
+    "flows": FLOWS,
+    "counters": COUNTERS,
+    "segments": SEGMENTS,
+    "blocks": BLOCKS,
+    "issues": ISSUES,
+}
+
+#: Tables whose ``event`` column holds rows of ``events``.
+EVENT_TABLES: tuple[str, ...] = ("kernels", "collectives", "memory", "flows")
+
+
+def empty(table: str) -> pl.DataFrame:
+    """An empty frame of the named table, without the columns made only on request."""
+    return pl.DataFrame(
+        schema={c.name: c.dtype for c in TABLES[table] if not c.on_request},
+    )
+
+
+def check(frames: Mapping[str, pl.DataFrame]) -> list[str]:
+    """What is wrong with these tables, in words; an empty list when they hold the schema.
+
+    Checked: the tables' names, the columns' names, order and dtypes, nulls where a column never
+    has one, row ids within ``events``, and the order of ``events`` by (ts, -dur).
+    """
+    wrong = [f"unknown table {name}" for name in frames if name not in TABLES]
+    for name, columns in TABLES.items():
+        if name not in frames:
+            wrong.append(f"table {name} is missing")
+            continue
+        frame = frames[name]
+        required = [c.name for c in columns if not c.on_request]
+        optional = [c.name for c in columns if c.on_request and c.name in frame.columns]
+        if frame.columns != required + optional:
+            wrong.append(f"{name}: columns {frame.columns}, not {required + optional}")
+            continue
+        for column in columns:
+            if column.name not in frame.columns:
+                continue
+            series = frame[column.name]
+            if series.dtype != column.dtype:
+                wrong.append(f"{name}.{column.name}: {series.dtype}, not {column.dtype}")
+            if column.null == "never" and series.null_count():
+                wrong.append(f"{name}.{column.name}: null {series.null_count()} times")
+    return wrong or _check_rows(frames)
+
+
+def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
+    wrong = []
+    events = frames["events"]
+    for name in EVENT_TABLES:
+        top = frames[name]["event"].max()
+        if isinstance(top, int) and top >= events.height:
+            wrong.append(f"{name}.event: row {top} of {events.height}")
+    order = events.select(
+        # an open-ended event sorts after the closed ones of the same start
+        later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),  # noqa: FBT003
+        longest_first=(
+            (pl.col("ts") == pl.col("ts").shift(1))
+            & (pl.col("dur").fill_null(-1) <= pl.col("dur").shift(1).fill_null(-1))
+        ).fill_null(True),  # noqa: FBT003
+    )
+    unordered = (~(order["later"] | order["longest_first"])).sum()
+    if unordered and events["ts"].null_count() == 0:
+        wrong.append(f"events: {unordered} rows out of the order (ts, -dur)")
+    return wrong

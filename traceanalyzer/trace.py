@@ -1,0 +1,236 @@
+"""A trace: the tables of the schema and what is known about the file they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MissingData
+
+#: How to record a kind that a question needs, for the message of :class:`MissingData`.
+RECORD_HINTS: dict[str, str] = {
+    "kernel": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
+    "gpu_memcpy": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
+    "cpu_op": "record with torch.profiler activities=[ProfilerActivity.CPU]",
+    "cuda_runtime": "record with torch.profiler activities=[CPU, CUDA]",
+    "python_function": "record with torch.profiler with_stack=True",
+    "user_annotation": "mark ranges with torch.profiler.record_function",
+    "cpu_instant_event": "record with torch.profiler profile_memory=True",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU as the profiler describes it."""
+
+    id: int
+    name: str | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a file says about itself.
+
+    Attributes:
+        path: the file, as it was named to us.
+        format: the parser's name.
+        version: the format's version or layout, where the file tells.
+        epoch_ns: absolute time of ts 0 in nanoseconds since the Unix epoch, or None.
+        rank: global rank of the recorded process, or None.
+        world_size: number of ranks in the job, or None.
+        devices: the GPUs listed.
+        host: host name, or None.
+        backend: communication back end (``nccl``, ``gloo``), or None.
+        extra: all other top-level metadata, as JSON text.
+    """
+
+    path: str
+    format: str
+    version: str | None = None
+    epoch_ns: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    devices: tuple[Device, ...] = ()
+    host: str | None = None
+    backend: str | None = None
+    extra: str | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The tables of :mod:`traceanalyzer.schema`, frozen, and the metadata of each source file.
+
+    One file gives one :class:`Meta` in ``sources``; :func:`concat` gives as many as it joined.
+    """
+
+    sources: tuple[Meta, ...]
+    events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
+    stacks: pl.DataFrame = field(default_factory=lambda: schema.empty("stacks"))
+    kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
+    collectives: pl.DataFrame = field(default_factory=lambda: schema.empty("collectives"))
+    memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
+    lanes: pl.DataFrame = field(default_factory=lambda: schema.empty("lanes"))
+    flows: pl.DataFrame = field(default_factory=lambda: schema.empty("flows"))
+    counters: pl.DataFrame = field(default_factory=lambda: schema.empty("counters"))
+    segments: pl.DataFrame = field(default_factory=lambda: schema.empty("segments"))
+    blocks: pl.DataFrame = field(default_factory=lambda: schema.empty("blocks"))
+    issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
+
+    @property
+    def meta(self) -> Meta:
+        """The first (usually the only) source's metadata."""
+        return self.sources[0]
+
+    @property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Every table by name, in the schema's order."""
+        return {name: getattr(self, name) for name in schema.TABLES}
+
+    def require(self, *kinds: str) -> pl.DataFrame:
+        """The events of these kinds, or the error that says how to record them.
+
+        Raises:
+            MissingData: the trace holds no event of any of the kinds.
+        """
+        rows = self.events.filter(pl.col("kind").is_in(kinds))
+        if rows.is_empty():
+            hint = next((RECORD_HINTS[k] for k in kinds if k in RECORD_HINTS), "")
+            where = ", ".join(meta.path for meta in self.sources[:3])
+            raise MissingData(f"{where}: no {' or '.join(kinds)} events were recorded; {hint}")
+        return rows
+
+    def with_rank(self, rank: int) -> Trace:
+        """The same trace, said to be of this rank."""
+        relabelled = {
+            name: frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
+            for name, frame in self.tables.items()
+            if "rank" in frame.columns
+        }
+        sources = tuple(replace(meta, rank=rank) for meta in self.sources)
+        return replace(self, sources=sources, **relabelled)
+
+    def between(self, since_ns: int | None = None, until_ns: int | None = None) -> Trace:
+        """Only the events that overlap [since, until), in ns after the first event.
+
+        Side tables keep the rows of the events that remain; flow points and counters are kept
+        by their own time.
+        """
+        start = self.events["ts"].min()
+        if (since_ns is None and until_ns is None) or not isinstance(start, int):
+            return self
+        lo = None if since_ns is None else start + since_ns
+        hi = None if until_ns is None else start + until_ns
+        return self.select(_overlapping(lo, hi), _overlapping(lo, hi, dur=False))
+
+    def select(self, events: pl.Expr, points: pl.Expr | None = None) -> Trace:
+        """Only the events that satisfy an expression; ``points`` filters flows and counters."""
+        kept = self.events.with_row_index("_row").filter(events)
+        renumber = kept.select(event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32))
+        changed: dict[str, pl.DataFrame] = {"events": kept.drop("_row")}
+        for name in schema.EVENT_TABLES:
+            frame = getattr(self, name)
+            how = "left" if name == "flows" else "inner"
+            joined = frame.join(renumber, on="event", how=how, maintain_order="left")
+            changed[name] = joined.with_columns(event=pl.col("_new")).drop("_new")
+        if points is not None:
+            changed["flows"] = changed["flows"].filter(points)
+            changed["counters"] = self.counters.filter(points)
+        return replace(self, **changed)
+
+    def __repr__(self) -> str:
+        names = ", ".join(meta.path for meta in self.sources[:2])
+        more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""  # noqa: PLR2004
+        return f"<Trace of {names}{more}: {self.events.height:,} events>"
+
+
+def concat(traces: Sequence[Trace]) -> Trace:
+    """Several ranks in one trace, on one clock.
+
+    Times are moved so that ts 0 of the result is the earliest ts 0 of the inputs, for inputs that
+    know their absolute time; an input that does not keeps its own clock. Row ids, flow numbers
+    and stack rows are renumbered; nothing is merged or dropped.
+    """
+    if len(traces) == 1:
+        return traces[0]
+    epochs = [t.meta.epoch_ns for t in traces if t.meta.epoch_ns is not None]
+    origin = min(epochs, default=None)
+    parts: dict[str, list[pl.DataFrame]] = {name: [] for name in schema.TABLES}
+    offsets = {"event": 0, "flow": 0, "stack": 0, "segment": 0}
+    sources: list[Meta] = []
+    for trace in traces:
+        shift = 0
+        if origin is not None and trace.meta.epoch_ns is not None:
+            shift = trace.meta.epoch_ns - origin
+        for name, frame in trace.tables.items():
+            parts[name].append(_moved(name, frame, shift, offsets))
+        offsets["event"] += trace.events.height
+        top = trace.flows["flow"].max()
+        offsets["flow"] += top + 1 if isinstance(top, int) else 0
+        offsets["stack"] += trace.stacks.height
+        offsets["segment"] += trace.segments.height
+        for meta in trace.sources:
+            known = meta.epoch_ns is not None
+            sources.append(replace(meta, epoch_ns=origin) if known else meta)
+    joined = {name: pl.concat(frames, how="diagonal") for name, frames in parts.items()}
+    return sort_events(Trace(sources=tuple(sources), **joined))
+
+
+def sort_events(trace: Trace) -> Trace:
+    """The trace with ``events`` in the schema's order (ts, -dur, row), row ids following."""
+    ordered = trace.events.with_row_index("_row").sort(
+        "ts", "dur", descending=[False, True], nulls_last=True, maintain_order=True
+    )
+    new_row = ordered.select(
+        event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32)
+    ).sort("event")["_new"]
+    changed = {
+        name: frame.with_columns(event=new_row.gather(frame["event"]))
+        for name in schema.EVENT_TABLES
+        if (frame := getattr(trace, name)).height
+    }
+    return replace(trace, events=ordered.drop("_row"), **changed)
+
+
+def _moved(
+    table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, int]
+) -> pl.DataFrame:
+    """A table's rows with times and row ids moved to where they lie after concatenation."""
+    moves: list[pl.Expr] = []
+    if shift and "ts" in frame.columns:
+        moves.append(pl.col("ts") + shift)
+    moves += [
+        (pl.col(name) + offset).cast(pl.UInt32)
+        for name, offset in offsets.items()
+        if offset and name in frame.columns
+    ]
+    own = {"stacks": ("stack", ["id", "parent"]), "segments": ("segment", ["id"])}
+    if table in own:
+        kind, names = own[table]
+        moves += [(pl.col(name) + offsets[kind]).cast(pl.UInt32) for name in names]
+    return frame.with_columns(moves) if moves else frame
+
+
+def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr:
+    end = pl.col("ts") + (pl.col("dur").fill_null(0) if dur else 0)
+    keep = pl.lit(True)  # noqa: FBT003
+    if lo is not None:
+        keep &= (end > lo) | (pl.col("ts") >= lo)
+    if hi is not None:
+        keep &= pl.col("ts") < hi
+    return keep
+
+
+def issue_rows(found: Iterable[tuple[str, str, int, str | None]], rank: int | None) -> pl.DataFrame:
+    """Rows of ``issues`` from (severity, code, count, first place)."""
+    rows = [(*row, rank) for row in found]
+    types = {c.name: c.dtype for c in schema.ISSUES}
+    return pl.DataFrame(rows, schema=types, orient="row")
+
+
+_FIELDS = {f.name for f in fields(Trace)} - {"sources"}
+if set(schema.TABLES) != _FIELDS:
+    raise AssertionError("Trace and schema.TABLES name different tables")

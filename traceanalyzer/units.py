@@ -1,0 +1,57 @@
+"""Numbers with units, to and from text: the only place that knows 1e3 and 1024."""
+
+from __future__ import annotations
+
+import re
+
+from traceanalyzer.errors import OptionError
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+_TIME_UNITS = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_DURATION = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*(ns|us|µs|ms|s|m|h)?\s*")
+
+
+def format_ns(ns: float | None) -> str:
+    """Nanoseconds as people read them: ``812 ns``, ``7.64 ms``, ``1.2 s``."""
+    if ns is None:
+        return ""
+    size = abs(ns)
+    if size < NS_PER_US:
+        return f"{ns:.0f} ns"
+    for unit, factor in (("us", NS_PER_US), ("ms", NS_PER_MS), ("s", NS_PER_S)):
+        value = ns / factor
+        if abs(value) < 999.5 or unit == "s":  # noqa: PLR2004 - 999.5 would print as 1000
+            return f"{value:.4g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"  # noqa: PLR2004
+    raise AssertionError("unreachable")
+
+
+def format_bytes(size: float | None) -> str:
+    """Bytes in binary units: ``512 B``, ``25.3 MiB``."""
+    if size is None:
+        return ""
+    value, unit = float(size), 0
+    while abs(value) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.4g} {_BYTE_UNITS[unit]}"
+
+
+def format_frac(frac: float | None) -> str:
+    """A ratio in [0, 1] as a percentage: ``22.9 %``."""
+    return "" if frac is None else f"{100 * frac:.1f} %"
+
+
+def parse_ns(text: str) -> int:
+    """``"1.5s"``, ``"300us"``, ``"2m"`` or plain seconds ``"0.25"`` to nanoseconds.
+
+    Raises:
+        OptionError: the text is not a duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise OptionError(f"{text!r} is not a duration; write it like 1.5s, 300us or 2m")
+    factor = {**_TIME_UNITS, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}[match[2] or "s"]
+    return round(float(match[1]) * factor)

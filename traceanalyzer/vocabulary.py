@@ -1,0 +1,211 @@
+"""The field's words: event kinds, how each profiler spells them, and what is communication.
+
+Kinds are spelled as PyTorch's Kineto spells its activity types. Sources: Kineto's
+``ActivityType.cpp`` over the years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+#: Every value the ``kind`` column can take, in the order of the Enum.
+KINDS: tuple[str, ...] = (
+    # host, as Kineto spells them
+    "cpu_op",
+    "user_annotation",
+    "python_function",
+    "cpu_instant_event",
+    "cuda_runtime",
+    "cuda_driver",
+    "cuda_event",
+    "overhead",
+    "xpu_runtime",
+    "xpu_driver",
+    "mtia_runtime",
+    "glow_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    # device
+    "kernel",
+    "gpu_memcpy",
+    "gpu_memset",
+    "gpu_user_annotation",
+    "cuda_sync",
+    "cuda_profiler_range",
+    "collective_comm",
+    "hpu_op",
+    "mtia_ccp_events",
+    "mtia_insight",
+    # other profilers
+    "nvtx",
+    "osrt",
+    "sample",
+    "async",
+    "object",
+    # allocator
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    # the profiler's own marks, and whatever has no name above
+    "trace",
+    "other",
+)
+
+#: Pseudo-kinds: rows of their own tables, asked for by the same word.
+TABLE_KINDS: tuple[str, ...] = ("counter", "flow")
+
+#: Work a device does; annotations and synchronisation rows are never work.
+DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
+
+#: Kinds whose rows lie on a device's streams.
+DEVICE_KINDS: tuple[str, ...] = (*DEVICE_WORK, "gpu_user_annotation", "cuda_sync")
+
+#: Calls that launch device work and carry its correlation id.
+LAUNCH_KINDS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
+
+#: A chrome trace's ``cat``, lower-cased, to a kind where the spelling differs from the kind's own.
+CATEGORY_ALIASES: dict[str, str] = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "hip_runtime": "cuda_runtime",
+    "cuda_memcpy": "gpu_memcpy",
+    "cuda_memset": "gpu_memset",
+    "cudaevent": "cuda_event",
+}
+
+#: Every spelling of ``cat`` that means a kind: what a byte search for that kind looks for.
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    kind: (kind, *(alias for alias, of in CATEGORY_ALIASES.items() if of == kind)) for kind in KINDS
+}
+
+_KIND_SET = frozenset(KINDS)
+
+
+@lru_cache(maxsize=4096)
+def kind_of_category(category: str | None) -> str:
+    """The kind of a chrome trace event by its ``cat``; ``other`` when the word is nobody's."""
+    if not category:
+        return "other"
+    word = category.strip().lower()
+    return CATEGORY_ALIASES.get(word, word if word in _KIND_SET else "other")
+
+
+# --- communication ---------------------------------------------------------------------------
+
+#: Device work that is communication, by kernel name: NCCL and RCCL (old and new kernel names),
+#: MSCCL, oneCCL, vLLM's and TensorRT-LLM's custom all-reduce, DeepEP, NVSHMEM.
+COMMUNICATION_PATTERN = (
+    r"(?i)nccl|rccl|msccl|oneccl|\bccl_|cross_device_reduce|allreduce_fusion"
+    r"|userbuffers|deep_ep|nvshmem"
+)
+
+#: Host events that are themselves a collective: CPU back ends run it, NCCL only enqueues it.
+HOST_COLLECTIVE_PREFIXES: tuple[str, ...] = ("gloo:", "mpi:", "ucc:")
+NCCL_ANNOTATION_PREFIXES: tuple[str, ...] = ("nccl:", "rccl:", "xccl:")
+PARAM_COMMS = "record_param_comms"
+
+#: NCCL's spelling of the collectives, by the squeezed word (letters only) a profiler may use.
+_COLLECTIVES: dict[str, str] = {
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherv": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "broadcast": "broadcast",
+    "bcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "sendrecv": "send_recv",
+    "barrier": "barrier",
+    "allbarrier": "barrier",
+    "coalesced": "coalesced",
+}
+
+_KERNEL_COLLECTIVE = re.compile(
+    r"(AllReduce|AllGather|ReduceScatter|AllToAll|SendRecv|Broadcast|Reduce|Send|Recv)(?![a-z])"
+)
+_DISPATCH = re.compile(r"(?i)deep_ep.*?(dispatch|combine)")
+
+#: Bytes of one element, by dtype as c10, NCCL and numpy spell it, lower-cased.
+DTYPE_BYTES: dict[str, int] = {
+    **dict.fromkeys(("double", "float64", "long", "int64", "long int", "uint64", "complexfloat"), 8),
+    **dict.fromkeys(("c10::complex<float>", "complex64"), 8),
+    **dict.fromkeys(("c10::complex<double>", "complex128", "complexdouble"), 16),
+    **dict.fromkeys(("float", "float32", "int", "int32", "uint32"), 4),
+    **dict.fromkeys(("half", "float16", "bfloat16", "c10::bfloat16", "c10::half"), 2),
+    **dict.fromkeys(("short", "int16", "uint16", "short int"), 2),
+    **dict.fromkeys(("byte", "char", "int8", "uint8", "bool", "signed char", "unsigned char"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
+    **dict.fromkeys(("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz"), 1),
+}
+
+
+def dtype_bytes(dtype: str | None) -> int | None:
+    """Bytes of one element, or None for a dtype nobody told us about."""
+    return None if dtype is None else DTYPE_BYTES.get(dtype.strip().lower())
+
+
+def collective_of_word(word: str | None) -> str | None:
+    """NCCL's spelling of ``allreduce``, ``_allgather_base``, ``nccl:all_to_all``; else None."""
+    if not word:
+        return None
+    tail = word.rsplit(":", 1)[-1]
+    squeezed = re.sub(r"[^a-z]", "", tail.lower())
+    return _COLLECTIVES.get(squeezed)
+
+
+@lru_cache(maxsize=4096)
+def collective_of_kernel(name: str) -> str | None:
+    """The collective a communication kernel's name spells out; None for generic kernels.
+
+    ``ncclKernel_AllReduce_RING_LL_Sum_float(...)`` -> ``all_reduce``;
+    ``ncclDevKernel_Generic(...)`` -> None: the name does not tell.
+    """
+    match = _KERNEL_COLLECTIVE.search(name)
+    if match:
+        return _COLLECTIVES[match[1].lower()]
+    if "cross_device_reduce" in name or "allreduce_fusion" in name:
+        return "all_reduce"
+    dispatch = _DISPATCH.search(name)
+    return "all_to_all" if dispatch else None
+
+
+def bus_factor(collective: str | None, group_size: int | None) -> float | None:
+    """busbw / algbw of a collective among n ranks, as nccl-tests defines it.
+
+    all_reduce 2(n-1)/n; all_gather, reduce_scatter and all_to_all (n-1)/n; all others 1.
+    None where the group's size matters and is not known.
+    """
+    if collective not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+        return 1.0
+    if group_size is None or group_size < 1:
+        return None
+    n = group_size
+    return (2 if collective == "all_reduce" else 1) * (n - 1) / n
+
+
+def steps_pattern() -> str:
+    """Annotations that mark one training step."""
+    return r"^(?:ProfilerStep#\d+|Iteration\b.*|## ?(?:train|step|iteration).*)$"
