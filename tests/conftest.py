@@ -1,0 +1,79 @@
+"""Shared fixtures: third-party data, golden files, the command line as a process."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bless", action="store_true", help="rewrite the golden files in tests/golden"
+    )
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of third-party files, kept outside the project."""
+    if not SHARED.is_dir():
+        pytest.skip(f"no third-party data at {SHARED}; set TRACEANALYZER_SHARED")
+    return SHARED
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str | bytes], None]:
+    """``golden(name, text)`` compares with ``tests/golden/name``, or rewrites it (``--bless``)."""
+
+    def compare(name: str, actual: str | bytes) -> None:
+        text = actual if isinstance(actual, str) else actual.decode()
+        path = GOLDEN / name
+        if request.config.getoption("--bless"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+            return
+        expected = path.read_bytes().decode() if path.exists() else ""
+        if text != expected:
+            lines = difflib.unified_diff(
+                expected.splitlines(), text.splitlines(), "golden", "actual", lineterm=""
+            )
+            shown = "\n".join(list(lines)[:60])
+            pytest.fail(f"{path} differs; if the new text is right: pytest --bless\n{shown}")
+
+    return compare
+
+
+def run_cli(
+    *args: str | Path,
+    input: bytes | None = None,  # noqa: A002 - the name subprocess uses
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """``python -m traceanalyzer ARGS`` as a process; standard error and output as text."""
+    done = subprocess.run(
+        [sys.executable, "-m", "traceanalyzer", *map(str, args)],
+        input=input,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **(env or {})},
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+@pytest.fixture(name="run_cli")
+def run_cli_fixture() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """:func:`run_cli`, for tests that take it as a fixture."""
+    return run_cli
