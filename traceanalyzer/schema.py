@@ -14,6 +14,14 @@ import polars as pl
 
 from traceanalyzer.vocabulary import KINDS
 
+#: Version of these tables, stored in every file of our own form; raised when a table changes.
+VERSION = 1
+
+#: Footer keys of a Parquet file of our own form: version, sources' metadata, places of side tables.
+PARQUET_VERSION = "traceanalyzer.schema"
+PARQUET_SOURCES = "traceanalyzer.sources"
+PARQUET_TABLES = "traceanalyzer.tables"
+
 KIND = pl.Enum(KINDS)
 SEVERITY = pl.Enum(("info", "notice", "data_loss", "error"))
 FLOW_PHASE = pl.Enum(("start", "step", "end"))

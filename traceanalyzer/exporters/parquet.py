@@ -1,0 +1,96 @@
+"""Our own columnar form: one Parquet file a trace.
+
+Any Parquet reader (DuckDB, pandas, polars) sees ``events``, one column a column of the schema, and
+a folder of such files as one dataset with a row's ``rank`` telling them apart. Each of the other
+tables is a complete Parquet file of its own, embedded between the leading magic and the first row
+group, where readers that go by the footer's offsets never look. The footer's key-value metadata
+holds::
+
+    traceanalyzer.schema   version of the tables (an integer)
+    traceanalyzer.sources  JSON list: the Meta of each source file
+    traceanalyzer.tables   JSON object: table -> [first byte, number of bytes]; an empty table
+                           has no entry
+
+Enums and categoricals are stored as dictionary-encoded text, so no reader needs to know them.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING, Any
+
+import orjson
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traceanalyzer import schema
+
+if TYPE_CHECKING:
+    from traceanalyzer.trace import Trace
+
+#: Rows of a row group: few enough to be converted and filtered one group at a time.
+ROWS = 1 << 18
+
+#: A row group's names stay one dictionary, whatever they add up to; the default is 1 MiB.
+_DICTIONARY_BYTES = 1 << 26
+
+_TEXT = (pl.Categorical, pl.Enum)
+
+
+def write_parquet(trace: Trace, file: IO[bytes]) -> None:
+    """Write a trace in our own columnar form, one row group in memory at a time.
+
+    Args:
+        trace: what to write; nothing is left out, on-request columns are kept where they are there.
+        file: a binary file at its start.
+    """
+    options = _options(trace.events)
+    # one pyarrow stream for both: it counts its own position and never asks the file's
+    sink = pa.PythonFile(file, mode="w")
+    with pq.ParquetWriter(sink, _arrow(trace.events.head(0)).schema, **options) as writer:
+        places = _write_side_tables(trace, sink)
+        for rows in trace.events.iter_slices(ROWS):
+            writer.write_table(_arrow(rows))
+        writer.add_key_value_metadata(
+            {
+                schema.PARQUET_VERSION: str(schema.VERSION),
+                schema.PARQUET_SOURCES: orjson.dumps([asdict(meta) for meta in trace.sources]),
+                schema.PARQUET_TABLES: orjson.dumps(places),
+            }
+        )
+
+
+def _write_side_tables(trace: Trace, sink: pa.PythonFile) -> dict[str, tuple[int, int]]:
+    places = {}
+    for name, frame in trace.tables.items():
+        if name == "events" or frame.is_empty():
+            continue
+        data = io.BytesIO()
+        pq.write_table(_arrow(frame), data, **_options(frame))
+        places[name] = (sink.tell(), data.tell())
+        sink.write(data.getbuffer())
+    return places
+
+
+def _arrow(frame: pl.DataFrame) -> pa.Table:
+    """The frame with dictionary types as plain text: a slice takes no foreign names along."""
+    texts = [name for name, dtype in frame.schema.items() if isinstance(dtype, _TEXT)]
+    plain = frame.with_columns(pl.col(texts).cast(pl.String))
+    return plain.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _options(frame: pl.DataFrame) -> dict[str, Any]:
+    """Differences for the columns that only grow (times and ids), a dictionary for all others."""
+    growing = ("ts", "event", "correlation", "external_id")
+    return {
+        "compression": "zstd",
+        "use_dictionary": [name for name in frame.columns if name not in growing],
+        "column_encoding": dict.fromkeys(
+            (name for name in frame.columns if name in growing), "DELTA_BINARY_PACKED"
+        ),
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
+        "write_page_checksum": True,
+        "store_schema": False,
+    }

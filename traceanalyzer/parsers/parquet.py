@@ -1,0 +1,204 @@
+"""Our own columnar form, as ``traceanalyzer.exporters.parquet`` writes and describes it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MalformedInput, UnknownFormat
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.trace import Device, Meta, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from traceanalyzer.parsers.source import Source
+
+_MAGIC = b"PAR1"
+_CONVERT = "convert the original trace again"
+
+#: What pyarrow, polars and our own reading of the footer raise on bytes that make no sense.
+_BAD_BYTES = (
+    pa.ArrowException,
+    pl.exceptions.PolarsError,
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+)
+
+
+@dataclass(frozen=True)
+class _File:
+    """An opened file of ours: the events' Parquet, and the bytes the other tables lie in."""
+
+    events: pq.ParquetFile
+    data: pa.Buffer
+    sources: tuple[Meta, ...]
+    places: dict[str, tuple[int, int]]
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - the contract's signature
+    """Whether the file is a Parquet file; whether it is one of ours only its end can tell."""
+    return head.startswith(_MAGIC)
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read a trace back, row group by row group; only the rows and columns asked for are kept.
+
+    Raises:
+        UnknownFormat: a Parquet file that is not of our own form.
+        MalformedInput: it is cut off, damaged, compressed as a whole or of a newer version.
+    """
+    if source.compression:
+        raise MalformedInput(
+            source.path, f"a Parquet file inside {source.compression}", hint="unpack it first"
+        )
+    with _readable(source.path):
+        file = _open(source.path)
+        rows = _selected_events(file.events, selection, source.size, progress)
+        tables = {
+            name: _side_table(file, name, selection, rows)
+            for name in schema.TABLES
+            if name != "events"
+        }
+        trace = Trace(sources=file.sources, events=rows.drop("_row"), **tables)
+    wrong = schema.check(trace.tables)
+    if wrong:
+        raise MalformedInput(source.path, f"not the tables it says: {wrong[0]}", hint=_CONVERT)
+    return trace
+
+
+FORMAT = Format(
+    name="parquet",
+    suffixes=(".parquet",),
+    description="traceanalyzer's own columnar form",
+    spec_url="https://parquet.apache.org/docs/file-format/",
+    sniff=sniff,
+    parse=parse,
+    priority=100,
+)
+
+
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Whatever the libraries say about bad bytes, said as one error."""
+    try:
+        yield
+    except _BAD_BYTES as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MalformedInput(path, f"cut off or damaged: {reason}", hint=_CONVERT) from None
+
+
+def _open(path: str) -> _File:
+    data = pa.memory_map(path).read_buffer()
+    events = _parquet(data, "events")
+    footer: dict[bytes, bytes] = events.metadata.metadata or {}
+    version = footer.get(schema.PARQUET_VERSION.encode())
+    if version is None:
+        raise UnknownFormat(
+            path, "a Parquet file, but not a trace of ours", hint="write one with convert"
+        )
+    if int(version) > schema.VERSION:
+        raise MalformedInput(
+            path,
+            f"written by a newer traceanalyzer (schema {int(version)}, known is {schema.VERSION})",
+            hint="upgrade, or convert the original trace with this version",
+        )
+    sources = tuple(map(_meta, orjson.loads(footer[schema.PARQUET_SOURCES.encode()])))
+    if not sources:
+        raise ValueError("no source is named")
+    return _File(events, data, sources, orjson.loads(footer[schema.PARQUET_TABLES.encode()]))
+
+
+def _parquet(data: pa.Buffer, table: str) -> pq.ParquetFile:
+    reader = pa.BufferReader(data)
+    metadata = pq.read_metadata(reader)
+    texts = [
+        c.name
+        for c in schema.TABLES[table]
+        if isinstance(c.dtype, pl.Categorical | pl.Enum) and c.name in metadata.schema.names
+    ]
+    return pq.ParquetFile(
+        reader, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
+    )
+
+
+def _meta(fields: dict[str, Any]) -> Meta:
+    return Meta(**{**fields, "devices": tuple(Device(**device) for device in fields["devices"])})
+
+
+def _selected_events(
+    file: pq.ParquetFile, selection: Selection, size: int, progress: Progress | None
+) -> pl.DataFrame:
+    """The rows asked for, with their row number in the file as ``_row``."""
+    columns = [c for c in schema.EVENTS if not c.on_request or c.name in selection.columns]
+    stored = _stored(file, columns)
+    wanted = _wanted(selection)
+    parts = [pl.DataFrame(schema={"_row": pl.UInt32, **{c.name: c.dtype for c in columns}})]
+    first = 0
+    for group in range(file.num_row_groups):
+        rows = _typed(file.read_row_group(group, columns=stored), columns)
+        typed = rows.with_row_index("_row", offset=first)
+        parts.append(typed.filter(wanted) if wanted is not None else typed)
+        first += rows.height
+        if progress:
+            progress(size * (group + 1) // file.num_row_groups, size)
+    return pl.concat(parts)
+
+
+def _wanted(selection: Selection) -> pl.Expr | None:
+    if selection.kinds is None:
+        return None
+    wanted = pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds))
+    if selection.names:
+        name = pl.col("name").cast(pl.String)
+        wanted |= name.str.contains_any(list(selection.names)).fill_null(value=False)
+    return wanted
+
+
+def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
+    """One of the other tables; its ``event`` follows the rows that were kept."""
+    pseudo_kind = {"flows": "flow", "counters": "counter"}.get(name)
+    unwanted = pseudo_kind and selection.kinds is not None and pseudo_kind not in selection.kinds
+    if name not in file.places or unwanted:
+        return schema.empty(name)
+    first, length = file.places[name]
+    if first < 0 or length < 0 or first + length > file.data.size:
+        raise ValueError(f"table {name} lies outside the file")
+    columns = schema.TABLES[name]
+    embedded = _parquet(file.data.slice(first, length), name)
+    frame = _typed(embedded.read(_stored(embedded, columns)), columns)
+    if name not in schema.EVENT_TABLES or selection.kinds is None:
+        return frame
+    moved = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
+    how: Literal["left", "inner"] = "left" if name == "flows" else "inner"
+    joined = frame.join(moved, on="event", how=how, maintain_order="left")
+    return joined.with_columns(event="_new").drop("_new")
+
+
+def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]:
+    """The columns to read: all of these, but for those on request that were not written."""
+    names = set(file.schema_arrow.names)
+    stored = [c.name for c in columns if c.name in names or not c.on_request]
+    missing = [name for name in stored if name not in names]
+    if missing:
+        raise ValueError(f"no column {missing[0]}")
+    return stored
+
+
+def _typed(stored: pa.Table, columns: Iterable[schema.Column]) -> pl.DataFrame:
+    """The stored columns in the schema's types and order; one that is not stored is null."""
+    stored.validate(full=True)  # polars panics on a dictionary index out of range
+    frame = pl.DataFrame(pl.from_arrow(stored))
+    return frame.select(
+        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
+        for c in columns
+    )
