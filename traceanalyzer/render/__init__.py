@@ -1,0 +1,75 @@
+"""Result in, text or an image out: one ink a file, for every result alike.
+
+Units are chosen and text is made harmless here and nowhere else. Renderers know
+:mod:`traceanalyzer.result` and :mod:`traceanalyzer.units`, never a parser, a trace or an analyzer,
+and never ask which analysis a result came from. The command line and a result's notebook methods
+import this folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Result
+
+Form = Literal["table", "csv", "json", "html", "svg", "png"]
+
+#: What a result can be rendered to.
+FORMS: tuple[Form, ...] = ("table", "csv", "json", "html", "svg", "png")
+
+#: Forms that no terminal can show.
+BINARY: tuple[Form, ...] = ("png",)
+
+#: Rows shown of each table unless told; forms for other programs hold all rows.
+TOP: dict[str, int] = {"table": 10, "html": 100}
+
+_SUFFIXES: dict[str, Form] = {
+    ".csv": "csv",
+    ".json": "json",
+    ".html": "html",
+    ".htm": "html",
+    ".svg": "svg",
+    ".png": "png",
+    ".txt": "table",
+}
+
+
+def form_of(path: str) -> Form | None:
+    """The form that a file name's suffix asks for; None when it asks for none."""
+    return _SUFFIXES.get(PurePath(path).suffix.lower())
+
+
+def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
+    """The result in one of :data:`FORMS`, text as UTF-8.
+
+    Args:
+        result: what to show.
+        to: the form.
+        top: rows of each table; None means all of them.
+
+    Raises:
+        OptionError: a picture of a result without a chart was asked for.
+    """
+    # imported here: a table needs no matplotlib, a picture no tabulate
+    if to == "table":
+        from traceanalyzer.render import table
+
+        return table.render(result, top=top).encode()
+    if to == "csv":
+        from traceanalyzer.render import csv
+
+        return csv.render(result, top=top).encode()
+    if to == "json":
+        from traceanalyzer.render import json
+
+        return json.render(result, top=top)
+    if to == "html":
+        from traceanalyzer.render import html
+
+        return html.page(result, top=top).encode()
+    from traceanalyzer.render import plot
+
+    picture = plot.figure(result)
+    return plot.to_png(picture) if to == "png" else plot.to_svg(picture).encode()

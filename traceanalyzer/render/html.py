@@ -1,0 +1,141 @@
+"""A result as one self-contained HTML page, or as a fragment for a notebook."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TYPE_CHECKING
+
+from traceanalyzer.render.scale import cells, is_number
+from traceanalyzer.render.text import prose, shorten, visible
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Chart, Result, Table
+
+# Nothing may be fetched or run, whatever a trace's names hold.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_CELL_CHARS = 90
+_TAG = re.compile(r"<[^>]*>")
+
+_STYLE = """
+.traceanalyzer { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
+  --paper: #fff; --band: #f6f8fa; color: var(--ink); background: var(--paper);
+  font: 14px/1.5 system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) {
+  .traceanalyzer { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117;
+    --band: #151b23; } }
+.traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; }
+.traceanalyzer .scroll { overflow-x: auto; }
+.traceanalyzer table { border-collapse: collapse; margin: 0.5em 0; color: var(--ink); }
+.traceanalyzer caption { text-align: left; font-weight: 600; padding: 0.5em 0; }
+.traceanalyzer th, .traceanalyzer td { padding: 0.25em 0.8em; text-align: left;
+  border-bottom: 1px solid var(--line); white-space: nowrap; unicode-bidi: isolate; }
+.traceanalyzer th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+.traceanalyzer .number { text-align: right; font-variant-numeric: tabular-nums; }
+.traceanalyzer tbody tr:nth-child(even) { background: var(--band); }
+.traceanalyzer .soft { color: var(--soft); }
+.traceanalyzer svg { max-width: 100%; height: auto; }
+.traceanalyzer figure { margin: 1.5em 0; overflow-x: auto; }
+"""
+_PAGE_STYLE = """
+body { margin: 0; }
+main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }
+"""
+
+
+def page(result: Result, *, top: int | None = 100) -> str:
+    """A whole page with tables and charts: no script, nothing fetched, dark where wished.
+
+    Args:
+        result: what to show.
+        top: rows shown of each table; None shows all.
+    """
+    charts = [_figure(result, chart) for chart in result.charts]
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        '<head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{_prose(result.title)}</title>",
+        f"<style>{_STYLE}{_PAGE_STYLE}</style></head>",
+        '<body class="traceanalyzer"><main>',
+        f"<h1>{_prose(result.title)}</h1>",
+        f'<p class="verdict">{_prose(result.verdict)}</p>',
+        *charts,
+        *(_table(table, top, heading="h2") for table in result.tables),
+        _notes(result, heading="h2"),
+        "</main></body></html>",
+    ]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def fragment(result: Result, *, top: int | None = 10) -> str:
+    """Title, verdict, tables and notes for a notebook; charts are drawn by ``Result.plot()``."""
+    lines = [
+        f'<div class="traceanalyzer"><style>{_STYLE}</style>',
+        f"<h3>{_prose(result.title)}</h3>",
+        f'<p class="verdict">{_prose(result.verdict)}</p>',
+        *(_table(table, top, heading="h4") for table in result.tables),
+        _notes(result, heading="h4"),
+        "</div>",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _prose(text: str) -> str:
+    return escape(prose(text))
+
+
+def _table(table: Table, top: int | None, *, heading: str) -> str:
+    rows = table.frame.height
+    title = f"<{heading}>{_prose(table.title)}</{heading}>"
+    if not rows:
+        return f'{title}\n<p class="soft">{_prose(table.empty)}</p>'
+    shown = rows if top is None else min(top, rows)
+    heads, columns = [], []
+    for name, label in table.columns.items():
+        values = table.frame[name].head(shown).to_list()
+        scale, texts = cells(name, values)
+        align = ' class="number"' if is_number(values) else ""
+        heads.append(f'<th scope="col"{align}>{_prose(scale.heading(label))}</th>')
+        columns.append([_cell(text, align) for text in texts])
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
+    counted = f"{shown:,} of {rows:,} rows" if shown < rows else f"{rows:,} rows"
+    return (
+        f'{title}\n<div class="scroll" role="region" aria-label="{_prose(table.title)}" '
+        f'tabindex="0"><table><caption class="soft">{counted}</caption>\n'
+        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _cell(text: str, align: str) -> str:
+    short = shorten(text, _CELL_CHARS)
+    full = f' title="{escape(text)}"' if short != text else ""
+    return f"<td{align}{full}>{escape(short)}</td>"
+
+
+def _notes(result: Result, *, heading: str) -> str:
+    if not result.notes:
+        return ""
+    items = "".join(f"<li>{_prose(note)}</li>" for note in result.notes)
+    return f'<{heading}>Notes</{heading}>\n<ul class="soft">{items}</ul>'
+
+
+def _figure(result: Result, chart: Chart) -> str:
+    """One chart as inline SVG, its ids made unique on the page and its ink the page's own."""
+    from traceanalyzer.render import plot  # loads matplotlib
+
+    svg = plot.to_svg(plot.figure(result, chart.name), transparent=True)
+    drawing = svg[svg.index("<svg") :]
+    prefix = re.sub(r"\W", "-", chart.name)
+
+    def adapt(tag: re.Match[str]) -> str:
+        text = tag[0].replace(plot.INK, "currentColor")
+        text = text.replace(' id="', f' id="{prefix}-').replace("url(#", f"url(#{prefix}-")
+        return text.replace('href="#', f'href="#{prefix}-')
+
+    label = escape(visible(chart.title))
+    drawing = _TAG.sub(adapt, drawing)
+    return f'<figure role="img" aria-label="{label}">{drawing}</figure>'

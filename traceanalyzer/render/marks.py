@@ -1,0 +1,167 @@
+"""A chart's columns as positions, units and colours; no drawing library is known here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.render.scale import Scale, cells, scale_of
+from traceanalyzer.render.text import prose, shorten
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from traceanalyzer.result import Chart
+
+MUTED = "#8b949e"
+OTHERS = "others"
+# The ten colours of M. A. Petroff, "Accessible Color Sequences for Data Visualization" (2021).
+# fmt: off
+PALETTE = (
+    "#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6",
+    "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
+)
+# fmt: on
+# Five points of matplotlib's viridis: even in brightness, so readable without colour vision.
+_RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (220, 220, 50))
+_LABEL_CHARS = 40
+
+
+@dataclass(frozen=True)
+class AxisScale:
+    """One axis: its label with unit; names at whole positions where it is not a number."""
+
+    label: str
+    ticks: list[str] | None = None
+    whole: bool = False
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A chart ready to draw.
+
+    Attributes:
+        chart: where it comes from.
+        rows: a row a mark: x, y, x2 as floats in the axes' units; color, panel, emphasis.
+        x: the horizontal axis.
+        y: the vertical axis.
+        colors: a hex colour for each value of ``color``.
+    """
+
+    chart: Chart
+    rows: pl.DataFrame
+    x: AxisScale
+    y: AxisScale
+    colors: dict[Any, str]
+
+    @property
+    def panels(self) -> list[Any]:
+        """The panels' values in order; one None when there is a single panel."""
+        return _distinct(self.rows["panel"]) or [None]
+
+
+def prepare(chart: Chart) -> Marks:
+    """The chart's rows that have a place, with their positions and colours."""
+    frame = chart.frame.drop_nulls([c for c in (chart.x, chart.y, chart.x2) if c])
+    x, x_axis = _axis(frame, chart.x, chart.x_label, named=chart.mark == "bar")
+    y, y_axis = _axis(frame, chart.y, chart.y_label, named=chart.mark == "span")
+    colors, color = _colors(frame, chart.color)
+    rows = pl.DataFrame(
+        {
+            "x": x,
+            "y": y,
+            "x2": _scaled(frame, chart.x2, _scale(frame, chart.x)) if chart.x2 else x,
+            "color": color,
+            "panel": frame[chart.panel] if chart.panel else _same(frame, None),
+            "emphasis": frame[chart.emphasis] if chart.emphasis else _same(frame, value=False),
+        }
+    ).with_columns(pl.col("emphasis").fill_null(value=False))
+    log = chart.log_y and y_axis.ticks is None and bool((rows["y"] > 0).any())
+    return Marks(chart, rows, x_axis, replace(y_axis, log=log), colors)
+
+
+def _axis(
+    frame: pl.DataFrame, column: str, label: str, *, named: bool
+) -> tuple[NDArray[np.float64], AxisScale]:
+    """Places of the marks on one axis; text, and what is ``named``, at whole numbers."""
+    values, label = frame[column], prose(label)
+    if values.dtype.is_numeric() and not named:
+        scale = _scale(frame, column)
+        whole = values.dtype.is_integer() and scale.factor == 1
+        return _scaled(frame, column, scale), AxisScale(scale.heading(label), whole=whole)
+    distinct = _distinct(values)
+    places = _comparable(values).replace_strict(
+        distinct, list(range(len(distinct))), return_dtype=pl.Float64
+    )
+    scale, ticks = cells(column, distinct)
+    short = [shorten(tick, _LABEL_CHARS) for tick in ticks]
+    return places.to_numpy(), AxisScale(scale.heading(label), ticks=short)
+
+
+def _scale(frame: pl.DataFrame, column: str) -> Scale:
+    """The unit of an axis, by the largest value on it."""
+    values = frame[column]
+    if not values.dtype.is_numeric():
+        return Scale()
+    largest = values.cast(pl.Float64).abs().max()
+    return scale_of(column, largest if isinstance(largest, float) else 0)
+
+
+def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float64]:
+    return frame[column].cast(pl.Float64).to_numpy() / scale.factor
+
+
+def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl.Series]:
+    """A colour a category; beyond the palette numbers get a ramp, and rare names share one."""
+    if column is None:
+        return {None: PALETTE[0]}, _same(frame, None)
+    values = _comparable(frame[column])
+    distinct = _distinct(values)
+    if len(distinct) <= len(PALETTE):
+        colors = dict(zip(distinct, PALETTE, strict=False))
+    elif values.dtype.is_numeric():
+        colors = dict(zip(distinct, _ramp(len(distinct)), strict=True))
+    else:
+        values = _rare_as_others(values)
+        kept = [name for name in _distinct(values) if name != OTHERS]
+        colors = {**dict(zip(kept, PALETTE, strict=False)), OTHERS: MUTED}
+    return {**colors, None: MUTED}, values
+
+
+def _rare_as_others(values: pl.Series) -> pl.Series:
+    """The most frequent names as they are, all further ones as ``others``."""
+    counts = values.drop_nulls().alias("name").value_counts()
+    common = counts.sort(["count", "name"], descending=[True, False])["name"]
+    kept = common.head(len(PALETTE) - 1).to_list()
+    return values.to_frame("name").select(
+        pl.when(pl.col("name").is_in(kept) | pl.col("name").is_null())
+        .then(pl.col("name"))
+        .otherwise(pl.lit(OTHERS))
+    )["name"]
+
+
+def _ramp(count: int) -> list[str]:
+    at = np.linspace(0, len(_RAMP) - 1, count)
+    parts = [np.interp(at, range(len(_RAMP)), channel) for channel in zip(*_RAMP, strict=True)]
+    rgb = np.stack(parts, axis=1).round().astype(int).tolist()
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in rgb]
+
+
+def _same(frame: pl.DataFrame, value: bool | None) -> pl.Series:
+    return pl.Series([value] * frame.height, dtype=pl.Boolean)
+
+
+def _comparable(values: pl.Series) -> pl.Series:
+    return values if values.dtype.is_numeric() else values.cast(pl.String)
+
+
+def _distinct(values: pl.Series) -> list[Any]:
+    """Numbers in their order; names in the order of the frame, which is the analyzer's choice."""
+    present = _comparable(values).drop_nulls()
+    if present.dtype.is_numeric():
+        return present.unique().sort().to_list()
+    return present.unique(maintain_order=True).to_list()

@@ -1,0 +1,310 @@
+"""Charts of a result as matplotlib figures, SVG and PNG; the only place that loads matplotlib."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+import polars as pl
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render.marks import MUTED, Marks, prepare
+from traceanalyzer.render.scale import cells
+from traceanalyzer.render.text import prose, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import SubFigure
+
+    from traceanalyzer.render.marks import AxisScale
+    from traceanalyzer.result import Result
+
+INK = "#1f2328"  # text and rings; a page replaces it by the colour of its own text
+_WIDTH_INCHES = 10
+_CHART_INCHES = 3.6
+_PANEL_INCHES = 1.7
+_MAX_PANELS = 16
+_MAX_TICKS = 24
+_TILTED_CHARS = 24
+_LEGEND_ENTRIES = 20
+_LEGEND_CHARS = 32
+_TITLE_CHARS = 72  # so that a title ends before the legend
+_RASTER_ABOVE = 5_000  # marks; more of them as SVG elements make a browser crawl
+_BAR_WIDTH = 0.8
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "axes.xmargin": 0.02,
+    "axes.ymargin": 0.08,
+    "figure.titlesize": 11,
+    "figure.titleweight": "bold",
+    "font.size": 9,
+    "grid.alpha": 0.25,
+    "grid.color": MUTED,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "traceanalyzer",
+    "text.color": INK,
+    "text.parse_math": False,  # a "$" in a name is a dollar sign
+    "text.usetex": False,
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+}
+
+
+class _Picture(Figure):
+    """A figure that a notebook shows by itself, without pyplot."""
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self)
+
+
+def figure(result: Result, chart: str | None = None) -> Figure:
+    """One chart by name, or all charts of the result below one another.
+
+    Raises:
+        OptionError: the result has no chart, or none of that name.
+    """
+    chosen = [c for c in result.charts if chart in (None, c.name)]
+    if not chosen:
+        wanted = "no chart to draw" if chart is None else f"no chart {chart!r}"
+        names = ", ".join(c.name for c in result.charts)
+        raise OptionError(f"this result has {wanted}" + (f"; it has {names}" if names else ""))
+    drawings = [prepare(c) for c in chosen]
+    heights = [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
+    with mpl.rc_context(_STYLE):
+        picture = _Picture(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
+        places = picture.subfigures(len(drawings), 1, height_ratios=heights, squeeze=False)
+        for drawing, place in zip(drawings, places.flat, strict=True):
+            _draw(drawing, place)
+    return picture
+
+
+def to_svg(picture: Figure, *, transparent: bool = False) -> str:
+    """The figure as an SVG document; the same figure gives the same bytes."""
+    nothing: dict[str, str | None] = {"Date": None, "Creator": None}
+    return _saved(picture, "svg", nothing, transparent=transparent).decode()
+
+
+def to_png(picture: Figure) -> bytes:
+    """The figure as a PNG image, 144 dots an inch."""
+    return _saved(picture, "png", {"Software": None}, transparent=False)
+
+
+def _saved(
+    picture: Figure, form: str, metadata: dict[str, str | None], *, transparent: bool
+) -> bytes:
+    out = io.BytesIO()
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        # a name in a script that the font lacks is drawn as boxes; no reason to fail
+        warnings.filterwarnings("ignore", message="Glyph|Matplotlib currently does not support")
+        picture.savefig(out, format=form, metadata=metadata, transparent=transparent, dpi=144)
+    return out.getvalue()
+
+
+# --- one chart -------------------------------------------------------------------------------
+
+
+def _panels(drawing: Marks) -> list[Any]:
+    return drawing.panels[:_MAX_PANELS]
+
+
+def _draw(drawing: Marks, place: SubFigure) -> None:
+    chart, panels = drawing.chart, _panels(drawing)
+    hidden = len(drawing.panels) - len(panels)
+    more = f" (first {len(panels)} of {len(drawing.panels)})" if hidden else ""
+    title = "\n".join(textwrap.wrap(prose(chart.title) + more, _TITLE_CHARS))
+    place.suptitle(title, x=0.01, horizontalalignment="left")
+    axes = place.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)
+    for ax, panel in zip(axes.flat, panels, strict=True):
+        rows = drawing.rows
+        if panel is not None:
+            rows = rows.filter(pl.col("panel").cast(pl.String) == str(panel))
+            ax.set_title(_label(chart.panel, panel), loc="left")
+        _draw_panel(drawing, rows, ax)
+    axes[-1, 0].set_xlabel(drawing.x.label)
+    if len(panels) == 1:
+        axes[0, 0].set_ylabel(drawing.y.label)
+    else:
+        place.supylabel(drawing.y.label, fontsize="medium")
+    _legend(drawing, place)
+
+
+def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
+    if drawing.y.log:
+        ax.set_yscale("log", nonpositive="clip")
+    if rows.is_empty():
+        ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", color=MUTED)
+    else:
+        _MARKS[drawing.chart.mark](ax, rows, drawing)
+    _ticks(ax.xaxis, drawing.x, log=False)
+    _ticks(ax.yaxis, drawing.y, log=drawing.y.log)
+    if drawing.chart.mark == "span":
+        ax.grid(visible=False, axis="y")
+        if not ax.yaxis_inverted():
+            ax.invert_yaxis()
+    if drawing.chart.mark == "bar":
+        ax.grid(visible=False, axis="x")
+
+
+def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
+    if scale.ticks is None:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
+        if log:
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        else:
+            axis.set_major_locator(MaxNLocator(nbins="auto", integer=scale.whole))
+        return
+    step = -(-len(scale.ticks) // _MAX_TICKS)
+    shown = range(0, len(scale.ticks), step or 1)
+    axis.set_ticks(list(shown), [scale.ticks[i] for i in shown])
+    crowded = axis is axis.axes.xaxis and sum(len(scale.ticks[i]) + 2 for i in shown) > 130
+    if crowded:
+        axis.set_tick_params(labelrotation=40)
+        texts = [shorten(scale.ticks[i], _TILTED_CHARS) for i in shown]
+        axis.set_ticklabels(texts, horizontalalignment="right", rotation_mode="anchor")
+
+
+# --- marks -----------------------------------------------------------------------------------
+
+
+def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+    size = 28 if rows.height < 500 else 14 if rows.height < 5_000 else 6
+    ax.scatter(
+        rows["x"],
+        rows["y"],
+        s=size,
+        c=_shades(rows, drawing),
+        alpha=0.85,
+        linewidths=0,
+        rasterized=rows.height > _RASTER_ABOVE,
+    )
+    ringed = rows.filter("emphasis")
+    ax.scatter(
+        ringed["x"], ringed["y"], s=size * 3, facecolors="none", edgecolors=INK, linewidths=1.1
+    )
+
+
+def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+    for color, shade in drawing.colors.items():
+        own = rows.filter(pl.col("color").eq_missing(pl.lit(color))).sort("x", maintain_order=True)
+        marker = "o" if own.height < 60 else ""
+        ax.plot(own["x"], own["y"], color=shade, linewidth=1.4, marker=marker, markersize=3)
+    ringed = rows.filter("emphasis")
+    ax.scatter(
+        ringed["x"], ringed["y"], s=70, facecolors="none", edgecolors=INK, linewidths=1.1, zorder=3
+    )
+
+
+def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+    """Bars from 0; where several colours meet at one place they stand side by side."""
+    places, pairs = rows["x"].n_unique(), rows.select("x", "color").n_unique()
+    abreast = [c for c in drawing.colors if c is not None] if pairs > places else []
+    width = _BAR_WIDTH / max(len(abreast), 1)
+    lane = {color: index for index, color in enumerate(abreast)}
+    offset = np.array([lane.get(color, 0) for color in rows["color"]]) * width - _BAR_WIDTH / 2
+    height = rows["y"].to_numpy()
+    floor = height[height > 0].min() / 2 if drawing.y.log else 0.0
+    left = rows["x"].to_numpy() + offset
+    _rectangles(ax, (left, left + width, np.full_like(height, floor), height), rows, drawing)
+    if not drawing.y.log and height.min() >= 0:
+        ax.set_ylim(bottom=0)
+
+
+def _span(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+    middle = rows["y"].to_numpy()
+    edges = (rows["x"].to_numpy(), rows["x2"].to_numpy(), middle - 0.4, middle + 0.4)
+    _rectangles(ax, edges, rows, drawing)
+
+
+def _rectangles(
+    ax: Axes,
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    rows: pl.DataFrame,
+    drawing: Marks,
+) -> None:
+    left, right, bottom, top = edges
+    corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
+    boxes = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
+    shades = _shades(rows, drawing)
+    raster = rows.height > _RASTER_ABOVE
+    ax.add_collection(
+        PolyCollection(list(boxes), facecolors=shades, edgecolors=shades, lw=0.3, rasterized=raster)
+    )
+    framed = boxes[rows["emphasis"].to_numpy()]
+    if len(framed):
+        outline = np.concatenate([framed, framed[:, :1]], axis=1)
+        ax.add_collection(LineCollection(list(outline), colors=INK, linewidths=1.1, zorder=3))
+    ax.autoscale_view()
+
+
+_MARKS: dict[str, Callable[[Axes, pl.DataFrame, Marks], None]] = {
+    "scatter": _scatter,
+    "line": _line,
+    "bar": _bar,
+    "span": _span,
+}
+
+
+def _shades(rows: pl.DataFrame, drawing: Marks) -> list[str]:
+    return [drawing.colors[color] for color in rows["color"].to_list()]
+
+
+# --- legend ----------------------------------------------------------------------------------
+
+
+def _legend(drawing: Marks, place: SubFigure) -> None:
+    chart = drawing.chart
+    seen = set(drawing.rows["color"].to_list()) if chart.color else set()
+    entries = [
+        (_swatch(shade), _label(None, c)) for c, shade in drawing.colors.items() if c in seen
+    ]
+    if len(entries) > _LEGEND_ENTRIES:  # a ramp of numbers: every n-th tells the rest
+        entries = entries[:: -(-len(entries) // _LEGEND_ENTRIES)]
+    if chart.emphasis and drawing.rows["emphasis"].any():
+        ring = Line2D([], [], ls="", marker="o", ms=8, mfc="none", mec=INK)
+        entries.append((ring, prose(chart.emphasis_label)))
+    if not entries:
+        return
+    legend = place.legend(
+        [handle for handle, _ in entries],
+        ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
+        loc="outside right upper",
+        title=(chart.color or "").replace("_", " "),
+        alignment="left",
+        handletextpad=0.3,
+    )
+    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
+        text.set_text(label)
+
+
+def _swatch(shade: str) -> Line2D:
+    return Line2D([], [], ls="", marker="s", ms=7, mfc=shade, mec=shade)
+
+
+def _label(column: str | None, value: Any) -> str:
+    """One category as text, with its column's name where that does not stand beside it."""
+    if value is None:
+        return "not known"
+    text = shorten(cells(column or "", [value])[1][0], _LEGEND_CHARS)
+    return f"{column.replace('_', ' ')} {text}" if column else text

@@ -1,0 +1,100 @@
+"""One unit for a whole column or axis, chosen by the column's suffix and the values' size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from traceanalyzer.render.text import visible
+from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+#: Suffix of a column's name -> (units, largest first).
+_SUFFIXES: dict[str, tuple[tuple[float, str], ...]] = {
+    "_ns": _TIMES,
+    "_bytes": _SIZES,
+    "_frac": ((0.01, "%"),),
+    "_gbps": ((1, "GB/s"),),
+}
+_WHOLE_UNITS = ("ns", "B")
+
+#: Integers that name something: grouping their digits would make them harder to look up.
+_IDENTIFIERS = frozenset(
+    ("rank", "pid", "tid", "device", "stream", "step", "seq", "correlation", "external_id", "event")
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values of a column are shown: divided by ``factor``, in ``unit``."""
+
+    factor: float = 1
+    unit: str = ""
+
+    def heading(self, label: str) -> str:
+        """The label with its unit: ``median [us]``."""
+        return f"{label} [{self.unit}]" if self.unit else label
+
+
+def scale_of(column: str, magnitude: float) -> Scale:
+    """The largest unit of the column's kind in which ``magnitude`` is at least 1."""
+    for suffix, units in _SUFFIXES.items():
+        if column.endswith(suffix):
+            fitting = (pair for pair in units if magnitude >= pair[0])
+            return Scale(*next(fitting, units[-1]))
+    return Scale()
+
+
+def cells(column: str, values: Sequence[Any]) -> tuple[Scale, list[str]]:
+    """A column as text: its unit and one string a value, all with the same decimals.
+
+    The unit is chosen by the median of the values that are not 0, so that one outlier does not
+    turn the rest into zeros; that median shows four significant digits.
+    """
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    middle = _middle(numbers)
+    scale = scale_of(column, middle)
+    whole = scale.unit in _WHOLE_UNITS or (
+        not scale.unit and all(isinstance(number, int) for number in numbers)
+    )
+    decimals = 0 if whole else _decimals(scale, middle / scale.factor)
+    grouping = "" if column in _IDENTIFIERS else ","
+    form = f"{grouping}d" if whole and scale.factor == 1 else f"{grouping}.{decimals}f"
+    return scale, [_cell(value, scale, form) for value in values]
+
+
+def is_number(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, which are aligned to the right."""
+    return any(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
+def _middle(numbers: Sequence[float]) -> float:
+    sizes = sorted(abs(number) for number in numbers if number and math.isfinite(number))
+    return sizes[len(sizes) // 2] if sizes else 0
+
+
+def _decimals(scale: Scale, middle: float) -> int:
+    if scale.unit == "%":
+        return 1
+    digits_before_point = 1 + math.floor(math.log10(middle)) if middle >= 1 else 1
+    return min(max(4 - digits_before_point, 0), 3)
+
+
+def _cell(value: Any, scale: Scale, form: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        # whole numbers stay integers: an address or a count above 2**53 is shown exactly
+        exact = form.endswith("d")
+        return format(round(value) if exact else value / scale.factor, form)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_cell(item, scale, form) for item in value)
+    return visible(str(value))
