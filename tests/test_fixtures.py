@@ -1,0 +1,107 @@
+"""The bundled fixtures are what their scripts write and what their README says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import runpy
+import subprocess
+import sys
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CASES = runpy.run_path(str(FIXTURES / "make_malformed.py"))["CASES"]
+NCCL_FOLDERS = ("nccl_8ranks", "nccl_8ranks_isolated")
+Json = dict[str, Any]
+
+
+def run(script: str, folder: Path) -> dict[str, bytes]:
+    """What a fixture script writes, by path below the folder."""
+    subprocess.run([sys.executable, "-B", str(FIXTURES / script), str(folder)], check=True)
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def text(data: bytes) -> bytes:
+    """A gzip file's first member; compressed bytes differ between versions of zlib."""
+    return zlib.decompressobj(31).decompress(data)
+
+
+def events_of(folder: str) -> dict[int, list[Json]]:
+    """All events by rank, read with the standard library."""
+    paths = sorted((FIXTURES / folder).glob("rank*.json.gz"))
+    files = [json.loads(gzip.decompress(path.read_bytes())) for path in paths]
+    return {file["distributedInfo"]["rank"]: file["traceEvents"] for file in files}
+
+
+def step_of(events: list[Json], ts: float) -> int:
+    """The ProfilerStep a time lies in."""
+    steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    inside = next(e for e in steps if e["ts"] <= ts < e["ts"] + e["dur"])
+    return int(inside["name"].partition("#")[2])
+
+
+def test_nccl_ranks_are_what_the_script_writes(tmp_path: Path) -> None:
+    written = run("make_nccl_ranks.py", tmp_path / "once")
+    assert run("make_nccl_ranks.py", tmp_path / "again") == written
+    committed = {
+        f"{folder}/{path.name}": path.read_bytes()
+        for folder in NCCL_FOLDERS
+        for path in (FIXTURES / folder).iterdir()
+    }
+    assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
+
+
+def test_nccl_ranks_hold_one_late_rank_one_slow_link_and_a_clock_offset() -> None:
+    ranks = events_of("nccl_8ranks")
+    instances: dict[tuple[str, int], dict[int, Json]] = defaultdict(dict)
+    for rank, events in ranks.items():
+        for event in events:
+            if event.get("cat") == "kernel" and "Seq" in event["args"]:
+                key = (event["args"]["Process Group Name"], event["args"]["Seq"])
+                instances[key][rank] = event
+    late, slow = [], []
+    for (group, _), of_rank in instances.items():
+        assert len(of_rank) == (8 if group == "0" else 4)
+        start = {r: e["ts"] - (3000 if r >= 4 else 0) for r, e in of_rank.items()}
+        step = step_of(ranks[0], min(start.values()))
+        last = max(start, key=start.__getitem__)
+        skew = start[last] - min(start.values())
+        assert skew < 100 or skew > 12_000
+        late += [(step, last)] if skew > 100 else []
+        shortest = min(e["dur"] for e in of_rank.values())
+        slow += [(step, of_rank[last]["args"]["Collective name"])] if shortest > 5_000 else []
+    assert late == [(12, 5), (15, 5)]
+    assert slow == [(13, "_reduce_scatter_base")]
+
+
+def test_gloo_recording_holds_one_late_rank() -> None:
+    ranks = events_of("ddp_gloo_4ranks")
+    started: dict[int, dict[int, float]] = defaultdict(dict)
+    for rank, events in ranks.items():
+        reduces = sorted(e["ts"] for e in events if e["name"] == "gloo:all_reduce")
+        assert len(reduces) == 8
+        for step, first in zip((2, 3, 4, 5), reduces[::2], strict=True):
+            started[step][rank] = first
+    for step, start in started.items():
+        others = max(ts for rank, ts in start.items() if rank != 3)
+        assert (start[3] - others > 50_000) is (step in (3, 5))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_malformed_file_is_what_the_script_writes(case: Any) -> None:
+    assert (FIXTURES / "malformed" / case.name).read_bytes() == case.data
+
+
+def test_fixtures_stay_small() -> None:
+    size = {f: sum(p.stat().st_size for p in (FIXTURES / f).iterdir()) for f in NCCL_FOLDERS}
+    size["ddp"] = sum(p.stat().st_size for p in (FIXTURES / "ddp_gloo_4ranks").iterdir())
+    assert sum(size.values()) < 700_000, size
