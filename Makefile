@@ -1,0 +1,48 @@
+# Python 3.11 with pip, make and a C compiler are all that must be there before.
+# Everything else goes into .venv, by way of the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# pip from outside: a venv made without pip works where ensurepip was left out (Debian)
+INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
+
+.PHONY: help demo test check bench bless fuzz docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.package ## who is late in a training on 8 GPUs?
+	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks
+
+test: $(VENV)/.developer ## the whole suite
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.developer ## lint, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
+	$(BIN)/python benchmarks/run.py
+
+bless: $(VENV)/.developer ## accept what the golden tests print now
+	$(BIN)/python -m pytest -n auto --bless
+
+fuzz: $(VENV)/.developer ## many more mutated traces than the suite tries
+	$(BIN)/python -m pytest -n auto -m fuzz
+
+docs: $(VENV)/.package ## the pages derived from the code
+	$(BIN)/python docs/make_schema.py
+
+clean: ## everything that make can make again
+	rm -rf $(VENV) build dist .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.package: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.developer: $(VENV)/.package
+	$(INSTALL) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,63 @@
+"""What is handed out: version, dependencies, the wheel and the source archive."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "pyproject.toml").read_text()
+PROJECT: dict[str, Any] = tomllib.loads(TEXT)["project"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist"]
+    subprocess.run([*command, "-d", str(folder)], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_installed_version_is_the_one_in_pyproject() -> None:
+    assert metadata.version("traceanalyzer") == PROJECT["version"]
+
+
+def test_changelog_begins_with_the_version() -> None:
+    headings = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == PROJECT["version"]
+
+
+def test_every_dependency_has_a_reason() -> None:
+    for requirement in PROJECT["dependencies"]:
+        line = next(line for line in TEXT.splitlines() if f'"{requirement}"' in line)
+        assert re.search(r"# \S+ \S+", line), f"no reason beside {requirement}"
+
+
+def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+        entry_points = wheel.read(next(n for n in names if n.endswith("entry_points.txt")))
+    dist_info = f"traceanalyzer-{PROJECT['version']}.dist-info/"
+    assert {n for n in names if not n.startswith(("traceanalyzer/", dist_info))} == set()
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.py")}
+    assert modules <= set(names)
+    assert {"traceanalyzer/py.typed", f"{dist_info}licenses/LICENSE"} <= set(names)
+    assert b"traceanalyzer = traceanalyzer.cli.main:run" in entry_points
+
+
+def test_source_archive_holds_what_a_build_needs_and_no_leftovers(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py"} <= set(names)
+    leftovers = re.compile(r"(^|/)(\.venv|\.git|\.bench|__pycache__|\.\w+_cache|dist)(/|$)")
+    assert [name for name in names if leftovers.search(name)] == []
