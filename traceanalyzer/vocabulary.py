@@ -59,7 +59,7 @@ KINDS: tuple[str, ...] = (
 )
 
 #: Pseudo-kinds: rows of their own tables, asked for by the same word.
-TABLE_KINDS: tuple[str, ...] = ("counter", "flow")
+TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane")
 
 #: Work a device does; annotations and synchronisation rows are never work.
 DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -106,6 +106,21 @@ def kind_of_category(category: str | None) -> str:
 COMMUNICATION_PATTERN = (
     r"(?i)nccl|rccl|msccl|oneccl|\bccl_|cross_device_reduce|allreduce_fusion"
     r"|userbuffers|deep_ep|nvshmem"
+)
+
+#: Words of which at least one is in every name that has to do with communication, device or host.
+COMMUNICATION_WORDS: tuple[str, ...] = (
+    "ccl",
+    "cross_device_reduce",
+    "allreduce_fusion",
+    "userbuffers",
+    "deep_ep",
+    "nvshmem",
+    "gloo:",
+    "mpi:",
+    "ucc:",
+    "record_param_comms",
+    "c10d::",
 )
 
 #: Host events that are themselves a collective: CPU back ends run it, NCCL only enqueues it.

@@ -22,11 +22,14 @@ class Selection:
         kinds: event kinds wanted, ``counter`` and ``flow`` for those tables; None means all.
         names: literal substrings; an event whose name holds one is wanted whatever its kind.
         columns: columns wanted beyond the ones always made (``args``, ``input_dims``).
+        windows: (start, end) in ns on the file's clock; only events that overlap one of them are
+            wanted. Empty for all.
     """
 
     kinds: frozenset[str] | None = None
     names: tuple[str, ...] = ()
     columns: frozenset[str] = frozenset()
+    windows: tuple[tuple[int, int], ...] = ()
 
     def wants(self, kind: str, name: str | None) -> bool:
         """Whether an event of this kind and name is asked for."""

@@ -8,7 +8,6 @@ import os
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import IO, Any
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
@@ -89,9 +88,7 @@ class Source:
             else:
                 yield from raw
 
-    def _raw(
-        self, file: IO[bytes], progress: Callable[[int, int], None] | None
-    ) -> Iterator[bytes]:
+    def _raw(self, file: IO[bytes], progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
         read = 0
         while True:
             try:

@@ -1,0 +1,385 @@
+"""Collected columns to the schema's tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.parsers.chrome_trace.coerce import NULL, NULL_ADDRESS
+from traceanalyzer.parsers.chrome_trace.columns import (
+    TEXTUAL_ID,
+    Collected,
+    Ints,
+    nullable,
+    text_series,
+)
+from traceanalyzer.parsers.chrome_trace.flows import flow_table
+from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
+from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
+
+_KINDS = pl.Series(KINDS, dtype=schema.KIND)
+_KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
+_DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_KINDS], dtype=np.uint8)
+_MAX_DEVICE = 1 << 16
+
+Frames = dict[str, pl.DataFrame]
+Array = npt.NDArray[Any]
+
+
+class Assembler:
+    """One file's tables; each method makes one and frees the columns it used."""
+
+    def __init__(self, collected: Collected, want: Want, rank: int | None) -> None:
+        self.of = collected
+        self.want = want
+        self.rank = rank
+        self.paired, self.pairs = paired_columns(collected)
+        for code, count in self.paired.issues.items():
+            collected.lose(code, count, 0)
+        slices = collected.slices
+        self.height = slices.height
+        self.ts = self._with_pairs("ts")
+        self.dur = self._with_pairs("dur")
+        self.category = self._with_pairs("category")
+        self.name = self._with_pairs("name")
+        self.file_order = self._with_pairs("order")
+        self.texts = pl.Series(list(collected.texts), dtype=pl.Categorical())
+        self.kind = self._kinds()
+        self._drop_unwanted_pairs()
+        self.order = _time_order(self.ts, self.dur, self.file_order)
+        self.row_of = np.empty(len(self.order), dtype=np.int64)
+        self.row_of[self.order] = np.arange(len(self.order))
+        self._count_odd_durations()
+
+    def frames(self) -> Frames:
+        """All tables of the schema that a chrome trace can fill."""
+        events = self._events()
+        return {
+            "events": events,
+            "kernels": self._kernels(),
+            "collectives": self._collectives(),
+            "memory": self._memory(),
+            "flows": self._flows(),
+            "counters": self._counters(),
+            "lanes": self._lanes(),
+        }
+
+    # --- rows of events --------------------------------------------------------------------
+
+    def _with_pairs(self, name: str) -> Array:
+        column = self.of.slices.whole(name)
+        more = self.pairs.get(name)
+        return column if more is None else np.concatenate([column, more.astype(column.dtype)])
+
+    def _kinds(self) -> npt.NDArray[np.uint8]:
+        other = _KIND_CODE["other"]
+        by_text = np.array(
+            [*(_KIND_CODE[kind_of_category(text)] for text in self.of.texts), other], np.uint8
+        )
+        kinds = by_text[np.minimum(self.category, len(by_text) - 1)]
+        memory = self.of.texts.get("[memory]")
+        if memory is not None:  # Kineto gave these no category before 2022
+            kinds[(self.name == memory) & (kinds == other)] = _KIND_CODE["cpu_instant_event"]
+        asynchronous = np.zeros(len(kinds), dtype=bool)
+        asynchronous[self.height :] = self.paired.asynchronous
+        kinds[asynchronous] = _KIND_CODE["async"]
+        return kinds
+
+    def _drop_unwanted_pairs(self) -> None:
+        """Pairs are judged here: before pairing, an end does not say what it ends."""
+        if self.want.kinds is None or not self.pairs:
+            return
+        wanted = np.zeros(len(KINDS), dtype=bool)
+        wanted[[_KIND_CODE[kind] for kind in self.want.kinds if kind in _KIND_CODE]] = True
+        keep = wanted[self.kind]
+        keep[: self.height] = True
+        if self.want.names:
+            named = [
+                code
+                for text, code in self.of.texts.items()
+                if any(part in text for part in self.want.names)
+            ]
+            keep |= np.isin(self.name, np.array(named, dtype=np.uint32))
+        if keep.all():
+            return
+        for name in ("ts", "dur", "category", "name", "file_order", "kind"):
+            setattr(self, name, getattr(self, name)[keep])
+        kept = keep[self.height :]
+        self.pairs = {name: column[kept] for name, column in self.pairs.items()}
+        self.paired.begin = [b for b, k in zip(self.paired.begin, kept, strict=True) if k]
+        self.paired.end = [e for e, k in zip(self.paired.end, kept, strict=True) if k]
+
+    def _count_odd_durations(self) -> None:
+        complete = self.dur[: self.height]
+        negative = int(((complete < 0) & (complete != NULL)).sum())
+        if negative:
+            self.of.lose("negative-duration", negative, 0)
+
+    def _events(self) -> pl.DataFrame:
+        order, height = self.order, len(self.order)
+        self.raw_pid, self.raw_tid = self._lane("pid"), self._lane("tid")
+        on_device = np.isin(self.kind, _DEVICE_CODES)
+        device, stream, copied = self._device(on_device)
+        pid = np.where(on_device, NULL, self.raw_pid)
+        tid = np.where(on_device, NULL, self.raw_tid)
+        size, address = self._allocations(copied, device)
+        columns: dict[str, pl.Series] = {
+            "ts": pl.Series(self.ts[order]),
+            "dur": nullable(self.dur[order], pl.Int64),
+            "kind": _KINDS.gather(self.kind[order]),
+            "category": text_series(self.category[order], self.texts),
+            "name": text_series(self.name[order], self.texts),
+            "rank": _constant(self.rank, height, pl.Int32),
+            "pid": nullable(pid[order], pl.Int64),
+            "tid": nullable(tid[order], pl.Int64),
+            "device": nullable(device[order], pl.Int32),
+            "stream": nullable(stream[order], pl.Int64),
+            "correlation": self._own("correlation"),
+            "external_id": self._own("external_id"),
+            "bytes": _constant(None, height, pl.Int64)
+            if size is None
+            else nullable(size[order], pl.Int64),
+            "address": _constant(None, height, pl.UInt64)
+            if address is None
+            else nullable(address[order], pl.UInt64, NULL_ADDRESS),
+            "stack": _constant(None, height, pl.UInt32),
+            "weight": _constant(None, height, pl.Int64),
+        }
+        if self.want.args:
+            columns["args"] = self._texts_of(self.of.args, self._pair_args())
+        if self.want.input_dims:
+            columns["input_dims"] = self._texts_of(self.of.input_dims, [])
+        return pl.DataFrame(columns)
+
+    def _own(self, name: str) -> pl.Series:
+        """A column that only complete events have."""
+        column = self.of.slices.whole(name)
+        more = np.full(len(self.order) - len(column), NULL)
+        return nullable(np.concatenate([column, more])[self.order], pl.Int64)
+
+    def _lane(self, name: str) -> Ints:
+        """Process or thread as the file has it: a missing one is 0, or the process."""
+        column: Ints = self._with_pairs(name)
+        missing = column == NULL
+        if missing.any():
+            column = np.where(missing, 0 if name == "pid" else self.raw_pid, column)
+        if name == "tid" and self.of.original_tid:
+            column = column.copy()
+            for row, tid in self.of.original_tid.items():
+                column[row] = tid
+        return column
+
+    def _device(self, on_device: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints | None]:
+        slices = self.of.slices
+        rows = slices.whole("device_rows")
+        device, stream = np.full(len(on_device), NULL), np.full(len(on_device), NULL)
+        told, queue, size = (slices.whole(n) for n in ("device", "stream", "copied"))
+        numbered = np.where((self.raw_pid[rows] >= 0), self.raw_pid[rows], NULL)
+        device[rows] = np.where(told == NULL, numbered, told)
+        device[(device < 0) | (device > _MAX_DEVICE)] = NULL
+        stream[rows] = np.where(queue < 0, NULL, queue)
+        copied = None
+        if (size != NULL).any():
+            copied = np.full(len(on_device), NULL)
+            copied[rows] = size
+        # a begin/end pair on a device lies on the lane of the same numbers
+        paired = on_device.copy()
+        paired[: self.height] = False
+        device[paired], stream[paired] = self.raw_pid[paired], self.raw_tid[paired]
+        return device, stream, copied
+
+    def _allocations(
+        self, copied: Ints | None, device: Ints
+    ) -> tuple[Ints | None, npt.NDArray[np.uint64] | None]:
+        slices = self.of.slices
+        self.memory_rows = slices.whole("memory_rows")
+        size, where, number = (slices.whole(n) for n in ("allocated", "address", "device_id"))
+        self.device_type = slices.whole("device_type")
+        if not len(self.memory_rows):
+            return copied, None
+        sizes = np.full(len(device), NULL) if copied is None else copied
+        sizes[self.memory_rows] = size
+        address = np.full(len(device), NULL_ADDRESS, dtype=np.uint64)
+        address[self.memory_rows] = where
+        gpu = self.device_type > 0
+        device[self.memory_rows] = np.where(gpu & (number >= 0), number, NULL)
+        return sizes, address
+
+    def _pair_args(self) -> list[str | None]:
+        """Begin and end arguments merged, the end's winning."""
+        args = self.of.point_args
+        return (
+            [
+                _merged(args[begin], args[end] if end >= 0 else None)
+                for begin, end in zip(self.paired.begin, self.paired.end, strict=True)
+            ]
+            if args
+            else []
+        )
+
+    def _texts_of(self, own: list[str | None], pairs: list[str | None]) -> pl.Series:
+        texts = own + (pairs or [None] * (len(self.order) - len(own)))
+        return pl.Series(texts, dtype=pl.String).gather(self.order)
+
+    # --- side tables -----------------------------------------------------------------------
+
+    def _kernels(self) -> pl.DataFrame:
+        slices = self.of.slices
+        event = self.row_of[slices.whole("kernel_rows")]
+        order = np.argsort(event, kind="stable")
+        columns: dict[str, pl.Series] = {"event": pl.Series(event[order]).cast(pl.UInt32)}
+        for name in ("grid", "block"):
+            triples = slices.whole(name).reshape(-1, 3)[order]
+            for axis, values in zip("xyz", triples.T, strict=True):
+                columns[f"{name}_{axis}"] = nullable(values, pl.Int32, -1)
+        columns["registers"] = nullable(slices.whole("registers")[order], pl.Int32)
+        columns["shared_memory"] = nullable(slices.whole("shared_memory")[order], pl.Int64)
+        return pl.DataFrame(columns)
+
+    def _collectives(self) -> pl.DataFrame:
+        event = self.row_of[self.of.slices.whole("collective_rows")]
+        names = [c.name for c in schema.COLLECTIVES][1:]
+        types: dict[str, Any] = {
+            name: pl.Int64 if c.dtype in (pl.Int64, pl.Int32) else pl.String
+            for name, c in zip(names, schema.COLLECTIVES[1:], strict=True)
+        }
+        told = pl.DataFrame(self.of.collectives, schema=types, orient="row")
+        numbers = [name for name in names if types[name] == pl.Int64]
+        return (
+            told.with_columns(pl.when(pl.col(n) != NULL).then(pl.col(n)) for n in numbers)
+            .select(
+                pl.Series("event", event, dtype=pl.UInt32),
+                *(pl.col(c.name).cast(c.dtype, strict=False) for c in schema.COLLECTIVES[1:]),
+            )
+            .sort("event")
+        )
+
+    def _memory(self) -> pl.DataFrame:
+        slices = self.of.slices
+        columns = {
+            "event": pl.Series(self.row_of[self.memory_rows]).cast(pl.UInt32),
+            "device_type": nullable(self.device_type, pl.Int32),
+            "allocated_bytes": nullable(slices.whole("total_allocated"), pl.Int64),
+            "reserved_bytes": nullable(slices.whole("total_reserved"), pl.Int64),
+        }
+        return pl.DataFrame(columns).sort("event")
+
+    def _flows(self) -> pl.DataFrame:
+        return flow_table(
+            self.of,
+            self.texts,
+            self.rank,
+            ts=self.ts[self.order],
+            dur=self.dur[self.order],
+            pid=self.raw_pid[self.order],
+            tid=self.raw_tid[self.order],
+        )
+
+    def _counters(self) -> pl.DataFrame:
+        rows = [
+            (ts, name, series, self.rank, self.of.lane_id(pid, label) or 0, value)
+            for ts, pid, label, name, series, value in self.of.counters
+        ]
+        types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
+        frame = pl.DataFrame(rows, schema=types, orient="row")
+        return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
+            "ts", maintain_order=True
+        )
+
+    def _lanes(self) -> pl.DataFrame:
+        """Processes and threads that have a name, label or textual id; the last word wins."""
+        lanes: dict[tuple[int, int | None], dict[str, Any]] = {}
+        for what, pid_number, pid_label, tid_number, tid_label, args in self.of.metadata:
+            thing, _, attribute = what.partition("_")
+            if thing not in ("process", "thread") or attribute not in _LANE_COLUMNS:
+                continue
+            pid = self.of.lane_id(pid_number, pid_label) or 0
+            tid = self.of.lane_id(tid_number, tid_label) if thing == "thread" else None
+            tid = pid if thing == "thread" and tid is None else tid
+            column, key = _LANE_COLUMNS[attribute]
+            value = json.loads(args).get(key)
+            if value is not None:
+                lanes.setdefault((pid, tid), {})[column] = value
+        if self.want.lanes:
+            self._textual_lanes(lanes)
+        rows = [
+            (
+                self.rank,
+                pid,
+                tid,
+                found.get("label"),
+                found.get("labels"),
+                found.get("sort_index"),
+                found.get("textual", False),
+            )
+            for (pid, tid), found in lanes.items()
+        ]
+        types = {c.name: c.dtype for c in schema.LANES}
+        return pl.DataFrame(rows, schema=types, orient="row").sort(
+            "pid", "tid", nulls_last=False, maintain_order=True
+        )
+
+    def _textual_lanes(self, lanes: dict[tuple[int, int | None], dict[str, Any]]) -> None:
+        text_of = {TEXTUAL_ID + number: label for label, number in self.of.labels.items()}
+        textual = (self.raw_pid >= TEXTUAL_ID) | (self.raw_tid >= TEXTUAL_ID)
+        used = np.unique(np.stack([self.raw_pid[textual], self.raw_tid[textual]]), axis=1)
+        for pid, tid in used.T.tolist():
+            for key, own in (((pid, None), pid), ((pid, tid), tid)):
+                if own in text_of:
+                    lanes.setdefault(key, {}).setdefault("label", text_of[own])
+        for (pid, tid), found in lanes.items():
+            found["textual"] = (pid if tid is None else tid) in text_of
+            if found["textual"]:
+                found["label"] = text_of[pid if tid is None else tid]
+
+
+_LANE_COLUMNS = {
+    "name": ("label", "name"),
+    "labels": ("labels", "labels"),
+    "sort_index": ("sort_index", "sort_index"),
+}
+
+
+def _time_order(ts: Ints, dur: Ints, file_order: Ints) -> Ints:
+    """Rows by (ts, -dur, file order); open-ended ones behind the closed ones of their start.
+
+    Nearly all times are distinct: one sort by time, then only the runs of equal times again.
+    """
+    if len(ts) < 2:
+        return np.arange(len(ts))
+    order = np.argsort(ts, kind="stable")
+    sorted_ts = ts[order]
+    same = sorted_ts[1:] == sorted_ts[:-1]
+    if not same.any():
+        return order
+    tied = np.zeros(len(ts), dtype=bool)
+    tied[1:] = same
+    tied[:-1] |= same
+    run = np.cumsum(~np.concatenate([[False], same]))[tied]
+    rows = order[tied]
+    length = np.where(dur[rows] == NULL, -1, dur[rows])
+    order[tied] = rows[np.lexsort((file_order[rows], -length, run))]
+    return order
+
+
+def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:
+    return pl.repeat(value, height, dtype=dtype, eager=True)
+
+
+def _merged(begin: str | None, end: str | None) -> str | None:
+    if begin is None or end is None:
+        return begin or end
+    try:
+        first, second = msgspec.json.decode(begin), msgspec.json.decode(end)
+    except msgspec.DecodeError:
+        return begin
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return end
+    return msgspec.json.encode({**first, **second}).decode()

@@ -1,0 +1,180 @@
+"""From what a file wrote to what a column holds: times, integers, ids, text.
+
+Each function has a fast route for a whole column of well-formed values and a slow one, value by
+value, for columns in which somebody wrote something else.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from traceanalyzer.parsers.chrome_trace.decode import NULL
+
+INT64_MAX = (1 << 63) - 1
+UINT64_MAX = (1 << 64) - 1
+#: Null in a UInt64 column on its way to the tables.
+NULL_ADDRESS = UINT64_MAX
+
+_integers = msgspec.json.Decoder(list[int])
+_not_milli = re.compile(rb'\.(?!\d{3}(?:,|$))|[eE"]')
+_number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
+_decimal_integer = re.compile(r"[+-]?\d{1,20}")
+
+
+def nanoseconds(texts: Sequence[Any]) -> tuple[bytes, int]:
+    """A column of times in microseconds to exact Int64 ns.
+
+    Returns the column's bytes and how many values were no time at all (now null). ``null`` text is
+    null and not counted.
+    """
+    text = b",".join(texts)
+    missing = text.count(b"null")
+    dots = text.count(b".")
+    fill = b"%d" % NULL
+    try:
+        if dots == 0 and not _not_milli.search(text):
+            fill = b"%d" % (NULL // 1000)
+            values = _integers.decode(b"[" + text.replace(b"null", fill) + b"]")
+            return _thousandfold(values), 0
+        if dots == len(texts) - missing and not _not_milli.search(text):
+            # 5345121.123 us is the integer 5345121123 in ns; leading zeros go, JSON has none
+            text = b"," + text.replace(b"null", fill)
+            for leading in (b",0.00", b",0.0", b",0."):
+                text = text.replace(leading, b",")
+            return array(
+                "q", _integers.decode(b"[" + text[1:].replace(b".", b"") + b"]")
+            ).tobytes(), 0
+    except (msgspec.DecodeError, OverflowError):
+        pass
+    return _one_by_one(texts)
+
+
+def _thousandfold(values: list[int]) -> bytes:
+    null = NULL // 1000
+    return array("q", [v * 1000 if v != null else NULL for v in values]).tobytes()
+
+
+def _one_by_one(texts: Sequence[Any]) -> tuple[bytes, int]:
+    column = array("q")
+    bad = 0
+    for text in texts:
+        value = nanosecond(bytes(text))
+        bad += value is None and bytes(text) != b"null"
+        column.append(NULL if value is None else value)
+    return column.tobytes(), bad
+
+
+def nanosecond(text: bytes) -> int | None:
+    """One time in microseconds, as JSON text, to the nearest nanosecond; None if it is none."""
+    match = _number.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fraction, exponent = match.groups()
+    digits = whole + (fraction or b"")
+    if len(digits) > 400:
+        return None
+    power = 3 - len(fraction or b"") + int(exponent or 0)
+    if power >= 0:
+        value = int(digits) * 10 ** min(power, 40)
+    else:
+        unit: int = 10 ** min(-power, 500)
+        value = (int(digits) + unit // 2) // unit
+    value = -value if sign else value
+    return value if -INT64_MAX <= value <= INT64_MAX else None
+
+
+def integers(values: list[Any]) -> bytes:
+    """A column of Int64; what is no integer becomes null."""
+    try:
+        return array("q", values).tobytes()
+    except (TypeError, OverflowError):
+        return array("q", [integer(value) for value in values]).tobytes()
+
+
+def integer(value: Any) -> int:
+    """An Int64 from a number or numeric text, else null."""
+    if isinstance(value, str) and _decimal_integer.fullmatch(value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and -INT64_MAX <= value <= INT64_MAX:
+        return value
+    return NULL
+
+
+def addresses(values: list[Any]) -> bytes:
+    """A column of UInt64; negative ones are two's complement, what is no integer is null."""
+    try:
+        return array("Q", values).tobytes()
+    except (TypeError, OverflowError):
+        return array("Q", [_address(value) for value in values]).tobytes()
+
+
+def _address(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = int(value, 16 if value.lower().startswith("0x") else 10)
+        except ValueError:
+            return NULL_ADDRESS
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return value & UINT64_MAX
+    return NULL_ADDRESS
+
+
+class Codes(dict[str | None, int]):
+    """Text to small numbers, in order of first appearance; null is the empty code."""
+
+    EMPTY = (1 << 32) - 1
+
+    def __init__(self) -> None:
+        super().__init__({None: self.EMPTY})
+
+    def __missing__(self, text: str) -> int:
+        if type(text) is not str:
+            raise TypeError("not text")
+        code = self[text] = len(self) - 1
+        return code
+
+    def column(self, values: list[Any]) -> bytes:
+        """Codes (UInt32) of a column of text; what is not text is made text first."""
+        try:
+            return array("I", map(self.__getitem__, values)).tobytes()
+        except TypeError:
+            return array("I", [self[text_of(value)] for value in values]).tobytes()
+
+    def table(self) -> list[str]:
+        """The texts by code."""
+        return [text for text in self if text is not None]
+
+
+def text_of(value: Any) -> str | None:
+    """A name as text: numbers as written, structures as JSON; None stays None."""
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, str | int | float | bool):
+        return str(value)
+    return msgspec.json.encode(value).decode()
+
+
+def ids(values: list[Any]) -> tuple[bytes, dict[int, str]]:
+    """A column of process or thread ids, and the textual ones by row.
+
+    Integers and numeric text are ids; other text is a label (its id null here, made by the
+    assembler); missing is null.
+    """
+    try:
+        return array("q", values).tobytes(), {}
+    except (TypeError, OverflowError):
+        pass
+    column, labels = array("q"), {}
+    for row, value in enumerate(values):
+        number = integer(value)
+        column.append(number)
+        if number == NULL and value is not None and value != NULL:
+            labels[row] = text_of(value) or ""
+    return column.tobytes(), labels

@@ -1,0 +1,491 @@
+"""Typed events to the columns of a batch."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from traceanalyzer.parsers.chrome_trace import coerce
+from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
+from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
+from traceanalyzer.parsers.chrome_trace.decode import (
+    BAD_TEXT,
+    NO_ARGS,
+    NULL,
+    Args,
+    Event,
+    decode_any,
+)
+from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.vocabulary import (
+    COMMUNICATION_WORDS,
+    DEVICE_KINDS,
+    collective_of_kernel,
+    collective_of_word,
+    kind_of_category,
+)
+
+SLICE_PHASES = frozenset("XiIRPNODvVc")
+PAIR_PHASES = frozenset("BEbenSTpF")
+FLOW_PHASES = frozenset("stf")
+IGNORED_PHASES = frozenset("()")
+KNOWN_PHASES = SLICE_PHASES | PAIR_PHASES | FLOW_PHASES | IGNORED_PHASES | frozenset("MC")
+
+_MEMORY = "[memory]"
+_NO_ID = array("q", [NULL]).tobytes()
+_host_collective = re.compile(r"^(?:nccl|rccl|xccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
+_dims = msgspec.json.Decoder(list[Any])
+
+
+class Column:
+    """A batch under construction: shared text codes, counted issues."""
+
+    def __init__(self, want: Want, offset: int) -> None:
+        self.want = want
+        self.offset = offset
+        self.codes = Codes()
+        self.issues: dict[str, tuple[int, int]] = {}
+
+    def lose(self, code: str, count: int = 1) -> None:
+        """Count something that could not be kept."""
+        if count:
+            seen, first = self.issues.get(code, (0, self.offset))
+            self.issues[code] = (seen + count, first)
+
+    def text(self, values: list[Any]) -> bytes:
+        """Codes of a column of text."""
+        return self.codes.column(values)
+
+
+def extract(
+    events: list[Event], want: Want, offset: int, raw_args: Sequence[msgspec.Raw] | None
+) -> Batch:
+    """A batch of the wanted events of a piece.
+
+    Args:
+        events: the piece's events, in file order.
+        want: what to keep.
+        offset: the piece's place in the file, for issues.
+        raw_args: the arguments' text of every event, when counters or ``args`` need it.
+    """
+    make = Column(want, offset)
+    phases = [event.ph for event in events]
+    rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
+    slices = [events[row] for row in rows] if len(rows) < len(events) else events
+    keep = want.keep
+    if keep is not None:
+        kept = [i for i, event in enumerate(slices) if keep(event)]
+        slices, rows = [slices[i] for i in kept], [rows[i] for i in kept]
+    batch = Batch(events=len(events))
+    batch.slices = _slices(make, slices, rows, raw_args)
+    _others(make, batch, events, phases, raw_args)
+    batch.texts = make.codes.table()
+    batch.issues = make.issues
+    return batch
+
+
+def _others(
+    make: Column,
+    batch: Batch,
+    events: list[Event],
+    phases: list[Any],
+    raw_args: Sequence[msgspec.Raw] | None,
+) -> None:
+    """Everything that is no row of ``events`` by itself."""
+    want, present = make.want, set(phases)
+
+    def of(wanted: frozenset[str]) -> list[tuple[int, Event]]:
+        if present.isdisjoint(wanted):
+            return []
+        return [(row, events[row]) for row, phase in enumerate(phases) if phase in wanted]
+
+    if pairs := of(PAIR_PHASES):
+        batch.has_begin_end = True
+        batch.points = _points(make, pairs, raw_args)
+    if want.flows:
+        arrows = of(FLOW_PHASES) + [
+            (row, arrow)
+            for row, event in enumerate(events)
+            if event.bind_id is not None and (arrow := _bound_flow(event)) is not None
+        ]
+        batch.flows = _flows(make, arrows)
+    if want.lanes:
+        batch.metadata = [_metadata(event) for _, event in of(frozenset("M"))]
+    if want.counters and raw_args is not None:
+        batch.counters = [
+            reading
+            for row, event in of(frozenset("C"))
+            for reading in _counter(make, event, raw_args[row])
+        ]
+    for _, event in of(frozenset(present - KNOWN_PHASES)):
+        _unusable(make, event)
+
+
+def _unusable(make: Column, event: Event) -> None:
+    if event.ph is None:
+        # JAX closes its array with an empty event
+        if event.name is not None or bytes(event.ts) != b"null":
+            make.lose("no-phase")
+    else:
+        make.lose(f"unknown-phase-{text_of(event.ph)!s:.8}")
+
+
+def _slices(
+    make: Column, events: list[Event], rows: list[int], raw_args: Sequence[msgspec.Raw] | None
+) -> Slices:
+    ts, bad = coerce.nanoseconds([e.ts for e in events])
+    make.lose("bad-time", bad)
+    events, rows, ts = _timed(make, events, rows, ts, bad)
+    dur, bad = coerce.nanoseconds([e.dur for e in events])
+    make.lose("bad-duration", bad)
+    keep = make.want.inside(ts, dur)
+    if keep is not None:
+        events, rows = [events[i] for i in keep], [rows[i] for i in keep]
+        ts, dur = _take(ts, keep), _take(dur, keep)
+    pid, pid_labels = coerce.ids([e.pid for e in events])
+    tid, tid_labels = coerce.ids([e.tid for e in events])
+    args = [e.args if type(e.args) is Args else NO_ARGS for e in events]
+    out = Slices(
+        order=array("I", rows).tobytes(),
+        ts=ts,
+        dur=dur,
+        category=make.text([e.cat for e in events]),
+        name=make.text([e.name for e in events]),
+        pid=pid,
+        tid=tid,
+        pid_labels=pid_labels,
+        tid_labels=tid_labels,
+        correlation=coerce.integers([a.correlation for a in args]),
+        external_id=coerce.integers([a.external_id for a in args]),
+    )
+    if out.external_id.startswith(_NO_ID * min(len(args), 8)):
+        out.external_id = _external_ids(args)
+    on_device = _device_columns(out, events, args)
+    _collective_columns(out, events, args, on_device)
+    _memory_columns(out, events, args)
+    _rare_columns(out, events, args)
+    if make.want.args and raw_args is not None:
+        out.args = [_json_text(raw_args[row]) for row in rows]
+    if make.want.input_dims:
+        out.input_dims = [_json_text(a.input_dims) for a in args]
+    return out
+
+
+def _timed(
+    make: Column, events: list[Event], rows: list[int], ts: bytes, bad: int
+) -> tuple[list[Event], list[int], bytes]:
+    """Without the events that have no time; those are counted."""
+    column = array("q", ts)
+    if not column or min(column) != NULL:
+        return events, rows, ts
+    have = [i for i, value in enumerate(column) if value != NULL]
+    make.lose("no-time", len(events) - len(have) - bad)
+    return [events[i] for i in have], [rows[i] for i in have], _take(ts, have)
+
+
+def _take(column: bytes, rows: list[int]) -> bytes:
+    values = array("q", column)
+    return array("q", [values[i] for i in rows]).tobytes()
+
+
+def _external_ids(args: list[Args]) -> bytes:
+    """The column where some events may spell it as Kineto did in 2021."""
+    return coerce.integers(
+        [a.external_id if a.external_id != NULL else a.external_id_2021 for a in args]
+    )
+
+
+def _device_columns(out: Slices, events: list[Event], args: list[Args]) -> list[int]:
+    """Fill the columns of device rows and of kernels; returns the device rows."""
+    on_device = {c for c in {e.cat for e in events} if _is_device(c)}
+    if not on_device:
+        return []
+    rows = [i for i, e in enumerate(events) if e.cat in on_device]
+    out.device_rows = array("I", rows).tobytes()
+    out.device = coerce.integers([args[i].device for i in rows])
+    out.stream = coerce.integers([_stream(args[i].stream, events[i].tid) for i in rows])
+    out.copied = coerce.integers([args[i].copied for i in rows])
+    kernels = [i for i in rows if args[i].grid is not None]
+    out.kernel_rows = array("I", kernels).tobytes()
+    out.grid = _triples([args[i].grid for i in kernels])
+    out.block = _triples([args[i].block for i in kernels])
+    out.registers = coerce.integers([args[i].registers for i in kernels])
+    out.shared_memory = coerce.integers([args[i].shared_memory for i in kernels])
+    return rows
+
+
+def _is_device(category: Any) -> bool:
+    return kind_of_category(text_of(category)) in DEVICE_KINDS
+
+
+def _stream(stream: Any, tid: Any) -> Any:
+    if stream != NULL:
+        return stream
+    if isinstance(tid, str):  # "stream 7", as Kineto wrote in 2021
+        digits = tid.removeprefix("stream").strip()
+        return int(digits) if digits.isdecimal() and len(digits) < 19 else NULL
+    return tid
+
+
+def _triples(values: list[Any]) -> bytes:
+    """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
+    try:
+        flat = array("i", [number for triple in values for number in triple])
+        if len(flat) == 3 * len(values) and all(len(triple) == 3 for triple in values):
+            return flat.tobytes()
+    except (TypeError, OverflowError):
+        pass
+    return array("i", [number for value in values for number in _triple(value)]).tobytes()
+
+
+def _triple(value: Any) -> tuple[int, int, int]:
+    if isinstance(value, list) and len(value) == 3:
+        numbers = [coerce.integer(v) for v in value]
+        if all(0 <= n < 1 << 31 for n in numbers):
+            return numbers[0], numbers[1], numbers[2]
+    return -1, -1, -1
+
+
+def _collective_columns(
+    out: Slices, events: list[Event], args: list[Args], on_device: list[int]
+) -> None:
+    told = {n for n in {e.name for e in events} if isinstance(n, str) and _tells(n)}
+    rows = {i for i in on_device if args[i].collective is not None}
+    if told:
+        rows.update(i for i, e in enumerate(events) if e.name in told)
+    found = [(i, row) for i in sorted(rows) if (row := _collective(events[i], args[i])) is not None]
+    out.collective_rows = array("I", [i for i, _ in found]).tobytes()
+    out.collectives = [row for _, row in found]
+
+
+@lru_cache(maxsize=1 << 16)
+def _tells(name: str) -> bool:
+    """Whether a name may be communication's; plain words, since this sees every name."""
+    small = name.lower()
+    return any(word in small for word in COMMUNICATION_WORDS)
+
+
+def _collective(
+    event: Event, args: Args
+) -> tuple[str | None, str | None, int, int, str | None, int, str | None, int] | None:
+    """(collective, dtype, elements in, out, group, size, ranks, seq), or None: no collective."""
+    name = event.name if isinstance(event.name, str) else ""
+    device = _is_device(event.cat)
+    kind = kind_of_category(text_of(event.cat))
+    host = kind in ("cpu_op", "user_annotation") and _host_collective.search(name) is not None
+    if args.collective is None and not host and kind not in ("kernel", "collective_comm"):
+        return None
+    word = args.collective if isinstance(args.collective, str) else None
+    collective = collective_of_word(word)
+    if collective is None:
+        collective = collective_of_kernel(name) if device else collective_of_word(name)
+    dtype = args.dtype if isinstance(args.dtype, str) else None
+    elements_in = coerce.integer(args.elements_in)
+    if host and dtype is None and elements_in == NULL:
+        dtype, elements_in = _tensor(args)
+    return (
+        collective or word,
+        dtype,
+        elements_in,
+        coerce.integer(args.elements_out),
+        text_of(args.group),
+        coerce.integer(args.group_size),
+        text_of(args.group_ranks),
+        coerce.integer(args.seq),
+    )
+
+
+def _tensor(args: Args) -> tuple[str | None, int]:
+    """Dtype and number of elements of an operator's first tensors of one type."""
+    try:
+        dims, types = _dims.decode(args.input_dims), _dims.decode(args.input_type)
+    except (*BAD_TEXT, msgspec.ValidationError):
+        return None, NULL
+    if not dims or not types or not isinstance(types[0], str):
+        return None, NULL
+    elements = _elements(dims[0])
+    known = elements is not None and types[0] not in ("", "TensorList", "Scalar")
+    return (types[0], coerce.integer(elements)) if known and elements is not None else (None, NULL)
+
+
+def _elements(shape: Any) -> int | None:
+    """Product of a shape; a list of shapes is the sum of their products."""
+    if not isinstance(shape, list) or not shape:
+        return None
+    if isinstance(shape[0], list):
+        parts = [_elements(part) for part in shape[:1024]]
+        return sum(part for part in parts if part is not None)
+    product = 1
+    for size in shape[:64]:
+        if not isinstance(size, int) or size < 0 or product > 1 << 62:
+            return None
+        product *= size
+    return product
+
+
+def _memory_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
+    rows = [i for i, a in enumerate(args) if a.allocated != NULL and events[i].name == _MEMORY]
+    if not rows:
+        return
+    chosen = [args[i] for i in rows]
+    out.memory_rows = array("I", rows).tobytes()
+    out.allocated = coerce.integers([a.allocated for a in chosen])
+    out.address = coerce.addresses(
+        [coerce.NULL_ADDRESS if a.address is None else a.address for a in chosen]
+    )
+    out.device_type = coerce.integers([a.device_type for a in chosen])
+    out.device_id = coerce.integers([a.device_id for a in chosen])
+    out.total_allocated = coerce.integers([a.total_allocated for a in chosen])
+    out.total_reserved = coerce.integers([a.total_reserved for a in chosen])
+
+
+def _rare_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
+    out.original_tid = {
+        i: a.original_tid
+        for i, a in enumerate(args)
+        if a.original_tid != NULL and type(a.original_tid) is int
+    }
+    out.stack_frames = {i: f"{e.sf}" for i, e in enumerate(events) if e.sf is not None}
+
+
+def _points(
+    make: Column, chosen: list[tuple[int, Event]], raw_args: Sequence[msgspec.Raw] | None
+) -> Points:
+    rows, events, points = _placed(make, chosen)
+    points.key = make.text([_async_key(e) for e in events])
+    if make.want.args and raw_args is not None:
+        points.args = [_json_text(raw_args[row]) for row in rows]
+    return points
+
+
+def _flows(make: Column, chosen: list[tuple[int, Event]]) -> Points:
+    _, events, points = _placed(make, chosen)
+    points.id, points.id_labels = coerce.ids([e.id for e in events])
+    points.at_next = [i for i, e in enumerate(events) if e.ph == "f" and e.bp != "e"]
+    return points
+
+
+def _placed(make: Column, chosen: list[tuple[int, Event]]) -> tuple[list[int], list[Event], Points]:
+    """The columns of events that have a time, with those events and their rows."""
+    rows, events = [row for row, _ in chosen], [event for _, event in chosen]
+    ts, bad = coerce.nanoseconds([e.ts for e in events])
+    make.lose("bad-time", bad)
+    events, rows, ts = _timed(make, events, rows, ts, bad)
+    pid, pid_labels = coerce.ids([e.pid for e in events])
+    tid, tid_labels = coerce.ids([e.tid for e in events])
+    return (
+        rows,
+        events,
+        Points(
+            order=array("I", rows).tobytes(),
+            phase="".join([e.ph for e in events]).encode(),
+            ts=ts,
+            category=make.text([e.cat for e in events]),
+            name=make.text([e.name for e in events]),
+            pid=pid,
+            tid=tid,
+            pid_labels=pid_labels,
+            tid_labels=tid_labels,
+        ),
+    )
+
+
+def _bound_flow(event: Event) -> Event | None:
+    """The flow point a slice carries itself (``bind_id`` with ``flow_in``/``flow_out``)."""
+    phase = {(False, True): "s", (True, True): "t", (True, False): "f"}.get(
+        (event.flow_in is True, event.flow_out is True)
+    )
+    if phase is None:
+        return None
+    return Event(
+        ph=phase, ts=event.ts, pid=event.pid, tid=event.tid, id=event.bind_id, bp="e", cat="bind_id"
+    )
+
+
+def _async_key(event: Event) -> str | None:
+    """What begin and end of one async event share; None for B and E, which share their thread."""
+    if event.ph in "BE":
+        return None
+    if event.ph in "STpF":
+        return f"legacy\0{text_of(event.cat)}\0{text_of(event.id)}\0{text_of(event.name)}"
+    identity, scope = event.id, text_of(event.scope)
+    if isinstance(event.id2, dict) and event.id2:
+        where, identity = next(iter(event.id2.items()))
+        if where == "local":
+            scope = f"{scope}\0{text_of(event.pid)}"
+    return f"{text_of(event.cat)}\0{scope}\0{text_of(identity)}"
+
+
+def _counter(
+    make: Column, event: Event, raw: msgspec.Raw
+) -> list[tuple[int, int, str | None, str, str, float]]:
+    ts = coerce.nanosecond(bytes(event.ts))
+    if ts is None:
+        make.lose("no-time")
+        return []
+    try:
+        args = decode_any(raw)
+    except BAD_TEXT:
+        args = None
+    if not isinstance(args, dict):
+        make.lose("bad-counter")
+        return []
+    pid = coerce.integer(event.pid)
+    label = _label(event.pid, pid)
+    name = text_of(event.name) or ""
+    if event.id is not None and event.id != NULL:
+        name = f"{name}[{text_of(event.id)}]"
+    rows = []
+    for series, reading in args.items():
+        number = _number(reading)
+        if number is None:
+            make.lose("bad-counter")
+        else:
+            rows.append((ts, pid, label, name, series, number))
+    return rows
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) < float("inf") else None
+
+
+def _metadata(event: Event) -> tuple[str, int, str | None, int, str | None, str]:
+    pid, tid = coerce.integer(event.pid), coerce.integer(event.tid)
+    args = event.args if type(event.args) is Args else NO_ARGS
+    known = {
+        key: value
+        for key, value in (
+            ("name", text_of(args.name)),
+            ("labels", text_of(args.labels)),
+            ("sort_index", coerce.integer(args.sort_index)),
+            ("value", text_of(args.value)),
+        )
+        if value is not None and value != NULL
+    }
+    return (
+        text_of(event.name) or "",
+        pid,
+        _label(event.pid, pid),
+        tid,
+        _label(event.tid, tid),
+        msgspec.json.encode(known).decode(),
+    )
+
+
+def _label(value: Any, number: int) -> str | None:
+    """The text of an id that is no number."""
+    return text_of(value) if number == NULL and value is not None and value != NULL else None
+
+
+def _json_text(raw: msgspec.Raw) -> str | None:
+    text = bytes(raw)
+    return None if text == b"null" else text.decode("utf-8", "replace")

@@ -1,0 +1,133 @@
+"""Flow points to the ``flows`` table: numbered arrows, each point bound to its slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.frames.linking import enclosing
+from traceanalyzer.parsers.chrome_trace.coerce import NULL
+from traceanalyzer.parsers.chrome_trace.columns import Collected, Ints, text_series
+
+_PHASES = pl.Series(("start", "step", "end"), dtype=schema.FLOW_PHASE)
+_PHASE_CODE = np.zeros(256, dtype=np.uint8)
+_PHASE_CODE[[ord("s"), ord("t"), ord("f")]] = 0, 1, 2
+_NONE = -1
+
+
+def flow_table(
+    collected: Collected,
+    texts: pl.Series,
+    rank: int | None,
+    *,
+    ts: Ints,
+    dur: Ints,
+    pid: Ints,
+    tid: Ints,
+) -> pl.DataFrame:
+    """The ``flows`` table; ``ts`` to ``tid`` are the sorted events' columns as the file has them.
+
+    A point belongs to the arrow of its (id, category, name). A start, a step and an end with
+    ``bp: "e"`` are bound to the innermost slice around them, other ends to the next slice.
+    """
+    flows = collected.flows
+    if not flows.height:
+        return schema.empty("flows")
+    phase = _PHASE_CODE[flows.whole("phase")]
+    at, category, name = flows.whole("ts"), flows.whole("category"), flows.whole("name")
+    point_pid, point_tid = flows.whole("pid"), flows.whole("tid")
+    point_pid = np.where(point_pid == NULL, 0, point_pid)
+    point_tid = np.where(point_tid == NULL, point_pid, point_tid)
+    arrow = _numbered(flows.whole("id"), category, name)
+    to_next = np.zeros(len(at), dtype=bool)
+    to_next[collected.at_next] = True
+    event = _bound(at, point_pid, point_tid, to_next, ts, dur, pid, tid)
+    order = np.argsort(at, kind="stable")
+    event = event[order]
+    return pl.DataFrame(
+        {
+            "ts": pl.Series(at[order]),
+            "phase": _PHASES.gather(phase[order]),
+            "category": text_series(category[order], texts),
+            "name": text_series(name[order], texts),
+            "flow": pl.Series(arrow[order]),
+            "rank": pl.repeat(rank, len(at), dtype=pl.Int32, eager=True),
+            "pid": pl.Series(point_pid[order]),
+            "tid": pl.Series(point_tid[order]),
+            "event": pl.Series(event).cast(pl.UInt32, strict=False),
+        }
+    )
+
+
+def _numbered(ids: Ints, category: Any, name: Any) -> npt.NDArray[np.uint32]:
+    """Arrows numbered in order of first appearance."""
+    frame = pl.DataFrame({"id": ids, "category": category, "name": name})
+    dense = frame.select(pl.struct(pl.all()).rank("dense"))["id"].to_numpy()
+    first = np.full(dense.max() + 1, len(dense), dtype=np.int64)
+    np.minimum.at(first, dense, np.arange(len(dense)))
+    number = np.empty(len(first), dtype=np.uint32)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return number[dense]
+
+
+def _bound(
+    at: Ints,
+    point_pid: Ints,
+    point_tid: Ints,
+    to_next: npt.NDArray[np.bool_],
+    ts: Ints,
+    dur: Ints,
+    pid: Ints,
+    tid: Ints,
+) -> Ints:
+    """The event row each point is bound to, -1 for none.
+
+    Nearly always the slice that started last before the point is still running, so one binary
+    search decides; only for the other points the slices' nesting is worked out.
+    """
+    lane, point_lane = _lanes(pid, tid, point_pid, point_tid)
+    by_lane = np.argsort(lane, kind="stable")  # within a lane still ordered by (ts, -dur)
+    width = len(ts) + 1
+    keys = lane[by_lane].astype(np.int64) * width + by_lane
+    begun = np.searchsorted(ts, at, side="right")
+    position = np.searchsorted(keys, point_lane.astype(np.int64) * width + begun) - 1
+    found = np.where(position >= 0, by_lane[position] if len(by_lane) else 0, _NONE)
+    found[(found >= 0) & (lane[found] != point_lane)] = _NONE
+    end = np.where(dur == NULL, ts, ts + np.maximum(dur, 0))
+    running = (found >= 0) & (end[found] >= at)
+    bound = np.where(running & ~to_next, found, _NONE)
+    rest = ~running & (found >= 0) & ~to_next
+    if rest.any():
+        bound[rest] = _innermost(at[rest], point_lane[rest], lane, ts, end)
+    if to_next.any():
+        begun = np.searchsorted(ts, at[to_next], side="left")
+        position = np.searchsorted(keys, point_lane[to_next].astype(np.int64) * width + begun)
+        inside = position < len(by_lane)
+        following = np.where(inside, by_lane[np.minimum(position, len(by_lane) - 1)], _NONE)
+        following[(following >= 0) & (lane[following] != point_lane[to_next])] = _NONE
+        bound[to_next] = following
+    return bound
+
+
+def _lanes(pid: Ints, tid: Ints, point_pid: Ints, point_tid: Ints) -> tuple[Ints, Ints]:
+    """Small numbers for (pid, tid), the same for slices and points."""
+    frame = pl.DataFrame(
+        {"pid": np.concatenate([pid, point_pid]), "tid": np.concatenate([tid, point_tid])}
+    )
+    lanes = frame.select(pl.struct("pid", "tid").rank("dense"))["pid"].to_numpy()
+    return lanes[: len(pid)], lanes[len(pid) :]
+
+
+def _innermost(at: Ints, point_lane: Ints, lane: Ints, ts: Ints, end: Ints) -> Ints:
+    used = np.isin(lane, np.unique(point_lane))
+    rows = np.flatnonzero(used)
+    # the last nanosecond of a slice still counts: Kineto ends an arrow where its launch ended
+    slices = pl.DataFrame({"start": ts[rows], "end": end[rows] + 1, "lane": lane[rows]})
+    points = pl.DataFrame({"ts": at, "lane": point_lane})
+    inner = enclosing(points, slices, by=["lane"])["slice"]
+    number = inner.cast(pl.Int64).fill_null(_NONE).to_numpy()
+    return np.where(number >= 0, rows[number], _NONE)

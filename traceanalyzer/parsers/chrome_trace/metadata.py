@@ -1,0 +1,90 @@
+"""What a chrome trace says about itself, in whichever of its writers' words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from traceanalyzer.parsers.chrome_trace.coerce import NULL, integer
+from traceanalyzer.parsers.naming import rank_from_name
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Device, Meta
+
+_OWN = frozenset(
+    ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name")
+)
+_BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
+_MAX_RANK = (1 << 31) - 1
+
+
+def describe(
+    source: Source,
+    metadata: dict[str, Any],
+    events: list[tuple[str, int, str | None, int, str | None, str]],
+) -> Meta:
+    """The file's Meta from its top-level values, its metadata events and its name."""
+    job = metadata.get("distributedInfo")
+    job = job if isinstance(job, dict) else {}
+    rank = _count(job.get("rank"))
+    if rank is None:
+        rank = _global_rank(events)
+    if rank is None:
+        rank = rank_from_name(source.path)
+    rest = {k: v for k, v in metadata.items() if k not in _OWN and k not in _BULKY}
+    if len(job) > 1:
+        rest["distributedInfo"] = job
+    return Meta(
+        path=source.path,
+        format="chrome-trace",
+        version=_version(metadata),
+        epoch_ns=_known(integer(metadata.get("baseTimeNanoseconds"))),
+        rank=rank,
+        world_size=_count(job.get("world_size")),
+        devices=_devices(metadata.get("deviceProperties")),
+        host=_text(metadata.get("host_name")),
+        backend=_text(job.get("backend")),
+        extra=msgspec.json.encode(rest).decode() if rest else None,
+    )
+
+
+def _version(metadata: dict[str, Any]) -> str | None:
+    version = metadata.get("schemaVersion")
+    return None if version is None else f"kineto schema {version}"
+
+
+def _global_rank(events: list[tuple[str, int, str | None, int, str | None, str]]) -> int | None:
+    """Composer's rank; several of them mean a merged file, which has no one rank."""
+    found = {
+        _count(msgspec.json.decode(args).get("value"))
+        for name, *_, args in events
+        if name == "global_rank"
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _devices(properties: Any) -> tuple[Device, ...]:
+    if not isinstance(properties, list):
+        return ()
+    found = []
+    for entry in properties:
+        number = _count(entry.get("id")) if isinstance(entry, dict) else None
+        if number is not None:
+            memory = _known(integer(entry.get("totalGlobalMem")))
+            found.append(Device(number, _text(entry.get("name")), memory))
+    return tuple(found)
+
+
+def _count(value: Any) -> int | None:
+    """A rank or a number of ranks; sometimes written as text."""
+    number = integer(value) if not isinstance(value, bool) else NULL
+    return number if 0 <= number <= _MAX_RANK else None
+
+
+def _known(number: int) -> int | None:
+    return None if number == NULL else number
+
+
+def _text(value: Any) -> str | None:
+    return re.sub(r"\s+", " ", value) if isinstance(value, str) and value else None

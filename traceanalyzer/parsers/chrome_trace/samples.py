@@ -1,0 +1,104 @@
+"""Sampled stacks of a chrome trace: top-level ``samples`` and ``stackFrames``, and ``sf``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.parsers.chrome_trace.coerce import NULL, integer, nanosecond, text_of
+from traceanalyzer.parsers.chrome_trace.columns import Collected
+
+_MAX_DEPTH = 10_000
+
+
+@dataclass
+class _Frames:
+    """``stackFrames`` as rows of ``stacks``, made as they are asked for."""
+
+    given: dict[str, Any]
+    rows: list[tuple[int, int | None, str | None, str | None, None]] = field(default_factory=list)
+    row_of: dict[str, int | None] = field(default_factory=dict)
+
+    def row(self, frame: Any) -> int | None:
+        """The row of a frame, its callers' before it; None for one that is not given."""
+        chain: list[str] = []
+        key = str(frame)
+        while key not in self.row_of and isinstance(self.given.get(key), dict):
+            if key in chain or len(chain) > _MAX_DEPTH:
+                break  # a frame that is its own caller
+            chain.append(key)
+            key = str(self.given[key].get("parent"))
+        parent = self.row_of.get(key)
+        for own in reversed(chain):
+            entry = self.given[own]
+            row = len(self.rows)
+            name, where = text_of(entry.get("name")), text_of(entry.get("category"))
+            self.rows.append((row, parent, name, where, None))
+            parent = self.row_of[own] = row
+        return self.row_of.get(str(frame))
+
+
+def add_samples(
+    frames: dict[str, pl.DataFrame],
+    metadata: dict[str, Any],
+    collected: Collected,
+    rank: int | None,
+    row_of: npt.NDArray[np.int64],
+) -> dict[str, pl.DataFrame]:
+    """The tables with ``stacks`` filled, ``stack`` set where told, samples behind the events.
+
+    ``row_of`` tells the row in ``events`` of each slice in the order they were collected.
+    """
+    given = metadata.get("stackFrames")
+    if not isinstance(given, dict) or not given:
+        return frames
+    stacks = _Frames(given)
+    events = frames["events"]
+    if collected.stack_frames:
+        leaf: list[int | None] = [None] * events.height
+        for row, frame in collected.stack_frames.items():
+            leaf[int(row_of[row])] = stacks.row(frame)
+        events = events.with_columns(stack=pl.Series(leaf, dtype=pl.UInt32))
+    samples = _samples(metadata.get("samples"), stacks, collected, rank)
+    types = {c.name: (pl.String if c.dtype == schema.NAME else c.dtype) for c in schema.STACKS}
+    table = pl.DataFrame(stacks.rows, schema=types, orient="row")
+    table = table.cast({"name": schema.NAME, "file": schema.NAME})
+    return {**frames, "events": _merged(events, samples), "stacks": table}
+
+
+def _samples(samples: Any, stacks: _Frames, collected: Collected, rank: int | None) -> pl.DataFrame:
+    rows = []
+    for sample in samples if isinstance(samples, list) else ():
+        ts = nanosecond(_number_text(sample.get("ts"))) if isinstance(sample, dict) else None
+        if ts is None:
+            collected.lose("bad-sample", 1, 0)
+            continue
+        tid, weight = integer(sample.get("tid")), integer(sample.get("weight", 1))
+        pid = integer(sample.get("pid"))
+        rows.append(
+            {
+                "ts": ts,
+                "kind": "sample",
+                "name": text_of(sample.get("name")),
+                "rank": rank,
+                "pid": None if pid == NULL else pid,
+                "tid": None if tid == NULL else tid,
+                "stack": stacks.row(sample.get("sf")),
+                "weight": None if weight == NULL else weight,
+            }
+        )
+    types = {c.name: c.dtype for c in schema.EVENTS if not c.on_request}
+    return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def _number_text(value: Any) -> bytes:
+    return str(value).encode()
+
+
+def _merged(events: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    return pl.concat([events, samples], how="diagonal") if samples.height else events

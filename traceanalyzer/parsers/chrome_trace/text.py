@@ -1,0 +1,142 @@
+"""Decompressed bytes of a source by offset, so that the rest need not know how they arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from traceanalyzer.errors import UnreadableFile
+from traceanalyzer.parsers.chrome_trace.worker import read_range
+from traceanalyzer.parsers.source import Source
+
+Progress = Callable[[int, int], None]
+
+
+class Text(Protocol):
+    """Random access to decompressed bytes that are not yet released."""
+
+    #: Whether another process can read the same offsets from the file itself.
+    shared: bool
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes from an offset; fewer than asked only at the end."""
+
+    def release(self, offset: int) -> None:
+        """Bytes before this offset will not be asked for again."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+def open_text(source: Source, progress: Progress | None) -> Text:
+    """The text of a source, read ahead where it is compressed."""
+    if source.compression is None:
+        return _PlainText(source, progress)
+    return _StreamedText(source, progress)
+
+
+class _PlainText:
+    """An uncompressed file."""
+
+    shared = True
+
+    def __init__(self, source: Source, progress: Progress | None) -> None:
+        self._source, self._progress = source, progress
+        try:
+            self._file = os.open(source.path, os.O_RDONLY)
+        except OSError as error:
+            raise UnreadableFile(source.path, str(error.strerror).lower()) from None
+
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            return read_range(self._file, offset, length)
+        except OSError as error:
+            raise UnreadableFile(
+                self._source.path, str(error.strerror).lower(), where=f"byte {offset}"
+            ) from None
+
+    def release(self, offset: int) -> None:
+        if self._progress:
+            self._progress(min(offset, self._source.size), self._source.size)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class _StreamedText:
+    """A compressed file: a thread inflates ahead, blocks are kept until released."""
+
+    shared = False
+
+    def __init__(self, source: Source, progress: Progress | None) -> None:
+        self._blocks: list[bytes] = []
+        self._start = 0  # offset of the first kept block
+        self._end = 0
+        self._ended = False
+        self._ahead = _Ahead(source.blocks(1 << 21, progress))
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._fill(offset + length)
+        parts, at = [], self._start
+        for block in self._blocks:
+            low, high = max(offset - at, 0), min(offset + length - at, len(block))
+            if low < high:
+                parts.append(block[low:high] if high - low < len(block) else block)
+            at += len(block)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self, offset: int) -> None:
+        while self._blocks and self._start + len(self._blocks[0]) <= offset:
+            self._start += len(self._blocks.pop(0))
+
+    def close(self) -> None:
+        self._ahead.close()
+
+    def _fill(self, end: int) -> None:
+        while self._end < end and not self._ended:
+            block = self._ahead.next()
+            if block is None:
+                self._ended = True
+            else:
+                self._blocks.append(block)
+                self._end += len(block)
+
+
+class _Ahead:
+    """An iterator of blocks run in a thread, a few blocks ahead; inflating frees the GIL."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(blocks,), daemon=True)
+        self._thread.start()
+
+    def _run(self, blocks: Iterator[bytes]) -> None:
+        try:
+            for block in blocks:
+                self._put(block)
+                if self._stop.is_set():
+                    return
+            self._put(None)
+        except BaseException as error:  # noqa: BLE001 - handed to the reader, who raises it
+            self._put(error)
+
+    def _put(self, item: bytes | BaseException | None) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._queue.put(item, timeout=0.1)
+                return
+
+    def next(self) -> bytes | None:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
