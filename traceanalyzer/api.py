@@ -82,7 +82,7 @@ def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, s
     """
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
-    for path in map(os.fspath, paths):
+    for path in [os.fspath(p) for p in paths]:
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             if not os.path.exists(path):  # noqa: PTH110
                 raise UnreadableFile(path, "no such file or folder")

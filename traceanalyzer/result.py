@@ -1,8 +1,8 @@
 """The answer of an analyzer: data, no ink.
 
 A result is a frozen dataclass that derives from :class:`Result`. Its own fields hold scalars with
-the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``tables``, ``charts``,
-``verdict`` and ``notes`` say what to show. Renderers know nothing else about it.
+the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``tables``,
+``charts``, ``verdict`` and ``notes`` say what to show. Renderers know nothing else about it.
 """
 
 from __future__ import annotations

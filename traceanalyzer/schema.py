@@ -69,7 +69,9 @@ EVENTS: tuple[Column, ...] = (
         "joins an operator to its launches and device work",
         "not recorded",
     ),
-    Column("bytes", pl.Int64, "B", "size of the copy, set or allocation (a free is < 0)", "no size"),
+    Column(
+        "bytes", pl.Int64, "B", "size of the copy, set or allocation (a free is < 0)", "no size"
+    ),
     Column("address", pl.UInt64, "", "device address", "no address"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "no stack"),
     Column("weight", pl.Int64, "samples", "samples of a sampled stack", "not a sample"),
@@ -252,11 +254,11 @@ def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
             wrong.append(f"{name}.event: row {top} of {events.height}")
     order = events.select(
         # an open-ended event sorts after the closed ones of the same start
-        later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),  # noqa: FBT003
+        later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),
         longest_first=(
             (pl.col("ts") == pl.col("ts").shift(1))
             & (pl.col("dur").fill_null(-1) <= pl.col("dur").shift(1).fill_null(-1))
-        ).fill_null(True),  # noqa: FBT003
+        ).fill_null(True),
     )
     unordered = (~(order["later"] | order["longest_first"])).sum()
     if unordered and events["ts"].null_count() == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import polars as pl
 
@@ -105,7 +106,7 @@ class Trace:
 
     def with_rank(self, rank: int) -> Trace:
         """The same trace, said to be of this rank."""
-        relabelled = {
+        relabelled: dict[str, Any] = {
             name: frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
             for name, frame in self.tables.items()
             if "rank" in frame.columns
@@ -130,7 +131,7 @@ class Trace:
         """Only the events that satisfy an expression; ``points`` filters flows and counters."""
         kept = self.events.with_row_index("_row").filter(events)
         renumber = kept.select(event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32))
-        changed: dict[str, pl.DataFrame] = {"events": kept.drop("_row")}
+        changed: dict[str, Any] = {"events": kept.drop("_row")}
         for name in schema.EVENT_TABLES:
             frame = getattr(self, name)
             how = "left" if name == "flows" else "inner"
@@ -143,7 +144,7 @@ class Trace:
 
     def __repr__(self) -> str:
         names = ", ".join(meta.path for meta in self.sources[:2])
-        more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""  # noqa: PLR2004
+        more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""
         return f"<Trace of {names}{more}: {self.events.height:,} events>"
 
 
@@ -195,9 +196,7 @@ def sort_events(trace: Trace) -> Trace:
     return replace(trace, events=ordered.drop("_row"), **changed)
 
 
-def _moved(
-    table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, int]
-) -> pl.DataFrame:
+def _moved(table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, int]) -> pl.DataFrame:
     """A table's rows with times and row ids moved to where they lie after concatenation."""
     moves: list[pl.Expr] = []
     if shift and "ts" in frame.columns:
@@ -216,7 +215,7 @@ def _moved(
 
 def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr:
     end = pl.col("ts") + (pl.col("dur").fill_null(0) if dur else 0)
-    keep = pl.lit(True)  # noqa: FBT003
+    keep = pl.lit(True)
     if lo is not None:
         keep &= (end > lo) | (pl.col("ts") >= lo)
     if hi is not None:

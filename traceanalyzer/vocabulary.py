@@ -164,7 +164,9 @@ _DISPATCH = re.compile(r"(?i)deep_ep.*?(dispatch|combine)")
 
 #: Bytes of one element, by dtype as c10, NCCL and numpy spell it, lower-cased.
 DTYPE_BYTES: dict[str, int] = {
-    **dict.fromkeys(("double", "float64", "long", "int64", "long int", "uint64", "complexfloat"), 8),
+    **dict.fromkeys(
+        ("double", "float64", "long", "int64", "long int", "uint64", "complexfloat"), 8
+    ),
     **dict.fromkeys(("c10::complex<float>", "complex64"), 8),
     **dict.fromkeys(("c10::complex<double>", "complex128", "complexdouble"), 16),
     **dict.fromkeys(("float", "float32", "int", "int32", "uint32"), 4),
@@ -208,7 +210,7 @@ def collective_of_kernel(name: str) -> str | None:
 
 
 def bus_factor(collective: str | None, group_size: int | None) -> float | None:
-    """busbw / algbw of a collective among n ranks, as nccl-tests defines it.
+    """Busbw / algbw of a collective among n ranks, as nccl-tests defines it.
 
     all_reduce 2(n-1)/n; all_gather, reduce_scatter and all_to_all (n-1)/n; all others 1.
     None where the group's size matters and is not known.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.coerce import NULL, NULL_ADDRESS
+from traceanalyzer.parsers.chrome_trace.coerce import NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.columns import (
     TEXTUAL_ID,
     Collected,
@@ -19,6 +19,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     nullable,
     text_series,
 )
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.flows import flow_table
 from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
 from traceanalyzer.parsers.chrome_trace.want import Want

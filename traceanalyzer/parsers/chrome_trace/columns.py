@@ -10,7 +10,8 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
-from traceanalyzer.parsers.chrome_trace.coerce import NULL, Codes
+from traceanalyzer.parsers.chrome_trace.coerce import Codes
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]

@@ -114,11 +114,11 @@ def _find_key(text: Text, offset: int, opening: bytes, container: Container) -> 
         if len(window) < size or size >= _MAX_HEADER:
             break
         size *= 8
-    match = _EVENTS_KEY.search(window)
-    if match and not opening:
+    damaged = _EVENTS_KEY.search(window)
+    if damaged and not opening:
         # the header is damaged, and these words are the best there is
         container.damaged_metadata = container.is_object = True
-        return offset + match.end()
+        return offset + damaged.end()
     length = container.learn(opening + window)
     container.closed = not container.damaged_metadata
     if not opening and not _EMPTY_EVENTS.search(window) and "traceEvents" not in container.metadata:

@@ -10,8 +10,8 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.linking import enclosing
-from traceanalyzer.parsers.chrome_trace.coerce import NULL
 from traceanalyzer.parsers.chrome_trace.columns import Collected, Ints, text_series
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 _PHASES = pl.Series(("start", "step", "end"), dtype=schema.FLOW_PHASE)
 _PHASE_CODE = np.zeros(256, dtype=np.uint8)
@@ -71,7 +71,8 @@ def _numbered(ids: Ints, category: Any, name: Any) -> npt.NDArray[np.uint32]:
     np.minimum.at(first, dense, np.arange(len(dense)))
     number = np.empty(len(first), dtype=np.uint32)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return number[dense]
+    numbered: npt.NDArray[np.uint32] = number[dense]
+    return numbered
 
 
 def _bound(

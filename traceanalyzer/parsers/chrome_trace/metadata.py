@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace.coerce import NULL, integer
+from traceanalyzer.parsers.chrome_trace.coerce import integer
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.naming import rank_from_name
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Device, Meta

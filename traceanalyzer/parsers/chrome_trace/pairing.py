@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from traceanalyzer.parsers.chrome_trace.coerce import NULL
 from traceanalyzer.parsers.chrome_trace.columns import NO_TEXT, Collected, Ints
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 _BEGIN, _END, _INSTANT = frozenset("BbS"), frozenset("EeF"), frozenset("nTp")
 

@@ -110,7 +110,7 @@ def _read(
         searching = _searching(text, offset, want)
         closed = _read_array(text, offset, source, searching, collected)
         if closed is None:
-            _note_truncation(text, container, collected)
+            _note_truncation(container, collected)
             return
         offset = containers.next_events(text, closed, container)
 
@@ -158,7 +158,7 @@ def _mend_cut(tail: bytes, head: bytes, offset: int, want: Want, collected: Coll
         collected.lose("bad-event", 1, offset)
 
 
-def _note_truncation(text: Text, container: Container, collected: Collected) -> None:
+def _note_truncation(container: Container, collected: Collected) -> None:
     """Text that ends inside its array: said, unless it is a bare array with no event lost."""
     tail, at = collected.unfinished, collected.unfinished_at
     if tail:
