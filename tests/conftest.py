@@ -6,10 +6,13 @@ import difflib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
@@ -69,7 +72,10 @@ def run_cli(
         check=False,
     )
     return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        done.args,
+        done.returncode,
+        done.stdout.decode(errors="surrogateescape"),
+        done.stderr.decode(errors="surrogateescape"),
     )
 
 

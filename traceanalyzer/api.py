@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from traceanalyzer.errors import OptionError, UnreadableFile
+from traceanalyzer.analyzers.info import Info
+from traceanalyzer.analyzers.info import info as describe
+from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
@@ -95,6 +97,47 @@ def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, s
         inputs += found
         skipped += foreign
     return inputs, skipped
+
+
+def info(
+    paths: Sequence[PathLike],
+    *,
+    skipped: Iterable[tuple[str, str]] = (),
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+) -> Info:
+    """What files and folders hold; arguments as for :func:`read`.
+
+    One file is in memory at a time. Among several, a file that cannot be read is listed with the
+    reason instead of ending it all, as are those of ``skipped``: (path, reason) of files that the
+    caller has left out already.
+
+    Raises:
+        InputError: the only file cannot be read.
+    """
+    inputs, foreign = find_inputs(paths)
+    left_out = [*skipped, *foreign]
+
+    def traces() -> Iterator[Trace]:
+        for path in inputs:
+            try:
+                yield read(
+                    path,
+                    format=format,
+                    rank=rank,
+                    since_ns=since_ns,
+                    until_ns=until_ns,
+                    progress=progress,
+                )
+            except InputError as error:
+                if len(inputs) == 1:
+                    raise
+                left_out.append((path, error.what))
+
+    return describe(traces(), left_out)
 
 
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import polars as pl
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
 # Spreadsheets run a cell that starts like this as a formula.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULA = r"^[=+\-@\t\r\n]"
 
 
 def render(result: Result, *, table: str | None = None, top: int | None = None) -> str:
-    """One table, by default the first; null is an empty cell.
+    """One table, by default the first; null is an empty cell, a list its JSON.
 
     Text that a spreadsheet would run as a formula gets a leading apostrophe; numbers never do.
 
@@ -24,18 +24,13 @@ def render(result: Result, *, table: str | None = None, top: int | None = None) 
     """
     frame = result.to_polars(table)
     rows = frame if top is None else frame.head(top)
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(_cell, frame.columns))
-    writer.writerows(map(_cell, row) for row in rows.iter_rows())
-    return out.getvalue()
+    return pl.DataFrame([_column(rows[name]) for name in rows.columns]).write_csv()
 
 
-def _cell(value: Any) -> Any:
-    if isinstance(value, (list, dict)):
-        value = json.dumps(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and value.startswith(_FORMULA_STARTS):
-        return f"'{value}"
-    return value
+def _column(values: pl.Series) -> pl.Series:
+    if values.dtype.is_nested():
+        lists = [None if value is None else json.dumps(value) for value in values.to_list()]
+        return pl.Series(values.name, lists, dtype=pl.String)
+    if isinstance(values.dtype, (pl.String, pl.Categorical, pl.Enum)):
+        return values.cast(pl.String).str.replace(_FORMULA, "'$0")
+    return values

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FALLBACK = (120, 24)  # where no terminal tells its size
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
-_SHORTEST = 16  # a name cut further says nothing
+_SHORTEST = 20  # a name cut further says nothing
 _SEPARATOR = 3  # " | "
 
 

@@ -1,0 +1,108 @@
+"""CSV and JSON: what other programs read."""
+
+import csv
+import io
+import json
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_results import HOSTILE, Sample, groups, hostile, ordinary
+
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render import FORMS, form_of, render
+from traceanalyzer.render import csv as as_csv
+from traceanalyzer.render import json as as_json
+from traceanalyzer.result import Table
+
+
+def _result(frame: pl.DataFrame) -> Sample:
+    return Sample(shown=(Table("t", "T", frame, {name: name for name in frame.columns}),))
+
+
+def test_csv_golden(golden):
+    golden("groups.csv", as_csv.render(ordinary()))
+
+
+def test_csv_holds_raw_units_and_every_row_and_column():
+    rows = list(csv.DictReader(io.StringIO(as_csv.render(ordinary()))))
+    assert [row["max_ns"] for row in rows] == ["17570000", "25050000", "7635000"]
+    assert rows[2]["pid"] == ""
+    assert rows[0]["ranks"] == "[0, 1, 2]"
+    assert list(rows[0]) == groups().frame.columns
+
+
+def test_csv_of_a_chosen_table():
+    assert as_csv.render(ordinary(), table="none") == "rank\n"
+
+
+def test_csv_top():
+    assert len(as_csv.render(ordinary(), top=1).splitlines()) == 2
+
+
+def test_csv_text_is_never_a_formula():
+    rows = list(csv.reader(io.StringIO(as_csv.render(hostile()), newline="")))[1:]
+    for (name, *_), given_name in zip(rows, HOSTILE, strict=True):
+        assert not name.startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert name.lstrip("'") == given_name
+
+
+def test_csv_negative_numbers_stay_numbers():
+    assert as_csv.render(_result(pl.DataFrame({"a": [-5], "b": [-0.5]}))) == "a,b\n-5,-0.5\n"
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
+def test_csv_reads_back(names):
+    text = as_csv.render(_result(pl.DataFrame({"name": names, "n": range(len(names))})))
+    rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    assert [row[0] for row in rows] == [
+        f"'{name}" if name[:1] in tuple("=+-@\t\r\n") and name else name for name in names
+    ]
+
+
+def test_json_golden(golden):
+    golden("groups.json", as_json.render(ordinary()))
+
+
+def test_json_holds_everything_in_raw_units():
+    values = json.loads(as_json.render(ordinary()))
+    assert values["wait_ns"] == 48_200_000
+    assert values["groups"] == groups().frame.to_dicts()
+    assert values["verdict"].startswith("Rank 2")
+    assert len(values["notes"]) == 1
+    assert list(values) == sorted(values)
+
+
+def test_json_has_no_nan():
+    frame = pl.DataFrame({"a": [float("nan"), float("inf"), 1.0]})
+    text = as_json.render(_result(frame)).decode()
+    rows = json.loads(text, parse_constant=pytest.fail)["t"]
+    assert [row["a"] for row in rows] == [None, None, 1.0]
+
+
+def test_json_top():
+    assert len(json.loads(as_json.render(ordinary(), top=2))["groups"]) == 2
+
+
+def test_json_keeps_hostile_names_exactly():
+    rows = json.loads(as_json.render(hostile()))["bad"]
+    assert [row["name"] for row in rows] == list(HOSTILE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_rendered_the_same_twice(form):
+    assert render(ordinary(), form) == render(ordinary(), form) != b""
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [("a.csv", "csv"), ("b/c.HTML", "html"), ("x.png", "png"), ("x.txt", "table"), ("x", None)],
+)
+def test_form_by_suffix(path, form):
+    assert form_of(path) == form
+
+
+def test_a_picture_needs_a_chart():
+    with pytest.raises(OptionError, match="no chart to draw"):
+        render(Sample(), "svg")

@@ -1,0 +1,180 @@
+"""The page as text, and in a real browser."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from sample_results import HOSTILE, LONG_KERNEL, Sample, empty, groups, hostile, ordinary
+
+from traceanalyzer.render import html
+
+VOID = {"meta", "link", "br", "img"}
+ALLOWED = {
+    *("html", "head", "meta", "link", "title", "style", "body", "main", "h1", "h2", "h3", "h4"),
+    *("p", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "ul", "li", "figure"),
+    *("svg", "g", "path", "defs", "use", "text", "rect", "clippath", "image", "metadata", "tspan"),
+    *("rdf:rdf", "cc:work", "dc:type", "dc:format"),
+}
+
+
+class _Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_golden_without_charts(golden):
+    golden("page.html", html.page(Sample(shown=(groups(),), noted=("A note.",))))
+
+
+@pytest.mark.parametrize("result", [ordinary(), hostile(), empty()], ids=["plain", "bad", "empty"])
+def test_page_is_well_formed_and_holds_only_known_elements(result):
+    tags = _Tags(html.page(result))
+    assert tags.open == []
+    assert {tag for tag, _ in tags.seen} <= ALLOWED
+    attributes = {name for _, attrs in tags.seen for name in attrs}
+    assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_ids_are_unique_over_all_charts():
+    ids = [attrs["id"] for _, attrs in _Tags(html.page(ordinary())).seen if "id" in attrs]
+    assert len(ids) == len(set(ids)) > 10
+
+
+def test_inner_references_lead_somewhere():
+    page = html.page(ordinary())
+    seen = _Tags(page).seen
+    ids = {attrs.get("id") for _, attrs in seen}
+    targets = re.findall(r"url\(#([^)]+)\)", page)
+    targets += [a["xlink:href"][1:] for _, a in seen if a.get("xlink:href", "").startswith("#")]
+    assert targets
+    assert set(targets) <= ids
+
+
+def test_nothing_points_outside():
+    seen = _Tags(html.page(ordinary())).seen
+    links = [v for _, attrs in seen for k, v in attrs.items() if k in ("src", "href", "xlink:href")]
+    assert all(link.startswith(("data:", "#")) for link in links)
+
+
+def test_charts_take_the_page_colour():
+    page = html.page(ordinary())
+    assert "currentColor" in page
+    assert "#1f2328" not in page[page.index("<svg") :]
+
+
+def test_long_names_are_cut_and_kept_in_the_title():
+    page = html.page(Sample(shown=(groups(),)))
+    assert LONG_KERNEL.replace("<", "&lt;").replace(">", "&gt;") in page
+    assert "x" * 10_000 not in re.sub(r'title="[^"]*"', "", html.page(hostile()))
+
+
+def test_top_is_said_in_the_caption():
+    assert "2 of 3 rows" in html.page(ordinary(), top=2)
+
+
+def test_fragment_for_a_notebook_is_inert_and_light():
+    text = hostile()._repr_html_()
+    tags = _Tags(text)
+    assert tags.open == []
+    assert {tag for tag, _ in tags.seen} <= ALLOWED - {"svg"}
+    assert text.startswith('<div class="traceanalyzer">')
+
+
+# --- in a browser ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync"),
+        *("disable-background-networking", "disable-component-update", "disable-dev-shm-usage"),
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(driver)
+    window = webdriver.Chrome(options=options, service=service)
+    yield window
+    window.quit()
+
+
+def _open(browser, path: Path, page: str) -> list[str]:
+    """Opens a page; gives the addresses the browser asked for."""
+    path.write_text(page, encoding="utf-8")
+    browser.get_log("performance")
+    browser.get_log("browser")
+    browser.get(path.as_uri())
+    messages = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [params["request"]["url"] for params in sent]
+
+
+@pytest.mark.parametrize("result", [ordinary(), hostile()], ids=["ordinary", "hostile"])
+def test_browser_fetches_nothing_and_complains_about_nothing(browser, tmp_path, result):
+    path = tmp_path / "page.html"
+    asked = _open(browser, path, html.page(result))
+    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    assert browser.get_log("browser") == []
+    assert len(browser.find_elements("css selector", "svg")) == len(result.charts)
+
+
+def test_browser_shows_hostile_names_as_text(browser, tmp_path):
+    _open(browser, tmp_path / "page.html", html.page(hostile()))
+    assert "pwned" not in browser.execute_script("return document.title.replace(/'pwned'/g, '')")
+    assert browser.execute_script("return document.scripts.length + document.images.length") == 0
+    cells = [cell.text for cell in browser.find_elements("css selector", "td:first-child")]
+    assert cells[0] == HOSTILE[0]
+    assert cells[2] == HOSTILE[2]
+    assert "\\x00" in cells[5]
+    assert "\\u202e" in cells[4]
+    assert len(cells) == len(HOSTILE)
+    assert len(cells[9]) < 100
+
+
+def test_browser_would_refuse_a_script_or_an_image_from_elsewhere(browser, tmp_path):
+    page = html.page(ordinary()).replace(
+        "<main>", "<main><script>document.title='ran'</script><img src='http://127.0.0.1:9/x'>"
+    )
+    _open(browser, tmp_path / "page.html", page)
+    assert browser.title == ordinary().title
+    said = " ".join(row["message"] for row in browser.get_log("browser"))
+    assert said.count("Content Security Policy") >= 2
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_browser_follows_the_colour_scheme(browser, tmp_path, scheme, dark):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    _open(browser, tmp_path / "page.html", html.page(ordinary()))
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    ink = browser.execute_script("return getComputedStyle(document.querySelector('svg text')).fill")
+    assert (_brightness(paper) < 100) is dark
+    assert (_brightness(ink) > 150) is dark
+
+
+def _brightness(color: str) -> float:
+    return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3

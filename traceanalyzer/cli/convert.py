@@ -1,0 +1,75 @@
+"""``traceanalyzer convert``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from traceanalyzer.cli import output
+from traceanalyzer.cli.options import Reading, reading
+from traceanalyzer.cli.progress import progress
+from traceanalyzer.cli.summary import report
+from traceanalyzer.errors import OptionError
+
+_COLUMNS = ("args", "input_dims")  # a conversion leaves nothing out
+_STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt")
+
+
+@click.command(short_help="To Parquet, or to Chrome JSON for Perfetto.")
+@click.argument("paths", nargs=-1, required=True, metavar="IN...")
+@click.option(
+    "-o", "--output", "out", required=True, metavar="OUT", help="A file, or a folder for several."
+)
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@reading
+def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> None:
+    """Write a trace as Parquet, or as Chrome JSON for Perfetto and chrome://tracing.
+
+    OUT's suffix tells the form: .parquet, .json or .json.gz. Where IN is several files or a
+    folder, OUT is a folder, and each file becomes a Parquet file in it; every command reads
+    such a folder as it reads the originals.
+    """
+    from traceanalyzer import api
+    from traceanalyzer.exporters import writer_for
+
+    inputs, _ = api.find_inputs(paths)
+    targets = _targets(list(dict.fromkeys(inputs)), out)
+    for target in targets:
+        writer_for(target)
+        output.check(target, force=force)
+    with progress(inputs, quiet=reading.quiet) as meter:
+        for target, path in targets.items():
+            trace = api.read(path, **reading.of(inputs), columns=_COLUMNS, progress=meter)
+            with output.opened(target) as file:
+                writer_for(target)(trace, file)
+            report(path, trace.issues.to_dicts(), quiet=reading.quiet)
+
+
+def _targets(inputs: list[str], out: str) -> dict[str, str]:
+    """The input of each file to write."""
+    folder = Path(out)
+    if folder.is_dir():
+        return {str(folder / name): path for name, path in _names(inputs).items()}
+    if len(inputs) == 1:
+        return {out: inputs[0]}
+    if folder.suffix:
+        raise OptionError(f"{out}: {len(inputs)} files are written to a folder; give -o FOLDER")
+    folder.mkdir()
+    return _targets(inputs, out)
+
+
+def _names(inputs: list[str]) -> dict[str, str]:
+    """A Parquet file's name for each input, by its place below their common folder."""
+    common = os.path.commonpath([Path(path).absolute().parent for path in inputs])
+    names = ["_".join(Path(path).absolute().relative_to(common).parts) for path in inputs]
+    stems = [_stem(name) for name in names]
+    distinct = stems if len(set(stems)) == len(stems) else names
+    return {f"{name}.parquet": path for name, path in zip(distinct, inputs, strict=True)}
+
+
+def _stem(name: str) -> str:
+    while name.lower().endswith(_STEM_ENDS):
+        name = name.rpartition(".")[0]
+    return name

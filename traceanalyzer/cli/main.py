@@ -1,0 +1,75 @@
+"""The program: its commands, and the only place that catches errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+
+import click
+
+from traceanalyzer.cli.comm_outliers import comm_outliers
+from traceanalyzer.cli.convert import convert
+from traceanalyzer.cli.info import info
+from traceanalyzer.errors import TraceAnalyzerError
+from traceanalyzer.render.text import visible
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+_TERMINATED = 143  # 128 + SIGTERM
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="traceanalyzer", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Why is training slow? Reads what profilers wrote and names the cause."""
+
+
+for _command in (info, comm_outliers, convert):
+    cli.add_command(_command)
+
+
+def run() -> None:
+    """The console script: run the command of ``sys.argv`` and exit with its status."""
+    # as an exception, so that a half-written file is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    sys.exit(status(sys.argv[1:]))
+
+
+def status(arguments: list[str]) -> int:
+    """The exit status of a command: 0 ok, 1 bad input, 2 usage; errors are said in one line."""
+    try:
+        done = cli.main(arguments, prog_name="traceanalyzer", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    except TraceAnalyzerError as error:
+        return _failed(str(error), error.exit_code)
+    except BrokenPipeError:
+        _discard_stdout()
+        return _BROKEN_PIPE
+    except MemoryError:
+        return _failed("out of memory; --rank, --since and --until read less", 1)
+    except OSError as error:
+        _discard_stdout()
+        place = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{place}{(error.strerror or str(error)).lower()}", 1)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: never a traceback
+        return _failed(f"internal error: {type(error).__name__}: {error}; please report it", 1)
+    return done if isinstance(done, int) else 0
+
+
+def _failed(message: str, code: int) -> int:
+    if os.environ.get("TRACEANALYZER_DEBUG"):
+        traceback.print_exc()
+    click.echo(f"traceanalyzer: {visible(message)}", err=True)
+    return code
+
+
+def _discard_stdout() -> None:
+    """What is still buffered for a reader that left must not fail again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,162 @@
+"""Options that commands share, and the values they turn into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from traceanalyzer.cli import output
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render import BINARY, FORMS, TOP, Form, form_of, render
+from traceanalyzer.units import parse_ns
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Result
+
+ALL = "all"
+Command = Callable[..., None]
+
+
+def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else parse_ns(text)
+
+
+def _rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
+    if text in (None, ALL):
+        return text
+    if not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is not a number of rows; write 20 or {ALL}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How input files are read.
+
+    Attributes:
+        format: the parser to use whatever the content looks like, or None.
+        rank: the rank of a file that does not tell it, or tells it wrong.
+        since_ns: leave out what ends before, counted from the trace's start.
+        until_ns: leave out what starts then or later.
+        quiet: no progress and no summary on standard error.
+    """
+
+    format: str | None = None
+    rank: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        both = self.since_ns is not None and self.until_ns is not None
+        if both and self.since_ns >= self.until_ns:  # type: ignore[operator]
+            raise OptionError("--since must be before --until")
+
+    def of(self, inputs: Sequence[str]) -> dict[str, Any]:
+        """The keyword arguments of ``api.read`` for these inputs.
+
+        Raises:
+            OptionError: one rank is given to several files.
+        """
+        if self.rank is not None and len(inputs) > 1:
+            raise OptionError(f"--rank names the rank of one file; {len(inputs)} were given")
+        return {
+            "format": self.format,
+            "rank": self.rank,
+            "since_ns": self.since_ns,
+            "until_ns": self.until_ns,
+        }
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where the answer goes, and how it is shown.
+
+    Attributes:
+        output: a file, or None for standard output.
+        force: the file may be overwritten.
+        to: the form.
+        top: rows of each table, or None for all.
+    """
+
+    output: str | None = None
+    force: bool = False
+    to: Form = "table"
+    top: int | None = None
+
+    def check(self) -> None:
+        """Refuses an output that cannot be written, before any work is done."""
+        output.check(self.output, force=self.force, binary=self.to in BINARY)
+
+    def show(self, result: Result) -> None:
+        """Renders and writes the answer."""
+        data = render(result, self.to, top=self.top)
+        output.write(data, self.output, binary=self.to in BINARY)
+
+
+def reading(command: Command) -> Command:
+    """Adds the options of :class:`Reading`; the command gets one ``reading`` argument."""
+
+    @click.option("--format", metavar="NAME", help="Read as this format whatever it looks like.")
+    @click.option(
+        "--rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Rank of the file, where it does not tell.",
+    )
+    @click.option(
+        "--since",
+        metavar="TIME",
+        callback=_duration,
+        help="Leave out what ends earlier than, say, 1.5s from the start.",
+    )
+    @click.option(
+        "--until", metavar="TIME", callback=_duration, help="Leave out what starts then or later."
+    )
+    @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary of what was lost.")
+    @wraps(command)
+    def wrapped(
+        *args: Any,
+        format: str | None,  # noqa: A002 - the option's name
+        rank: int | None,
+        since: int | None,
+        until: int | None,
+        quiet: bool,
+        **rest: Any,
+    ) -> None:
+        command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
+
+    return wrapped
+
+
+def writing(command: Command) -> Command:
+    """Adds the options of :class:`Writing`; the command gets one ``writing`` argument."""
+
+    @click.option("-o", "--output", metavar="FILE", help="Write to FILE, not standard output.")
+    @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+    @click.option("--to", type=click.Choice(FORMS), help="Default: by FILE's suffix, else table.")
+    @click.option(
+        "--top",
+        metavar=f"N|{ALL}",
+        callback=_rows,
+        help=f"Rows of each table. Default: {TOP['table']}, html {TOP['html']}, csv and json all.",
+    )
+    @wraps(command)
+    def wrapped(
+        *args: Any,
+        output: str | None,
+        force: bool,
+        to: Form | None,
+        top: int | str | None,
+        **rest: Any,
+    ) -> None:
+        form = to or (form_of(output) if output else None) or "table"
+        rows = TOP.get(form) if top is None else top
+        limit = rows if isinstance(rows, int) else None
+        command(*args, writing=Writing(output, force, form, limit), **rest)
+
+    return wrapped
