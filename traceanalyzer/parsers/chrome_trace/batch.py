@@ -5,18 +5,19 @@ from __future__ import annotations
 import msgspec
 
 Int64 = bytes
+Int64OrDouble = bytes
 UInt32 = bytes
 UInt64 = bytes
 Int32 = bytes
-Int8 = bytes
 
 
 class Slices(msgspec.Struct):
     """Rows of ``events``: complete events and instants, in file order."""
 
     order: UInt32 = b""
-    ts: Int64 = b""
-    dur: Int64 = b""
+    ts: Int64OrDouble = b""
+    dur: Int64OrDouble = b""
+    doubles: bool = False  # times are doubles in us
     category: UInt32 = b""
     name: UInt32 = b""
     pid: Int64 = b""
@@ -60,7 +61,8 @@ class Points(msgspec.Struct):
 
     order: UInt32 = b""
     phase: bytes = b""
-    ts: Int64 = b""
+    ts: Int64OrDouble = b""
+    doubles: bool = False
     category: UInt32 = b""
     name: UInt32 = b""
     pid: Int64 = b""

@@ -1,4 +1,4 @@
-"""From what a file wrote to what a column holds: times, integers, ids, text.
+"""From what a file wrote to what a column holds: integers, ids, text.
 
 Each function has a fast route for a whole column of well-formed values and a slow one, value by
 value, for columns in which somebody wrote something else.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,72 +19,7 @@ UINT64_MAX = (1 << 64) - 1
 #: Null in a UInt64 column on its way to the tables.
 NULL_ADDRESS = UINT64_MAX
 
-_integers = msgspec.json.Decoder(list[int])
-_not_milli = re.compile(rb'\.(?!\d{3}(?:,|$))|[eE"]')
-_number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
 _decimal_integer = re.compile(r"[+-]?\d{1,20}")
-
-
-def nanoseconds(texts: Sequence[Any]) -> tuple[bytes, int]:
-    """A column of times in microseconds to exact Int64 ns.
-
-    Returns the column's bytes and how many values were no time at all (now null). ``null`` text is
-    null and not counted.
-    """
-    text = b",".join(texts)
-    missing = text.count(b"null")
-    dots = text.count(b".")
-    fill = b"%d" % NULL
-    try:
-        if dots == 0 and not _not_milli.search(text):
-            fill = b"%d" % (NULL // 1000)
-            values = _integers.decode(b"[" + text.replace(b"null", fill) + b"]")
-            return _thousandfold(values), 0
-        if dots == len(texts) - missing and not _not_milli.search(text):
-            # 5345121.123 us is the integer 5345121123 in ns; leading zeros go, JSON has none
-            text = b"," + text.replace(b"null", fill)
-            for leading in (b",0.00", b",0.0", b",0."):
-                text = text.replace(leading, b",")
-            return array(
-                "q", _integers.decode(b"[" + text[1:].replace(b".", b"") + b"]")
-            ).tobytes(), 0
-    except (msgspec.DecodeError, OverflowError):
-        pass
-    return _one_by_one(texts)
-
-
-def _thousandfold(values: list[int]) -> bytes:
-    null = NULL // 1000
-    return array("q", [v * 1000 if v != null else NULL for v in values]).tobytes()
-
-
-def _one_by_one(texts: Sequence[Any]) -> tuple[bytes, int]:
-    column = array("q")
-    bad = 0
-    for text in texts:
-        value = nanosecond(bytes(text))
-        bad += value is None and bytes(text) != b"null"
-        column.append(NULL if value is None else value)
-    return column.tobytes(), bad
-
-
-def nanosecond(text: bytes) -> int | None:
-    """One time in microseconds, as JSON text, to the nearest nanosecond; None if it is none."""
-    match = _number.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, fraction, exponent = match.groups()
-    digits = whole + (fraction or b"")
-    if len(digits) > 400:
-        return None
-    power = 3 - len(fraction or b"") + int(exponent or 0)
-    if power >= 0:
-        value = int(digits) * 10 ** min(power, 40)
-    else:
-        unit: int = 10 ** min(-power, 500)
-        value = (int(digits) + unit // 2) // unit
-    value = -value if sign else value
-    return value if -INT64_MAX <= value <= INT64_MAX else None
 
 
 def integers(values: list[Any]) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace import coerce
+from traceanalyzer.parsers.chrome_trace import coerce, times
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.decode import (
@@ -21,6 +21,7 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     Event,
     decode_any,
 )
+from traceanalyzer.parsers.chrome_trace.times import Times
 from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.vocabulary import (
     COMMUNICATION_WORDS,
@@ -29,6 +30,9 @@ from traceanalyzer.vocabulary import (
     collective_of_word,
     kind_of_category,
 )
+
+#: Gives the arguments' JSON text of every event of a piece.
+RawArgs = Callable[[], list[msgspec.Raw]]
 
 SLICE_PHASES = frozenset("XiIRPNODvVc")
 PAIR_PHASES = frozenset("BEbenSTpF")
@@ -62,21 +66,22 @@ class Column:
         return self.codes.column(values)
 
 
-def extract(
-    events: list[Event], want: Want, offset: int, raw_args: Sequence[msgspec.Raw] | None
-) -> Batch:
+def extract(events: list[Event], want: Want, offset: int, raw_args: RawArgs) -> Batch:
     """A batch of the wanted events of a piece.
 
     Args:
         events: the piece's events, in file order.
         want: what to keep.
         offset: the piece's place in the file, for issues.
-        raw_args: the arguments' text of every event, when counters or ``args`` need it.
+        raw_args: gives the arguments' text of every event; asked for counters and ``args`` only.
+
+    Raises:
+        InexactTimeError: the events' times are doubles, and doubles do not do.
     """
     make = Column(want, offset)
     phases = [event.ph for event in events]
     rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
-    slices = [events[row] for row in rows] if len(rows) < len(events) else events
+    slices = [events[row] for row in rows]
     keep = want.keep
     if keep is not None:
         kept = [i for i, event in enumerate(slices) if keep(event)]
@@ -94,7 +99,7 @@ def _others(
     batch: Batch,
     events: list[Event],
     phases: list[Any],
-    raw_args: Sequence[msgspec.Raw] | None,
+    raw_args: RawArgs,
 ) -> None:
     """Everything that is no row of ``events`` by itself."""
     want, present = make.want, set(phases)
@@ -116,11 +121,12 @@ def _others(
         batch.flows = _flows(make, arrows)
     if want.lanes:
         batch.metadata = [_metadata(event) for _, event in of(frozenset("M"))]
-    if want.counters and raw_args is not None:
+    if want.counters and "C" in present:
+        raw = raw_args()
         batch.counters = [
             reading
             for row, event in of(frozenset("C"))
-            for reading in _counter(make, event, raw_args[row])
+            for reading in _counter(make, event, raw[row])
         ]
     for _, event in of(frozenset(present - KNOWN_PHASES)):
         _unusable(make, event)
@@ -129,31 +135,30 @@ def _others(
 def _unusable(make: Column, event: Event) -> None:
     if event.ph is None:
         # JAX closes its array with an empty event
-        if event.name is not None or bytes(event.ts) != b"null":
+        if event.name is not None or times.instant(event) is not None:
             make.lose("no-phase")
     else:
         make.lose(f"unknown-phase-{text_of(event.ph)!s:.8}")
 
 
-def _slices(
-    make: Column, events: list[Event], rows: list[int], raw_args: Sequence[msgspec.Raw] | None
-) -> Slices:
-    ts, bad = coerce.nanoseconds([e.ts for e in events])
-    make.lose("bad-time", bad)
-    events, rows, ts = _timed(make, events, rows, ts, bad)
-    dur, bad = coerce.nanoseconds([e.dur for e in events])
-    make.lose("bad-duration", bad)
+def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArgs) -> Slices:
+    if not events:
+        return Slices()
+    events, rows, ts = _timed(make, events, rows, times.starts(events))
+    dur = times.durations(events)
+    make.lose("bad-duration", dur.bad)
     keep = make.want.inside(ts, dur)
     if keep is not None:
         events, rows = [events[i] for i in keep], [rows[i] for i in keep]
-        ts, dur = _take(ts, keep), _take(dur, keep)
+        ts, dur = ts.take(keep), dur.take(keep)
     pid, pid_labels = coerce.ids([e.pid for e in events])
     tid, tid_labels = coerce.ids([e.tid for e in events])
     args = [e.args if type(e.args) is Args else NO_ARGS for e in events]
     out = Slices(
         order=array("I", rows).tobytes(),
-        ts=ts,
-        dur=dur,
+        ts=ts.column.tobytes(),
+        dur=dur.column.tobytes(),
+        doubles=ts.column.typecode == "d",
         category=make.text([e.cat for e in events]),
         name=make.text([e.name for e in events]),
         pid=pid,
@@ -167,30 +172,27 @@ def _slices(
         out.external_id = _external_ids(args)
     on_device = _device_columns(out, events, args)
     _collective_columns(out, events, args, on_device)
-    _memory_columns(out, events, args)
+    if _MEMORY in make.codes:
+        _memory_columns(out, events, args)
     _rare_columns(out, events, args)
-    if make.want.args and raw_args is not None:
-        out.args = [_json_text(raw_args[row]) for row in rows]
+    if make.want.args:
+        raw = raw_args()
+        out.args = [_json_text(raw[row]) for row in rows]
     if make.want.input_dims:
         out.input_dims = [_json_text(a.input_dims) for a in args]
     return out
 
 
 def _timed(
-    make: Column, events: list[Event], rows: list[int], ts: bytes, bad: int
-) -> tuple[list[Event], list[int], bytes]:
+    make: Column, events: list[Event], rows: list[int], ts: Times
+) -> tuple[list[Event], list[int], Times]:
     """Without the events that have no time; those are counted."""
-    column = array("q", ts)
-    if not column or min(column) != NULL:
+    make.lose("bad-time", ts.bad)
+    if not events or min(ts.column) != ts.missing:
         return events, rows, ts
-    have = [i for i, value in enumerate(column) if value != NULL]
-    make.lose("no-time", len(events) - len(have) - bad)
-    return [events[i] for i in have], [rows[i] for i in have], _take(ts, have)
-
-
-def _take(column: bytes, rows: list[int]) -> bytes:
-    values = array("q", column)
-    return array("q", [values[i] for i in rows]).tobytes()
+    have = [i for i, value in enumerate(ts.column) if value != ts.missing]
+    make.lose("no-time", len(events) - len(have) - ts.bad)
+    return [events[i] for i in have], [rows[i] for i in have], ts.take(have)
 
 
 def _external_ids(args: list[Args]) -> bytes:
@@ -345,21 +347,22 @@ def _memory_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
 
 
 def _rare_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
-    out.original_tid = {
-        i: a.original_tid
-        for i, a in enumerate(args)
-        if a.original_tid != NULL and type(a.original_tid) is int
-    }
-    out.stack_frames = {i: f"{e.sf}" for i, e in enumerate(events) if e.sf is not None}
+    tids = [a.original_tid for a in args]
+    if tids.count(NULL) < len(tids):
+        out.original_tid = {
+            i: tid for i, tid in enumerate(tids) if type(tid) is int and tid != NULL
+        }
+    frames = [e.sf for e in events]
+    if frames.count(None) < len(frames):
+        out.stack_frames = {i: f"{sf}" for i, sf in enumerate(frames) if sf is not None}
 
 
-def _points(
-    make: Column, chosen: list[tuple[int, Event]], raw_args: Sequence[msgspec.Raw] | None
-) -> Points:
+def _points(make: Column, chosen: list[tuple[int, Event]], raw_args: RawArgs) -> Points:
     rows, events, points = _placed(make, chosen)
     points.key = make.text([_async_key(e) for e in events])
-    if make.want.args and raw_args is not None:
-        points.args = [_json_text(raw_args[row]) for row in rows]
+    if make.want.args:
+        raw = raw_args()
+        points.args = [_json_text(raw[row]) for row in rows]
     return points
 
 
@@ -373,9 +376,7 @@ def _flows(make: Column, chosen: list[tuple[int, Event]]) -> Points:
 def _placed(make: Column, chosen: list[tuple[int, Event]]) -> tuple[list[int], list[Event], Points]:
     """The columns of events that have a time, with those events and their rows."""
     rows, events = [row for row, _ in chosen], [event for _, event in chosen]
-    ts, bad = coerce.nanoseconds([e.ts for e in events])
-    make.lose("bad-time", bad)
-    events, rows, ts = _timed(make, events, rows, ts, bad)
+    events, rows, ts = _timed(make, events, rows, times.starts(events))
     pid, pid_labels = coerce.ids([e.pid for e in events])
     tid, tid_labels = coerce.ids([e.tid for e in events])
     return (
@@ -384,7 +385,8 @@ def _placed(make: Column, chosen: list[tuple[int, Event]]) -> tuple[list[int], l
         Points(
             order=array("I", rows).tobytes(),
             phase="".join([e.ph for e in events]).encode(),
-            ts=ts,
+            ts=ts.column.tobytes(),
+            doubles=ts.column.typecode == "d",
             category=make.text([e.cat for e in events]),
             name=make.text([e.name for e in events]),
             pid=pid,
@@ -402,7 +404,7 @@ def _bound_flow(event: Event) -> Event | None:
     )
     if phase is None:
         return None
-    return Event(
+    return type(event)(
         ph=phase, ts=event.ts, pid=event.pid, tid=event.tid, id=event.bind_id, bp="e", cat="bind_id"
     )
 
@@ -424,7 +426,7 @@ def _async_key(event: Event) -> str | None:
 def _counter(
     make: Column, event: Event, raw: msgspec.Raw
 ) -> list[tuple[int, int, str | None, str, str, float]]:
-    ts = coerce.nanosecond(bytes(event.ts))
+    ts = times.instant(event)
     if ts is None:
         make.lose("no-time")
         return []

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.coerce import integer, nanosecond, text_of
+from traceanalyzer.parsers.chrome_trace.coerce import integer, text_of
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.decode import NULL
+from traceanalyzer.parsers.chrome_trace.times import nanosecond
 
 _MAX_DEPTH = 10_000
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from traceanalyzer.parsers.chrome_trace.decode import Event
+from traceanalyzer.parsers.chrome_trace.times import Times
 from traceanalyzer.vocabulary import SPELLINGS, kind_of_category
 
 #: Kinds whose events all carry one of the kind's categories, and are few enough for a search.
@@ -39,6 +39,7 @@ class Want(msgspec.Struct):
         args, input_dims: the columns asked for.
         windows: (start, end) in ns: only slices that overlap one of them; empty for all.
         boundary: text between two events, when a byte search may cut there; else empty.
+        text_times: the file's times are too large for doubles, so do not try.
     """
 
     kinds: list[str] | None = None
@@ -50,6 +51,7 @@ class Want(msgspec.Struct):
     input_dims: bool = False
     windows: list[tuple[int, int]] = []
     boundary: bytes = b""
+    text_times: bool = False
 
     @property
     def keep(self) -> Callable[[Event], bool] | None:
@@ -75,14 +77,15 @@ class Want(msgspec.Struct):
 
         return keep
 
-    def inside(self, ts: bytes, dur: bytes) -> list[int] | None:
+    def inside(self, ts: Times, dur: Times) -> list[int] | None:
         """Rows that overlap a window, or None for all."""
         if not self.windows:
             return None
-        starts, lengths = array("q", ts), array("q", dur)
         rows = []
-        for row, start in enumerate(starts):
-            end = start + max(lengths[row], 0)
+        for row, (start, length) in enumerate(
+            zip(ts.nanoseconds(), dur.nanoseconds(), strict=True)
+        ):
+            end = start + max(length, 0)
             if any(start < hi and end > lo for lo, hi in self.windows):
                 rows.append(row)
         return rows

@@ -16,10 +16,12 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     Event,
     decode_events,
     decode_lines,
+    decode_quick,
     decode_raw_args,
 )
 from traceanalyzer.parsers.chrome_trace.extract import extract
 from traceanalyzer.parsers.chrome_trace.search import wanted_text
+from traceanalyzer.parsers.chrome_trace.times import InexactTimeError
 from traceanalyzer.parsers.chrome_trace.want import Want
 
 _JUNK = b" \t\r\n,"
@@ -37,6 +39,9 @@ def process(text: bytes, offset: int, want: Want) -> Batch:
         found = wanted_text(text, want)
         if found is None:
             return Batch()
+        quick = _quick(found, offset, want)
+        if quick is not None:
+            return quick
         try:
             return _batch(decode_events(b"[" + found + b"]"), found, offset, want)
         except (*BAD_TEXT, msgspec.ValidationError):
@@ -44,6 +49,9 @@ def process(text: bytes, offset: int, want: Want) -> Batch:
     body = text.strip(_JUNK)
     if not body:
         return Batch()
+    quick = _quick(body, offset, want)
+    if quick is not None:
+        return quick
     try:
         return _batch(decode_events(b"[" + body + b"]"), body, offset, want)
     except (*BAD_TEXT, msgspec.ValidationError) as error:
@@ -56,11 +64,18 @@ def process(text: bytes, offset: int, want: Want) -> Batch:
     return _lines(body, offset, want) or _saved(text, offset, want)
 
 
+def _quick(text: bytes, offset: int, want: Want) -> Batch | None:
+    """The usual case: strict JSON whose times a double holds; None when it is not that."""
+    if want.text_times:
+        return None
+    try:
+        return _batch(decode_quick(b"[" + text + b"]"), text, offset, want)
+    except (*BAD_TEXT, msgspec.ValidationError, InexactTimeError):
+        return None
+
+
 def _batch(events: list[Event], text: bytes, offset: int, want: Want) -> Batch:
-    raw = None
-    if want.args or (want.counters and any(event.ph == "C" for event in events)):
-        raw = decode_raw_args(b"[" + text + b"]")
-    return extract(events, want, offset, raw)
+    return extract(events, want, offset, lambda: decode_raw_args(b"[" + text + b"]"))
 
 
 def _lines(body: bytes, offset: int, want: Want) -> Batch | None:
