@@ -16,7 +16,8 @@ from traceanalyzer.render import BINARY, Form, form_of, render
 @click.option("--baseline", metavar="OTHER", help="Compare with the same groups in OTHER.")
 @click.option(
     "--factor",
-    type=click.FloatRange(min=1, min_open=True),
+    metavar="X",
+    type=float,
     default=3.0,
     show_default=True,
     help="An outlier lasts longer than this many medians of its group.",
@@ -46,6 +47,8 @@ def comm_outliers(
     """
     from traceanalyzer import api
 
+    if not factor > 1:  # nor is "nan"
+        raise OptionError(f"--factor {factor:g}: an outlier lasts longer than 1 median")
     writing.check()
     picture = _picture_form(plot, force=writing.force)
     inputs, _ = api.find_inputs(paths)

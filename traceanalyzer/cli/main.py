@@ -16,7 +16,6 @@ from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-_BROKEN_PIPE = 141  # 128 + SIGPIPE
 _TERMINATED = 143  # 128 + SIGTERM
 
 
@@ -38,7 +37,10 @@ def run() -> None:
 
 
 def status(arguments: list[str]) -> int:
-    """The exit status of a command: 0 ok, 1 bad input, 2 usage; errors are said in one line."""
+    """The exit status of a command: 0 ok, 1 bad input, 2 usage; errors are said in one line.
+
+    A reader of our output that leaves (``| head``) ends the program quietly; click sees to that.
+    """
     try:
         done = cli.main(arguments, prog_name="traceanalyzer", standalone_mode=False)
     except click.ClickException as error:
@@ -48,9 +50,6 @@ def status(arguments: list[str]) -> int:
         return _INTERRUPTED
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)
-    except BrokenPipeError:
-        _discard_stdout()
-        return _BROKEN_PIPE
     except MemoryError:
         return _failed("out of memory; --rank, --since and --until read less", 1)
     except OSError as error:
@@ -70,6 +69,6 @@ def _failed(message: str, code: int) -> int:
 
 
 def _discard_stdout() -> None:
-    """What is still buffered for a reader that left must not fail again at exit."""
+    """What is still buffered and could not be written must not fail again at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

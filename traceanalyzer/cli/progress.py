@@ -29,10 +29,10 @@ def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, in
     with tqdm(
         total=size, unit="B", unit_scale=True, delay=DELAY_SECONDS, leave=False, file=sys.stderr
     ) as bar:
-        yield _Files(bar.update)
+        yield Files(bar.update)
 
 
-class _Files:
+class Files:
     """Adds up the bytes of files read one after another."""
 
     def __init__(self, advance: Callable[[int], object]) -> None:
