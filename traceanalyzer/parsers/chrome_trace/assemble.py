@@ -125,7 +125,8 @@ class Assembler:
 
     def _events(self) -> pl.DataFrame:
         order, height = self.order, len(self.order)
-        self.raw_pid, self.raw_tid = self._lane("pid"), self._lane("tid")
+        self.raw_pid = self._lane("pid")
+        self.raw_tid = self._lane("tid")  # looks at raw_pid
         on_device = np.isin(self.kind, _DEVICE_CODES)
         device, stream, copied = self._device(on_device)
         pid = np.where(on_device, NULL, self.raw_pid)
