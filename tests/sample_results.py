@@ -113,7 +113,7 @@ def skew() -> Chart:
         {
             "collective": range(6),
             "skew_ns": [3_200_000, 900_000, 16_000_000, 1_100_000, None, 5_400_000],
-            "late_rank": [0, 2, 1, 2, None, 1],
+            "late_rank": [0, 2, 1, None, None, 1],
         }
     )
     return Chart(

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from traceanalyzer.cli import main, output
 from traceanalyzer.cli.main import status
 from traceanalyzer.cli.options import Reading
+from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OptionError, OutputError
 
 ROOT = Path(__file__).parents[1]
@@ -270,10 +272,25 @@ def test_losses_are_said_on_stderr_unless_quiet(tmp_path, capfd):
     trace, out = str(_trace(tmp_path, cut=True)), tmp_path / "out.parquet"
     assert status(["convert", trace, "-o", str(out)]) == 0
     told = capfd.readouterr()
-    assert told.err.startswith(f"{trace}: truncated: 1 (first: byte ")
+    assert re.fullmatch(rf"{trace}: truncated at byte \d+: 1 lost\n", told.err)
     assert told.out == ""
     assert status(["convert", trace, "-o", str(out), "--force", "--quiet"]) == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("severity", "first", "line"),
+    [
+        ("data_loss", "byte 7", "a.json: odd at byte 7: 1,234 lost\n"),
+        ("error", None, "a.json: odd: 1,234 lost\n"),
+        ("notice", "\x1b[31m", "a.json: odd (\\x1b[31m): 1,234 found\n"),
+        ("info", "byte 7", ""),
+    ],
+)
+def test_what_is_said_of_a_finding(capfd, severity, first, line):
+    issue = {"severity": severity, "code": "odd", "count": 1234, "first": first}
+    report("a.json", [issue], quiet=False)
+    assert capfd.readouterr().err == line
 
 
 def test_convert_there_and_back(tmp_path, capfd):

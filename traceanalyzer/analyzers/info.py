@@ -339,7 +339,7 @@ def _lost(issues: pl.DataFrame) -> str:
     lost = issues.filter(pl.col("severity").is_in(_LOSSES))
     if lost.is_empty():
         return ""
-    codes = ", ".join(sorted(code.replace("_", " ") for code in lost["code"].unique()))
+    codes = ", ".join(sorted(lost["code"].unique()))
     return f"{_counted(lost['path'].n_unique(), 'file')} lost events ({codes})."
 
 

@@ -15,7 +15,7 @@ _SAID = ("error", "data_loss", "notice")
 
 
 def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) -> None:
-    """Prints ``PATH: what: count (first: where); ...`` when there is something to say.
+    """Prints ``PATH: truncated at byte 66: 1 lost; ...`` when there is something to say.
 
     Args:
         path: the file.
@@ -28,6 +28,8 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
 
 
 def _said(issue: Mapping[str, object]) -> str:
-    what = str(issue["code"]).replace("_", " ")
-    first = f" (first: {issue['first']})" if issue["first"] else ""
-    return f"{what}: {issue['count']:,}{first}"
+    first = str(issue["first"] or "")
+    place = f" at {first}" if first.startswith("byte ") else f" ({first})" if first else ""
+    count = f"{issue['count']:,}"
+    counted = f"{count} found" if issue["severity"] == "notice" else f"{count} lost"
+    return f"{issue['code']}{place}: {counted}"
