@@ -1,0 +1,148 @@
+"""Which row belongs to which: by ids, or by lying inside in time.
+
+Points have an Int64 column ``ts``; slices and intervals are half open, as in
+:mod:`traceanalyzer.frames.intervals`: one that ends at a point does not hold it, one of no duration
+holds nothing, a row that is no interval is ignored. Rows are named by their number in the frame.
+Columns named by ``by`` keep groups apart, null being a value like any other; an id that is null
+matches nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.frames.intervals import (
+    Ints,
+    Spans,
+    bounds,
+    count_begun,
+    group_numbers,
+    is_interval,
+    nullable,
+    stable_order,
+)
+from traceanalyzer.frames.nesting import (
+    NEVER,
+    ROOT,
+    Rows,
+    blocks,
+    nest_exact,
+    pairs,
+    slice_order,
+)
+
+
+def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
+    """Which row of ``left`` has the same ids as each row of ``right``?
+
+    Many rows of ``right`` may belong to one of ``left`` (a launch that starts many pieces of
+    work). Of several rows of ``left`` with the same ids the first one is taken.
+
+    Args:
+        left: one row for each id.
+        right: any number of rows for each id.
+        on: the id columns, of the same type in both; a null in any of them matches nothing.
+
+    Returns:
+        Row numbers ``left`` and ``right`` of each match, ordered by ``right``, each of its rows at
+        most once.
+    """
+    first = left.select(on).with_row_index("left").unique(on, keep="first")
+    rows = right.select(on).with_row_index("right")
+    return rows.join(first, on=on, how="inner", maintain_order="left").select("left", "right")
+
+
+def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
+    """Which slice of its group was the innermost one running at each point?
+
+    The innermost is the one that started last; of several that started together the shortest, of
+    several alike the last row. Slices may overlap in any way. O(n log n) for n points and slices.
+
+    Returns:
+        ``points`` with ``slice``, a row number of ``slices``, null where none was running.
+    """
+    asked, at, rows, spans = _spans(points, slices, by)
+    group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
+    order = slice_order(group, start, end)  # a point comes after the slices that start with it
+    group, start, end = group[order], start[order], end[order]
+    inner = np.full(order.size, ROOT)
+    for lo, hi in blocks(group):
+        found = _innermost(start[lo:hi], end[lo:hi])
+        inner[lo:hi] = np.where(found == ROOT, ROOT, found + lo)
+    hit = np.flatnonzero((order >= rows.size) & (inner != ROOT))
+    return _with_rows(points, "slice", asked[order[hit] - rows.size], rows[order[inner[hit]]])
+
+
+def label_by_interval(
+    points: pl.DataFrame, intervals: pl.DataFrame, by: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Which interval of its group holds each point, where intervals do not overlap?
+
+    Where they do overlap only the last one to start before the point is considered;
+    :func:`enclosing` considers all. O(n log n).
+
+    Returns:
+        ``points`` with ``interval``, a row number of ``intervals``, null where none holds it.
+    """
+    asked, at, rows, spans = _spans(points, intervals, by)
+    order = stable_order(spans.group, spans.start)
+    spans = Spans(*(column[order] for column in spans))
+    last = count_begun(spans, at.group, at.start) - 1
+    hit = np.flatnonzero(last >= 0)
+    last = last[hit]
+    held = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
+    return _with_rows(points, "interval", asked[hit[held]], rows[order[last[held]]])
+
+
+def _spans(
+    points: pl.DataFrame, intervals: pl.DataFrame, by: Sequence[str]
+) -> tuple[Ints, Spans, Ints, Spans]:
+    """Row numbers and spans of the points, as spans of no duration, and of what can hold them."""
+    _, (at_group, group) = group_numbers(by, points, intervals)
+    start, end = bounds(intervals)
+    rows = np.flatnonzero(is_interval(intervals) & (start < end))
+    asked = np.flatnonzero(points["ts"].is_not_null().to_numpy())
+    time = points["ts"].gather(asked).cast(pl.Int64).to_numpy()
+    return (
+        asked,
+        Spans(at_group[asked], time, time),
+        rows,
+        Spans(group[rows], start[rows], end[rows]),
+    )
+
+
+def _innermost(start: Ints, end: Ints) -> Rows:
+    """For each ordered span of one group the last one before it that is still open.
+
+    Where spans nest that is the parent. Else a stack finds it: once a span outlives an earlier
+    one, the earlier is never the last open one again.
+    """
+    exact = nest_exact(start, end)
+    if exact is not None:
+        return exact[1]
+    last = array("i")
+    ends, rows = [NEVER], [ROOT]
+    for row, (since, until) in enumerate(pairs(start, end)):
+        while ends[-1] <= since:
+            ends.pop()
+            rows.pop()
+        last.append(rows[-1])
+        while ends[-1] <= until:
+            ends.pop()
+            rows.pop()
+        ends.append(until)
+        rows.append(row)
+    return np.array(last, np.int32)
+
+
+def _with_rows(frame: pl.DataFrame, name: str, at: Ints, rows: Ints) -> pl.DataFrame:
+    """The frame with a column of row numbers, null but in the rows ``at``."""
+    column = np.zeros(frame.height, np.uint32)
+    column[at] = rows
+    valid = np.zeros(frame.height, np.bool_)
+    valid[at] = True
+    return frame.with_columns(nullable(name, column, valid))
