@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from sample_results import ordinary
 
+from traceanalyzer import api
 from traceanalyzer.cli import main, output
 from traceanalyzer.cli.main import status
 from traceanalyzer.cli.options import Reading
@@ -322,6 +324,57 @@ def test_convert_keeps_files_of_one_stem_apart(tmp_path):
     assert status(["convert", str(tmp_path), "-o", str(tmp_path / "out")]) == 0
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["rank0.json.parquet", "rank0.pt.trace.json.parquet"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command asks of the API, which answers with a sample."""
+    calls = []
+
+    def comm_outliers(paths, **options):
+        calls.append((paths, options))
+        return ordinary()
+
+    monkeypatch.setattr(api, "comm_outliers", comm_outliers, raising=False)
+    return calls
+
+
+def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
+    trace = str(_trace(tmp_path))
+    options = ["--baseline", "other", "--factor", "5", "--pattern", "a", "--pattern", "b"]
+    assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
+    assert asked == [
+        (
+            [trace],
+            {
+                "baseline": "other",
+                "factor": 5.0,
+                "patterns": ("a", "b"),
+                "format": None,
+                "rank": 3,
+                "since_ns": None,
+                "until_ns": 2_000_000_000,
+                "progress": None,
+            },
+        )
+    ]
+    assert capfd.readouterr().out.startswith(ordinary().title)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_comm_outliers_draws_to_a_file_beside_its_table(tmp_path, capfd, asked, suffix, magic):
+    trace, plot = str(_trace(tmp_path)), tmp_path / f"plot.{suffix}"
+    assert status(["comm-outliers", trace, "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(magic)
+    assert capfd.readouterr().out.startswith(ordinary().title)
+    assert status(["comm-outliers", trace, "--plot", str(plot)]) == 1
+    assert "exists" in capfd.readouterr().err
+    assert len(asked) == 1
+
+
+def test_png_to_a_pipe_is_bytes(tmp_path, capfdbinary, asked):
+    assert status(["comm-outliers", str(_trace(tmp_path)), "--to", "png"]) == 0
+    assert capfdbinary.readouterr().out.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tabulate import MIN_PADDING, tabulate
+from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.render.scale import cells, is_number
 from traceanalyzer.render.text import prose, shorten, visible
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 _FALLBACK = (120, 24)  # where no terminal tells its size
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
 _SHORTEST = 20  # a name cut further says nothing
+_HEADING = 8  # a narrower one has too many lines
 _SEPARATOR = 3  # " | "
 
 
 @dataclass(frozen=True)
 class _Column:
-    heading: str
+    heading: list[str]
     cells: list[str]
     numeric: bool
 
     @property
     def width(self) -> int:
-        heading = max(map(len, self.heading.split("\n")), default=0)
-        return max([heading + int(MIN_PADDING), *map(len, self.cells)])
+        return max(map(len, [*self.heading, *self.cells]))
 
 
 def render(result: Result, *, top: int | None = 10, width: int | None = None) -> str:
@@ -57,9 +57,14 @@ def _table(table: Table, top: int | None, width: int) -> str:
         return f"{title}: {visible(table.empty)}"
     shown = rows if top is None else min(top, rows)
     columns = _fitted(_columns(table, shown), width)
+    # headings as rows: as headers tabulate would pad every column by two
+    lines = max(len(column.heading) for column in columns)
     text = tabulate(
-        list(zip(*(column.cells for column in columns), strict=True)),
-        headers=[column.heading for column in columns],
+        [
+            *_rows([[""] * (lines - len(c.heading)) + c.heading for c in columns]),
+            SEPARATING_LINE,
+            *_rows([column.cells for column in columns]),
+        ],
         tablefmt="presto",
         disable_numparse=True,
         colalign=["right" if column.numeric else "left" for column in columns],
@@ -69,29 +74,37 @@ def _table(table: Table, top: int | None, width: int) -> str:
     return f"{title}\n{body}{rest}"
 
 
+def _rows(columns: list[list[str]]) -> list[list[str]]:
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
 def _columns(table: Table, shown: int) -> list[_Column]:
     made = []
     for name, label in table.columns.items():
         values = table.frame[name].head(shown).to_list()
         scale, texts = cells(name, values)
-        made.append(_Column(scale.heading(visible(label)), texts, is_number(values)))
+        made.append(_Column([scale.heading(visible(label))], texts, is_number(values)))
     return made
 
 
 def _fitted(columns: list[_Column], width: int) -> list[_Column]:
     """The columns narrowed towards the width: headings in lines first, then long names cut."""
     if _total(columns) > width:
-        columns = [
-            _Column(column.heading.replace(" ", "\n"), column.cells, column.numeric)
-            for column in columns
-        ]
+        columns = [replace(column, heading=_in_lines(column)) for column in columns]
     limit = _text_limit(columns, width)
     return [
         column
         if column.numeric
-        else _Column(column.heading, [shorten(cell, limit) for cell in column.cells], numeric=False)
+        else replace(column, cells=[shorten(cell, limit) for cell in column.cells])
         for column in columns
     ]
+
+
+def _in_lines(column: _Column) -> list[str]:
+    """The heading broken between words, not narrower than the column is anyway."""
+    text = column.heading[0]
+    widest = max(_HEADING, *map(len, [*text.split(), *column.cells]))
+    return textwrap.wrap(text, widest, break_on_hyphens=False) or [""]
 
 
 def _text_limit(columns: list[_Column], width: int) -> int:
