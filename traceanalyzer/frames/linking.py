@@ -39,8 +39,8 @@ from traceanalyzer.frames.nesting import (
 def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
     """Which row of ``left`` has the same ids as each row of ``right``?
 
-    Many rows of ``right`` may belong to one of ``left`` (a launch that starts many pieces of
-    work). Of several rows of ``left`` with the same ids the first one is taken.
+    Many rows of ``right`` may belong to one of ``left``. Of several rows of ``left`` with the same
+    ids the first one is taken.
 
     Args:
         left: one row for each id.
