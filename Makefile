@@ -23,7 +23,7 @@ check: $(VENV)/.developer ## lint, formatting, types
 	$(BIN)/mypy
 
 bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 bless: $(VENV)/.developer ## accept what the golden tests print now
 	$(BIN)/python -m pytest -n auto --bless

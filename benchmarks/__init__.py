@@ -1,0 +1,7 @@
+"""How fast, in how much memory, against whom. ``make bench`` runs :mod:`benchmarks.run`.
+
+In: traces written by the generators (``inputs``), other people's readers (``peers``). Out:
+``results/NAME.json`` and the tables of ``docs/performance.md`` (``report``, judged by ``bars``).
+``inflate`` and ``routes`` keep what was tried on the way; ``profile_read`` shows where time and
+memory go. Nothing in the package imports from here.
+"""

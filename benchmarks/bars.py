@@ -1,0 +1,118 @@
+"""What was promised, and whether it holds. Pure functions of :class:`benchmarks.results.Results`.
+
+A bar that lacks a measurement is shown as not measured, never as met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.results import Results
+
+INFLATERS = ("inflate zlib", "inflate zlib_ng", "inflate isal")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One promise.
+
+    Attributes:
+        what: the quantity, in words.
+        trace: the input it was measured on.
+        value: what was measured; None: not measured.
+        limit: what was promised.
+        unit: of both.
+        at_least: whether the value must reach the limit, rather than stay below.
+    """
+
+    what: str
+    trace: str
+    value: float | None
+    limit: float
+    unit: str
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it holds; None: not measured."""
+        if self.value is None:
+            return None
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+def bars(results: Results) -> list[Bar]:
+    """Every bar, for each input it concerns."""
+    return [
+        *_full_table(results),
+        *_comm_outliers(results),
+        *_memory(results),
+        *_steady(results),
+        *_gzipped(results),
+        Bar("`--help`", "", results.best("--help"), 0.3, "s"),
+        Bar("`comm-outliers`", "gen1.json", results.best("comm-outliers", "gen1.json"), 1.0, "s"),
+    ]
+
+
+def _full_table(results: Results) -> Iterator[Bar]:
+    for m in results.of("read"):
+        yardstick = results.best("orjson.loads", m.trace)
+        yield Bar("full table / `orjson.loads`", m.trace or "", _ratio(m.best, yardstick), 0.5, "x")
+    for m in results.of("HTA"):
+        ours = results.best("read", m.trace)
+        yield Bar("HTA / full table", m.trace or "", _ratio(m.best, ours), 25, "x", at_least=True)
+
+
+def _comm_outliers(results: Results) -> Iterator[Bar]:
+    for m in results.of("comm-outliers"):
+        yardstick = results.best("orjson.loads", m.trace)
+        if yardstick:
+            what = "(`comm-outliers` - imports) / `orjson.loads`"
+            yield Bar(what, m.trace or "", _ratio(_work(results, m.trace), yardstick), 0.25, "x")
+
+
+def _memory(results: Results) -> Iterator[Bar]:
+    for m in results.of("read"):
+        limit = 200 + 0.6 * (m.size or 0) / 1e6
+        yield Bar("peak memory, full table", m.trace or "", _megabytes(m.peak_rss), limit, "MB")
+    for m in results.of("comm-outliers"):
+        if m.trace and m.trace.startswith("few"):
+            what = "peak memory, `comm-outliers`, few kernels"
+            yield Bar(what, m.trace, _megabytes(m.peak_rss), 300, "MB")
+
+
+def _steady(results: Results) -> Iterator[Bar]:
+    """Speed on the large input over that on the small one of the same kind."""
+    for kind in ("gen", "rep"):
+        small, large = (results.find("read", f"{kind}{mb}.json") for mb in (200, 1000))
+        if small and large:
+            ratio = _ratio(large.megabytes_per_second, small.megabytes_per_second)
+            what = "full table, MB/s at 1 GB / at 200 MB"
+            yield Bar(what, f"{kind}1000.json", ratio, 0.85, "x", at_least=True)
+
+
+def _gzipped(results: Results) -> Iterator[Bar]:
+    for m in results.of("comm-outliers"):
+        if not (m.trace and m.trace.endswith(".json.gz")):
+            continue
+        times = [results.best(inflater, m.trace) for inflater in INFLATERS]
+        fastest = min((time for time in times if time), default=None)
+        work = _work(results, m.trace)
+        whole, bare = "`comm-outliers` / bare inflating", "(`comm-outliers` - imports) / bare"
+        yield Bar(f"{whole}, fastest library", m.trace, _ratio(m.best, fastest), 1.3, "x")
+        yield Bar(f"{bare}, fastest library", m.trace, _ratio(work, fastest), 1.3, "x")
+        yield Bar(f"{bare}, zlib", m.trace, _ratio(work, times[0]), 1.3, "x")
+
+
+def _work(results: Results, trace: str | None) -> float | None:
+    """Time of ``comm-outliers`` beyond starting Python and importing what it uses."""
+    whole, imports = results.best("comm-outliers", trace), results.best("imports")
+    return None if whole is None or imports is None else whole - imports
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else size / 1e6

@@ -1,0 +1,124 @@
+"""Commands in fresh processes: how long they took, and the memory of all their processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_INTERVAL_S = 0.01
+#: Proportional memory costs the kernel a walk through all pages: one sample in so many.
+_PSS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a command.
+
+    Attributes:
+        seconds: what the command says it took, else the wall time of its process.
+        rows: what the command says it found, or None.
+        peak_rss: highest sum of the resident bytes of all its processes; None: not sampled.
+        peak_pss: the same, pages shared by n processes counted 1/n in each.
+        error: the last line on standard error of a command that failed, else None.
+    """
+
+    seconds: float
+    rows: int | None = None
+    peak_rss: int | None = None
+    peak_pss: int | None = None
+    error: str | None = None
+
+
+def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
+    """Run a command to its end; sampling its memory costs time, so do one or the other."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        sampler = _Sampler(process.pid) if sample_memory else None
+        status = process.wait()
+        wall = time.perf_counter() - start
+        peak_rss, peak_pss = sampler.stop() if sampler else (None, None)
+        out.seek(0)
+        err.seek(0)
+        seconds, rows = _told(out.read()) or (wall, None)
+        if status:
+            lines = err.read().decode(errors="replace").strip().splitlines() or [""]
+            return Run(wall, error=lines[-1] or f"status {status}")
+    return Run(seconds, rows, peak_rss, peak_pss)
+
+
+def _told(output: bytes) -> tuple[float, int] | None:
+    """Seconds and rows from the last line of a task's output; None for other commands."""
+    last = output.strip().rsplit(b"\n", 1)[-1]
+    if not last.startswith(b'{"seconds"'):
+        return None
+    told = json.loads(last)
+    return told["seconds"], told["rows"]
+
+
+class _Sampler(threading.Thread):
+    """Adds up the memory of a process and its descendants until stopped."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._ended = threading.Event()
+        self._peak_rss = self._peak_pss = 0
+        self.start()
+
+    def run(self) -> None:
+        samples = 0
+        while not self._ended.wait(_INTERVAL_S):
+            pids = _tree(self._pid)
+            memory = [_memory(pid) for pid in pids]
+            # one process's own high-water mark is exact, where sampling may miss a spike
+            highest = max((high for _, high in memory), default=0)
+            self._peak_rss = max(self._peak_rss, sum(now for now, _ in memory), highest)
+            if samples % _PSS_EVERY == 0:
+                self._peak_pss = max(self._peak_pss, sum(map(_proportional, pids)))
+            samples += 1
+
+    def stop(self) -> tuple[int, int]:
+        """The peaks."""
+        self._ended.set()
+        self.join()
+        return self._peak_rss, self._peak_pss
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its descendants; what has ended meanwhile is left out."""
+    pids, at = [pid], 0
+    while at < len(pids):
+        for children in Path(f"/proc/{pids[at]}/task").glob("*/children"):
+            pids += map(int, _text(children).split())
+        at += 1
+    return pids
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """(resident bytes now, highest so far)."""
+    fields = _fields(Path(f"/proc/{pid}/status"))
+    return fields.get("VmRSS", 0), fields.get("VmHWM", 0)
+
+
+def _proportional(pid: int) -> int:
+    return _fields(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", 0)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The lines ``Name: 123 kB`` of a file of /proc, in bytes."""
+    lines = (line.partition(":") for line in _text(path).splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, _, value in lines if value.endswith(" kB")}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

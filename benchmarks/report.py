@@ -1,0 +1,141 @@
+"""Results as Markdown tables, and those tables in the documentation.
+
+``python -m benchmarks.report benchmarks/results/NAME.json`` puts a run into docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks import results
+from benchmarks.bars import INFLATERS, Bar, bars
+from benchmarks.inputs import ROOT
+from benchmarks.results import Measurement, Results
+from benchmarks.routes import ROUTES
+
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- begin: make bench -->", "<!-- end: make bench -->"
+_SHARE = "share of `orjson.loads`"
+
+
+def markdown(found: Results) -> str:
+    """All tables of a run."""
+    others = [m for m in found.measurements if m.task not in {*INFLATERS, *ROUTES}]
+    sections = [
+        _circumstances(found),
+        "### Bars\n\n"
+        + _table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(found)),
+        "### Times and memory\n\n" + _table("<<>>>>>", _HEADINGS, _rows(found, others)),
+    ]
+    inflated = found.of(*INFLATERS)
+    if inflated:
+        sections.append("### Inflating alone\n\n" + _inflaters(inflated))
+    tried = found.of(*ROUTES)
+    if tried:
+        sections.append(f"### Routes tried, on `{tried[0].trace}`\n\n" + _routes(tried, found))
+    return "\n\n".join(sections) + "\n"
+
+
+def include(text: str, page: Path = PAGE) -> None:
+    """Put a run's tables between the page's markers."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def _circumstances(found: Results) -> str:
+    before, after = found.load
+    parts = [
+        f"Taken {found.taken}",
+        *(f"{value}" for value in found.machine.values()),
+        ", ".join(f"{name} {version}" for name, version in found.versions.items()),
+        f"load average {before:.1f} before and {after:.1f} after",
+    ]
+    return "; ".join(parts) + "."
+
+
+def _bar_rows(found: Results) -> Iterable[Sequence[str]]:
+    for bar in bars(found):
+        sign = "≥" if bar.at_least else "≤"
+        yield (
+            bar.what,
+            _code(bar.trace),
+            "not measured" if bar.value is None else _quantity(bar.value, bar),
+            f"{sign} {_quantity(bar.limit, bar)}",
+            {True: "met", False: "**missed**", None: ""}[bar.met],
+        )
+
+
+def _quantity(value: float, bar: Bar) -> str:
+    return f"{value:.0f} MB" if bar.unit == "MB" else f"{value:.2f} {bar.unit}"
+
+
+_HEADINGS = ("task", "input", "best, s", "MB/s", _SHARE, "peak RSS, MB", "peak PSS, MB")
+
+
+def _rows(found: Results, measurements: Iterable[Measurement]) -> Iterable[Sequence[str]]:
+    for m in measurements:
+        yardstick = found.best("orjson.loads", m.trace)
+        share = m.best / yardstick if m.best and yardstick else None
+        yield (
+            m.task,
+            _code(m.trace),
+            _seconds(m),
+            _number(m.megabytes_per_second),
+            _number(share, 2),
+            _number(_mb(m.peak_rss)),
+            _number(_mb(m.peak_pss)),
+        )
+
+
+def _inflaters(inflated: list[Measurement]) -> str:
+    traces = list(dict.fromkeys(m.trace for m in inflated))
+    by_place = {(m.trace, m.task): m for m in inflated}
+    rows = []
+    for trace in traces:
+        found = [by_place.get((trace, task)) for task in INFLATERS]
+        size = next((_mb(m.size) for m in found if m), None)
+        speeds = [_number(m.megabytes_per_second) if m else "" for m in found]
+        rows.append((_code(trace), _number(size), *speeds))
+    libraries = (task.removeprefix("inflate ").replace("_", "-") for task in INFLATERS)
+    return _table("<>>>>", ("input", "MB", *(f"{name}, MB/s" for name in libraries)), rows)
+
+
+def _routes(tried: list[Measurement], found: Results) -> str:
+    rows = []
+    for m in tried:
+        yardstick = found.best("orjson.loads", m.trace)
+        share = m.best / yardstick if m.best and yardstick else None
+        says = (ROUTES[m.task].__doc__ or "").strip().split("\n")[0]
+        rows.append((_code(m.task), says, _seconds(m), _number(share, 2)))
+    return _table("<<>>", ("route", "what", "best, s", _SHARE), rows)
+
+
+def _table(alignment: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["--:" if side == ">" else "---" for side in alignment]
+    lines = [headings, rule, *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _seconds(m: Measurement) -> str:
+    if m.error or m.best is None:
+        return f"failed: {m.error}".replace("|", "\\|")
+    return f"{m.best:.2f}" if m.best >= 0.1 else f"{m.best:.3f}"
+
+
+def _code(name: str | None) -> str:
+    return f"`{name}`" if name else ""
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _mb(size: int | None) -> float | None:
+    return None if size is None else size / 1e6
+
+
+if __name__ == "__main__":
+    include(markdown(results.load(Path(sys.argv[1]))))

@@ -1,0 +1,177 @@
+"""The benchmark: ``python -m benchmarks.run [NAME]``, ``make bench``.
+
+Makes its inputs and its peers' environment, runs every task in a fresh process three times, in
+turn, so that a slow minute of the machine hits all of them, then once more with the memory of all
+its processes sampled. Prints the tables and writes them to ``results/NAME.json`` and into
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks import inputs, peers, report, results
+from benchmarks.inflate import LIBRARIES
+from benchmarks.measure import Run, run
+from benchmarks.results import Measurement, Results
+from benchmarks.routes import ROUTES
+
+CORES = 2
+ROUNDS = 3
+SIZES_MB = (200, 1000)
+
+_HERE = Path(__file__).parent
+_OURS = Path(sys.executable)
+_COMMAND = _OURS.with_name("traceanalyzer")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task on an input, and the command that runs it; ``memory`` where that is of interest."""
+
+    task: str
+    trace: Path | None
+    command: Sequence[str | Path]
+    memory: bool = False
+
+
+def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
+    """Everything that is measured; without generators only what needs no input."""
+    found = [
+        Case("--help", None, [_COMMAND, "--help"]),
+        Case("imports", None, _task(_OURS, "imports", "-")),
+    ]
+    if reason := inputs.missing():
+        print(f"only starting is measured: {reason}", file=sys.stderr)
+        return found
+    found.append(_comm_outliers(inputs.generated(1)))
+    for megabytes in sizes_mb:
+        for make in (inputs.generated, inputs.replicated):
+            found += _readers(make(megabytes))
+    found.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
+    small = inputs.generated(sizes_mb[0])
+    found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
+    for megabytes in sizes_mb:
+        for make in (inputs.generated, inputs.replicated):
+            found += _inflaters(inputs.gzipped(make(megabytes)))
+    for path in inputs.recordings():
+        found += _inflaters(path)
+    found += [Case(name, small, [_OURS, "-I", _HERE / "routes.py", name, small]) for name in ROUTES]
+    return found
+
+
+def _readers(path: Path) -> list[Case]:
+    return [
+        Case("orjson.loads", path, _task(peers.PYTHON, "orjson_loads", path), memory=True),
+        Case("read", path, _task(_OURS, "read", path), memory=True),
+        Case("read for comm-outliers", path, _task(_OURS, "read_needs", path), memory=True),
+        _comm_outliers(path),
+    ]
+
+
+def _inflaters(path: Path) -> list[Case]:
+    script = _HERE / "inflate.py"
+    bare = [
+        Case(f"inflate {library}", path, [peers.PYTHON, "-I", script, library, path])
+        for library in LIBRARIES
+    ]
+    return [*bare, _comm_outliers(path)]
+
+
+def _comm_outliers(path: Path) -> Case:
+    return Case("comm-outliers", path, [_COMMAND, "comm-outliers", path], memory=True)
+
+
+def _task(python: Path, name: str, argument: str | Path) -> list[str | Path]:
+    return [python, "-I", _HERE / "tasks.py", name, argument]
+
+
+def _alone(path: Path) -> Path:
+    """A folder that holds nothing but this trace, for HTA."""
+    folder = inputs.FOLDER / f"{path.stem}_alone"
+    folder.mkdir(exist_ok=True)
+    link = folder / path.name
+    if not link.is_symlink():
+        link.symlink_to(path)
+    return folder
+
+
+def measure(planned: Sequence[Case], rounds: int) -> list[Measurement]:
+    """Run all cases in turn, ``rounds`` times, then once more for memory; a failed one stops."""
+    timed: list[tuple[Case, list[Run]]] = [(case, []) for case in planned]
+    for number in range(rounds):
+        for case, runs in timed:
+            if not any(done.error for done in runs):
+                _say(f"{number + 1}/{rounds}", case)
+                runs.append(run(case.command))
+    found = []
+    for case, runs in timed:
+        sampled = None
+        if case.memory and not any(done.error for done in runs):
+            _say("memory", case)
+            sampled = run(case.command, sample_memory=True)
+        name = case.trace.name if case.trace else None
+        found.append(results.joined(case.task, name, _text_size(case.trace), runs, sampled))
+    return found
+
+
+def _say(stage: str, case: Case) -> None:
+    if sys.stderr.isatty():
+        what = f"{stage}: {case.task} {case.trace.name if case.trace else ''}"
+        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def _text_size(path: Path | None) -> int | None:
+    """Decompressed bytes; gzip notes them in its last four bytes, modulo 4 GiB."""
+    if path is None or path.suffix != ".gz":
+        return path.stat().st_size if path else None
+    with path.open("rb") as file:
+        file.seek(-4, os.SEEK_END)
+        return int.from_bytes(file.read(), "little")
+
+
+def _machine(cores: Iterable[int]) -> dict[str, str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    return {
+        "processor": model or platform.machine(),
+        "cores": f"{len(set(cores))} of {os.cpu_count()} cores",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": f"Python {platform.python_version()}",
+    }
+
+
+def main(name: str, rounds: int = ROUNDS) -> None:
+    """Measure, print, write."""
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    os.sched_setaffinity(0, cores)  # and all processes started from here
+    if not inputs.missing():
+        peers.install()
+    planned = cases()
+    before = os.getloadavg()[0]
+    measurements = measure(planned, rounds)
+    found = Results(
+        taken=f"{datetime.now(UTC):%Y-%m-%d}",
+        machine=_machine(cores),
+        versions={"traceanalyzer": version("traceanalyzer")}
+        | {library: version(library) for library in ("polars", "msgspec")}
+        | (peers.versions() if not inputs.missing() else {}),
+        load=(before, os.getloadavg()[0]),
+        measurements=measurements,
+    )
+    results.save(found, results.FOLDER / f"{name}.json")
+    text = report.markdown(found)
+    report.include(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else version("traceanalyzer"))
