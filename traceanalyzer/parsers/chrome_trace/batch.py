@@ -1,11 +1,10 @@
-"""What one piece of a trace becomes: columns as raw bytes, small enough to cross a pipe."""
+"""What one piece of a trace becomes: columns as raw bytes."""
 
 from __future__ import annotations
 
 import msgspec
 
 Int64 = bytes
-Int64OrDouble = bytes
 UInt32 = bytes
 UInt64 = bytes
 Int32 = bytes
@@ -15,9 +14,8 @@ class Slices(msgspec.Struct):
     """Rows of ``events``: complete events and instants, in file order."""
 
     order: UInt32 = b""
-    ts: Int64OrDouble = b""
-    dur: Int64OrDouble = b""
-    doubles: bool = False  # times are doubles in us
+    ts: Int64 = b""
+    dur: Int64 = b""
     category: UInt32 = b""
     name: UInt32 = b""
     pid: Int64 = b""
@@ -61,8 +59,7 @@ class Points(msgspec.Struct):
 
     order: UInt32 = b""
     phase: bytes = b""
-    ts: Int64OrDouble = b""
-    doubles: bool = False
+    ts: Int64 = b""
     category: UInt32 = b""
     name: UInt32 = b""
     pid: Int64 = b""
@@ -77,7 +74,7 @@ class Points(msgspec.Struct):
 
 
 class Batch(msgspec.Struct):
-    """All of one piece.
+    """All of one piece, or the part of it that one route read.
 
     Attributes:
         events: events in the piece, wanted or not.
@@ -102,17 +99,3 @@ class Batch(msgspec.Struct):
     tail: bytes = b""
     closed: int | None = None
     has_begin_end: bool = False
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch)
-
-
-def pack(batch: Batch) -> bytes:
-    """A batch as bytes for a pipe."""
-    return _encoder.encode(batch)
-
-
-def unpack(data: bytes) -> Batch:
-    """The batch :func:`pack` wrote."""
-    return _decoder.decode(data)

@@ -11,7 +11,7 @@ import polars as pl
 
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes
-from traceanalyzer.parsers.chrome_trace.decode import NO_TIME, NULL
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]
@@ -34,7 +34,6 @@ _DTYPES: dict[str, Any] = {
     "address": np.uint64,
     "phase": np.uint8,
 }
-_TIMES = ("ts", "dur")
 _TEXT = ("category", "name", "key")
 _ROWS = ("device_rows", "kernel_rows", "collective_rows", "memory_rows")
 _SLICE_COLUMNS = [
@@ -143,13 +142,10 @@ class Collected:
     def _append(self, columns: Columns, part: Slices | Points, recode: Codes32) -> None:
         base = columns.height
         for name in columns.names:
-            dtype = np.float64 if part.doubles and name in _TIMES else _DTYPES.get(name, np.int64)
-            column = np.frombuffer(getattr(part, name), dtype=dtype)
+            column = np.frombuffer(getattr(part, name), dtype=_DTYPES.get(name, np.int64))
             if not len(column):
                 continue
-            if dtype is np.float64:
-                column = nanoseconds(column)
-            elif name in _TEXT:
+            if name in _TEXT:
                 column = recode[np.minimum(column, len(recode) - 1)]
             elif name in _ROWS:
                 column = column + np.uint32(base)
@@ -177,17 +173,6 @@ class Collected:
         if label is not None:
             return TEXTUAL_ID + self.labels.setdefault(label, len(self.labels))
         return None if number == NULL else number
-
-
-def nanoseconds(us: npt.NDArray[np.float64]) -> Ints:
-    """The nearest ns of times in us; whole us and the rest apart, for exactness."""
-    missing = us == NO_TIME
-    if missing.any():
-        us = np.where(missing, 0.0, us)
-    whole = np.floor(us)
-    ns = whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
-    ns[missing] = NULL
-    return ns
 
 
 def text_series(codes: Codes32, texts: pl.Series) -> pl.Series:

@@ -76,19 +76,6 @@ class Event(msgspec.Struct, gc=False):
     flow_out: Any = None
 
 
-#: A missing time among times in doubles.
-NO_TIME = -1e300
-#: Below this many us, 101 days, a double is nearer to any time in ns than to its neighbours.
-EXACT_US = float(1 << 43)
-
-
-class QuickEvent(Event, gc=False):
-    """The same event with its times as doubles: exact enough in most files, and quicker."""
-
-    ts: float = NO_TIME  # type: ignore[assignment]
-    dur: float = NO_TIME  # type: ignore[assignment]
-
-
 class LooseEvent(Event, gc=False):
     """The same event where a value has a type nobody writes."""
 
@@ -104,7 +91,6 @@ class RawArgs(msgspec.Struct, gc=False):
 
 
 _events = msgspec.json.Decoder(list[Event])
-_quick_events = msgspec.json.Decoder(list[QuickEvent])
 _event_lines = msgspec.json.Decoder(Event)
 _raw_args = msgspec.json.Decoder(list[RawArgs])
 # decimals stay text, so that a time keeps its nanoseconds on this route too
@@ -117,12 +103,6 @@ BAD_TEXT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def decode_events(array: bytes) -> list[Event]:
     """All events of a JSON array."""
     return _events.decode(array)
-
-
-def decode_quick(array: bytes) -> list[Event]:
-    """All events of a JSON array whose times are numbers."""
-    events: list[Any] = _quick_events.decode(array)
-    return events
 
 
 def decode_lines(lines: bytes) -> list[Event]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace import coerce, times
+from traceanalyzer.parsers.chrome_trace import coerce
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.decode import (
@@ -21,7 +21,7 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     Event,
     decode_any,
 )
-from traceanalyzer.parsers.chrome_trace.times import Times
+from traceanalyzer.parsers.chrome_trace.times import nanosecond, nanoseconds
 from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.vocabulary import (
     COMMUNICATION_WORDS,
@@ -66,7 +66,13 @@ class Column:
         return self.codes.column(values)
 
 
-def extract(events: list[Event], want: Want, offset: int, raw_args: RawArgs) -> Batch:
+def extract(
+    events: list[Event],
+    want: Want,
+    offset: int,
+    raw_args: RawArgs,
+    order: Sequence[int] | None = None,
+) -> Batch:
     """A batch of the wanted events of a piece.
 
     Args:
@@ -74,9 +80,7 @@ def extract(events: list[Event], want: Want, offset: int, raw_args: RawArgs) -> 
         want: what to keep.
         offset: the piece's place in the file, for issues.
         raw_args: gives the arguments' text of every event; asked for counters and ``args`` only.
-
-    Raises:
-        InexactTimeError: the events' times are doubles, and doubles do not do.
+        order: the events' numbers in the piece, where they are not all of it.
     """
     make = Column(want, offset)
     phases = [event.ph for event in events]
@@ -91,6 +95,9 @@ def extract(events: list[Event], want: Want, offset: int, raw_args: RawArgs) -> 
     _others(make, batch, events, phases, raw_args)
     batch.texts = make.codes.table()
     batch.issues = make.issues
+    if order is not None:
+        for part in (batch.slices, batch.points, batch.flows):
+            part.order = array("I", [order[row] for row in array("I", part.order)]).tobytes()
     return batch
 
 
@@ -119,7 +126,7 @@ def _others(
             if event.bind_id is not None and (arrow := _bound_flow(event)) is not None
         ]
         batch.flows = _flows(make, arrows)
-    if want.lanes:
+    if "M" in present:
         batch.metadata = [_metadata(event) for _, event in of(frozenset("M"))]
     if want.counters and "C" in present:
         raw = raw_args()
@@ -135,7 +142,7 @@ def _others(
 def _unusable(make: Column, event: Event) -> None:
     if event.ph is None:
         # JAX closes its array with an empty event
-        if event.name is not None or times.instant(event) is not None:
+        if event.name is not None or nanosecond(bytes(event.ts)) is not None:
             make.lose("no-phase")
     else:
         make.lose(f"unknown-phase-{text_of(event.ph)!s:.8}")
@@ -144,21 +151,20 @@ def _unusable(make: Column, event: Event) -> None:
 def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArgs) -> Slices:
     if not events:
         return Slices()
-    events, rows, ts = _timed(make, events, rows, times.starts(events))
-    dur = times.durations(events)
-    make.lose("bad-duration", dur.bad)
+    events, rows, ts = _timed(make, events, rows)
+    dur, bad = nanoseconds([e.dur for e in events])
+    make.lose("bad-duration", bad)
     keep = make.want.inside(ts, dur)
     if keep is not None:
         events, rows = [events[i] for i in keep], [rows[i] for i in keep]
-        ts, dur = ts.take(keep), dur.take(keep)
+        ts, dur = _take(ts, keep), _take(dur, keep)
     pid, pid_labels = coerce.ids([e.pid for e in events])
     tid, tid_labels = coerce.ids([e.tid for e in events])
     args = [e.args if type(e.args) is Args else NO_ARGS for e in events]
     out = Slices(
         order=array("I", rows).tobytes(),
-        ts=ts.column.tobytes(),
-        dur=dur.column.tobytes(),
-        doubles=ts.column.typecode == "d",
+        ts=ts.tobytes(),
+        dur=dur.tobytes(),
         category=make.text([e.cat for e in events]),
         name=make.text([e.name for e in events]),
         pid=pid,
@@ -184,15 +190,20 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
 
 
 def _timed(
-    make: Column, events: list[Event], rows: list[int], ts: Times
-) -> tuple[list[Event], list[int], Times]:
-    """Without the events that have no time; those are counted."""
-    make.lose("bad-time", ts.bad)
-    if not events or min(ts.column) != ts.missing:
+    make: Column, events: list[Event], rows: list[int]
+) -> tuple[list[Event], list[int], array[int]]:
+    """Events and rows without those that have no time, which are counted; and the times."""
+    ts, bad = nanoseconds([e.ts for e in events])
+    make.lose("bad-time", bad)
+    if not events or min(ts) != NULL:
         return events, rows, ts
-    have = [i for i, value in enumerate(ts.column) if value != ts.missing]
-    make.lose("no-time", len(events) - len(have) - ts.bad)
-    return [events[i] for i in have], [rows[i] for i in have], ts.take(have)
+    have = [i for i, value in enumerate(ts) if value != NULL]
+    make.lose("no-time", len(events) - len(have) - bad)
+    return [events[i] for i in have], [rows[i] for i in have], _take(ts, have)
+
+
+def _take(column: array[int], rows: list[int]) -> array[int]:
+    return array("q", [column[row] for row in rows])
 
 
 def _external_ids(args: list[Args]) -> bytes:
@@ -376,7 +387,7 @@ def _flows(make: Column, chosen: list[tuple[int, Event]]) -> Points:
 def _placed(make: Column, chosen: list[tuple[int, Event]]) -> tuple[list[int], list[Event], Points]:
     """The columns of events that have a time, with those events and their rows."""
     rows, events = [row for row, _ in chosen], [event for _, event in chosen]
-    events, rows, ts = _timed(make, events, rows, times.starts(events))
+    events, rows, ts = _timed(make, events, rows)
     pid, pid_labels = coerce.ids([e.pid for e in events])
     tid, tid_labels = coerce.ids([e.tid for e in events])
     return (
@@ -385,8 +396,7 @@ def _placed(make: Column, chosen: list[tuple[int, Event]]) -> tuple[list[int], l
         Points(
             order=array("I", rows).tobytes(),
             phase="".join([e.ph for e in events]).encode(),
-            ts=ts.column.tobytes(),
-            doubles=ts.column.typecode == "d",
+            ts=ts.tobytes(),
             category=make.text([e.cat for e in events]),
             name=make.text([e.name for e in events]),
             pid=pid,
@@ -404,7 +414,7 @@ def _bound_flow(event: Event) -> Event | None:
     )
     if phase is None:
         return None
-    return type(event)(
+    return Event(
         ph=phase, ts=event.ts, pid=event.pid, tid=event.tid, id=event.bind_id, bp="e", cat="bind_id"
     )
 
@@ -426,7 +436,7 @@ def _async_key(event: Event) -> str | None:
 def _counter(
     make: Column, event: Event, raw: msgspec.Raw
 ) -> list[tuple[int, int, str | None, str, str, float]]:
-    ts = times.instant(event)
+    ts = nanosecond(bytes(event.ts))
     if ts is None:
         make.lose("no-time")
         return []

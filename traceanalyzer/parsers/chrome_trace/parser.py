@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.chrome_trace import container as containers
@@ -13,9 +11,8 @@ from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.container import Container
 from traceanalyzer.parsers.chrome_trace.metadata import describe
-from traceanalyzer.parsers.chrome_trace.pool import batches, worker_count
+from traceanalyzer.parsers.chrome_trace.pool import batches
 from traceanalyzer.parsers.chrome_trace.samples import add_samples
-from traceanalyzer.parsers.chrome_trace.search import EVENT_START, boundary_of
 from traceanalyzer.parsers.chrome_trace.text import Text, open_text
 from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.chrome_trace.worker import process
@@ -23,7 +20,6 @@ from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, issue_rows, sort_events
 
-_SAMPLE_BYTES = 1 << 18
 _LIKELY = re.compile(rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds)"')
 
 #: How bad an issue is; whatever is not listed is a loss.
@@ -63,7 +59,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     text = open_text(source, progress)
     container, collected = Container(), Collected()
     try:
-        _read(text, source, want, container, collected)
+        _read(text, want, container, collected)
     except ValueError as error:
         raise MalformedInput(
             source.path,
@@ -101,49 +97,29 @@ def _want(selection: Selection) -> Want:
     )
 
 
-def _read(
-    text: Text, source: Source, want: Want, container: Container, collected: Collected
-) -> None:
+def _read(text: Text, want: Want, container: Container, collected: Collected) -> None:
     """Every event array of the file, one after the other."""
     offset = containers.first_events(text, container)
     while offset is not None:
-        searching = _searching(text, offset, want)
-        closed = _read_array(text, offset, source, searching, collected)
+        closed = _read_array(text, offset, want, collected)
         if closed is None:
             _note_truncation(container, collected)
             return
         offset = containers.next_events(text, closed, container)
 
 
-def _searching(text: Text, offset: int, want: Want) -> Want:
-    """The same wish, with the text between events if a byte search may use it."""
-    if not want.searchable:
-        return want
-    sample = text.read(offset, _SAMPLE_BYTES)
-    starts = [match.end() for match in EVENT_START.finditer(sample)]
-    if len(starts) < 3:
-        return want
-    first = process(sample[: starts[-1]], offset, Want())
-    if first.issues or first.has_begin_end or first.head or first.tail:
-        return want
-    boundary = boundary_of(sample[starts[0] : starts[-1]])
-    return msgspec.structs.replace(want, boundary=boundary)
-
-
-def _read_array(
-    text: Text, offset: int, source: Source, want: Want, collected: Collected
-) -> int | None:
+def _read_array(text: Text, offset: int, want: Want, collected: Collected) -> int | None:
     """Collect one array's events; returns the offset behind its ``]``, None if it has none."""
     tail, tail_at = b"", offset
-    read = containers.pieces(text, offset)
-    workers = worker_count(text, source.size, want)
-    for piece, batch in batches(text, read, want, source.path, workers):
-        if tail or batch.head:
-            _mend_cut(tail, batch.head, tail_at, want, collected)
-        tail, tail_at = batch.tail, piece.offset + piece.length - len(batch.tail)
-        collected.add(batch)
-        if batch.closed is not None:
-            return piece.offset + batch.closed
+    for piece, found in batches(text, containers.pieces(text, offset), want):
+        last = found[-1]
+        if tail or last.head:
+            _mend_cut(tail, last.head, tail_at, want, collected)
+        tail, tail_at = last.tail, piece.offset + piece.length - len(last.tail)
+        for batch in found:
+            collected.add(batch)
+        if last.closed is not None:
+            return piece.offset + last.closed
         text.release(piece.offset)
     collected.unfinished, collected.unfinished_at = tail, tail_at
     return None
@@ -151,9 +127,10 @@ def _read_array(
 
 def _mend_cut(tail: bytes, head: bytes, offset: int, want: Want, collected: Collected) -> None:
     """An event that was cut in two: joined it must be whole, else both parts are lost."""
-    batch = process(tail + head, offset, want)
-    if batch.events and not (batch.head or batch.tail):
-        collected.add(batch)
+    found = process(tail + head, offset, want)
+    if found[-1].events and not (found[-1].head or found[-1].tail):
+        for batch in found:
+            collected.add(batch)
     else:
         collected.lose("bad-event", 1, offset)
 

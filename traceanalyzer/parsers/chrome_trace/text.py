@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from traceanalyzer.errors import UnreadableFile
-from traceanalyzer.parsers.chrome_trace.worker import read_range
 from traceanalyzer.parsers.source import Source
 
 Progress = Callable[[int, int], None]
@@ -18,9 +17,6 @@ Progress = Callable[[int, int], None]
 
 class Text(Protocol):
     """Random access to decompressed bytes that are not yet released."""
-
-    #: Whether another process can read the same offsets from the file itself.
-    shared: bool
 
     def read(self, offset: int, length: int) -> bytes:
         """Bytes from an offset; fewer than asked only at the end."""
@@ -42,8 +38,6 @@ def open_text(source: Source, progress: Progress | None) -> Text:
 class _PlainText:
     """An uncompressed file."""
 
-    shared = True
-
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._source, self._progress = source, progress
         try:
@@ -53,7 +47,7 @@ class _PlainText:
 
     def read(self, offset: int, length: int) -> bytes:
         try:
-            return read_range(self._file, offset, length)
+            return _read_range(self._file, offset, length)
         except OSError as error:
             raise UnreadableFile(
                 self._source.path, str(error.strerror).lower(), where=f"byte {offset}"
@@ -69,8 +63,6 @@ class _PlainText:
 
 class _StreamedText:
     """A compressed file: a thread inflates ahead, blocks are kept until released."""
-
-    shared = False
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._blocks: list[bytes] = []
@@ -140,3 +132,15 @@ class _Ahead:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+def _read_range(file: int, offset: int, length: int) -> bytes:
+    """Bytes of an open file from an offset; fewer only at its end."""
+    parts = []
+    while length > 0:
+        part = os.pread(file, length, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

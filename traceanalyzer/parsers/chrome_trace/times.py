@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace.decode import EXACT_US, NO_TIME, NULL, Event, QuickEvent
+from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 INT64_MAX = (1 << 63) - 1
 
@@ -19,84 +16,8 @@ _not_milli = re.compile(rb'\.(?!\d{3}(?:,|$))|[eE"]')
 _number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
 
 
-class InexactTimeError(ValueError):
-    """A time is too large for a double to tell its nanoseconds apart: read it as text."""
-
-
-@dataclass
-class Times:
-    """A column of times: Int64 ns, or doubles in us that the assembler turns into ns.
-
-    Attributes:
-        column: the values, ``NULL`` or ``NO_TIME`` where there is none.
-        bad: how many values were no time at all; they are missing now.
-    """
-
-    column: array[int] | array[float]
-    bad: int = 0
-
-    @property
-    def missing(self) -> float:
-        """The value that says there is no time."""
-        return NO_TIME if self.column.typecode == "d" else NULL
-
-    def take(self, rows: Iterable[int]) -> Times:
-        """Only these rows."""
-        column = self.column
-        return Times(array(column.typecode, [column[row] for row in rows]))
-
-    def nanoseconds(self) -> list[int]:
-        """The values as integers in ns, ``NULL`` where there is none."""
-        if self.column.typecode == "q":
-            return self.column.tolist()  # type: ignore[return-value]
-        return [NULL if us == NO_TIME else nanoseconds_of(us) for us in self.column]
-
-
-def starts(events: list[Event]) -> Times:
-    """The events' ``ts``.
-
-    Raises:
-        InexactTimeError: doubles do not do for these.
-    """
-    values: list[Any] = [event.ts for event in events]
-    if events and type(events[0]) is QuickEvent:
-        column = array("d", values)
-        if max(column) >= EXACT_US or -EXACT_US >= min(column) != NO_TIME:
-            raise InexactTimeError
-        return Times(column)
-    return Times(*_from_texts(values))
-
-
-def durations(events: list[Event]) -> Times:
-    """The events' ``dur``.
-
-    Raises:
-        InexactTimeError: doubles do not do for these.
-    """
-    values: list[Any] = [event.dur for event in events]
-    if events and type(events[0]) is QuickEvent:
-        column = array("d", values)
-        if max(column) >= EXACT_US:
-            raise InexactTimeError
-        return Times(column)
-    return Times(*_from_texts(values))
-
-
-def instant(event: Event) -> int | None:
-    """One event's ``ts`` in ns; None when it has none."""
-    if isinstance(event, QuickEvent):
-        return None if event.ts == NO_TIME else nanoseconds_of(event.ts)
-    return nanosecond(bytes(event.ts))
-
-
-def nanoseconds_of(us: float) -> int:
-    """The nearest ns of a double below ``EXACT_US``; whole us and the rest apart, for exactness."""
-    whole = int(us // 1)
-    return whole * 1000 + round((us - whole) * 1000)
-
-
-def _from_texts(texts: list[Any]) -> tuple[array[int], int]:
-    """Int64 ns of a column of JSON numbers, null for ``null``, and how many were no time."""
+def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
+    """A column of JSON numbers in us as Int64 ns, ``NULL`` for null; and how many were no time."""
     text = b",".join(texts)
     missing = text.count(b"null")
     dots = text.count(b".")
@@ -122,7 +43,7 @@ def _thousandfold(values: list[int]) -> array[int]:
     return array("q", [v * 1000 if v != null else NULL for v in values])
 
 
-def _one_by_one(texts: list[Any]) -> tuple[array[int], int]:
+def _one_by_one(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
     column = array("q")
     bad = 0
     for text in texts:

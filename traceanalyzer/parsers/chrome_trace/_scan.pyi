@@ -1,0 +1,13 @@
+def scan(
+    text: bytes,
+    begin: int,
+    categories: list[tuple[bytes, int]],
+    other: int,
+    absent: int,
+    special: list[bytes],
+    named: list[bytes],
+    windows: bytes,
+    flows: bool,
+    all: bool,
+    /,
+) -> tuple[int, int, list[bytes]] | None: ...

@@ -1,0 +1,132 @@
+"""The compiled scan of ordinary events, and the way back to Python for all others.
+
+Without the extension (no compiler when the package was installed) everything takes the way of
+:mod:`~traceanalyzer.parsers.chrome_trace.worker`, which gives the same tables, slower.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import lru_cache
+
+from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
+from traceanalyzer.parsers.chrome_trace.decode import (
+    BAD_TEXT,
+    decode_any,
+    decode_events,
+    decode_raw_args,
+)
+from traceanalyzer.parsers.chrome_trace.extract import extract
+from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.vocabulary import (
+    COMMUNICATION_WORDS,
+    DEVICE_KINDS,
+    SPELLINGS,
+)
+
+try:
+    from traceanalyzer.parsers.chrome_trace import _scan
+except ImportError:  # pragma: no cover - built without a compiler
+    _scan = None  # type: ignore[assignment]
+
+_WANTED, _DEVICE = 1, 2
+
+#: Names whose events Python reads: communication and allocations carry arguments of their own.
+_SPECIAL = [word.encode() for word in (*COMMUNICATION_WORDS, "[memory]")]
+
+_SLICE_COLUMNS = (
+    "order",
+    "ts",
+    "dur",
+    "category",
+    "name",
+    "pid",
+    "tid",
+    "correlation",
+    "external_id",
+    "device_rows",
+    "device",
+    "stream",
+    "copied",
+    "kernel_rows",
+    "grid",
+    "block",
+    "registers",
+    "shared_memory",
+)
+_FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
+
+
+def scanned(body: bytes, offset: int, lead: int, want: Want) -> list[Batch] | None:
+    """The batches of a well-formed piece, or None when it has to be read another way.
+
+    Args:
+        body: the piece without blanks and commas around it.
+        offset: the piece's place in the file.
+        lead: how many bytes of the piece were cut off before ``body``.
+        want: what to keep.
+    """
+    if _scan is None or want.args or want.input_dims:
+        return None
+    words = _words(tuple(want.kinds) if want.kinds is not None else None)
+    found = _scan.scan(
+        body,
+        0,
+        *words,
+        _SPECIAL,
+        [name.encode() for name in want.names],
+        array("q", [edge for window in want.windows for edge in window]).tobytes(),
+        want.flows,
+        want.kinds is None,
+    )
+    if found is None:
+        return None
+    events, closed, columns = found
+    *values, next_rows, text_ranges, rest_ranges = columns
+    slices = Slices(**dict(zip(_SLICE_COLUMNS, values, strict=False)))
+    flows = Points(**dict(zip(_FLOW_COLUMNS, values[len(_SLICE_COLUMNS) :], strict=True)))
+    flows.at_next = array("I", next_rows).tolist()
+    try:
+        texts = _texts(body, array("q", text_ranges))
+        rest = _rest(body, array("q", rest_ranges), offset, want)
+    except BAD_TEXT:
+        return None
+    rest.events = events
+    rest.closed = None if closed < 0 else closed + lead
+    return [Batch(texts=texts, slices=slices, flows=flows), rest]
+
+
+@lru_cache(maxsize=64)
+def _words(kinds: tuple[str, ...] | None) -> tuple[list[tuple[bytes, int]], int, int]:
+    """Flags by category's spelling, of any other category, and of none."""
+
+    def flags(kind: str) -> int:
+        wanted = _WANTED if kinds is None or kind in kinds else 0
+        return wanted | (_DEVICE if kind in DEVICE_KINDS else 0)
+
+    spelled = [(word.encode(), flags(kind)) for kind, all_ in SPELLINGS.items() for word in all_]
+    return spelled, flags("other"), flags("other")
+
+
+def _texts(body: bytes, ranges: array[int]) -> list[str]:
+    """Names and categories by code; those with escapes as the decoder reads them."""
+    texts = []
+    for at, length in zip(ranges[::2], ranges[1::2], strict=True):
+        raw = body[at : at + length]
+        texts.append(raw.decode() if b"\\" not in raw else str(decode_any(b'"' + raw + b'"')))
+    return texts
+
+
+def _rest(body: bytes, ranges: array[int], offset: int, want: Want) -> Batch:
+    """The batch of the events that the scan handed back."""
+    if not ranges:
+        return Batch()
+    spans = zip(ranges[::3], ranges[1::3], strict=True)
+    text = b"[" + b",".join([body[at : at + length] for at, length in spans]) + b"]"
+    return extract(
+        decode_events(text),
+        want,
+        offset,
+        lambda: decode_raw_args(text),
+        order=ranges[2::3],
+    )
