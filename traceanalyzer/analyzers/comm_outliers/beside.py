@@ -1,0 +1,125 @@
+"""What else the device did: beside each collective, and over the whole recording."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+
+class Activity(TypedDict):
+    """How long a rank's device did what, in ns; see :class:`~.part.Part`."""
+
+    span_ns: int
+    busy_ns: int | None
+    comm_ns: int
+    overlap_ns: int | None
+
+
+def device_work(trace: Trace) -> pl.DataFrame:
+    """All device work as intervals: ``event``, device, ``start``, ``end``, kind, name."""
+    return (
+        trace.events.with_row_index("event")
+        .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
+        .select("event", "device", "kind", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+    )
+
+
+def activity(trace: Trace, communication: pl.DataFrame) -> Activity:
+    """Span, busy time, communication and its overlap with compute: sums over the devices.
+
+    busy is the union of all device work over all streams, so idle = span - busy; overlap is the
+    union of communication intersected with the union of compute kernels. Copies and memsets are
+    neither.
+    """
+    work = device_work(trace)
+    comm = communication.select("event", "device", "start", "end")
+    if work.is_empty():
+        closed = trace.events.filter(pl.col("dur") >= 0)
+        first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
+        span = last - first if isinstance(first, int) and isinstance(last, int) else 0
+        return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
+    spans = work.group_by("device").agg(pl.col("start").min(), pl.col("end").max())
+    compute = _compute(work, comm)
+    return Activity(
+        span_ns=_length(spans),
+        busy_ns=_length(work),
+        comm_ns=_length(comm),
+        overlap_ns=_length(intervals.intersect(comm, compute, ["device"])),
+    )
+
+
+def add(communication: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Adds what ran on the same device meanwhile: ``compute_ns``, ``memory_ns``, ``beside``.
+
+    The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
+    overlaps (ties by name). All null where there is no device.
+    """
+    work = device_work(trace)
+    if work.is_empty():
+        blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
+        return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
+    compute = _compute(work, communication)
+    memory = work.filter(pl.col("kind") != "kernel")
+    found = communication
+    for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
+        found = intervals.overlap_with(found, windows, ["device"]).rename({"overlap": name})
+    busiest = _busiest(communication, pl.concat([compute, memory]))
+    return found.join(busiest, on="event", how="left", maintain_order="left")
+
+
+def _compute(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
+    kernels = work.filter(pl.col("kind") == "kernel")
+    return kernels.join(communication, on="event", how="anti")
+
+
+def _busiest(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """``event`` and ``beside``: the name that shares most time with each collective."""
+    comm = communication.select("event", "device", "start", "end")
+    found = [
+        _shared(mine, others.filter(pl.col("device") == mine["device"][0]))
+        for mine in comm.drop_nulls("device").partition_by("device", maintain_order=True)
+    ]
+    none = pl.DataFrame(schema={"event": pl.UInt32, "beside": pl.String, "shared": pl.Int64})
+    return (
+        pl.concat([none, *found])
+        .group_by("event", "beside")
+        .agg(pl.col("shared").sum())
+        .sort("shared", "beside", descending=[True, False])
+        .unique("event", keep="first", maintain_order=True)
+        .select("event", "beside")
+    )
+
+
+def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """``event``, ``beside``, ``shared``: every pair that overlaps on one device, and for how long.
+
+    With the collectives in order of start, those that overlap another interval are a run of rows
+    between the first whose predecessors have not all ended and the last that has started.
+    """
+    comm = comm.sort("start", "end")
+    start, end = comm["start"].to_numpy(), comm["end"].to_numpy()
+    other_start, other_end = others["start"].to_numpy(), others["end"].to_numpy()
+    first = np.searchsorted(np.maximum.accumulate(end), other_start, side="right")
+    count = np.maximum(np.searchsorted(start, other_end, side="left") - first, 0)
+    other = np.repeat(np.arange(len(count)), count)
+    before = np.cumsum(count) - count
+    mine = np.arange(len(other)) - before[other] + first[other]
+    shared = np.minimum(end[mine], other_end[other]) - np.maximum(start[mine], other_start[other])
+    return pl.DataFrame(
+        {
+            "event": comm["event"].gather(mine),
+            "beside": others["name"].gather(other).cast(pl.String),
+            "shared": shared,
+        }
+    ).filter(pl.col("shared") > 0)
+
+
+def _length(frame: pl.DataFrame) -> int:
+    lengths = intervals.measure(frame, ["device"])
+    return int(lengths["length"].sum())

@@ -1,0 +1,187 @@
+"""Which events are communication, and what is known about each.
+
+A kernel's description comes from, in this order: its own arguments; its name; the host event that
+issued it (``record_param_comms`` or ``nccl:*``), found by External id, or through the launch call
+that shares the kernel's correlation id and lies inside the host event. ``gpu_user_annotation``
+rows are projections and never work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import polars as pl
+
+from traceanalyzer.errors import OptionError
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import (
+    COMMUNICATION_PATTERN,
+    DEVICE_WORK,
+    HOST_COLLECTIVE_PREFIXES,
+    LAUNCH_KINDS,
+    NCCL_ANNOTATION_PREFIXES,
+    PARAM_COMMS,
+    dtype_bytes,
+)
+
+_TOLD = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
+_TEXT = ("collective", "dtype", "group", "group_ranks")
+
+
+def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+    """The communication events of one rank, each with what is known about it.
+
+    Device work where there is any; else, as in CPU runs, the host events that run a collective
+    (``gloo:*``, ``mpi:*``, ``ucc:*``). ``patterns`` are regular expressions of further names.
+    ``issued`` is the time at which the host asked for it, null where the trace does not tell.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    found = device_communication(trace, patterns)
+    if found.is_empty():
+        found = _host_communication(trace, patterns).with_columns(issued="ts")
+    else:
+        found = _told_by_host(found, trace)
+    return found.with_columns(
+        dtype=_mapped(found["dtype"], _plain_dtype, pl.String), message_bytes=_message_bytes(found)
+    )
+
+
+def device_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    """Device work that is communication by its name or its arguments, as its own row tells it."""
+    rows = _with_collectives(trace, pl.col("kind").is_in(DEVICE_WORK))
+    return rows.filter(pl.col("described") | _named(rows, [COMMUNICATION_PATTERN, *patterns]))
+
+
+def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    rows = _with_collectives(trace, pl.col("tid").is_not_null())
+    prefixes = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
+    return rows.filter(_named(rows, [prefixes, *patterns]))
+
+
+def _with_collectives(trace: Trace, which: pl.Expr) -> pl.DataFrame:
+    """The chosen events beside their rows of ``collectives`` (null where they have none)."""
+    told = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String), described=True)
+    return (
+        trace.events.with_row_index("event")
+        .filter(which)
+        .with_columns(pl.col("name").cast(pl.String))
+        .join(told, on="event", how="left", maintain_order="left")
+        .with_columns(pl.col("described").fill_null(value=False))
+    )
+
+
+def _named(rows: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
+    """Whether a row's name matches any pattern; each distinct name is tried once."""
+    try:
+        tests = [re.compile(pattern) for pattern in patterns]
+    except re.error as error:
+        raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
+    names = rows["name"].drop_nulls().unique()
+    hits = [name for name in names if any(test.search(name) for test in tests)]
+    return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+# --- the host's side -------------------------------------------------------------------------
+
+
+def host_calls(trace: Trace) -> pl.DataFrame:
+    """One row per call that issued a collective: where it ran and what it tells.
+
+    ``record_param_comms`` encloses ``nccl:*``, and each knows things that the other does not:
+    rows that overlap on one thread are one call, described by whichever tells first. Columns:
+    call, pid, tid, ts, end, external_ids, and the description.
+    """
+    rows = _with_collectives(trace, pl.col("tid").is_not_null() & pl.col("dur").is_not_null())
+    issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES)) + ")"
+    lane = ["pid", "tid"]
+    end = pl.col("ts") + pl.col("dur")
+    starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
+    first_told = [pl.col(name).drop_nulls().first() for name in ("collective", *_TOLD)]
+    return (
+        rows.filter(pl.col("name").str.contains(issuing))
+        .sort(*lane, "ts", "event")
+        .with_columns(call=starts_new.fill_null(value=True).cum_sum())
+        .group_by("call", *lane, maintain_order=True)
+        .agg(
+            pl.col("ts").min(),
+            end.max().alias("end"),
+            pl.col("external_id").drop_nulls().alias("external_ids"),
+            *first_told,
+        )
+    )
+
+
+def by_external_id(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """``event`` and ``call`` of each kernel that shares an External id with a host call.
+
+    Recordings of 2022 and 2023 repeat the correlation id as External id: that joins nothing.
+    """
+    ids = calls.select("call", external_id="external_ids").explode("external_id")
+    own = pl.col("external_id") != pl.col("correlation").fill_null(-1)
+    asking = kernels.select("event", external_id=pl.when(own).then("external_id"))
+    return _pairs(linking.link(ids, asking, ["external_id"]), ids, asking)
+
+
+def by_correlation(kernels: pl.DataFrame, calls: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """``event`` and ``call`` of each kernel whose launch call lies inside a host call."""
+    launches = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    spans = calls.rename({"ts": "start"})
+    inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
+    called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
+    return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
+
+
+def _pairs(found: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "event": kernels["event"].gather(found["right"]),
+            "call": calls["call"].gather(found["left"]),
+        }
+    )
+
+
+def _told_by_host(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Fills what a kernel's own row leaves open from the host call that issued it.
+
+    A kernel named SendRecv may be any of all_to_all, send and recv: there the host knows better.
+    """
+    calls = host_calls(trace)
+    links = pl.concat([by_external_id(kernels, calls), by_correlation(kernels, calls, trace)])
+    told = links.unique("event", keep="first", maintain_order=True).join(
+        calls.select("call", "collective", *_TOLD, issued="ts"), on="call"
+    )
+    filled = kernels.join(told, on="event", how="left", suffix="_host", maintain_order="left")
+    vague = pl.col("collective").is_null() | (pl.col("collective") == "send_recv")
+    better = pl.coalesce("collective_host", "collective")
+    return filled.with_columns(
+        collective=pl.when(vague).then(better).otherwise("collective"),
+        **{name: pl.coalesce(name, f"{name}_host") for name in _TOLD},
+    ).select(*kernels.columns, "issued")
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
+    """Bytes of the full message: what comes out of an all_gather, what goes in otherwise."""
+    gathers = pl.col("collective") == "all_gather"
+    whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
+    elements = pl.when(gathers).then(whole).otherwise("elements_in")
+    return elements * _mapped(rows["dtype"], dtype_bytes, pl.Int64)
+
+
+def _mapped(
+    values: pl.Series, function: Callable[[str], object], dtype: type[pl.DataType]
+) -> pl.Series:
+    """A function of text over a column, called once for each distinct value."""
+    answers = {value: function(value) for value in values.drop_nulls().unique()}
+    return values.replace_strict(answers, default=None, return_dtype=dtype)
+
+
+def _plain_dtype(dtype: str) -> str:
+    """One spelling: ``c10::BFloat16``, ``BFloat16`` -> ``bfloat16``."""
+    return dtype.removeprefix("c10::").lower()

@@ -1,0 +1,82 @@
+"""From one rank's trace, the few rows that the comparison needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers import beside, describe
+from traceanalyzer.analyzers.comm_outliers.part import INSTANCES, Part
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import steps_pattern
+
+
+def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
+    """One rank's collectives, its steps, and how busy its device was.
+
+    Args:
+        trace: one rank, read with at least :data:`~.needs.NEEDS`.
+        patterns: regular expressions of names that are communication too.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    found = describe.communication(trace, patterns)
+    closed = found.filter(pl.col("dur") >= 0).with_columns(
+        start="ts", end=pl.col("ts") + pl.col("dur")
+    )
+    meta = trace.meta
+    shift = meta.epoch_ns or 0
+    steps = _steps(trace)
+    instances = beside.add(_in_steps(closed, steps), trace)
+    return Part(
+        rank=meta.rank,
+        path=meta.path,
+        host=meta.host,
+        world_size=meta.world_size,
+        shift_ns=shift,
+        epoch_known=meta.epoch_ns is not None,
+        instances=_shaped(instances, shift),
+        steps=steps.with_columns(pl.col("start", "end") + shift),
+        unclosed=found.height - closed.height,
+        **beside.activity(trace, closed),
+    )
+
+
+def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
+    """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
+    kernel = kernel_family(pl.col("name"))
+    return instances.with_columns(
+        pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
+    ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
+
+
+def kernel_family(name: pl.Expr) -> pl.Expr:
+    """A kernel's name without return type, template arguments and parameters."""
+    return name.str.replace(r"^void ", "").str.replace(r"[<(].*$", "").str.strip_chars()
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    """The annotations that mark steps; ProfilerStep where there is one, else the user's own."""
+    marks = trace.events.filter(
+        pl.col("kind").is_in(("user_annotation", "nvtx")), pl.col("dur") >= 0
+    ).select(step=pl.col("name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
+    marks = marks.filter(pl.col("step").str.contains(steps_pattern()))
+    profiler = marks.filter(pl.col("step").str.starts_with("ProfilerStep"))
+    chosen = profiler if profiler.height else marks
+    return chosen.sort("start", "step")
+
+
+def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Adds the step in which the host asked for each collective; null between steps.
+
+    A trace that tells it of some collectives recorded the others' device side only: those were
+    asked for before the first step. Where it tells it of none, each one's own start counts, which
+    on a device that lags behind its host may lie in the step after.
+    """
+    told = instances["issued"].is_not_null().any()
+    asked = instances.with_columns(ts=pl.col("issued" if told else "start"))
+    found = linking.enclosing(asked, steps)
+    return found.with_columns(step=steps["step"].gather(found["slice"]))

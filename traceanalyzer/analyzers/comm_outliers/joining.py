@@ -1,0 +1,128 @@
+"""The ranks' contributions put together: on one clock, in one order, each rank with a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.extract import kernel_family
+from traceanalyzer.analyzers.comm_outliers.part import Part
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Trace
+
+_NOTHING = (
+    "{where}: no communication was recorded; GPU collectives need torch.profiler "
+    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and MPI "
+    "ProfilerActivity.CPU; kernels with other names are found with --pattern"
+)
+
+
+def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
+    """One trace for each rank of each trace."""
+    found = []
+    for trace in [traces] if isinstance(traces, Trace) else traces:
+        held = trace.events["rank"].unique().sort().to_list()
+        found += [trace] if len(held) <= 1 else [_of_rank(trace, rank) for rank in held]
+    return found
+
+
+def _of_rank(trace: Trace, rank: int | None) -> Trace:
+    meta = next((m for m in trace.sources if m.rank == rank), trace.meta)
+    own = trace.select(pl.col("rank").eq_missing(rank))
+    return replace(own, sources=(replace(meta, rank=rank),))
+
+
+def ordered(parts: Sequence[Part]) -> list[Part]:
+    """The parts by rank and time, on one clock that begins with the first collective.
+
+    Ranks that no file tells get the lowest free numbers, in order of the files' names. A file
+    without an absolute time among files that have one is moved so that all begin together: its
+    clock is then found from the collectives' ends. Of two parts that say the same the first stays.
+    """
+    named = _numbered(parts)
+    begun = {id(part): _begin(part) for part in named}
+    absolute = [begun[id(p)] for p in named if p.epoch_known and p.instances.height]
+    origin = min(absolute or begun.values())
+    moved = [
+        _moved(part, -origin if part.epoch_known or not absolute else -begun[id(part)])
+        for part in named
+    ]
+    by_time = sorted(moved, key=lambda part: (part.rank, _begin(part), part.path))
+    return [
+        part
+        for before, part in zip([None, *by_time], by_time, strict=False)
+        if before is None or not _same(before, part)
+    ]
+
+
+def instances(parts: Sequence[Part]) -> pl.DataFrame:
+    """All collectives in order of (rank, start), numbered by ``id``.
+
+    Raises:
+        MissingData: there are none.
+    """
+    frames = [
+        part.instances.with_columns(
+            rank=pl.lit(part.rank, pl.Int32),
+            path=pl.lit(part.path),
+            shift_ns=pl.lit(part.shift_ns, pl.Int64),
+        )
+        for part in parts
+    ]
+    if not any(frame.height for frame in frames):
+        raise MissingData(_NOTHING.format(where=", ".join(part.path for part in parts[:3])))
+    unsized = pl.col("message_bytes").is_null()
+    return (
+        pl.concat(frames)
+        .sort("rank", "start", "end", "name", "stream")
+        .with_row_index("id")
+        .with_columns(
+            duration_ns=pl.col("end") - pl.col("start"),
+            kernel=pl.when(unsized).then(kernel_family(pl.col("name"))),
+        )
+    )
+
+
+def step_marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
+    """The steps of all ranks, with ``rank`` and ``arrival`` (start less the clock offset)."""
+    return pl.concat(
+        part.steps.with_columns(
+            rank=pl.lit(part.rank, pl.Int32),
+            arrival=pl.col("start") - offsets.get(part.rank or 0, 0),
+        )
+        for part in parts
+    )
+
+
+def _numbered(parts: Sequence[Part]) -> list[Part]:
+    taken = {part.rank for part in parts}
+    free = (n for n in range(2 * len(parts)) if n not in taken)
+    known = [part for part in parts if part.rank is not None]
+    unknown = sorted((part for part in parts if part.rank is None), key=lambda part: part.path)
+    return known + [replace(part, rank=next(free), rank_known=False) for part in unknown]
+
+
+def _begin(part: Part) -> int:
+    first = part.instances["start"].min()
+    return first if isinstance(first, int) else 0
+
+
+def _moved(part: Part, by: int) -> Part:
+    shift = pl.col("start", "end") + by
+    return replace(
+        part,
+        instances=part.instances.with_columns(shift),
+        steps=part.steps.with_columns(shift),
+        shift_ns=part.shift_ns + by,
+    )
+
+
+def _same(one: Part, other: Part) -> bool:
+    """One file given twice, perhaps once compressed."""
+    return (
+        one.rank == other.rank
+        and one.instances.height > 0
+        and one.instances.equals(other.instances)
+    )

@@ -1,0 +1,116 @@
+"""Which durations stand out from their like."""
+
+from __future__ import annotations
+
+import polars as pl
+
+#: Collectives that should take equally long: same operation, size and group. Where the size is
+#: not recorded the kernel stands in for it, because NCCL picks it by size.
+GROUP = ("collective", "dtype", "message_bytes", "group", "group_size", "kernel")
+
+#: Collectives that share a bandwidth, whatever their size.
+LINK = ("collective", "group", "group_size")
+
+#: With fewer events a group has no spread worth the name.
+FEW = 5
+
+#: Where more than this share stands out, the "group" is a mixture of sizes.
+MIXED_FRAC = 0.1
+
+#: The modified z-score's constants (Iglewicz and Hoaglin 1993): 0.6745 scales the MAD, and
+#: 1.253314 the mean absolute deviation, to the standard deviation of a normal distribution.
+_MAD = 0.6745
+_MEAN_AD = 1.253314
+
+
+def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
+    """Adds ``factor``, ``z``, ``judged_by`` and ``outlier`` to every collective.
+
+    An outlier lasts longer than ``factor`` times the median of its like *and* has a modified
+    z-score 0.6745 (x - median) / MAD above ``z``. Where more than half of them are equal, so that
+    MAD = 0, the mean absolute deviation takes its place: (x - median) / (1.253314 MeanAD).
+    ``judged_by`` names the like that it was compared with, five events at least:
+
+    - ``group``: same collective, dtype, size and process group.
+    - ``bandwidth``, for groups of fewer than five: each duration is divided by what its size should
+      take, the shortest duration plus bytes over the highest bandwidth seen for this collective
+      and process group at any size, and those ratios are compared over all sizes.
+    - ``place``, where the size is not known: the events at the same place in every step, which a
+      training loop repeats.
+    - ``kernel``, where there is no such place: the same kernel. If then more than a tenth stand
+      out they are of many sizes, and none is judged.
+
+    Null: too few of its like; nothing is called an outlier there.
+
+    Args:
+        instances: in order of time within each rank, with the columns of :data:`GROUP`,
+            ``duration_ns``, ``rank`` and ``step``.
+        factor: least factor of the median.
+        z: least modified z-score.
+    """
+    judged = instances.with_columns(place=_place(), slowness=_slowness()).with_columns(
+        judged_by=_judged_by()
+    )
+    by_like = {
+        "group": (pl.col("duration_ns"), GROUP),
+        "bandwidth": (pl.col("slowness"), (*LINK, _unsized())),
+        "place": (pl.col("duration_ns"), (*GROUP, "place")),
+        "kernel": (pl.col("duration_ns"), GROUP),
+    }
+    for name, measure in (("factor", _factor), ("z", _z)):
+        found = [pl.when(judged_by=like).then(measure(*of)) for like, of in by_like.items()]
+        judged = judged.with_columns(pl.coalesce(found).alias(name))
+    stands_out = ((pl.col("factor") > factor) & (pl.col("z") > z)).fill_null(value=False)
+    judged = judged.with_columns(outlier=stands_out)
+    crowd = pl.col("outlier").mean().over(*GROUP, "judged_by") > MIXED_FRAC
+    mixed = crowd & (pl.col("judged_by") == "kernel").fill_null(value=False)
+    unjudged = (pl.when(~mixed).then(name).alias(name) for name in ("judged_by", "factor", "z"))
+    return judged.with_columns(*unjudged, outlier=pl.col("outlier") & ~mixed).drop(
+        "slowness", "place"
+    )
+
+
+def _unsized() -> pl.Expr:
+    return pl.col("message_bytes").is_null()
+
+
+def _place() -> pl.Expr:
+    """Which of its kernel's events in the step this is, where the typical step has as many."""
+    inside = ("rank", "step", *GROUP)
+    count = pl.len().over(inside)
+    regular = count == count.median().over(GROUP)
+    known = _unsized() & pl.col("step").is_not_null() & regular
+    return pl.when(known).then(pl.int_range(pl.len()).over(inside))
+
+
+def _judged_by() -> pl.Expr:
+    sized, placed = ~_unsized(), pl.col("place").is_not_null()
+    like = {
+        "group": sized & (pl.len().over(GROUP) >= FEW),
+        "bandwidth": sized & (pl.len().over(*LINK, _unsized()) >= FEW),
+        "place": placed & (pl.len().over(*GROUP, "place") >= FEW),
+        "kernel": ~sized & (pl.len().over(GROUP) >= FEW),
+    }
+    return pl.coalesce(pl.when(test).then(pl.lit(name)) for name, test in like.items())
+
+
+def _slowness() -> pl.Expr:
+    """Duration over the expected one: latency + bytes / bandwidth, both at their best seen."""
+    duration = pl.col("duration_ns").clip(lower_bound=1)
+    latency = duration.min().over(*LINK, _unsized())
+    best = (pl.col("message_bytes") / duration).max().over(LINK)
+    transfer = pl.when(best > 0).then(pl.col("message_bytes") / best).otherwise(0.0)
+    return pl.when(~_unsized()).then(duration / (latency + transfer))
+
+
+def _factor(value: pl.Expr, by: tuple[str | pl.Expr, ...]) -> pl.Expr:
+    middle = value.median().over(by)
+    return pl.when(middle > 0).then(value / middle)
+
+
+def _z(value: pl.Expr, by: tuple[str | pl.Expr, ...]) -> pl.Expr:
+    away = value - value.median().over(by)
+    mad = away.abs().median().over(by)
+    mean = away.abs().mean().over(by)
+    spread = pl.when(mad > 0).then(mad / _MAD).otherwise(mean * _MEAN_AD)
+    return pl.when(spread > 0).then(away / spread).otherwise(0.0)
