@@ -35,10 +35,10 @@ docs: $(VENV)/.package ## the pages derived from the code
 	$(BIN)/python docs/make_schema.py
 
 clean: ## everything that make can make again
-	rm -rf $(VENV) build dist .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.package: pyproject.toml
+$(VENV)/.package: pyproject.toml setup.py traceanalyzer/parsers/chrome_trace/_scan.c
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(INSTALL) --editable .
 	@touch $@

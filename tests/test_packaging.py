@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,9 +23,16 @@ PROJECT: dict[str, Any] = tomllib.loads(TEXT)["project"]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source archive."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist"]
-    subprocess.run([*command, "-d", str(folder)], cwd=ROOT, check=True, capture_output=True)
+    folder, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree") / "project"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    for name in filter(None, tracked.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, tree / name)
+    build = "import sys; from setuptools import build_meta as b; b.{}(sys.argv[1])"
+    for what in ("build_wheel", "build_sdist"):
+        command = [sys.executable, "-c", build.format(what), str(folder)]
+        subprocess.run(command, cwd=tree, check=True, capture_output=True)
     return folder
 
 
@@ -51,6 +59,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {n for n in names if not n.startswith(("traceanalyzer/", dist_info))} == set()
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.py")}
     assert modules <= set(names)
+    assert any(re.fullmatch(r"traceanalyzer/.*/_scan\.abi3\.\w+", name) for name in names)
     assert {"traceanalyzer/py.typed", f"{dist_info}licenses/LICENSE"} <= set(names)
     assert b"traceanalyzer = traceanalyzer.cli.main:run" in entry_points
 

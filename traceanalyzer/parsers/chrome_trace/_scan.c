@@ -23,7 +23,7 @@
 #define MAX_WINDOWS 4096
 
 enum { WANTED = 1, DEVICE = 2 };           /* what a category says */
-enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16 }; /* what a name says */
+enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* what a name says */
 enum outcome { SKIP, ROW, FLOW, REST };
 
 /* --- growing arrays ------------------------------------------------------------------------- */
@@ -51,6 +51,8 @@ enum { /* the columns, in the order scan() returns them */
     ORDER, TS, DUR, CATEGORY, NAME, PID, TID, CORRELATION, EXTERNAL_ID,
     DEVICE_ROWS, DEVICE_NO, STREAM, COPIED,
     KERNEL_ROWS, GRID, BLOCK, REGISTERS, SHARED_MEMORY,
+    MEMORY_ROWS, ALLOCATED, ADDRESS, DEVICE_TYPE, DEVICE_ID, TOTAL_ALLOCATED, TOTAL_RESERVED,
+    SPECIAL_ROWS,
     FLOW_ORDER, FLOW_PHASE, FLOW_TS, FLOW_CATEGORY, FLOW_NAME, FLOW_PID, FLOW_TID, FLOW_ID, FLOW_NEXT,
     TEXTS, RESTS, COLUMNS
 };
@@ -92,6 +94,7 @@ static uint32_t flags_of(const scanner *s, const char *at, uint32_t length) {
     uint32_t flags = 0;
     const char *from = at, *to = at + length;
     if (memchr(at, '\\', length)) flags |= ESCAPED;
+    if (length == 8 && !memcmp(at, "[memory]", 8)) flags |= MEMORY;
     for (Py_ssize_t i = 0; i < s->n_special; i++)
         if (contains(at, length, &s->special[i], 1)) { flags |= SPECIAL; break; }
     for (Py_ssize_t i = 0; i < s->n_named; i++)
@@ -291,6 +294,7 @@ typedef struct {
     uint32_t category, name;
     int64_t ts, dur, pid, tid, id, correlation, external_id, device, stream, copied;
     int64_t registers, shared_memory;
+    int64_t allocated, address, device_type, device_id, total_allocated, total_reserved;
     int32_t grid[3], block[3];
 } event;
 
@@ -325,22 +329,28 @@ odd:
 static const char *argument(const char *key, size_t length, const char *p, const char *end, event *e) {
     switch (length) {
     case 4: if (IS("grid")) { e->has_triples |= 1; return triple(p, end, e->grid, e); }
-            if (IS("Addr")) e->rest = 1;
+            if (IS("Addr")) return integer_or_rest(p, end, &e->address, e);
             break;
     case 5: if (IS("block")) { e->has_triples |= 2; return triple(p, end, e->block, e); }
             if (IS("bytes")) return integer_or_rest(p, end, &e->copied, e);
-            if (IS("Bytes")) e->rest = 1;
+            if (IS("Bytes")) return integer_or_rest(p, end, &e->allocated, e);
             break;
     case 6: if (IS("device")) return integer_or_rest(p, end, &e->device, e);
             if (IS("stream")) return integer_or_rest(p, end, &e->stream, e);
             break;
+    case 9: if (IS("Device Id")) return integer_or_rest(p, end, &e->device_id, e);
+            break;
     case 11: if (IS("External id")) return integer_or_rest(p, end, &e->external_id, e);
              if (IS("correlation")) return integer_or_rest(p, end, &e->correlation, e);
+             if (IS("Device Type")) return integer_or_rest(p, end, &e->device_type, e);
              if (IS("external id")) e->rest = 1;
              break;
     case 13: if (IS("shared memory")) return integer_or_rest(p, end, &e->shared_memory, e);
              break;
-    case 15: if (IS("Collective name")) e->rest = 1;
+    case 14: if (IS("Total Reserved")) return integer_or_rest(p, end, &e->total_reserved, e);
+             break;
+    case 15: if (IS("Total Allocated")) return integer_or_rest(p, end, &e->total_allocated, e);
+             if (IS("Collective name")) e->rest = 1;
              break;
     case 17: if (IS("traceanalyzer tid")) e->rest = 1;
              break;
@@ -416,7 +426,9 @@ static const char *member(scanner *s, const char *key, size_t length, const char
 static const char *object(scanner *s, const char *p, event *e) {
     *e = (event){.category = NO_CODE, .name = NO_CODE, .ts = NONE, .dur = NONE, .pid = NONE,
                  .tid = NONE, .id = NONE, .correlation = NONE, .external_id = NONE, .device = NONE,
-                 .stream = NONE, .copied = NONE, .registers = NONE, .shared_memory = NONE};
+                 .stream = NONE, .copied = NONE, .registers = NONE, .shared_memory = NONE,
+                 .allocated = NONE, .address = NONE, .device_type = NONE, .device_id = NONE,
+                 .total_allocated = NONE, .total_reserved = NONE};
     p = blanks(p + 1);
     if (*p == '}') return p + 1;
     for (;;) {
@@ -457,7 +469,7 @@ static enum outcome judge(const scanner *s, const event *e) {
         if (!(name & NAMED)) return SKIP;
     }
     if (!in_windows(s, e)) return SKIP;
-    return name & SPECIAL ? REST : ROW;
+    return name & SPECIAL && !(category & DEVICE) ? REST : ROW;
 }
 
 static int put_row(scanner *s, const event *e, uint32_t order) {
@@ -468,7 +480,15 @@ static int put_row(scanner *s, const event *e, uint32_t order) {
         && put64(&o[PID], e->pid) && put64(&o[TID], e->tid)
         && put64(&o[CORRELATION], e->correlation) && put64(&o[EXTERNAL_ID], e->external_id);
     int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
+    int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
+    if (ok && name & MEMORY && e->allocated != NONE)
+        ok = put32(&o[MEMORY_ROWS], row) && put64(&o[ALLOCATED], e->allocated)
+            && put64(&o[ADDRESS], e->address == NONE ? -1 : e->address)
+            && put64(&o[DEVICE_TYPE], e->device_type) && put64(&o[DEVICE_ID], e->device_id)
+            && put64(&o[TOTAL_ALLOCATED], e->total_allocated)
+            && put64(&o[TOTAL_RESERVED], e->total_reserved);
     if (!ok || !(category & DEVICE)) return ok;
+    if (name & SPECIAL && !put32(&o[SPECIAL_ROWS], row)) return 0;
     ok = put32(&o[DEVICE_ROWS], row) && put64(&o[DEVICE_NO], e->device)
         && put64(&o[STREAM], e->stream == NONE ? e->tid : e->stream) && put64(&o[COPIED], e->copied);
     if (!ok || !(e->has_triples & 1)) return ok;
@@ -488,10 +508,12 @@ static int put_flow(scanner *s, const event *e, uint32_t order) {
         && put64(&o[FLOW_TID], e->tid) && put64(&o[FLOW_ID], e->id);
 }
 
-/* Scans events up to the end or a `]`. Returns the number of events, or -1: not strict JSON. */
+/* Scans events up to the end or a `]`; commas and blanks around them do not matter, for the text is
+ * cut out of a larger one. Returns the number of events, or -1: not strict JSON. */
 static int64_t run(scanner *s, int64_t *closed) {
     const char *p = blanks(s->begin);
     uint32_t order = 0;
+    while (*p == ',') p = blanks(p + 1);
     *closed = -1;
     while (p < s->end) {
         event e;
@@ -513,7 +535,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         p = blanks(p);
         if (*p == ',') {
             p = blanks(p + 1);
-            if (*p == ']') return -1; /* a comma too many: Python counts and goes on */
+            if (*p == ']' || *p == ',') return -1; /* a comma too many: Python goes on */
         } else if (p < s->end && *p != ']') {
             return -1;
         }

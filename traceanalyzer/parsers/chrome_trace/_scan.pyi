@@ -8,6 +8,6 @@ def scan(
     named: list[bytes],
     windows: bytes,
     flows: bool,
-    all: bool,
+    every_kind: bool,
     /,
 ) -> tuple[int, int, list[bytes]] | None: ...

@@ -37,14 +37,20 @@ def flow_table(
     flows = collected.flows
     if not flows.height:
         return schema.empty("flows")
-    phase = _PHASE_CODE[flows.whole("phase")]
-    at, category, name = flows.whole("ts"), flows.whole("category"), flows.whole("name")
-    point_pid, point_tid = flows.whole("pid"), flows.whole("tid")
+    to_next = np.zeros(flows.height, dtype=bool)
+    to_next[collected.at_next] = True
+    in_file = np.argsort(flows.whole("order"), kind="stable")
+    to_next = to_next[in_file]
+
+    def column(of: str) -> Any:
+        return flows.whole(of)[in_file]
+
+    phase = _PHASE_CODE[column("phase")]
+    at, category, name = column("ts"), column("category"), column("name")
+    point_pid, point_tid = column("pid"), column("tid")
     point_pid = np.where(point_pid == NULL, 0, point_pid)
     point_tid = np.where(point_tid == NULL, point_pid, point_tid)
-    arrow = _numbered(flows.whole("id"), category, name)
-    to_next = np.zeros(len(at), dtype=bool)
-    to_next[collected.at_next] = True
+    arrow = _numbered(column("id"), category, name)
     event = _bound(at, point_pid, point_tid, to_next, ts, dur, pid, tid)
     order = np.argsort(at, kind="stable")
     event = event[order]
@@ -64,13 +70,14 @@ def flow_table(
 
 
 def _numbered(ids: Ints, category: Any, name: Any) -> npt.NDArray[np.uint32]:
-    """Arrows numbered in order of first appearance."""
-    frame = pl.DataFrame({"id": ids, "category": category, "name": name})
-    dense = frame.select(pl.struct(pl.all()).rank("dense"))["id"].to_numpy()
-    first = np.full(dense.max() + 1, len(dense), dtype=np.int64)
-    np.minimum.at(first, dense, np.arange(len(dense)))
+    """Arrows, known by (id, category, name), numbered in order of first appearance."""
+    label = category.astype(np.uint64) << np.uint64(32) | name
+    labels, label_of = np.unique(label, return_inverse=True)
+    _, id_of = np.unique(ids, return_inverse=True)
+    key = id_of * len(labels) + label_of if len(labels) > 1 else id_of
+    _, first, dense = np.unique(key, return_index=True, return_inverse=True)
     number = np.empty(len(first), dtype=np.uint32)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    number[np.argsort(first)] = np.arange(len(first))
     numbered: npt.NDArray[np.uint32] = number[dense]
     return numbered
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.decode import (
     BAD_TEXT,
+    NULL,
     decode_any,
     decode_events,
     decode_raw_args,
@@ -22,6 +23,8 @@ from traceanalyzer.vocabulary import (
     COMMUNICATION_WORDS,
     DEVICE_KINDS,
     SPELLINGS,
+    collective_of_kernel,
+    kind_of_category,
 )
 
 try:
@@ -31,8 +34,8 @@ except ImportError:  # pragma: no cover - built without a compiler
 
 _WANTED, _DEVICE = 1, 2
 
-#: Names whose events Python reads: communication and allocations carry arguments of their own.
-_SPECIAL = [word.encode() for word in (*COMMUNICATION_WORDS, "[memory]")]
+#: Words in the names of communication: host events with them carry arguments that Python reads.
+_SPECIAL = [word.encode() for word in COMMUNICATION_WORDS]
 
 _SLICE_COLUMNS = (
     "order",
@@ -53,24 +56,24 @@ _SLICE_COLUMNS = (
     "block",
     "registers",
     "shared_memory",
+    "memory_rows",
+    "allocated",
+    "address",
+    "device_type",
+    "device_id",
+    "total_allocated",
+    "total_reserved",
 )
 _FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
 
 
-def scanned(body: bytes, offset: int, lead: int, want: Want) -> list[Batch] | None:
-    """The batches of a well-formed piece, or None when it has to be read another way.
-
-    Args:
-        body: the piece without blanks and commas around it.
-        offset: the piece's place in the file.
-        lead: how many bytes of the piece were cut off before ``body``.
-        want: what to keep.
-    """
+def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
+    """The batches of a well-formed piece, or None when it has to be read another way."""
     if _scan is None or want.args or want.input_dims:
         return None
     words = _words(tuple(want.kinds) if want.kinds is not None else None)
     found = _scan.scan(
-        body,
+        text,
         0,
         *words,
         _SPECIAL,
@@ -83,17 +86,36 @@ def scanned(body: bytes, offset: int, lead: int, want: Want) -> list[Batch] | No
         return None
     events, closed, columns = found
     *values, next_rows, text_ranges, rest_ranges = columns
-    slices = Slices(**dict(zip(_SLICE_COLUMNS, values, strict=False)))
-    flows = Points(**dict(zip(_FLOW_COLUMNS, values[len(_SLICE_COLUMNS) :], strict=True)))
+    slices, flows = Slices(), Points()
+    _fill(slices, _SLICE_COLUMNS, values)
+    special_rows, *flow_values = values[len(_SLICE_COLUMNS) :]
+    _fill(flows, _FLOW_COLUMNS, flow_values)
     flows.at_next = array("I", next_rows).tolist()
     try:
-        texts = _texts(body, array("q", text_ranges))
-        rest = _rest(body, array("q", rest_ranges), offset, want)
+        texts = _texts(text, array("q", text_ranges))
+        rest = _rest(text, array("q", rest_ranges), offset, want)
     except BAD_TEXT:
         return None
+    _name_collectives(slices, array("I", special_rows), texts)
     rest.events = events
-    rest.closed = None if closed < 0 else closed + lead
+    rest.closed = None if closed < 0 else closed
     return [Batch(texts=texts, slices=slices, flows=flows), rest]
+
+
+def _fill(part: Slices | Points, names: tuple[str, ...], values: list[bytes]) -> None:
+    for name, value in zip(names, values, strict=False):
+        setattr(part, name, value)
+
+
+def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> None:
+    """Communication kernels without arguments: the name says which collective it is."""
+    names, categories = array("I", slices.name), array("I", slices.category)
+    kept = [row for row in rows if kind_of_category(texts[categories[row]]) == "kernel"]
+    slices.collective_rows = array("I", kept).tobytes()
+    slices.collectives = [
+        (collective_of_kernel(texts[names[row]]), None, NULL, NULL, None, NULL, None, NULL)
+        for row in kept
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -108,25 +130,25 @@ def _words(kinds: tuple[str, ...] | None) -> tuple[list[tuple[bytes, int]], int,
     return spelled, flags("other"), flags("other")
 
 
-def _texts(body: bytes, ranges: array[int]) -> list[str]:
+def _texts(text: bytes, ranges: array[int]) -> list[str]:
     """Names and categories by code; those with escapes as the decoder reads them."""
     texts = []
     for at, length in zip(ranges[::2], ranges[1::2], strict=True):
-        raw = body[at : at + length]
+        raw = text[at : at + length]
         texts.append(raw.decode() if b"\\" not in raw else str(decode_any(b'"' + raw + b'"')))
     return texts
 
 
-def _rest(body: bytes, ranges: array[int], offset: int, want: Want) -> Batch:
+def _rest(text: bytes, ranges: array[int], offset: int, want: Want) -> Batch:
     """The batch of the events that the scan handed back."""
     if not ranges:
         return Batch()
     spans = zip(ranges[::3], ranges[1::3], strict=True)
-    text = b"[" + b",".join([body[at : at + length] for at, length in spans]) + b"]"
+    array_text = b"[" + b",".join([text[at : at + length] for at, length in spans]) + b"]"
     return extract(
-        decode_events(text),
+        decode_events(array_text),
         want,
         offset,
-        lambda: decode_raw_args(text),
+        lambda: decode_raw_args(array_text),
         order=ranges[2::3],
     )

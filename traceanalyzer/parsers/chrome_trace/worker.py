@@ -26,11 +26,14 @@ def process(text: bytes, offset: int, want: Want) -> list[Batch]:
         offset: the piece's place in the file, for issues.
         want: what to keep.
     """
+    found = scanned(text, offset, want)
+    if found is not None:
+        return found
     body = text.strip(_JUNK)
     if not body:
         return [Batch()]
     lead = len(text) - len(text.lstrip(_JUNK))
-    return scanned(body, offset, lead, want) or [
+    return [
         _strict(body, offset, lead, want)
         or _lines(body, offset, want)
         or _saved(text, offset, want)
