@@ -82,7 +82,7 @@ class Batch(msgspec.Struct):
         counters: (ts, pid, pid label, name, series, value).
         metadata: (name, pid, pid label, tid, tid label, args as JSON).
         issues: code -> (count, byte offset of the first).
-        head, tail: text at the piece's ends that is no event by itself: the piece was cut wrongly.
+        tail: an event at the piece's end that goes on in the next: the piece was cut inside it.
         closed: offset behind the ``]`` that ended the event array inside this piece, or None.
         has_begin_end: the piece holds B or E events.
     """
@@ -95,7 +95,6 @@ class Batch(msgspec.Struct):
     counters: list[tuple[int, int, str | None, str, str, float]] = []
     metadata: list[tuple[str, int, str | None, int, str | None, str]] = []
     issues: dict[str, tuple[int, int]] = {}
-    head: bytes = b""
     tail: bytes = b""
     closed: int | None = None
     has_begin_end: bool = False

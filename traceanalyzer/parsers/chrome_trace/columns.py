@@ -108,8 +108,6 @@ class Collected:
         self.metadata: list[tuple[str, int, str | None, int, str | None, str]] = []
         self.issues: dict[str, tuple[int, int]] = {}
         self.events = 0
-        self.unfinished = b""
-        self.unfinished_at = 0
 
     def add(self, batch: Batch) -> None:
         """Take a batch; batches come in the file's order."""

@@ -6,16 +6,14 @@ import re
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.parsers.chrome_trace import container as containers
+from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import Collected
-from traceanalyzer.parsers.chrome_trace.container import Container
+from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError
 from traceanalyzer.parsers.chrome_trace.metadata import describe
-from traceanalyzer.parsers.chrome_trace.pool import batches
 from traceanalyzer.parsers.chrome_trace.samples import add_samples
-from traceanalyzer.parsers.chrome_trace.text import Text, open_text
+from traceanalyzer.parsers.chrome_trace.text import open_text
 from traceanalyzer.parsers.chrome_trace.want import Want
-from traceanalyzer.parsers.chrome_trace.worker import process
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, issue_rows, sort_events
@@ -30,6 +28,7 @@ _NOTICES = frozenset(
         "lone-surrogate",
         "raw-control-character",
         "bad-escape",
+        "trailing-comma",
         "stray-text",
         "unclosed-begin",
         "mismatched-end",
@@ -59,8 +58,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     text = open_text(source, progress)
     container, collected = Container(), Collected()
     try:
-        _read(text, want, container, collected)
-    except ValueError as error:
+        collect(text, want, container, collected)
+    except NoTraceError as error:
         raise MalformedInput(
             source.path,
             str(error),
@@ -74,8 +73,6 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     frames = add_samples(frames, container.metadata, collected, meta.rank, assembler.row_of)
     if source.damage:
         collected.lose(f"damaged-file: {source.damage}", 1, 0)
-    if container.damaged_metadata and container.closed:
-        collected.lose("damaged-metadata", 1, 0)
     rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
     issues = issue_rows(rows, meta.rank)
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
@@ -95,53 +92,6 @@ def _want(selection: Selection) -> Want:
         input_dims="input_dims" in selection.columns,
         windows=list(selection.windows),
     )
-
-
-def _read(text: Text, want: Want, container: Container, collected: Collected) -> None:
-    """Every event array of the file, one after the other."""
-    offset = containers.first_events(text, container)
-    while offset is not None:
-        closed = _read_array(text, offset, want, collected)
-        if closed is None:
-            _note_truncation(container, collected)
-            return
-        offset = containers.next_events(text, closed, container)
-
-
-def _read_array(text: Text, offset: int, want: Want, collected: Collected) -> int | None:
-    """Collect one array's events; returns the offset behind its ``]``, None if it has none."""
-    tail, tail_at = b"", offset
-    for piece, found in batches(text, containers.pieces(text, offset), want):
-        last = found[-1]
-        if tail or last.head:
-            _mend_cut(tail, last.head, tail_at, want, collected)
-        tail, tail_at = last.tail, piece.offset + piece.length - len(last.tail)
-        for batch in found:
-            collected.add(batch)
-        if last.closed is not None:
-            return piece.offset + last.closed
-        text.release(piece.offset)
-    collected.unfinished, collected.unfinished_at = tail, tail_at
-    return None
-
-
-def _mend_cut(tail: bytes, head: bytes, offset: int, want: Want, collected: Collected) -> None:
-    """An event that was cut in two: joined it must be whole, else both parts are lost."""
-    found = process(tail + head, offset, want)
-    if found[-1].events and not (found[-1].head or found[-1].tail):
-        for batch in found:
-            collected.add(batch)
-    else:
-        collected.lose("bad-event", 1, offset)
-
-
-def _note_truncation(container: Container, collected: Collected) -> None:
-    """Text that ends inside its array: said, unless it is a bare array with no event lost."""
-    tail, at = collected.unfinished, collected.unfinished_at
-    if tail:
-        collected.lose("truncated", 1, at)
-    elif not container.closed and container.is_object:
-        collected.lose("truncated", 0, at)
 
 
 def _severity(code: str) -> str:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import msgspec
+from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event
+from traceanalyzer.parsers.chrome_trace.lenient import End, value_end
+from traceanalyzer.parsers.chrome_trace.mend import mended, outlined
+from traceanalyzer.parsers.chrome_trace.search import EVENT_START, next_event_start
 
-from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event, decode_events
-from traceanalyzer.parsers.chrome_trace.search import event_starts
+#: A broken event is looked at up to this many starts further on: its arguments may hold some.
+_STARTS = 8
+#: Looking for ends in vain may cost this many times the text; then it stays near.
+_PATIENCE = 4
 
-_MAX_JOIN = 8
-_JUNK = b" \t\r\n,"
-
-_token = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+"|-?\b(?:NaN|Infinity|nan|inf|-?1\.#(?:IND|INF|QNAN)\w*)\b'
-    rb"|-?\d[\d.]*[eE]\+?\d{3,}",
-    re.DOTALL,
-)
-_odd_in_string = re.compile(rb"[\x00-\x1f]|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\(?![\"\\/bfnrtu])")
-_pair = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-_trailing = re.compile(r"trailing characters \(byte (\d+)\)")
+_blanks = re.compile(rb"[ \t\r\n,]*+")
+_behind_stray = re.compile(rb"\]|" + EVENT_START.pattern)
+_last_end = re.compile(rb"\}[\s,]*+(?=\])")
 
 
 @dataclass
@@ -31,152 +28,131 @@ class Saved:
         texts: each event's own JSON text, now strict.
         events: the events, in order.
         issues: code -> (count, offset of the first within the text).
-        head, tail: text before the first and behind the last event that is no event by itself.
+        tail: the text of an event at the end that goes on where the text stops.
         closed: offset behind the ``]`` that ended the array, or None.
     """
 
     texts: list[bytes] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     issues: dict[str, tuple[int, int]] = field(default_factory=dict)
-    head: bytes = b""
     tail: bytes = b""
     closed: int | None = None
 
-    def note(self, code: str, count: int, offset: int) -> None:
+    def note(self, code: str, offset: int, count: int = 1) -> None:
         """Count an oddity."""
         seen, first = self.issues.get(code, (0, offset))
         self.issues[code] = (seen + count, first)
 
 
-def repair(text: bytes) -> tuple[bytes, dict[str, int]]:
-    """Text with everything mended that can be without moving an event's bounds.
+class _Damaged:
+    """A text with the places where its values end."""
 
-    Bytes that are not UTF-8 and lone surrogates become U+FFFD, raw control characters in strings
-    are escaped, NaN, Infinity and numbers beyond a double become null. Returns the text and how
-    many of each were mended; what was written between the strings is left as it is.
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self.characters = text.decode("latin-1")
+        self.patience = _PATIENCE * len(text)
+
+    def end(self, at: int) -> End:
+        """Where the event at an offset ends."""
+        if self.patience > 0:
+            found = value_end(self.characters, at)
+            if found.at is None:
+                self.patience -= found.seen - at
+        else:
+            found = self._near(self.text[at : self._horizon(at)], at)
+        if found.at is not None or found.cut:
+            return found
+        return self._near(outlined(self.text[at : self._horizon(at)]), at)
+
+    def _near(self, window: bytes, at: int) -> End:
+        found = value_end(window.decode("latin-1"), 0)
+        cut = found.cut and at + len(window) == len(self.text)
+        return End(None if found.at is None else at + found.at, cut)
+
+    def _horizon(self, at: int) -> int:
+        """The offset of an event some way on."""
+        for _ in range(_STARTS):
+            start = next_event_start(self.text, at + 1)
+            if start is None:
+                return len(self.text)
+            at = start
+        return at
+
+
+def recover(text: bytes, *, final: bool) -> Saved:
+    """All whole events of a piece of text, whatever surrounds them.
+
+    Args:
+        text: begins between two events.
+        final: no text follows; an event that does not end is lost.
     """
-    counts: dict[str, int] = {}
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        replaced = text.decode("utf-8", "replace")
-        counts["bad-utf8"] = replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd")
-        text = replaced.encode()
-
-    def mend(match: re.Match[bytes]) -> bytes:
-        token = match.group()
-        if token[0] != 0x22:
-            return b"null"
-        if _odd_in_string.search(token) is None:
-            return token
-        return _mend_string(token, counts)
-
-    return _token.sub(mend, text), counts
-
-
-def _mend_string(token: bytes, counts: dict[str, int]) -> bytes:
-    def mend(match: re.Match[bytes]) -> bytes:
-        odd = match.group()
-        if odd == b"\\":
-            counts["bad-escape"] = counts.get("bad-escape", 0) + 1
-            return b"\\\\"
-        if odd[0] == 0x5C:
-            if _pair.match(token, match.start()):
-                return odd
-            if _pair.match(token, max(0, match.start() - 6)):
-                return odd
-            counts["lone-surrogate"] = counts.get("lone-surrogate", 0) + 1
-            return b"\\ufffd"
-        counts["raw-control-character"] = counts.get("raw-control-character", 0) + 1
-        return b"\\u%04x" % odd[0]
-
-    return _odd_in_string.sub(mend, token)
-
-
-def recover(text: bytes) -> Saved:
-    """All whole events of a piece of text, whatever surrounds them."""
     saved = Saved()
-    starts = event_starts(text)
-    if not starts or text[: starts[0]].strip(_JUNK + b"["):
-        first = starts[0] if starts else len(text)
-        saved.head = text[:first].strip(_JUNK)
-        saved.closed = _close(text, 0)
-        if saved.closed is not None:
-            saved.head = b""
-            return saved
-    bounds = [*starts, len(text)]
+    damaged = _Damaged(text)
     at = 0
-    while at < len(starts):
-        step = _next_event(text, bounds, at, saved)
-        if saved.closed is not None:
-            return saved
-        at += step
+    while (at := _behind_blanks(text, at)) < len(text):
+        if text[at] == 0x7B:
+            at = _event(damaged, at, final, saved)
+        elif text[at] == 0x5D:
+            at = _bracket(text, at, saved)
+        else:
+            at = _stray(text, at, saved)
     return saved
 
 
-def _next_event(text: bytes, bounds: list[int], at: int, saved: Saved) -> int:
-    """Save the event at a start, or count it lost; returns how many starts it covers."""
-    start = bounds[at]
-    for join in range(1, min(_MAX_JOIN, len(bounds) - 1 - at) + 1):
-        segment = text[start : bounds[at + join]].rstrip(_JUNK)
-        if _save(segment, start, saved):
-            return join
-    if at == len(bounds) - 2:
-        saved.tail = text[start:].strip(_JUNK)
-    else:
-        saved.note("bad-event", 1, start)
-    return 1
+def _behind_blanks(text: bytes, at: int) -> int:
+    match = _blanks.match(text, at)
+    return match.end() if match else at
+
+
+def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
+    """Save the event at an offset, or count it lost; returns where to go on."""
+    text, end = damaged.text, damaged.end(at)
+    if end.at is not None:
+        if not _save(text[at : end.at], at, saved):
+            saved.note("bad-event", at)
+        return end.at
+    following = next_event_start(text, at + 1)
+    if end.cut and (not final or following is None):
+        saved.tail = text[at:]
+        return len(text)
+    saved.note("bad-event", at)
+    if following is not None:
+        return following
+    last = _last_end.search(text, at)
+    return last.end() if last else len(text)
+
+
+def _bracket(text: bytes, at: int, saved: Saved) -> int:
+    """The array's end, unless another array follows at once: it is read as one with this."""
+    behind = _behind_blanks(text, at + 1)
+    if text[behind : behind + 1] == b"[":
+        return behind + 1
+    saved.closed = at + 1
+    return len(text)
+
+
+def _stray(text: bytes, at: int, saved: Saved) -> int:
+    """Text that is no event: over it to the next event or bracket."""
+    saved.note("stray-text", at)
+    match = _behind_stray.search(text, at)
+    if match is None:
+        return len(text)
+    return match.start() if match.group() == b"]" else match.end()
 
 
 def _save(segment: bytes, offset: int, saved: Saved) -> bool:
-    """Decode one segment, mended if need be; text behind the event may close the array."""
-    for mended in (False, True):
-        text, counts = repair(segment) if mended else (segment, {})
-        try:
-            event = decode_event(text)
-        except BAD_TEXT as error:
-            match = _trailing.search(str(error))
-            if match is None:
-                continue
-            end = int(match[1])
-            closed = _close(text, end)
-            rest = text[end:].strip(_JUNK + b"}]")
-            if closed is None and rest:
-                continue
-            try:
-                event = decode_event(text[:end])
-            except BAD_TEXT:
-                continue
-            saved.closed = None if closed is None else offset + closed
-            if closed is None:
-                saved.note("stray-text", 1, offset + end)
-            text = text[:end]
-        for code, count in counts.items():
-            saved.note(code, count, offset)
-        saved.texts.append(text)
-        saved.events.append(event)
-        return True
-    return False
-
-
-def _close(text: bytes, at: int) -> int | None:
-    """Offset behind a ``]`` that follows (commas and blanks aside), or None."""
-    rest = text[at:].lstrip(_JUNK)
-    return len(text) - len(rest) + 1 if rest.startswith(b"]") else None
-
-
-def closed_array(text: bytes, error: Exception) -> tuple[list[Event], int] | None:
-    """The events before a ``]`` inside the text and the offset behind it, or None.
-
-    ``text`` was decoded as ``[text]`` and failed with ``error``: when the array ended early, the
-    decoder says where its trailing characters begin.
-    """
-    match = _trailing.search(str(error))
-    if match is None:
-        return None
-    end = int(match[1]) - 1  # without the bracket put before the text
-    closed = text.rfind(b"]", 0, end) + 1
+    """Decode one event, mended if need be."""
+    counts: dict[str, int] = {}
     try:
-        return decode_events(b"[" + text[:closed]), closed
-    except (*BAD_TEXT, msgspec.ValidationError):
-        return None
+        event = decode_event(segment)
+    except BAD_TEXT:
+        segment, counts = mended(segment)
+        try:
+            event = decode_event(segment)
+        except BAD_TEXT:
+            return False
+    for code, count in counts.items():
+        saved.note(code, offset, count)
+    saved.texts.append(segment)
+    saved.events.append(event)
+    return True
