@@ -17,18 +17,22 @@ _MAX_THREADS = 8
 
 
 def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[Piece, list[Batch]]]:
-    """Each piece with its batches, in the pieces' order; a few pieces are under way at a time."""
+    """Each piece with its batches, in the pieces' order; a few pieces are under way at a time.
+
+    The first piece, which is small, is read before anything is started: it may be all there is.
+    The text is read here, in one thread; only what is made of it is made in several.
+    """
     first = next(pieces)
+    yield first, process(text.read(first.offset, first.length), first.offset, want)
     if first.last:
-        yield first, _batches(text, first, want)
         return
     threads = min(cores(), _MAX_THREADS)
     waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
-            waiting.append((first, pool.submit(_batches, text, first, want)))
             for piece in pieces:
-                waiting.append((piece, pool.submit(_batches, text, piece, want)))
+                data = text.read(piece.offset, piece.length)
+                waiting.append((piece, pool.submit(process, data, piece.offset, want)))
                 if len(waiting) > threads:
                     done, result = waiting.popleft()
                     yield done, result.result()
@@ -42,7 +46,3 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _batches(text: Text, piece: Piece, want: Want) -> list[Batch]:
-    return process(text.read(piece.offset, piece.length), piece.offset, want)
