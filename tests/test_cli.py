@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sample_results import ordinary
 
-from traceanalyzer import api
-from traceanalyzer.cli import main, output
+from traceanalyzer import api, files
+from traceanalyzer.cli import main
 from traceanalyzer.cli.main import status
 from traceanalyzer.cli.options import Reading
 from traceanalyzer.cli.summary import report
@@ -164,9 +164,10 @@ def _in_terminal(*arguments: object) -> tuple[int, str]:
 def test_a_stopped_program_leaves_nothing_half_written(tmp_path):
     code = (
         "import sys, time\n"
-        "from traceanalyzer.cli import main, output\n"
+        "from traceanalyzer import files\n"
+        "from traceanalyzer.cli import main\n"
         "def slow(*_):\n"
-        "    with output.opened(sys.argv[1]) as file:\n"
+        "    with files.opened(sys.argv[1]) as file:\n"
         "        file.write(b'half')\n"
         "        print('writing', flush=True)\n"
         "        time.sleep(30)\n"
@@ -250,14 +251,14 @@ def test_a_link_stays_a_link(tmp_path):
 
 
 def test_a_device_is_written_to_and_not_replaced():
-    output.check("/dev/null", force=False)
+    files.check("/dev/null", force=False)
     output.write(b"x", "/dev/null")
     assert Path("/dev/null").is_char_device()
 
 
 def test_a_failure_leaves_nothing(tmp_path):
     target = tmp_path / "out"
-    with pytest.raises(ZeroDivisionError), output.opened(str(target)) as file:
+    with pytest.raises(ZeroDivisionError), files.opened(str(target)) as file:
         file.write(b"half" * (1 // 0))
     assert list(tmp_path.iterdir()) == []
 
@@ -265,7 +266,7 @@ def test_a_failure_leaves_nothing(tmp_path):
 def test_a_write_that_fails_says_which_file(tmp_path):
     target = tmp_path / "out"
     said = f"{target}: cannot be written: No space left"
-    with pytest.raises(OutputError, match=said), output.opened(str(target)):
+    with pytest.raises(OutputError, match=said), files.opened(str(target)):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
@@ -343,6 +344,8 @@ def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
     trace = str(_trace(tmp_path))
     options = ["--baseline", "other", "--factor", "5", "--pattern", "a", "--pattern", "b"]
     assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
+    seen = asked[0][1].pop("seen")
+    assert callable(seen)
     assert asked == [
         (
             [trace],

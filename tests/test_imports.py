@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "vocabulary": set(),
     "schema": BASE,
+    "files": {"errors"},
     "trace": {"schema", *BASE},
     "result": {"schema", *BASE},
     "frames": set(),
@@ -24,10 +25,10 @@ ALLOWED: dict[str, set[str]] = {
     "exporters": {"frames", "trace", "schema", *BASE},
     "analyzers": {"frames", "trace", "result", *BASE},
     "render": {"result", "units", "errors"},
-    "api": {"parsers", "analyzers", "exporters", "trace", "result", "schema", *BASE},
-    "cli": {"api", "render", "parsers", "exporters", "result", "units", "errors"},
+    "api": {"parsers", "analyzers", "exporters", "trace", "result", "schema", "files", *BASE},
+    "cli": {"api", "files", "render", "parsers", "exporters", "result", "units", "errors"},
     "__main__": {"cli"},
-    "__init__": {"api", "trace", "result", "errors"},
+    "__init__": {"api", "analyzers", "trace", "result", "errors"},
 }
 #: Modules that say in a string what they import: a result draws itself in a notebook, the package
 #: and the exporters load on demand.

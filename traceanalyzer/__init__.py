@@ -1,1 +1,93 @@
-"""placeholder."""
+"""Why is training slow? Reads what profilers wrote and names the cause.
+
+>>> import traceanalyzer as ta
+>>> trace = ta.read("rank0.json.gz")            # every known format, detected by content
+>>> trace.events                                # one polars table, exact nanoseconds
+>>> ta.comm_outliers("traces/")                 # a folder of ranks: who is late?
+
+Names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.comm_outliers import CommOutliers
+    from traceanalyzer.analyzers.info import Info
+    from traceanalyzer.api import comm_outliers, convert, find_inputs, info, read
+    from traceanalyzer.errors import (
+        InputError,
+        MalformedInput,
+        MissingData,
+        OptionError,
+        OutputError,
+        TraceAnalyzerError,
+        UnknownFormat,
+        UnreadableFile,
+    )
+    from traceanalyzer.result import Chart, Result, Table
+    from traceanalyzer.trace import Device, Meta, Trace, concat
+
+    __version__: str
+
+_HOME = {
+    **dict.fromkeys(("comm_outliers", "convert", "find_inputs", "info", "read"), "api"),
+    **dict.fromkeys(("Device", "Meta", "Trace", "concat"), "trace"),
+    **dict.fromkeys(("Chart", "Result", "Table"), "result"),
+    **dict.fromkeys(
+        (
+            "InputError",
+            "MalformedInput",
+            "MissingData",
+            "OptionError",
+            "OutputError",
+            "TraceAnalyzerError",
+            "UnknownFormat",
+            "UnreadableFile",
+        ),
+        "errors",
+    ),
+    "CommOutliers": "analyzers.comm_outliers",
+    "Info": "analyzers.info",
+}
+
+__all__ = [
+    "Chart",
+    "CommOutliers",
+    "Device",
+    "Info",
+    "InputError",
+    "MalformedInput",
+    "Meta",
+    "MissingData",
+    "OptionError",
+    "OutputError",
+    "Result",
+    "Table",
+    "Trace",
+    "TraceAnalyzerError",
+    "UnknownFormat",
+    "UnreadableFile",
+    "comm_outliers",
+    "concat",
+    "convert",
+    "find_inputs",
+    "info",
+    "read",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("traceanalyzer")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -6,10 +6,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from traceanalyzer import files
+from traceanalyzer.analyzers import comm_outliers as comm
+from traceanalyzer.analyzers.comm_outliers import CommOutliers, Needs, Part, by_rank
 from traceanalyzer.analyzers.info import Info
 from traceanalyzer.analyzers.info import info as describe
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
+from traceanalyzer.exporters import writer_for
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
@@ -70,6 +75,142 @@ def read(
     if rank is not None:
         trace = trace.with_rank(rank)
     return trace.between(since_ns, until_ns)
+
+
+def comm_outliers(
+    inputs: Trace | PathLike | Sequence[Trace | PathLike],
+    *,
+    baseline: Trace | PathLike | Sequence[Trace | PathLike] | None = None,
+    factor: float = 3.0,
+    z: float = 3.5,
+    patterns: Sequence[str] = (),
+    min_wait_ns: int | None = None,
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+    seen: Callable[[Trace], None] | None = None,
+) -> CommOutliers:
+    """Which collectives took unusually long, which rank was late, and what it was doing meanwhile.
+
+    The analysis is :func:`traceanalyzer.analyzers.comm_outliers.comm_outliers`; this function
+    reads from files no more than it needs: device work and annotations of every file, launch calls
+    where they alone tell which collective a kernel belongs to, and host events only of late ranks,
+    only in the stretches in which the others waited. One file is in memory at a time.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them, a rank each.
+        baseline: the same of another run, to compare each group's median with.
+        factor: an outlier lasts longer than this many times its group's median ...
+        z: ... and has a modified z-score above this.
+        patterns: regular expressions of further kernel names that are communication.
+        min_wait_ns: lateness worth naming; default a tenth of the median step, 1 ms without steps.
+        format: the files' format, to override detection by content.
+        rank: the rank of the file, where it does not tell or tells wrong.
+        since_ns: leave out what ends before this time after a file's first event read.
+        until_ns: leave out what starts at or after this time after a file's first event read.
+        progress: called with (bytes read, bytes in all) of each file while it is first read.
+        seen: called with each trace as it was first read, for its ``issues``.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: no communication in the inputs, or in the baseline.
+        OptionError: a pattern or a number makes no sense.
+    """
+
+    def part(trace: Trace) -> list[Part]:
+        return [comm.extract(own, patterns) for own in by_rank(trace)]
+
+    def reading(path: PathLike, needs: Needs, **more: Any) -> Trace:
+        kept = {"format": format, "rank": rank, "since_ns": since_ns, "until_ns": until_ns}
+        return read(path, kinds=needs.kinds, names=needs.names, **{**kept, **more})
+
+    def parts(of: Trace | PathLike | Sequence[Trace | PathLike]) -> list[Part]:
+        found: list[Part] = []
+        for item in _each(of):
+            if isinstance(item, Trace):
+                found += part(item)
+                continue
+            trace = reading(item, comm.NEEDS, progress=progress)
+            if seen:
+                seen(trace)
+            if comm.needs_launches(trace):
+                trace = reading(item, comm.LAUNCHES)
+            found += part(trace)
+        return found
+
+    result = comm.combine(
+        parts(inputs),
+        baseline=None if baseline is None else parts(baseline),
+        factor=factor,
+        z=z,
+        min_wait_ns=min_wait_ns,
+    )
+    windows: dict[str, list[tuple[int, int]]] = {}
+    for window in result.windows:
+        windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
+    in_memory = [t for item in _each(inputs) if isinstance(item, Trace) for t in by_rank(item)]
+    given = {trace.meta.path for trace in in_memory}
+    again = [
+        reading(path, comm.CONTEXT, windows=stretches, since_ns=None, until_ns=None)
+        for path, stretches in windows.items()
+        if path not in given
+    ]
+    split = [own for trace in again for own in by_rank(trace)]
+    return comm.with_context(result, [*in_memory, *split])
+
+
+def _each(
+    inputs: Trace | PathLike | Sequence[Trace | PathLike],
+) -> list[Trace | str]:
+    """Traces as they are, files by name, folders as the files in them."""
+    items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    found: list[Trace | str] = []
+    for item in items:
+        found += [item] if isinstance(item, Trace) else find_inputs([item])[0]
+    return found
+
+
+def convert(
+    source: PathLike | Trace,
+    output: PathLike,
+    *,
+    force: bool = False,
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Write a trace as Parquet (``.parquet``) or Chrome JSON (``.json``, ``.json.gz``).
+
+    Nothing is left out. The file appears under its name only when it is whole. Returns the trace;
+    the other arguments are those of :func:`read`.
+
+    Raises:
+        InputError: the source cannot be read.
+        OptionError: the output's suffix names no form.
+        OutputError: the output exists and ``force`` is not given, or cannot be written.
+    """
+    target = os.fspath(output)
+    writer = writer_for(target)
+    files.check(target, force=force)
+    if isinstance(source, Trace):
+        trace = source
+    else:
+        trace = read(
+            source,
+            columns=_COLUMNS,
+            format=format,
+            rank=rank,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            progress=progress,
+        )
+    with files.opened(target) as file:
+        writer(trace, file)
+    return trace
 
 
 def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -143,9 +284,9 @@ def info(
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
     found: list[str] = []
     foreign: list[tuple[str, str]] = []
-    for base, folders, files in os.walk(folder):
+    for base, folders, names in os.walk(folder):
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
-        for name in sorted((f for f in files if not f.startswith(".")), key=natural):
+        for name in sorted((f for f in names if not f.startswith(".")), key=natural):
             path = str(Path(base, name))
             try:
                 known = registry.detect(Source(path))

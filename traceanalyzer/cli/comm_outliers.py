@@ -7,6 +7,7 @@ import click
 from traceanalyzer.cli import output
 from traceanalyzer.cli.options import Reading, Writing, reading, writing
 from traceanalyzer.cli.progress import progress
+from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import BINARY, Form, form_of, render
 
@@ -60,6 +61,9 @@ def comm_outliers(
             patterns=patterns,
             **reading.of(inputs),
             progress=meter,
+            seen=lambda trace: report(
+                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
+            ),
         )
     writing.show(result)
     if picture:

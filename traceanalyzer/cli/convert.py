@@ -13,7 +13,6 @@ from traceanalyzer.cli.progress import progress
 from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OptionError
 
-_COLUMNS = ("args", "input_dims")  # a conversion leaves nothing out
 _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt")
 
 
@@ -41,9 +40,7 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
         output.check(target, force=force)
     with progress(inputs, quiet=reading.quiet) as meter:
         for target, path in targets.items():
-            trace = api.read(path, **reading.of(inputs), columns=_COLUMNS, progress=meter)
-            with output.opened(target) as file:
-                writer_for(target)(trace, file)
+            trace = api.convert(path, target, force=force, **reading.of(inputs), progress=meter)
             report(path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 

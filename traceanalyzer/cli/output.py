@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
+from traceanalyzer import files
 from traceanalyzer.errors import OptionError, OutputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STDOUT = "-"
 
@@ -28,13 +21,7 @@ def check(path: str | None, *, force: bool, binary: bool = False) -> None:
         if binary and sys.stdout is not None and sys.stdout.isatty():
             raise OptionError("a terminal cannot show this form; give -o FILE")
         return
-    target = Path(path)
-    if target.is_dir():
-        raise OutputError(f"{path}: is a folder; give a file")
-    if not target.parent.is_dir():
-        raise OutputError(f"{path}: there is no folder {target.parent}")
-    if target.exists() and _is_regular(target) and not force:
-        raise OutputError(f"{path}: exists; --force overwrites it")
+    files.check(path, force=force)
 
 
 def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
@@ -46,33 +33,8 @@ def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
     if path is None or path == STDOUT:
         _to_stdout(data, binary=binary)
         return
-    with opened(path) as file:
+    with files.opened(path) as file:
         file.write(data)
-
-
-@contextmanager
-def opened(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that becomes ``path`` when the block ends well; otherwise nothing is left.
-
-    Written beside its place under a hidden name and moved there at the end. A pipe or a device is
-    written to directly.
-
-    Raises:
-        OutputError: the operating system refused.
-    """
-    target = Path(os.path.realpath(path))  # a link stays a link
-    direct = target.exists() and not _is_regular(target)
-    place = target if direct else target.with_name(f".{os.getpid()}.{target.name}"[:200])
-    try:
-        with place.open("wb" if direct else "xb") as file:
-            yield file
-        if not direct:
-            place.replace(target)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        if not direct:
-            place.unlink(missing_ok=True)
 
 
 def _to_stdout(data: bytes, *, binary: bool) -> None:
@@ -83,7 +45,3 @@ def _to_stdout(data: bytes, *, binary: bool) -> None:
         data = data.decode().encode(encoding, "backslashreplace")
     sys.stdout.buffer.write(data)
     sys.stdout.flush()
-
-
-def _is_regular(path: Path) -> bool:
-    return stat.S_ISREG(path.stat().st_mode)
