@@ -22,7 +22,7 @@
 #define NO_CODE UINT32_MAX
 #define MAX_WINDOWS 4096
 
-enum { WANTED = 1, DEVICE = 2 };           /* what a category says */
+enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* what a category says */
 enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* what a name says */
 enum outcome { SKIP, ROW, FLOW, REST };
 
@@ -463,7 +463,8 @@ static enum outcome judge(const scanner *s, const event *e) {
         return e->rest || e->ts == NONE ? REST : FLOW;
     }
     if ((e->phase != 'X' && e->phase != 'i') || e->rest || e->ts == NONE) return REST;
-    if (category & ESCAPED) return REST;
+    if (category & ESCAPED || (e->phase == 'X' && e->dur == NONE)) return REST;
+    if (!s->all && name & MEMORY && category & OTHER) return REST; /* the name tells the kind */
     if (!s->all && !(category & WANTED)) {
         if (s->n_named && (name & ESCAPED)) return REST;
         if (!(name & NAMED)) return SKIP;

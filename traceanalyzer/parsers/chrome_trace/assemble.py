@@ -22,7 +22,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.flows import flow_table
 from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
-from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.parsers.chrome_trace.want import MEMORY, Want
 from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
 
 _KINDS = pl.Series(KINDS, dtype=schema.KIND)
@@ -43,7 +43,7 @@ class Assembler:
         self.rank = rank
         self.paired, self.pairs = paired_columns(collected)
         for code, count in self.paired.issues.items():
-            collected.lose(code, count, 0)
+            collected.lose(code, count, -1)
         slices = collected.slices
         self.height = slices.height
         self.ts = self._with_pairs("ts")
@@ -85,9 +85,11 @@ class Assembler:
             [*(_KIND_CODE[kind_of_category(text)] for text in self.of.texts), other], np.uint8
         )
         kinds = by_text[np.minimum(self.category, len(by_text) - 1)]
-        memory = self.of.texts.get("[memory]")
-        if memory is not None:  # Kineto gave these no category before 2022
+        memory = self.of.texts.get(MEMORY)
+        if memory is not None:
             kinds[(self.name == memory) & (kinds == other)] = _KIND_CODE["cpu_instant_event"]
+        for row, kind in self.of.phase_kinds.items():
+            kinds[row] = _KIND_CODE[kind]
         asynchronous = np.zeros(len(kinds), dtype=bool)
         asynchronous[self.height :] = self.paired.asynchronous
         kinds[asynchronous] = _KIND_CODE["async"]
@@ -95,19 +97,10 @@ class Assembler:
 
     def _drop_unwanted_pairs(self) -> None:
         """Pairs are judged here: before pairing, an end does not say what it ends."""
-        if self.want.kinds is None or not self.pairs:
+        if not self.pairs:
             return
-        wanted = np.zeros(len(KINDS), dtype=bool)
-        wanted[[_KIND_CODE[kind] for kind in self.want.kinds if kind in _KIND_CODE]] = True
-        keep = wanted[self.kind]
+        keep = self._wanted_kinds() & self._inside_windows()
         keep[: self.height] = True
-        if self.want.names:
-            named = [
-                code
-                for text, code in self.of.texts.items()
-                if any(part in text for part in self.want.names)
-            ]
-            keep |= np.isin(self.name, np.array(named, dtype=np.uint32))
         if keep.all():
             return
         for name in ("ts", "dur", "category", "name", "file_order", "kind"):
@@ -117,11 +110,33 @@ class Assembler:
         self.paired.begin = [b for b, k in zip(self.paired.begin, kept, strict=True) if k]
         self.paired.end = [e for e, k in zip(self.paired.end, kept, strict=True) if k]
 
+    def _wanted_kinds(self) -> npt.NDArray[np.bool_]:
+        """Rows whose kind or name is asked for."""
+        if self.want.kinds is None:
+            return np.ones(len(self.kind), dtype=bool)
+        wanted = np.zeros(len(KINDS), dtype=bool)
+        wanted[[_KIND_CODE[kind] for kind in self.want.kinds if kind in _KIND_CODE]] = True
+        named = [
+            code
+            for text, code in self.of.texts.items()
+            if any(part in text for part in self.want.names)
+        ]
+        of_kind: npt.NDArray[np.bool_] = wanted[self.kind]
+        return of_kind | np.isin(self.name, np.array(named, dtype=np.uint32))
+
+    def _inside_windows(self) -> npt.NDArray[np.bool_]:
+        """Rows that overlap a window."""
+        end = self.ts + np.maximum(self.dur, 0)
+        inside = np.full(len(self.ts), not self.want.windows)
+        for low, high in self.want.windows:
+            inside |= (self.ts < high) & (end > low)
+        return inside
+
     def _count_odd_durations(self) -> None:
         complete = self.dur[: self.height]
         negative = int(((complete < 0) & (complete != NULL)).sum())
         if negative:
-            self.of.lose("negative-duration", negative, 0)
+            self.of.lose("negative-duration", negative, -1)
 
     def _events(self) -> pl.DataFrame:
         order, height = self.order, len(self.order)

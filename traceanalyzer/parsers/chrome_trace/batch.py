@@ -47,6 +47,7 @@ class Slices(msgspec.Struct):
     total_reserved: Int64 = b""
     original_tid: dict[int, int] = {}
     stack_frames: dict[int, str] = {}
+    phase_kinds: dict[int, str] = {}
     args: list[str | None] | None = None
     input_dims: list[str | None] | None = None
 

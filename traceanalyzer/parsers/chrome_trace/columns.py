@@ -102,6 +102,7 @@ class Collected:
         self.point_args: list[str | None] = []
         self.input_dims: list[str | None] = []
         self.stack_frames: dict[int, str] = {}
+        self.phase_kinds: dict[int, str] = {}
         self.original_tid: dict[int, int] = {}
         self.at_next: list[int] = []
         self.counters: list[tuple[int, int, str | None, str, str, float]] = []
@@ -117,6 +118,7 @@ class Collected:
         recode = np.array([*codes, NO_TEXT], dtype=np.uint32)
         base = self.slices.height
         self.stack_frames.update({base + k: v for k, v in batch.slices.stack_frames.items()})
+        self.phase_kinds.update({base + k: v for k, v in batch.slices.phase_kinds.items()})
         self.original_tid.update({base + k: v for k, v in batch.slices.original_tid.items()})
         self.at_next.extend(self.flows.height + k for k in batch.flows.at_next)
         self.collectives.extend(batch.slices.collectives)

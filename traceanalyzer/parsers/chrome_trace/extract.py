@@ -22,7 +22,7 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     decode_any,
 )
 from traceanalyzer.parsers.chrome_trace.times import nanosecond, nanoseconds
-from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.parsers.chrome_trace.want import MEMORY, PHASE_KINDS, Want
 from traceanalyzer.vocabulary import (
     COMMUNICATION_WORDS,
     DEVICE_KINDS,
@@ -40,7 +40,6 @@ FLOW_PHASES = frozenset("stf")
 IGNORED_PHASES = frozenset("()")
 KNOWN_PHASES = SLICE_PHASES | PAIR_PHASES | FLOW_PHASES | IGNORED_PHASES | frozenset("MC")
 
-_MEMORY = "[memory]"
 _NO_ID = array("q", [NULL]).tobytes()
 _host_collective = re.compile(r"^(?:nccl|rccl|xccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
 _dims = msgspec.json.Decoder(list[Any])
@@ -83,7 +82,7 @@ def extract(
         order: the events' numbers in the piece, where they are not all of it.
     """
     make = Column(want, offset)
-    phases = [event.ph for event in events]
+    phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
     rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
     slices = [events[row] for row in rows]
     keep = want.keep
@@ -154,6 +153,8 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
     events, rows, ts = _timed(make, events, rows)
     dur, bad = nanoseconds([e.dur for e in events])
     make.lose("bad-duration", bad)
+    if NULL in dur:
+        make.lose("no-duration", _without_duration(events, dur) - bad)
     keep = make.want.inside(ts, dur)
     if keep is not None:
         events, rows = [events[i] for i in keep], [rows[i] for i in keep]
@@ -178,7 +179,7 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
         out.external_id = _external_ids(args)
     on_device = _device_columns(out, events, args)
     _collective_columns(out, events, args, on_device)
-    if _MEMORY in make.codes:
+    if MEMORY in make.codes:
         _memory_columns(out, events, args)
     _rare_columns(out, events, args)
     if make.want.args:
@@ -187,6 +188,11 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
     if make.want.input_dims:
         out.input_dims = [_json_text(a.input_dims) for a in args]
     return out
+
+
+def _without_duration(events: list[Event], dur: array[int]) -> int:
+    """Complete events that say nothing, or nothing usable, about their duration."""
+    return sum(1 for e, length in zip(events, dur, strict=True) if e.ph == "X" and length == NULL)
 
 
 def _timed(
@@ -342,7 +348,7 @@ def _elements(shape: Any) -> int | None:
 
 
 def _memory_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
-    rows = [i for i, a in enumerate(args) if a.allocated != NULL and events[i].name == _MEMORY]
+    rows = [i for i, a in enumerate(args) if a.allocated != NULL and events[i].name == MEMORY]
     if not rows:
         return
     chosen = [args[i] for i in rows]
@@ -366,6 +372,7 @@ def _rare_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
     frames = [e.sf for e in events]
     if frames.count(None) < len(frames):
         out.stack_frames = {i: f"{sf}" for i, sf in enumerate(frames) if sf is not None}
+    out.phase_kinds = {i: PHASE_KINDS[e.ph] for i, e in enumerate(events) if e.ph in PHASE_KINDS}
 
 
 def _points(make: Column, chosen: list[tuple[int, Event]], raw_args: RawArgs) -> Points:

@@ -9,7 +9,7 @@ import numpy as np
 from traceanalyzer.parsers.chrome_trace.columns import NO_TEXT, Collected, Ints
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 
-_BEGIN, _END, _INSTANT = frozenset("BbS"), frozenset("EeF"), frozenset("nTp")
+_BEGIN, _INSTANT = frozenset("BbS"), frozenset("nTp")
 
 
 @dataclass
@@ -35,46 +35,77 @@ class Paired:
         self.issues[code] = self.issues.get(code, 0) + 1
 
 
+class _Open:
+    """The open slices of one lane, innermost last, also by name: no end looks through them all."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.by_name: dict[tuple[int, ...], list[int]] = {}
+        self.closed: set[int] = set()
+
+    def begin(self, row: int, *names: tuple[int, ...]) -> None:
+        """Open a slice that ends under any of these names may close."""
+        self.rows.append(row)
+        for name in names:
+            self.by_name.setdefault(name, []).append(row)
+
+    def innermost(self) -> int | None:
+        """The slice opened last, or None."""
+        return self._top(self.rows)
+
+    def named(self, *names: tuple[int, ...]) -> int | None:
+        """The innermost slice of the first of these names that is open, or None."""
+        found = (self._top(self.by_name.get(name, [])) for name in names)
+        return next((row for row in found if row is not None), None)
+
+    def end(self, row: int) -> None:
+        """Close a slice."""
+        self.closed.add(row)
+
+    def left(self) -> list[int]:
+        """What was never closed."""
+        return [row for row in self.rows if row not in self.closed]
+
+    def _top(self, rows: list[int]) -> int | None:
+        while rows and rows[-1] in self.closed:
+            rows.pop()
+        return rows[-1] if rows else None
+
+
 def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> Paired:
     """Match begin and end events in the order of time, file order where times are equal.
 
-    An end closes the innermost open slice of its name; one without a name, or with a name that
-    nothing open has, closes the innermost. Slices that an end passes over stay open. A slice that
-    is never closed has no end; an end with nothing open is dropped. All are counted.
+    An end closes the innermost open slice of its name (of its process, if there is one); one
+    without a name, or with a name that nothing open has, closes the innermost. Slices that an end
+    passes over stay open. A slice that is never closed has no end; an end with nothing open is
+    dropped. An end that names another slice than the innermost (async slices: than any open one)
+    is counted, as those are.
     """
     paired = Paired()
-    open_slices: dict[tuple[int, ...], list[int]] = {}
+    lanes: dict[tuple[int, ...], _Open] = {}
     names, pids, tids, keys = name.tolist(), pid.tolist(), tid.tolist(), key.tolist()
     for row in np.argsort(ts, kind="stable").tolist():
         what, is_async = phase[row], keys[row] != NO_TEXT
-        lane = (keys[row],) if is_async else (pids[row], tids[row])
+        lane = lanes.setdefault((keys[row],) if is_async else (pids[row], tids[row]), _Open())
+        own = (names[row], pids[row]), (names[row],)
         if what in _BEGIN:
-            open_slices.setdefault(lane, []).append(row)
+            lane.begin(row, *own)
         elif what in _INSTANT:
             paired.add(row, -1, asynchronous=True)
-        elif what in _END:
-            stack = open_slices.get(lane)
-            if not stack:
-                paired.count("unmatched-end")
-                continue
-            at = _closes(stack, row, names, pids)
-            if at < 0:
+        elif (innermost := lane.innermost()) is None:
+            paired.count("unmatched-end")
+        else:
+            named = innermost if names[row] == NO_TEXT else lane.named(*own)
+            if named is None or (named != innermost and not is_async):
                 paired.count("mismatched-end")
-            paired.add(stack.pop(at if at >= 0 else -1), row, asynchronous=is_async)
-    for stack in open_slices.values():
-        for row in stack:
+            begin = innermost if named is None else named
+            lane.end(begin)
+            paired.add(begin, row, asynchronous=is_async)
+    for lane in lanes.values():
+        for row in lane.left():
             paired.add(row, -1, asynchronous=keys[row] != NO_TEXT)
             paired.count("unclosed-begin")
     return paired
-
-
-def _closes(stack: list[int], end: int, names: list[int], pids: list[int]) -> int:
-    """Position in the stack of the slice an end closes; -1: of no slice by name."""
-    if names[end] == NO_TEXT:
-        return len(stack) - 1
-    same = [at for at, row in enumerate(stack) if names[row] == names[end]]
-    of_process = [at for at in same if pids[stack[at]] == pids[end]]
-    return (of_process or same or [-1])[-1]
 
 
 def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:

@@ -24,6 +24,7 @@ _LIKELY = re.compile(rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTi
 _NOTICES = frozenset(
     (
         "negative-duration",
+        "no-duration",
         "bad-utf8",
         "lone-surrogate",
         "raw-control-character",
@@ -70,9 +71,9 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     meta = describe(source, container.metadata, collected.metadata)
     assembler = Assembler(collected, want, meta.rank)
     frames = assembler.frames()
-    frames = add_samples(frames, container.metadata, collected, meta.rank, assembler.row_of)
+    frames = add_samples(frames, container.metadata, collected, want, meta.rank, assembler.row_of)
     if source.damage:
-        collected.lose(f"damaged-file: {source.damage}", 1, 0)
+        collected.lose(f"damaged-file: {source.damage}", 1, -1)
     rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
     issues = issue_rows(rows, meta.rank)
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
@@ -102,7 +103,7 @@ def _severity(code: str) -> str:
 
 def _worded(code: str, count: int, offset: int) -> tuple[str, int, str | None]:
     code, _, detail = code.partition(": ")
-    return code, count, detail or f"byte {offset}"
+    return code, count, detail or (None if offset < 0 else f"byte {offset}")
 
 
 FORMAT = Format(

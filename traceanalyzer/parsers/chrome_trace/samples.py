@@ -14,8 +14,7 @@ from traceanalyzer.parsers.chrome_trace.coerce import integer, text_of
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.times import nanosecond
-
-_MAX_DEPTH = 10_000
+from traceanalyzer.parsers.chrome_trace.want import Want
 
 
 @dataclass
@@ -23,24 +22,24 @@ class _Frames:
     """``stackFrames`` as rows of ``stacks``, made as they are asked for."""
 
     given: dict[str, Any]
-    rows: list[tuple[int, int | None, str | None, str | None, None]] = field(default_factory=list)
+    rows: list[tuple[int, int | None, str, str | None, None]] = field(default_factory=list)
     row_of: dict[str, int | None] = field(default_factory=dict)
 
     def row(self, frame: Any) -> int | None:
         """The row of a frame, its callers' before it; None for one that is not given."""
-        chain: list[str] = []
+        chain: dict[str, None] = {}
         key = str(frame)
         while key not in self.row_of and isinstance(self.given.get(key), dict):
-            if key in chain or len(chain) > _MAX_DEPTH:
+            if key in chain:
                 break  # a frame that is its own caller
-            chain.append(key)
+            chain[key] = None
             key = str(self.given[key].get("parent"))
         parent = self.row_of.get(key)
         for own in reversed(chain):
             entry = self.given[own]
             row = len(self.rows)
             name, where = text_of(entry.get("name")), text_of(entry.get("category"))
-            self.rows.append((row, parent, name, where, None))
+            self.rows.append((row, parent, name or "", where, None))
             parent = self.row_of[own] = row
         return self.row_of.get(str(frame))
 
@@ -49,6 +48,7 @@ def add_samples(
     frames: dict[str, pl.DataFrame],
     metadata: dict[str, Any],
     collected: Collected,
+    want: Want,
     rank: int | None,
     row_of: npt.NDArray[np.int64],
 ) -> dict[str, pl.DataFrame]:
@@ -57,28 +57,33 @@ def add_samples(
     ``row_of`` tells the row in ``events`` of each slice in the order they were collected.
     """
     given = metadata.get("stackFrames")
-    if not isinstance(given, dict) or not given:
+    samples = metadata.get("samples") if want.kinds is None or "sample" in want.kinds else None
+    if not samples and not (given and collected.stack_frames):
         return frames
-    stacks = _Frames(given)
+    stacks = _Frames(given if isinstance(given, dict) else {})
     events = frames["events"]
     if collected.stack_frames:
         leaf: list[int | None] = [None] * events.height
         for row, frame in collected.stack_frames.items():
             leaf[int(row_of[row])] = stacks.row(frame)
         events = events.with_columns(stack=pl.Series(leaf, dtype=pl.UInt32))
-    samples = _samples(metadata.get("samples"), stacks, collected, rank)
+    sampled = _samples(samples, want, stacks, collected, rank)
     types = {c.name: (pl.String if c.dtype == schema.NAME else c.dtype) for c in schema.STACKS}
     table = pl.DataFrame(stacks.rows, schema=types, orient="row")
     table = table.cast({"name": schema.NAME, "file": schema.NAME})
-    return {**frames, "events": _merged(events, samples), "stacks": table}
+    return {**frames, "events": _merged(events, sampled), "stacks": table}
 
 
-def _samples(samples: Any, stacks: _Frames, collected: Collected, rank: int | None) -> pl.DataFrame:
+def _samples(
+    samples: Any, want: Want, stacks: _Frames, collected: Collected, rank: int | None
+) -> pl.DataFrame:
     rows = []
     for sample in samples if isinstance(samples, list) else ():
         ts = nanosecond(_number_text(sample.get("ts"))) if isinstance(sample, dict) else None
         if ts is None:
-            collected.lose("bad-sample", 1, 0)
+            collected.lose("bad-sample", 1, -1)
+            continue
+        if want.windows and not any(low < ts < high for low, high in want.windows):
             continue
         tid, weight = integer(sample.get("tid")), integer(sample.get("weight", 1))
         pid = integer(sample.get("pid"))

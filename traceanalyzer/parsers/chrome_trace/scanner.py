@@ -32,7 +32,7 @@ try:
 except ImportError:  # pragma: no cover - built without a compiler
     _scan = None  # type: ignore[assignment]
 
-_WANTED, _DEVICE = 1, 2
+_WANTED, _DEVICE, _OTHER = 1, 2, 64
 
 #: Words in the names of communication: host events with them carry arguments that Python reads.
 _SPECIAL = [word.encode() for word in COMMUNICATION_WORDS]
@@ -127,7 +127,7 @@ def _words(kinds: tuple[str, ...] | None) -> tuple[list[tuple[bytes, int]], int,
         return wanted | (_DEVICE if kind in DEVICE_KINDS else 0)
 
     spelled = [(word.encode(), flags(kind)) for kind, all_ in SPELLINGS.items() for word in all_]
-    return spelled, flags("other"), flags("other")
+    return spelled, flags("other") | _OTHER, flags("other") | _OTHER
 
 
 def _texts(text: bytes, ranges: array[int]) -> list[str]:

@@ -9,8 +9,14 @@ from typing import Any
 
 import msgspec
 
+from traceanalyzer.parsers.chrome_trace.coerce import text_of
 from traceanalyzer.parsers.chrome_trace.decode import Event
 from traceanalyzer.vocabulary import kind_of_category
+
+#: The name of Kineto's allocator events, which had no category before 2022.
+MEMORY = "[memory]"
+#: Kinds that the phase tells, whatever the category says.
+PHASE_KINDS = {"P": "sample", "N": "object", "O": "object", "D": "object"}
 
 
 class Want(msgspec.Struct):
@@ -48,7 +54,11 @@ class Want(msgspec.Struct):
                 wanted = by_category.get(category)
             except TypeError:
                 category, wanted = str(category), None
-            if wanted is None:
+            if event.ph in PHASE_KINDS:
+                wanted = PHASE_KINDS[event.ph] in kinds
+            elif event.name == MEMORY and kind_of_category(text_of(category)) == "other":
+                wanted = "cpu_instant_event" in kinds
+            elif wanted is None:
                 text = category if isinstance(category, str) else None
                 wanted = by_category[category] = kind_of_category(text) in kinds
             if wanted or named is None:
