@@ -14,7 +14,7 @@ import pytest
 from sample_results import ordinary
 
 from traceanalyzer import api, files
-from traceanalyzer.cli import main
+from traceanalyzer.cli import main, output
 from traceanalyzer.cli.main import status
 from traceanalyzer.cli.options import Reading
 from traceanalyzer.cli.summary import report
