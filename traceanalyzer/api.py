@@ -290,7 +290,7 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
             path = str(Path(base, name))
             try:
                 known = registry.detect(Source(path))
-            except UnreadableFile as error:
+            except InputError as error:
                 foreign.append((path, error.what))
                 continue
             if known is None:

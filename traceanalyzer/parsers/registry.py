@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import parquet
@@ -20,12 +19,39 @@ _BUILT_IN = (chrome_trace.FORMAT, parquet.FORMAT)
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All known formats, the first asked first."""
+    """All known formats, the first asked first; of two with one name ours, then the first found."""
     found = {f.name: f for f in _BUILT_IN}
-    for entry in entry_points(group=ENTRY_POINTS):
-        extra: Format = entry.load()
+    for extra in _loaded()[0]:
         found.setdefault(extra.name, extra)
     return tuple(sorted(found.values(), key=lambda f: (-f.priority, f.name)))
+
+
+def unusable() -> tuple[str, ...]:
+    """What other packages announce as a format and cannot be loaded, each with the reason."""
+    return _loaded()[1]
+
+
+@cache
+def _loaded() -> tuple[tuple[Format, ...], tuple[str, ...]]:
+    """The formats of other packages; one that is broken must not keep us from reading the rest."""
+    good: list[Format] = []
+    broken: list[str] = []
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: (e.name, e.value)):
+        loaded = _load(entry)
+        if isinstance(loaded, Format):
+            good.append(loaded)
+        else:
+            broken.append(f"{entry.name} ({loaded})")
+    return tuple(good), tuple(broken)
+
+
+def _load(entry: EntryPoint) -> Format | str:
+    """An entry point's Format, or why there is none."""
+    try:
+        found = entry.load()
+    except Exception as error:  # noqa: BLE001 - somebody else's module may raise anything
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return found if isinstance(found, Format) else f"{entry.value} is no Format"
 
 
 def by_name(name: str) -> Format:
@@ -38,25 +64,46 @@ def by_name(name: str) -> Format:
         if candidate.name == name:
             return candidate
     known = ", ".join(f.name for f in formats())
-    raise OptionError(f"no format is called {name!r}; known are {known}")
+    raise OptionError(f"no format is called {name!r}; known are {known}{_told_unusable()}")
 
 
 def detect(source: Source) -> Format | None:
-    """The format whose parser recognises the content, or None."""
+    """The format whose parser recognises the content, or None.
+
+    Raises:
+        InputError: the file cannot be read or decompressed.
+    """
     head = source.head()
-    return next((f for f in formats() if f.sniff(head, source.path)), None)
+    return next((f for f in formats() if _recognises(f, head, source.path)), None)
 
 
-def require(source: Source, tried: Sequence[Format] = ()) -> Format:
+def require(source: Source) -> Format:
     """The format of a file.
 
     Raises:
+        InputError: the file cannot be read or decompressed.
         UnknownFormat: no parser recognises the content; the message says what was tried.
     """
     found = detect(source)
-    if found is None:
-        names = ", ".join(f.name for f in (tried or formats()))
-        what = "is empty" if source.size == 0 else f"is no format we know (tried {names})"
-        hint = None if source.size == 0 else "--format NAME overrides the detection"
-        raise UnknownFormat(source.path, what, hint=hint)
-    return found
+    if found is not None:
+        return found
+    if source.size == 0:
+        raise UnknownFormat(source.path, "is empty")
+    names = ", ".join(f.name for f in formats())
+    what = source.damage or "is no format we know"
+    raise UnknownFormat(
+        source.path,
+        f"{what} (tried {names}{_told_unusable()})",
+        hint="--format NAME overrides the detection",
+    )
+
+
+def _recognises(candidate: Format, head: bytes, path: str) -> bool:
+    try:
+        return bool(candidate.sniff(head, path))
+    except Exception:  # noqa: BLE001 - somebody else's parser, asked about a file that is not its
+        return False
+
+
+def _told_unusable() -> str:
+    return f"; could not load {', '.join(unusable())}" if unusable() else ""

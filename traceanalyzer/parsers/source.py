@@ -7,13 +7,24 @@ import io
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import IO, Any
+
+from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
 
 HEAD_BYTES = 4096
 _READ = 1 << 20
+#: What is read of a file to recognise it; a folder may hold thousands.
+_HEAD_READ = 1 << 14
+#: A damaged stream is decoded once more in steps of this size, to lose little before the damage.
+_CAREFUL_READ = 64
+#: The most that one block of a zstd frame holds.
+_ZSTD_BLOCK = 1 << 17
+_ZSTD_HEADER = 18
+
+_InflateError: type[Exception] = getattr(isal_zlib, "error")  # noqa: B009 - its stub hides it
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -48,22 +59,30 @@ class Source:
 
     def head(self) -> bytes:
         """The first 4 KiB after decompression; shorter when the file is."""
-        blocks = self.blocks(HEAD_BYTES)
-        try:
+        with contextlib.closing(self.blocks(HEAD_BYTES, step=_HEAD_READ)) as blocks:
             return next(blocks, b"")[:HEAD_BYTES]
-        except InputError:
-            return b""
-        finally:
-            blocks.close()
-            self.damage = None
 
     def blocks(
-        self, size: int = _READ, progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[bytes]:  # typed as Iterator for callers; it is a generator and can be closed
-        """Decompressed bytes in blocks of at least ``size`` (the last one may be shorter)."""
+        self,
+        size: int = _READ,
+        progress: Callable[[int, int], None] | None = None,
+        step: int = _READ,
+    ) -> Generator[bytes]:
+        """Decompressed bytes in blocks of at least ``size`` (the last one may be shorter).
+
+        Args:
+            size: how many bytes to collect.
+            progress: called with (bytes read, bytes in all) of the file on disk.
+            step: how many bytes to read of the file at a time.
+
+        Raises:
+            UnreadableFile: the operating system refused.
+            InputError: the compression is one we cannot undo.
+        """
+        self.damage = None
         parts: list[bytes] = []
         held = 0
-        for piece in self._decompressed(progress):
+        for piece in self._decompressed(progress, step):
             parts.append(piece)
             held += len(piece)
             if held >= size:
@@ -72,27 +91,31 @@ class Source:
         if held:
             yield b"".join(parts)
 
-    def _decompressed(self, progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    def _decompressed(
+        self, progress: Callable[[int, int], None] | None, step: int
+    ) -> Iterator[bytes]:
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open(self.path, "rb", buffering=0))  # noqa: PTH123
             except OSError as error:
                 raise UnreadableFile(self.path, _reason(error)) from None
-            raw = self._raw(file, progress)
+            raw = self._raw(file, progress, step)
             if self.compression == "gzip":
-                yield from self._gunzip(raw)
+                yield from self._gunzip(raw, 8 * step)
             elif self.compression == "zip":
-                yield from self._unzip(file, progress)
+                yield from self._unzip(file, progress, step)
             elif self.compression == "zstd":
                 yield from self._unzstd(raw)
             else:
                 yield from raw
 
-    def _raw(self, file: IO[bytes], progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    def _raw(
+        self, file: IO[bytes], progress: Callable[[int, int], None] | None, step: int
+    ) -> Iterator[bytes]:
         read = 0
         while True:
             try:
-                block = file.read(_READ)
+                block = file.read(step)
             except OSError as error:
                 raise UnreadableFile(self.path, _reason(error), where=f"byte {read}") from None
             if not block:
@@ -102,12 +125,10 @@ class Source:
                 progress(read, self.size)
             yield block
 
-    def _gunzip(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+    def _gunzip(self, raw: Iterator[bytes], limit: int) -> Iterator[bytes]:
         """All members of a gzip file; garbage after the last member is ignored, as gzip does."""
-        from isal import isal_zlib
-
         inflater: Any = None
-        read = 0
+        read = start = given = 0  # of the file; where this member starts; its bytes yielded
         for block in raw:
             data = block
             while data:
@@ -118,51 +139,64 @@ class Source:
                         return
                     if not data:
                         break
-                    inflater = isal_zlib.decompressobj(31)
+                    inflater, start, given = isal_zlib.decompressobj(31), read, 0
                 try:
-                    out = inflater.decompress(data, 8 * _READ)
-                except isal_zlib.error as error:
-                    self.damage = f"gzip stream damaged near byte {read}: {error}"
+                    out = inflater.decompress(data, limit)
+                except _InflateError as error:
+                    yield from self._up_to_damage(start, given)
+                    self.damage = f"{self.damage}: {error}"
                     return
+                given += len(out)
                 if out:
                     yield out
-                if inflater.eof:
-                    rest = inflater.unused_data
-                    read += len(data) - len(rest)
-                    data, inflater = rest, None
-                else:
-                    rest = inflater.unconsumed_tail
-                    read += len(data) - len(rest)
-                    data = rest
+                rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+                read += len(data) - len(rest)
+                data, inflater = rest, None if inflater.eof else inflater
         if inflater is not None:
             self.damage = f"gzip stream ends early, at byte {read}: the file was cut off"
 
+    def _up_to_damage(self, start: int, given: int) -> Iterator[bytes]:
+        """What a gzip member holds before its damage, without the bytes given already."""
+        inflater = isal_zlib.decompressobj(31)
+        with open(self.path, "rb") as file:  # noqa: PTH123
+            file.seek(start)
+            while block := file.read(_CAREFUL_READ):
+                try:
+                    out = inflater.decompress(block)
+                except _InflateError:
+                    break
+                if len(out) > given:
+                    yield out[given:]
+                given = max(given - len(out), 0)
+            self.damage = f"gzip stream damaged near byte {file.tell()}"
+
     def _unzip(
-        self, file: IO[bytes], progress: Callable[[int, int], None] | None
+        self, file: IO[bytes], progress: Callable[[int, int], None] | None, step: int
     ) -> Iterator[bytes]:
         """The largest member of a zip archive; the usual case is a single one."""
         try:
             with zipfile.ZipFile(file) as archive:
-                members = [m for m in archive.infolist() if not m.is_dir()]
-                if not members:
-                    raise MalformedInput(self.path, "an empty zip archive")
-                member = max(members, key=lambda m: m.file_size)
-                if len(members) > 1:
-                    self.damage = f"zip archive: only its largest member {member.filename!r} read"
-                if member.flag_bits & 1:
-                    raise MalformedInput(self.path, "an encrypted zip archive", hint="unpack it")
+                member = self._largest(archive)
                 with archive.open(member) as stream:
-                    while block := stream.read(_READ):
+                    while block := stream.read(step):
                         if progress:
                             progress(file.tell(), self.size)
                         yield block
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError) as error:
-            self.damage = f"zip archive damaged: {error}"
-        except Exception as error:
-            # zlib.error has no common base with the rest
-            if type(error).__name__ != "error":
-                raise
-            self.damage = f"zip archive damaged: {error}"
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - zipfile lets any decompressor's error through
+            self.damage = f"zip archive damaged: {error or type(error).__name__}"
+
+    def _largest(self, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+        members = [m for m in archive.infolist() if not m.is_dir()]
+        if not members:
+            raise MalformedInput(self.path, "is an empty zip archive")
+        member = max(members, key=lambda m: m.file_size)
+        if len(members) > 1:
+            self.damage = f"zip archive: only its largest member {member.filename!r} was read"
+        if member.flag_bits & 1:
+            raise MalformedInput(self.path, "is an encrypted zip archive", hint="unpack it")
+        return member
 
     def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
         try:
@@ -173,13 +207,20 @@ class Source:
                 "is zstd-compressed and the zstandard package is not installed",
                 hint="pip install 'traceanalyzer[zstd]', or unpack it with zstd -d",
             ) from None
-        decoder = zstandard.ZstdDecompressor()
-        stream = decoder.stream_reader(_Joined(raw), read_across_frames=True)
+        source: Any = _Joined(raw)
+        stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+        given = 0
         try:
-            while block := stream.read(_READ):
+            while block := stream.read(_ZSTD_BLOCK):
+                given += len(block)
                 yield block
+            with open(self.path, "rb") as file:  # noqa: PTH123
+                said = zstandard.frame_content_size(file.read(_ZSTD_HEADER))
         except zstandard.ZstdError as error:
             self.damage = f"zstd stream damaged: {error}"
+        else:
+            if given < said:  # unknown is negative
+                self.damage = f"zstd stream ends early: {given} of {said} bytes"
 
 
 class _Joined(io.RawIOBase):

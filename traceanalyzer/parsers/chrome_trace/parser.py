@@ -18,7 +18,11 @@ from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, issue_rows, sort_events
 
-_LIKELY = re.compile(rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds)"')
+#: Keys that tell a trace from any other JSON; most of them are those before the events.
+_LIKELY = re.compile(
+    rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo'
+    rb'|displayTimeUnit|traceName|otherData|stackFrames|systemTraceEvents|viztracer_metadata)"'
+)
 
 #: How bad an issue is; whatever is not listed is a loss.
 _NOTICES = frozenset(
@@ -37,15 +41,13 @@ _NOTICES = frozenset(
 )
 
 
-def sniff(head: bytes, path: str) -> bool:
-    """Whether these first bytes look like a chrome trace."""
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether these first bytes look like a chrome trace; the file's name does not matter."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"["):
-        inner = text[1:].lstrip(b" \t\r\n,")
-        return not inner or inner.startswith(b"]") or _LIKELY.search(head) is not None
-    if not text.startswith(b"{"):
-        return False
-    return _LIKELY.search(head) is not None or ".json" in path.lower()
+        inner = text[1:].strip(b" \t\r\n,")
+        return inner in (b"", b"]") or _LIKELY.search(head) is not None
+    return text.startswith(b"{") and _LIKELY.search(head) is not None
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
