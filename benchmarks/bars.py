@@ -97,11 +97,11 @@ def _gzipped(results: Results) -> Iterator[Bar]:
             continue
         times = [results.best(inflater, m.trace) for inflater in INFLATERS]
         fastest = min((time for time in times if time), default=None)
-        work = _work(results, m.trace)
-        whole, bare = "`comm-outliers` / bare inflating", "(`comm-outliers` - imports) / bare"
-        yield Bar(f"{whole}, fastest library", m.trace, _ratio(m.best, fastest), 1.3, "x")
-        yield Bar(f"{bare}, fastest library", m.trace, _ratio(work, fastest), 1.3, "x")
-        yield Bar(f"{bare}, zlib", m.trace, _ratio(work, times[0]), 1.3, "x")
+        whole, work = m.best, _work(results, m.trace)
+        what = "`comm-outliers` / bare inflating, fastest library"
+        yield Bar(what, m.trace, _ratio(whole, fastest), 1.3, "x")
+        what = "(`comm-outliers` - imports) / bare inflating, zlib"
+        yield Bar(what, m.trace, _ratio(work, times[0]), 1.3, "x")
 
 
 def _work(results: Results, trace: str | None) -> float | None:

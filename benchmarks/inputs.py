@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
 FOLDER = ROOT / ".bench" / "inputs"
 #: Real recordings, for the inflaters.
-REAL = ("v100_rank1of2_2020_allreduce", "nccl_a100_rank0of2", "h100_qwen_inference")
+REAL = ("v100_rank1of2_2020_allreduce", "mi300_rank0of8_rccl", "nccl_a100_rank0of2")
 
 _REPLICATED = "nccl_a100_rank0of2"
 _EVENT_END = b"\n  },\n"

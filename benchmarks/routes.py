@@ -1,27 +1,34 @@
 """Ways from text to events that were tried: ``python -I routes.py ROUTE FILE``.
 
 Each is cut down to the part that decides its speed, and tells how many events it got. The first
-ones decode everything, the next ones look for the kernels alone, the last ones are what the
-package does, in one process and in several. :mod:`benchmarks.run` times them all.
+ones decode everything; the next ones look for the kernels alone, by their bytes; the last ones are
+the package. :mod:`benchmarks.run` times them all.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
+import polars as pl
 
+from traceanalyzer import api
 from traceanalyzer.parsers.chrome_trace import container as containers
-from traceanalyzer.parsers.chrome_trace.pool import batches
+from traceanalyzer.parsers.chrome_trace import scanner
+from traceanalyzer.parsers.chrome_trace.container import Piece
 from traceanalyzer.parsers.chrome_trace.text import Text, open_text
-from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.source import Source
 
 _KERNEL = b'"cat": "kernel"'
@@ -57,6 +64,30 @@ class Typed(Exact, gc=False):
     args: dict[str, object] | str | None = None
 
 
+class Arguments(msgspec.Struct, gc=False, frozen=True):
+    """Arguments that analyses use; the decoder skips all others."""
+
+    external_id: int = msgspec.field(default=-1, name="External id")
+    correlation: int = -1
+    device: int = -1
+    stream: int = -1
+    copied: int = msgspec.field(default=-1, name="bytes")
+    registers: int = msgspec.field(default=-1, name="registers per thread")
+    grid: list[int] | None = None
+    block: list[int] | None = None
+
+
+class Known(Timed, gc=False):
+    """An event with the known arguments typed."""
+
+    ts: float = 0.0
+    dur: float = -1.0
+    args: Arguments = Arguments()
+
+
+_known = msgspec.json.Decoder(list[Known])
+
+
 class Kept(Exact, gc=False):
     """The same with the arguments as text, to be decoded for the events that need them."""
 
@@ -68,10 +99,8 @@ class Kept(Exact, gc=False):
 
 def orjson_columns(path: str) -> int:
     """Dicts, then a column by a list comprehension each (times are floats already)."""
-    import orjson
-
     gc.disable()
-    events = orjson.loads(_bytes(path))["traceEvents"]
+    events = orjson.loads(Path(path).read_bytes())["traceEvents"]
     columns = [[event.get(key) for event in events] for key in ("ph", "cat", "name", "ts", "dur")]
     args = [event.get("args", {}) for event in events]
     keys = ("External id", "correlation", "device", "stream", "bytes")
@@ -82,7 +111,7 @@ def orjson_columns(path: str) -> int:
 def msgspec_untyped(path: str) -> int:
     """Dicts, made by msgspec."""
     gc.disable()
-    return len(msgspec.json.decode(_bytes(path))["traceEvents"])
+    return len(msgspec.json.decode(Path(path).read_bytes())["traceEvents"])
 
 
 # --- everything, in pieces, in one process ----------------------------------------------------
@@ -141,66 +170,104 @@ def search_find(path: str) -> int:
 def search_polars_count(path: str) -> int:
     """``str.count_matches``, each piece one string."""
     words = _KERNEL.decode()
-    return sum(_column(text).str.count_matches(words, literal=True).sum() for text in _pieces(path))
+    counts = [_string(text).str.count_matches(words, literal=True)[0] for text in _pieces(path)]
+    return sum(counts)
 
 
 def search_polars_find_many(path: str) -> int:
     """``str.find_many`` (Aho-Corasick), which takes several spellings at once."""
-    import polars as pl
-
     words = [_KERNEL.decode(), '"cat": "Kernel"', '"cat":"kernel"', '"cat": "gpu_memcpy"']
     return sum(
-        pl.select(pl.lit(_column(text)).str.find_many(words).list.len()).item()
+        pl.select(pl.lit(_string(text)).str.find_many(words).list.len()).item()
         for text in _pieces(path)
     )
 
 
-def _column(text: bytes) -> Any:
-    import polars as pl
-
+def _string(text: bytes) -> pl.Series:
     return pl.Series([text]).cast(pl.String)
 
 
-# --- what the package does, before the tables are assembled -----------------------------------
+# --- everything, to columns -------------------------------------------------------------------
+
+
+def msgspec_columns(path: str) -> int:
+    """Typed events with the known arguments, to columns, in one process."""
+    return sum(_rows(columns) for columns in map(_columns, _pieces(path)))
+
+
+def msgspec_columns_2_processes(path: str) -> int:
+    """The same in two processes, the columns coming back through pipes."""
+    text = open_text(Source(path), None)
+    pieces = [(path, piece) for piece in containers.pieces(text, _first(text))]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        return sum(_rows(columns) for columns in pool.map(_columns_of, pieces))
+
+
+def _columns_of(place: tuple[str, Piece]) -> list[bytes]:
+    path, piece = place
+    return _columns(_text_of(open_text(Source(path), None), piece))
+
+
+def _columns(text: bytes) -> list[bytes]:
+    """The piece's columns as bytes, the first one 4 bytes a row."""
+    events = _known.decode(b"[" + text.strip(b" \n,") + b"]")
+    codes: dict[str | int | None, int] = {}
+    columns: list[array[Any]] = [
+        array("I", [codes.setdefault(event.cat, len(codes)) for event in events]),
+        array("I", [codes.setdefault(event.name, len(codes)) for event in events]),
+        array("d", [event.ts for event in events]),
+        array("d", [event.dur for event in events]),
+        *(
+            array("q", [getattr(event.args, name) for event in events])
+            for name in ("external_id", "correlation", "device", "stream", "copied", "registers")
+        ),
+    ]
+    return [*(column.tobytes() for column in columns), "\0".join(map(str, codes)).encode()]
+
+
+def _rows(columns: list[bytes]) -> int:
+    return len(columns[0]) // 4
+
+
+# --- what the package does --------------------------------------------------------------------
+
+
+def package_without_scan(path: str) -> int:
+    """The package where its compiled scan is missing: msgspec, one core."""
+    vars(scanner)["_scan"] = None
+    return _events_of(path)
+
+
+def package_1_core(path: str) -> int:
+    """The package's compiled scan, and its tables, on one core."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    return _events_of(path)
+
+
+def package(path: str) -> int:
+    """The same on all cores there are."""
+    return _events_of(path)
+
+
+def _events_of(path: str) -> int:
+    trace = api.read(path)
+    return trace.events.height + trace.flows.height
 
 
 def pieces_only(path: str) -> int:
-    """Reading and cutting, nothing else; the rows are pieces."""
+    """Reading and cutting at the limits of events, nothing else; the rows are pieces."""
     return sum(1 for _ in _pieces(path))
-
-
-def package_1_process(path: str) -> int:
-    """Pieces to columns in this process."""
-    return _package(path, 0)
-
-
-def package_1_worker(path: str) -> int:
-    """Pieces to columns in one other process, their columns through a pipe."""
-    return _package(path, 1)
-
-
-def package_2_workers(path: str) -> int:
-    """The same in two."""
-    return _package(path, 2)
-
-
-def package_3_workers(path: str) -> int:
-    """The same in three."""
-    return _package(path, 3)
-
-
-def _package(path: str, workers: int) -> int:
-    text = open_text(Source(path), None)
-    pieces = containers.pieces(text, _first(text))
-    return sum(batch.events for _, batch in batches(text, pieces, Want(), path, workers))
 
 
 def _pieces(path: str) -> Iterator[bytes]:
     """The text of the events in pieces."""
     text = open_text(Source(path), None)
-    for piece in containers.pieces(text, _first(text)):
-        found = text.read(piece.offset, piece.length)
-        yield found[: found.rindex(b"\n  ]")] if piece.last else found
+    return (_text_of(text, piece) for piece in containers.pieces(text, _first(text)))
+
+
+def _text_of(text: Text, piece: Piece) -> bytes:
+    found = text.read(piece.offset, piece.length)
+    return found[: found.rindex(b"\n  ]")] if piece.last else found
 
 
 def _first(text: Text) -> int:
@@ -210,11 +277,7 @@ def _first(text: Text) -> int:
     return offset
 
 
-def _bytes(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-ROUTES = {
+ROUTES: dict[str, Callable[[str], int]] = {
     route.__name__: route
     for route in (
         orjson_columns,
@@ -224,19 +287,21 @@ ROUTES = {
         msgspec_exact_times,
         msgspec_dict_arguments,
         msgspec_raw_arguments,
+        msgspec_columns,
+        msgspec_columns_2_processes,
         search_re,
         search_find,
         search_polars_count,
         search_polars_find_many,
         pieces_only,
-        package_1_process,
-        package_1_worker,
-        package_2_workers,
-        package_3_workers,
+        package_without_scan,
+        package_1_core,
+        package,
     )
 }
 
 if __name__ == "__main__":
     start = time.perf_counter()
     rows = ROUTES[sys.argv[1]](sys.argv[2])
-    print(json.dumps({"seconds": time.perf_counter() - start, "rows": rows}))
+    print(json.dumps({"seconds": time.perf_counter() - start, "rows": rows}), flush=True)
+    os._exit(0)  # freeing what was read is not part of it

@@ -109,23 +109,22 @@ def measure(planned: Sequence[Case], rounds: int) -> list[Measurement]:
     for number in range(rounds):
         for case, runs in timed:
             if not any(done.error for done in runs):
-                _say(f"{number + 1}/{rounds}", case)
                 runs.append(run(case.command))
+                _say(f"{number + 1}/{rounds}", case, runs[-1])
     found = []
     for case, runs in timed:
         sampled = None
         if case.memory and not any(done.error for done in runs):
-            _say("memory", case)
             sampled = run(case.command, sample_memory=True)
+            _say("memory", case, sampled)
         name = case.trace.name if case.trace else None
         found.append(results.joined(case.task, name, _text_size(case.trace), runs, sampled))
     return found
 
 
-def _say(stage: str, case: Case) -> None:
-    if sys.stderr.isatty():
-        what = f"{stage}: {case.task} {case.trace.name if case.trace else ''}"
-        print(f"\r\x1b[K{what}", end="", file=sys.stderr, flush=True)
+def _say(stage: str, case: Case, done: Run) -> None:
+    what = f"{case.task} {case.trace.name if case.trace else ''}"
+    print(f"{stage}: {what}: {done.error or f'{done.seconds:.3f} s'}", file=sys.stderr)
 
 
 def _text_size(path: Path | None) -> int | None:

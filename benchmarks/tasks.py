@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-#: All that ``traceanalyzer comm-outliers`` loads for one trace.
+#: All that ``traceanalyzer comm-outliers`` needs for one trace.
 MODULES = (
     "traceanalyzer.cli.main",
     "traceanalyzer.api",
