@@ -344,7 +344,7 @@ class Assembler:
         )
 
     def _textual_lanes(self, lanes: dict[tuple[int, int | None], dict[str, Any]]) -> None:
-        text_of = {TEXTUAL_ID + number: label for label, number in self.of.labels.items()}
+        text_of = {number: label for label, number in self.of.labels.items()}
         textual = (self.raw_pid >= TEXTUAL_ID) | (self.raw_tid >= TEXTUAL_ID)
         used = np.unique(np.stack([self.raw_pid[textual], self.raw_tid[textual]]), axis=1)
         for pid, tid in used.T.tolist():

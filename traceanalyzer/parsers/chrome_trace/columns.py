@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,13 @@ Codes32 = npt.NDArray[np.uint32]
 NO_TEXT = Codes.EMPTY
 #: Synthetic ids of textual lanes start here, beyond any process or thread id.
 TEXTUAL_ID = 1 << 62
+
+
+def textual_id(label: str) -> int:
+    """The synthetic id of a textual lane: the same in every file, whatever else is read of it."""
+    digest = hashlib.blake2b(label.encode("utf-8", "replace"), digest_size=8).digest()
+    return TEXTUAL_ID + (int.from_bytes(digest, "big") >> 3)
+
 
 _DTYPES: dict[str, Any] = {
     "order": np.uint32,
@@ -155,23 +163,25 @@ class Collected:
             columns.parts.setdefault(name, []).append(column)
         for name, of in (("pid", part.pid_labels), ("tid", part.tid_labels)):
             if of:
-                self._label(columns, name, of, self.labels, TEXTUAL_ID)
+                self._label(columns, name, of, self.labels)
         if isinstance(part, Points) and part.id_labels:
-            self._label(columns, "id", part.id_labels, self.flow_id_labels, TEXTUAL_ID)
+            self._label(columns, "id", part.id_labels, self.flow_id_labels)
 
     def _label(
-        self, columns: Columns, name: str, of: dict[int, str], known: dict[str, int], first: int
+        self, columns: Columns, name: str, of: dict[int, str], known: dict[str, int]
     ) -> None:
         """Give the textual ids of the last part their synthetic numbers."""
         column = columns.parts[name][-1].copy()
         for row, label in of.items():
-            column[row] = first + known.setdefault(label, len(known))
+            if label not in known:
+                known[label] = textual_id(label)
+            column[row] = known[label]
         columns.parts[name][-1] = column
 
     def lane_id(self, number: int, label: str | None) -> int | None:
         """The id of a lane named by number or text; None when it is named by neither."""
         if label is not None:
-            return TEXTUAL_ID + self.labels.setdefault(label, len(self.labels))
+            return self.labels.setdefault(label, textual_id(label))
         return None if number == NULL else number
 
 
