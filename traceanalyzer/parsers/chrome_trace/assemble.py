@@ -54,10 +54,13 @@ class Assembler:
         self.texts = pl.Series(list(collected.texts), dtype=pl.Categorical())
         self.kind = self._kinds()
         self._drop_unwanted_pairs()
-        self.order = _time_order(self.ts, self.dur, self.file_order)
-        self.row_of = np.empty(len(self.order), dtype=np.int64)
-        self.row_of[self.order] = np.arange(len(self.order))
         self._count_odd_durations()
+        self.pid = self._lane("pid")
+        self.tid = self._lane("tid")  # looks at pid
+        self.order = _time_order(self.ts, self.dur, self.file_order)
+        self.row_of = np.empty(len(self.order), dtype=np.uint32)
+        self.row_of[self.order] = np.arange(len(self.order), dtype=np.uint32)
+        self._sort()
 
     def frames(self) -> Frames:
         """All tables of the schema that a chrome trace can fill."""
@@ -73,6 +76,12 @@ class Assembler:
         }
 
     # --- rows of events --------------------------------------------------------------------
+
+    def _sort(self) -> None:
+        """Into the order of ``events``; one column after the other, so that only one is twice."""
+        self.file_order = self.file_order[:0]
+        for name in ("ts", "dur", "category", "name", "kind", "pid", "tid"):
+            setattr(self, name, getattr(self, name)[self.order])
 
     def _with_pairs(self, name: str) -> Array:
         column = self.of.slices.whole(name)
@@ -139,33 +148,21 @@ class Assembler:
             self.of.lose("negative-duration", negative, -1)
 
     def _events(self) -> pl.DataFrame:
-        order, height = self.order, len(self.order)
-        self.raw_pid = self._lane("pid")
-        self.raw_tid = self._lane("tid")  # looks at raw_pid
+        height = len(self.order)
         on_device = np.isin(self.kind, _DEVICE_CODES)
-        device, stream, copied = self._device(on_device)
-        pid = np.where(on_device, NULL, self.raw_pid)
-        tid = np.where(on_device, NULL, self.raw_tid)
-        size, address = self._allocations(copied, device)
         columns: dict[str, pl.Series] = {
-            "ts": pl.Series(self.ts[order]),
-            "dur": nullable(self.dur[order], pl.Int64),
-            "kind": _KINDS.gather(self.kind[order]),
-            "category": text_series(self.category[order], self.texts),
-            "name": text_series(self.name[order], self.texts),
+            "ts": pl.Series(self.ts),
+            "dur": nullable(self.dur, pl.Int64),
+            "kind": _KINDS.gather(self.kind),
+            "category": text_series(self.category, self.texts),
+            "name": text_series(self.name, self.texts),
             "rank": _constant(self.rank, height, pl.Int32),
-            "pid": nullable(pid[order], pl.Int64),
-            "tid": nullable(tid[order], pl.Int64),
-            "device": nullable(device[order], pl.Int32),
-            "stream": nullable(stream[order], pl.Int64),
+            "pid": nullable(np.where(on_device, NULL, self.pid), pl.Int64),
+            "tid": nullable(np.where(on_device, NULL, self.tid), pl.Int64),
+            **self._device(on_device),
             "correlation": self._own("correlation"),
             "external_id": self._own("external_id"),
-            "bytes": _constant(None, height, pl.Int64)
-            if size is None
-            else nullable(size[order], pl.Int64),
-            "address": _constant(None, height, pl.UInt64)
-            if address is None
-            else nullable(address[order], pl.UInt64, NULL_ADDRESS),
+            **self._sizes(),
             "stack": _constant(None, height, pl.UInt32),
             "weight": _constant(None, height, pl.Int64),
         }
@@ -178,56 +175,59 @@ class Assembler:
     def _own(self, name: str) -> pl.Series:
         """A column that only complete events have."""
         column = self.of.slices.whole(name)
-        more = np.full(len(self.order) - len(column), NULL)
-        return nullable(np.concatenate([column, more])[self.order], pl.Int64)
+        if len(column) < len(self.order):
+            column = np.concatenate([column, np.full(len(self.order) - len(column), NULL)])
+        return nullable(column[self.order], pl.Int64)
 
     def _lane(self, name: str) -> Ints:
         """Process or thread as the file has it: a missing one is 0, or the process."""
         column: Ints = self._with_pairs(name)
         missing = column == NULL
         if missing.any():
-            column = np.where(missing, 0 if name == "pid" else self.raw_pid, column)
+            column = np.where(missing, 0 if name == "pid" else self.pid, column)
         if name == "tid" and self.of.original_tid:
             column = column.copy()
             for row, tid in self.of.original_tid.items():
                 column[row] = tid
         return column
 
-    def _device(self, on_device: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Ints | None]:
+    def _device(self, on_device: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
+        """Device and stream of the rows on a device; the device of an allocation."""
         slices = self.of.slices
-        rows = slices.whole("device_rows")
-        device, stream = np.full(len(on_device), NULL), np.full(len(on_device), NULL)
-        told, queue, size = (slices.whole(n) for n in ("device", "stream", "copied"))
-        numbered = np.where((self.raw_pid[rows] >= 0), self.raw_pid[rows], NULL)
-        device[rows] = np.where(told == NULL, numbered, told)
-        device[(device < 0) | (device > _MAX_DEVICE)] = NULL
-        stream[rows] = np.where(queue < 0, NULL, queue)
-        copied = None
-        if (size != NULL).any():
-            copied = np.full(len(on_device), NULL)
-            copied[rows] = size
+        rows = self.row_of[slices.whole("device_rows")]
+        told, queue = slices.whole("device"), slices.whole("stream")
+        device = np.full(len(on_device), NULL)
+        device[rows] = np.where(told == NULL, self.pid[rows], told)
         # a begin/end pair on a device lies on the lane of the same numbers
-        paired = on_device.copy()
-        paired[: self.height] = False
-        device[paired], stream[paired] = self.raw_pid[paired], self.raw_tid[paired]
-        return device, stream, copied
+        paired = on_device & (self.order >= self.height)
+        device[paired] = self.pid[paired]
+        self.memory_rows = self.row_of[slices.whole("memory_rows")]
+        self.device_type, number = slices.whole("device_type"), slices.whole("device_id")
+        device[self.memory_rows] = np.where(self.device_type > 0, number, NULL)
+        device[(device < 0) | (device > _MAX_DEVICE)] = NULL
+        numbers = nullable(device, pl.Int32)
+        stream = device
+        stream.fill(NULL)
+        stream[rows] = np.where(queue < 0, NULL, queue)
+        stream[paired] = self.tid[paired]
+        self.device_rows = rows
+        return {"device": numbers, "stream": nullable(stream, pl.Int64)}
 
-    def _allocations(
-        self, copied: Ints | None, device: Ints
-    ) -> tuple[Ints | None, npt.NDArray[np.uint64] | None]:
-        slices = self.of.slices
-        self.memory_rows = slices.whole("memory_rows")
-        size, where, number = (slices.whole(n) for n in ("allocated", "address", "device_id"))
-        self.device_type = slices.whole("device_type")
-        if not len(self.memory_rows):
-            return copied, None
-        sizes = np.full(len(device), NULL) if copied is None else copied
-        sizes[self.memory_rows] = size
-        address = np.full(len(device), NULL_ADDRESS, dtype=np.uint64)
-        address[self.memory_rows] = where
-        gpu = self.device_type > 0
-        device[self.memory_rows] = np.where(gpu & (number >= 0), number, NULL)
-        return sizes, address
+    def _sizes(self) -> dict[str, pl.Series]:
+        """Bytes copied or allocated, and the address of an allocation."""
+        slices, height = self.of.slices, len(self.order)
+        copied, allocated = slices.whole("copied"), slices.whole("allocated")
+        where = slices.whole("address")
+        size, address = _constant(None, height, pl.Int64), _constant(None, height, pl.UInt64)
+        if len(allocated) or (copied != NULL).any():
+            sizes = np.full(height, NULL)
+            sizes[self.device_rows], sizes[self.memory_rows] = copied, allocated
+            size = nullable(sizes, pl.Int64)
+        if len(allocated):
+            addresses = np.full(height, NULL_ADDRESS, dtype=np.uint64)
+            addresses[self.memory_rows] = where
+            address = nullable(addresses, pl.UInt64, NULL_ADDRESS)
+        return {"bytes": size, "address": address}
 
     def _pair_args(self) -> list[str | None]:
         """Begin and end arguments merged, the end's winning."""
@@ -281,7 +281,7 @@ class Assembler:
     def _memory(self) -> pl.DataFrame:
         slices = self.of.slices
         columns = {
-            "event": pl.Series(self.row_of[self.memory_rows]).cast(pl.UInt32),
+            "event": pl.Series(self.memory_rows).cast(pl.UInt32),
             "device_type": nullable(self.device_type, pl.Int32),
             "allocated_bytes": nullable(slices.whole("total_allocated"), pl.Int64),
             "reserved_bytes": nullable(slices.whole("total_reserved"), pl.Int64),
@@ -293,10 +293,10 @@ class Assembler:
             self.of,
             self.texts,
             self.rank,
-            ts=self.ts[self.order],
-            dur=self.dur[self.order],
-            pid=self.raw_pid[self.order],
-            tid=self.raw_tid[self.order],
+            ts=self.ts,
+            dur=self.dur,
+            pid=self.pid,
+            tid=self.tid,
         )
 
     def _counters(self) -> pl.DataFrame:
@@ -345,8 +345,8 @@ class Assembler:
 
     def _textual_lanes(self, lanes: dict[tuple[int, int | None], dict[str, Any]]) -> None:
         text_of = {number: label for label, number in self.of.labels.items()}
-        textual = (self.raw_pid >= TEXTUAL_ID) | (self.raw_tid >= TEXTUAL_ID)
-        used = np.unique(np.stack([self.raw_pid[textual], self.raw_tid[textual]]), axis=1)
+        textual = (self.pid >= TEXTUAL_ID) | (self.tid >= TEXTUAL_ID)
+        used = np.unique(np.stack([self.pid[textual], self.tid[textual]]), axis=1)
         for pid, tid in used.T.tolist():
             for key, own in (((pid, None), pid), ((pid, tid), tid)):
                 if own in text_of:

@@ -18,6 +18,8 @@ _PHASE_CODE = np.zeros(256, dtype=np.uint8)
 _PHASE_CODE[[ord("s"), ord("t"), ord("f")]] = 0, 1, 2
 _NONE = -1
 
+Lanes = npt.NDArray[np.int32]
+
 
 def flow_table(
     collected: Collected,
@@ -98,7 +100,8 @@ def _bound(
     search decides; only for the other points the slices' nesting is worked out.
     """
     lane, point_lane = _lanes(pid, tid, point_pid, point_tid)
-    by_lane = np.argsort(lane, kind="stable")  # within a lane still ordered by (ts, -dur)
+    by_lane = np.flatnonzero(lane >= 0)
+    by_lane = by_lane[np.argsort(lane[by_lane], kind="stable")]  # in a lane still by (ts, -dur)
     width = len(ts) + 1
     keys = lane[by_lane].astype(np.int64) * width + by_lane
     begun = np.searchsorted(ts, at, side="right")
@@ -121,16 +124,23 @@ def _bound(
     return bound
 
 
-def _lanes(pid: Ints, tid: Ints, point_pid: Ints, point_tid: Ints) -> tuple[Ints, Ints]:
+def _lanes(pid: Ints, tid: Ints, point_pid: Ints, point_tid: Ints) -> tuple[Lanes, Lanes]:
     """Small numbers for (pid, tid), the same for slices and points."""
-    frame = pl.DataFrame(
-        {"pid": np.concatenate([pid, point_pid]), "tid": np.concatenate([tid, point_tid])}
-    )
-    lanes = frame.select(pl.struct("pid", "tid").rank("dense"))["pid"].to_numpy()
-    return lanes[: len(pid)], lanes[len(pid) :]
+    processes, threads = np.unique(point_pid), np.unique(point_tid)
+    known = len(threads)
+
+    def numbers(pids: Ints, tids: Ints) -> Lanes:
+        process = np.searchsorted(processes, pids).clip(max=len(processes) - 1)
+        thread = np.searchsorted(threads, tids).clip(max=known - 1)
+        lanes = process * known + thread
+        lanes[(processes[process] != pids) | (threads[thread] != tids)] = -1  # no flow there
+        small: Lanes = lanes.astype(np.int32)
+        return small
+
+    return numbers(pid, tid), numbers(point_pid, point_tid)
 
 
-def _innermost(at: Ints, point_lane: Ints, lane: Ints, ts: Ints, end: Ints) -> Ints:
+def _innermost(at: Ints, point_lane: Lanes, lane: Lanes, ts: Ints, end: Ints) -> Ints:
     used = np.isin(lane, np.unique(point_lane))
     rows = np.flatnonzero(used)
     # the last nanosecond of a slice still counts: Kineto ends an arrow where its launch ended

@@ -50,7 +50,7 @@ def add_samples(
     collected: Collected,
     want: Want,
     rank: int | None,
-    row_of: npt.NDArray[np.int64],
+    row_of: npt.NDArray[np.uint32],
 ) -> dict[str, pl.DataFrame]:
     """The tables with ``stacks`` filled, ``stack`` set where told, samples behind the events.
 
