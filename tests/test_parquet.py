@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
+from trace_rows import table
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, MalformedInput, UnknownFormat
@@ -46,13 +47,6 @@ _INTEGERS = {
 }
 
 
-def frame(table: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Rows of a table; what a row leaves out is null."""
-    columns = schema.TABLES[table]
-    full = [{c.name: row.get(c.name) for c in columns} for row in rows]
-    return pl.DataFrame(full, schema={c.name: c.dtype for c in columns})
-
-
 def write(trace: Trace, path: Path) -> Path:
     with path.open("wb") as file:
         write_parquet(trace, file)
@@ -65,8 +59,8 @@ def read(path: Path, selection: Selection = ALL) -> Trace:
 
 def assert_equal(actual: Trace, expected: Trace) -> None:
     assert actual.sources == expected.sources
-    for name, table in expected.tables.items():
-        assert_frame_equal(actual.tables[name], table)
+    for name, frame in expected.tables.items():
+        assert_frame_equal(actual.tables[name], frame)
 
 
 @st.composite
@@ -115,28 +109,25 @@ def test_what_is_written_is_read(trace: Trace, tmp_path_factory: pytest.TempPath
 
 
 def example() -> Trace:
-    """Three rows: an operator, the kernel it launched and an allocation."""
+    """Three rows: an operator, an allocation and the kernel that the operator launched."""
     return Trace(
         sources=(META,),
-        events=frame(
+        events=table(
             "events",
-            [
-                {"ts": 1, "dur": 9, "kind": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 8},
-                {"ts": 5, "kind": "cpu_instant_event", "name": "[memory]", "address": 2**64 - 1},
-                {"ts": 7, "dur": 2, "kind": "kernel", "name": "gemm", "device": 0, "stream": 7},
-            ],
-        ).drop("args"),
-        kernels=frame("kernels", [{"event": 2, "grid_x": 64, "shared_memory": 49152}]),
-        memory=frame("memory", [{"event": 1, "allocated_bytes": 10}]),
-        flows=frame(
-            "flows",
-            [
-                {"ts": 1, "phase": "start", "flow": 0, "pid": 7, "tid": 8, "event": 0},
-                {"ts": 7, "phase": "end", "flow": 0, "pid": 0, "tid": 7, "event": 2},
-            ],
+            {"ts": 1, "dur": 9, "kind": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 8},
+            {"ts": 5, "kind": "cpu_instant_event", "name": "[memory]", "address": 2**64 - 1},
+            {"ts": 7, "dur": 2, "kind": "kernel", "name": "gemm", "device": 0, "stream": 7},
+            drop=("args",),
         ),
-        counters=frame(
-            "counters", [{"ts": 1, "name": "mem", "series": "used", "pid": 7, "value": 0.5}]
+        kernels=table("kernels", {"event": 2, "grid_x": 64, "shared_memory": 49152}),
+        memory=table("memory", {"event": 1, "allocated_bytes": 10}),
+        flows=table(
+            "flows",
+            {"ts": 1, "phase": "start", "flow": 0, "pid": 7, "tid": 8, "event": 0},
+            {"ts": 7, "phase": "end", "flow": 0, "pid": 0, "tid": 7, "event": 2},
+        ),
+        counters=table(
+            "counters", {"ts": 1, "name": "mem", "series": "used", "pid": 7, "value": 0.5}
         ),
     )
 
@@ -159,6 +150,24 @@ def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
     assert trace.memory.is_empty()
     assert trace.counters.is_empty()
     assert trace.flows["event"].to_list() == [None, 0]
+
+
+@pytest.mark.parametrize(
+    ("window", "names"),
+    [
+        ((0, 2), ["aten::mm"]),
+        ((6, 8), ["aten::mm", "gemm"]),
+        ((10, 20), []),
+        ((9, 10), ["aten::mm"]),
+    ],
+)
+def test_only_what_overlaps_a_window(
+    tmp_path: Path, window: tuple[int, int], names: list[str]
+) -> None:
+    path = write(example(), tmp_path / "a.parquet")
+    trace = read(path, Selection(windows=(window,)))
+    assert trace.events["name"].to_list() == names
+    assert trace.kernels.height == ("gemm" in names)
 
 
 def test_names_widen_the_kinds(tmp_path: Path) -> None:
@@ -191,9 +200,13 @@ def test_a_folder_is_a_dataset_by_rank(tmp_path: Path) -> None:
 
 
 def test_no_name_of_another_trace_is_written(tmp_path: Path) -> None:
-    secret = pl.Series(["secret-of-another-trace"], dtype=schema.NAME)
-    path = write(example(), tmp_path / "a.parquet")
-    assert b"secret-of" not in path.read_bytes(), secret
+    trace = example()
+    # a categorical knows the names of all traces of the process
+    foreign = table("events", {"ts": 99, "kind": "cpu_op", "name": "of-another-trace"})
+    both = pl.concat([trace.events, foreign.drop("args")])
+    path = write(replace(trace, events=both.head(3)), tmp_path / "a.parquet")
+    names = pq.ParquetFile(path, read_dictionary=["name"]).read().column("name").chunk(0)
+    assert names.dictionary.to_pylist() == ["aten::mm", "[memory]", "gemm"]
 
 
 def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -230,17 +243,17 @@ def test_a_newer_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_tables_that_break_the_schema(tmp_path: Path) -> None:
-    kernels = frame("kernels", [{"event": 99}])
+    kernels = table("kernels", {"event": 99})
     path = write(replace(example(), kernels=kernels), tmp_path / "a.parquet")
     with pytest.raises(MalformedInput, match=r"kernels\.event: row 99 of 3"):
         read(path)
 
 
 def test_a_column_of_another_type(tmp_path: Path) -> None:
-    table = pa.table({"ts": ["soon"], "dur": [1], "kind": ["kernel"]})
+    events = pa.table({"ts": ["soon"], "dur": [1], "kind": ["kernel"]})
     metadata = {schema.PARQUET_VERSION: "1", schema.PARQUET_TABLES: "{}"}
     metadata[schema.PARQUET_SOURCES] = '[{"path":"a","format":"b","devices":[]}]'
-    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    pq.write_table(events.replace_schema_metadata(metadata), tmp_path / "a.parquet")
     with pytest.raises(MalformedInput, match=r"a\.parquet: cut off or damaged"):
         read(tmp_path / "a.parquet")
 

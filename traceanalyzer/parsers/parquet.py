@@ -155,13 +155,23 @@ def _selected_events(
 
 
 def _wanted(selection: Selection) -> pl.Expr | None:
-    if selection.kinds is None:
-        return None
-    wanted = pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds))
-    if selection.names:
-        name = pl.col("name").cast(pl.String)
-        wanted |= name.str.contains_any(list(selection.names)).fill_null(value=False)
-    return wanted
+    """A test for rows of ``events``, or None when all are asked for."""
+    tests = []
+    if selection.kinds is not None:
+        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds))
+        tests.append(of_kind | _named(selection.names))
+    if selection.windows:
+        end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
+        tests.append(
+            pl.any_horizontal((pl.col("ts") < hi) & (end > lo) for lo, hi in selection.windows)
+        )
+    return pl.all_horizontal(tests) if tests else None
+
+
+def _named(names: tuple[str, ...]) -> pl.Expr:
+    if not names:
+        return pl.lit(value=False)
+    return pl.col("name").cast(pl.String).str.contains_any(list(names)).fill_null(value=False)
 
 
 def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
@@ -176,7 +186,7 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
     columns = schema.TABLES[name]
     embedded = _parquet(file.data.slice(first, length), name)
     frame = _typed(embedded.read(_stored(embedded, columns)), columns)
-    if name not in schema.EVENT_TABLES or selection.kinds is None:
+    if name not in schema.EVENT_TABLES or _wanted(selection) is None:
         return frame
     moved = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
     how: Literal["left", "inner"] = "left" if name == "flows" else "inner"

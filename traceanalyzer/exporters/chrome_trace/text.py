@@ -1,0 +1,56 @@
+"""JSON text as polars expressions: a column in, a column of text out, never a row at a time."""
+
+from __future__ import annotations
+
+from typing import IO
+
+import numpy as np
+import orjson
+import polars as pl
+
+
+def microseconds(ns: pl.Expr) -> pl.Expr:
+    """Nanoseconds as microseconds with three decimals, exact for every Int64."""
+    return (ns.cast(pl.Decimal(38, 3)) / 1000).cast(pl.String)
+
+
+def member(key: str, value: pl.Expr) -> pl.Expr:
+    """``"key":value`` of values that are JSON already; null where the value is."""
+    return pl.lit(f"{quoted(key)}:") + value.cast(pl.String)
+
+
+def members(*expressions: pl.Expr) -> pl.Expr:
+    """Members with commas between them, the null ones left out; empty when all are."""
+    return pl.concat_str(expressions, separator=",", ignore_nulls=True)
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string."""
+    return orjson.dumps(text).decode()
+
+
+def quoted_column(column: pl.Series) -> pl.Expr:
+    """The column of that name as JSON strings, each distinct text escaped once."""
+    distinct = column.drop_nulls().unique()
+    texts = pl.Series([quoted(text) for text in distinct.cast(pl.String)], dtype=pl.String)
+    return pl.col(column.name).replace_strict(distinct, texts, default=None, return_dtype=pl.String)
+
+
+class Items:
+    """The items of a JSON array or object, written to a file one to a line."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._separator = b"\n"
+
+    def write(self, items: pl.Series) -> None:
+        """Write a column of items; nulls are left out."""
+        lines = (",\n" + items.drop_nulls()).to_arrow(compat_level=pl.CompatLevel.oldest())
+        if len(lines) == 0:
+            return
+        # the texts of an Arrow column lie in one buffer, end to end
+        _, offsets, data = lines.buffers()
+        ends = np.frombuffer(offsets, np.int64)[lines.offset :]
+        self._file.write(self._separator)
+        self._file.write(memoryview(data)[ends[0] + 2 : ends[len(lines)]])
+        self._separator = b",\n"
