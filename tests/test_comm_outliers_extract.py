@@ -65,10 +65,11 @@ def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None
     launch = host("cuda_runtime", "cudaLaunchKernel", 25, 5, correlation=11)
     shapes = {"dtype": "float", "elements_in": 6}
     called = host("user_annotation", "nccl:all_to_all", 20, 30, external_id=9, **shapes)
-    without = trace([called, kernel])
+    decoy = host("user_annotation", "nccl:broadcast", 90, 9, external_id=11)
+    without = trace([called, decoy, kernel])
     assert needs_launches(without)
     assert told(without, "collective", "message_bytes") == [("send_recv", None)]
-    made = trace([called, launch, kernel])
+    made = trace([called, decoy, launch, kernel])
     assert not needs_launches(made)
     assert told(made, "collective", "message_bytes") == [("all_to_all", 24)]
 
@@ -178,3 +179,14 @@ def test_absolute_times_are_exact() -> None:
     part = extract(trace([device(ALL_REDUCE, 123, 5)], epoch_ns=1_767_189_312_000_000_001))
     assert part.instances["start"].to_list() == [1_767_189_312_000_000_124]
     assert part.instances.schema["start"] == pl.Int64
+
+
+def test_collectives_of_the_host_have_no_device_beside_them() -> None:
+    gloo = host("user_annotation", "gloo:all_reduce", 0, 9)
+    assert told(trace([gloo, device(GEMM, 0, 5)]), "compute_ns", "beside") == [(None, None)]
+
+
+def test_steps_of_one_name_are_told_apart() -> None:
+    marks = [host("user_annotation", "## train_step ##", i * MS, MS) for i in range(2)]
+    made = trace([*marks, device(ALL_REDUCE, 5, 5), device(ALL_REDUCE, MS + 5, 5)])
+    assert told(made, "step") == [("## train_step ## [1]",), ("## train_step ## [2]",)]

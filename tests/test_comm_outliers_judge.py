@@ -190,13 +190,18 @@ def test_no_communication_says_how_to_record_it() -> None:
         comm_outliers(Trace(sources=silent.sources))
 
 
+def test_nothing_given_is_a_usage_error() -> None:
+    with pytest.raises(OptionError, match="no trace"):
+        comm_outliers([])
+
+
 @pytest.mark.parametrize("options", [{"factor": 0}, {"z": -1}, {"min_wait_ns": -1}])
 def test_senseless_numbers_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         run(kernels([1]), **options)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.sampled_from([None, 1, 10**6]))))
 def test_any_durations_give_numbers(drawn: list[tuple[int, int | None]]) -> None:
     drawn = [*drawn, (0, None), (5, 1)]
@@ -217,7 +222,7 @@ def test_any_durations_give_numbers(drawn: list[tuple[int, int | None]]) -> None
     assert result.verdict
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.permutations(range(8)))
 def test_the_order_of_the_events_does_not_matter(order: list[int]) -> None:
     events = kernels([100, 100, 100, 100, 100, 5_000, 90, 110])

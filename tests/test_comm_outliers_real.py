@@ -216,6 +216,23 @@ def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["a100_rank3of8_sendrecv", "v100_rank1of2_2020_allreduce"])
+def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name: str) -> None:
+    """HTA leaves out the last ProfilerStep; on times in whole microseconds all else agrees."""
+    trace = reading(shared / KINETO / f"{name}.json.gz")
+    is_step = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
+    last = trace.events.filter(is_step)["ts"].max()
+    part = extract(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)))
+    (time,) = oracle(shared, name, "hta/temporal_breakdown.csv")
+    (both,) = oracle(shared, name, "hta/comm_comp_overlap.csv")
+    assert part.span_ns == float(time["kernel_time(us)"]) * US
+    assert part.busy_ns is not None
+    assert part.span_ns - part.busy_ns == float(time["idle_time(us)"]) * US
+    assert part.overlap_ns is not None
+    share = 100 * part.overlap_ns / part.comm_ns
+    assert share == pytest.approx(float(both["comp_comm_overlap_pctg"]), abs=0.01)
+
+
 def test_the_late_rank_of_dlrm_is_named_and_its_victim_is_not(dlrm: CommOutliers) -> None:
     (late,) = dlrm.late.iter_rows(named=True)
     first = dlrm.collectives.row(0, named=True)

@@ -9,6 +9,7 @@ in memory. The public API and the command line are to import this.
 
 from traceanalyzer.analyzers.comm_outliers.combine import combine, comm_outliers, with_context
 from traceanalyzer.analyzers.comm_outliers.extract import extract
+from traceanalyzer.analyzers.comm_outliers.joining import by_rank
 from traceanalyzer.analyzers.comm_outliers.late import Window
 from traceanalyzer.analyzers.comm_outliers.needs import (
     CONTEXT,
@@ -28,6 +29,7 @@ __all__ = [
     "Needs",
     "Part",
     "Window",
+    "by_rank",
     "combine",
     "comm_outliers",
     "extract",

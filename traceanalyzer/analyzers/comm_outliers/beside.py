@@ -33,6 +33,8 @@ def device_work(trace: Trace) -> pl.DataFrame:
 def activity(trace: Trace, communication: pl.DataFrame) -> Activity:
     """Span, busy time, communication and its overlap with compute: sums over the devices.
 
+    Without device work the span is that of all events, and nothing is busy or overlaps.
+
     busy is the union of all device work over all streams, so idle = span - busy; overlap is the
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
@@ -58,10 +60,10 @@ def add(communication: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Adds what ran on the same device meanwhile: ``compute_ns``, ``memory_ns``, ``beside``.
 
     The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
-    overlaps (ties by name). All null where there is no device.
+    overlaps (ties by name). All null where the communication is the host's.
     """
     work = device_work(trace)
-    if work.is_empty():
+    if communication["device"].null_count() == communication.height:
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     compute = _compute(work, communication)

@@ -29,21 +29,25 @@ def durations(instances: pl.DataFrame) -> Chart:
     )
 
 
-def arrivals(met: pl.DataFrame) -> Chart:
-    """How long after the first rank every rank came to each collective, the last ringed."""
+def arrivals(met: pl.DataFrame, late: pl.DataFrame) -> Chart:
+    """How long after the first rank every rank came to each collective, the late ones ringed."""
     first = pl.col("arrival").min()
+    named = pl.col("instance").is_in(late["instance"].implode())
     return Chart(
         name="arrivals",
         title="How long after the first rank each rank arrived",
         mark="scatter",
         frame=met.select(
-            (first.over("instance") - first).alias("at_ns"), _RANK, "after_first_ns", "is_last"
+            (first.over("instance") - first).alias("at_ns"),
+            _RANK,
+            "after_first_ns",
+            (pl.col("is_last") & named).alias("late"),
         ),
         x="at_ns",
         y="after_first_ns",
         x_label=_TIME,
         y_label="arrival after the first rank",
         color="rank",
-        emphasis="is_last",
-        emphasis_label="last to arrive",
+        emphasis="late",
+        emphasis_label="late rank",
     )

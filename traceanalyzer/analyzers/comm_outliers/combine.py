@@ -79,8 +79,10 @@ def combine(
 
     Raises:
         MissingData: there is no communication in any part, or in the baseline.
-        OptionError: a number makes no sense.
+        OptionError: there are no parts, or a number makes no sense.
     """
+    if not parts:
+        raise OptionError("no trace was given")
     if not (factor > 0 and z >= 0 and (min_wait_ns is None or min_wait_ns >= 0)):
         raise OptionError("the factor must be above 0, z and the least wait not below 0")
     job = _compared(parts, factor, z)
@@ -98,7 +100,7 @@ def combine(
         total_wait_ns=int(job.rows["wait_ns"].sum()),
         covered_ns=sum(part.comm_ns for part in job.parts),
         total_span_ns=sum(part.span_ns for part in job.parts),
-        min_late_ns=least,
+        min_wait_ns=least,
         late=late,
         ranks=job.ranks,
         baseline=None if before is None else groups.compare(job.groups, before),

@@ -52,35 +52,32 @@ def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 
 def device_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     """Device work that is communication by its name or its arguments, as its own row tells it."""
-    rows = _with_collectives(trace, pl.col("kind").is_in(DEVICE_WORK))
-    return rows.filter(pl.col("described") | _named(rows, [COMMUNICATION_PATTERN, *patterns]))
+    work = trace.events.with_row_index("event").filter(pl.col("kind").is_in(DEVICE_WORK))
+    named = _named(work, [COMMUNICATION_PATTERN, *patterns])
+    told = pl.col("event").is_in(trace.collectives["event"].implode())
+    return _with_collectives(work.filter(named | told), trace)
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
-    rows = _with_collectives(trace, pl.col("tid").is_not_null())
-    prefixes = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
-    return rows.filter(_named(rows, [prefixes, *patterns]))
+    hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
+    runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
+    return _with_collectives(hosts.filter(_named(hosts, [runs, *patterns])), trace)
 
 
-def _with_collectives(trace: Trace, which: pl.Expr) -> pl.DataFrame:
-    """The chosen events beside their rows of ``collectives`` (null where they have none)."""
-    told = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String), described=True)
-    return (
-        trace.events.with_row_index("event")
-        .filter(which)
-        .with_columns(pl.col("name").cast(pl.String))
-        .join(told, on="event", how="left", maintain_order="left")
-        .with_columns(pl.col("described").fill_null(value=False))
-    )
+def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Events beside their rows of ``collectives`` (null where they have none), words as text."""
+    told = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
+    named = events.with_columns(pl.col("name").cast(pl.String))
+    return named.join(told, on="event", how="left", maintain_order="left")
 
 
-def _named(rows: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
-    """Whether a row's name matches any pattern; each distinct name is tried once."""
+def _named(events: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
+    """Whether an event's name matches any pattern; each distinct name is tried once."""
     try:
         tests = [re.compile(pattern) for pattern in patterns]
     except re.error as error:
         raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
-    names = rows["name"].drop_nulls().unique()
+    names = events["name"].drop_nulls().unique().cast(pl.String)
     hits = [name for name in names if any(test.search(name) for test in tests)]
     return pl.col("name").is_in(hits).fill_null(value=False)
 
@@ -95,15 +92,17 @@ def host_calls(trace: Trace) -> pl.DataFrame:
     rows that overlap on one thread are one call, described by whichever tells first. Columns:
     call, pid, tid, ts, end, external_ids, and the description.
     """
-    rows = _with_collectives(trace, pl.col("tid").is_not_null() & pl.col("dur").is_not_null())
     issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES)) + ")"
+    hosts = trace.events.with_row_index("event").filter(
+        pl.col("tid").is_not_null(), pl.col("dur").is_not_null()
+    )
+    rows = _with_collectives(hosts.filter(_named(hosts, [issuing])), trace)
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
     first_told = [pl.col(name).drop_nulls().first() for name in ("collective", *_TOLD)]
     return (
-        rows.filter(pl.col("name").str.contains(issuing))
-        .sort(*lane, "ts", "event")
+        rows.sort(*lane, "ts", "event")
         .with_columns(call=starts_new.fill_null(value=True).cum_sum())
         .group_by("call", *lane, maintain_order=True)
         .agg(

@@ -59,24 +59,31 @@ def kernel_family(name: pl.Expr) -> pl.Expr:
 
 
 def _steps(trace: Trace) -> pl.DataFrame:
-    """The annotations that mark steps; ProfilerStep where there is one, else the user's own."""
+    """The annotations that mark steps; ProfilerStep where there is one, else the user's own.
+
+    Marks of one name are told apart by their order: ``## train_step ## [2]``.
+    """
     marks = trace.events.filter(
         pl.col("kind").is_in(("user_annotation", "nvtx")), pl.col("dur") >= 0
     ).select(step=pl.col("name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
     marks = marks.filter(pl.col("step").str.contains(steps_pattern()))
     profiler = marks.filter(pl.col("step").str.starts_with("ProfilerStep"))
-    chosen = profiler if profiler.height else marks
-    return chosen.sort("start", "step")
+    chosen = (profiler if profiler.height else marks).sort("start", "step")
+    again = pl.format("{} [{}]", "step", pl.int_range(pl.len()).over("step") + 1)
+    return chosen.with_columns(
+        step=pl.when(pl.len().over("step") > 1).then(again).otherwise("step")
+    )
 
 
 def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Adds the step in which the host asked for each collective; null between steps.
 
-    A trace that tells it of some collectives recorded the others' device side only: those were
-    asked for before the first step. Where it tells it of none, each one's own start counts, which
-    on a device that lags behind its host may lie in the step after.
+    Where the trace does not tell when that was, the collective's own start counts, which on a
+    device that lags behind its host may lie in the step after; but those that ran before the first
+    one it tells of were asked for before the recording began.
     """
-    told = instances["issued"].is_not_null().any()
-    asked = instances.with_columns(ts=pl.col("issued" if told else "start"))
-    found = linking.enclosing(asked, steps)
+    first_told = instances.filter(pl.col("issued").is_not_null())["start"].min()
+    known = pl.col("issued").is_not_null() | (pl.col("start") >= (first_told or 0))
+    asked = pl.when(known).then(pl.coalesce("issued", "start"))
+    found = linking.enclosing(instances.with_columns(ts=asked), steps)
     return found.with_columns(step=steps["step"].gather(found["slice"]))

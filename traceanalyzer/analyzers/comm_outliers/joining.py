@@ -58,7 +58,7 @@ def ordered(parts: Sequence[Part]) -> list[Part]:
 
 
 def instances(parts: Sequence[Part]) -> pl.DataFrame:
-    """All collectives in order of (rank, start), numbered by ``id``.
+    """All collectives in order of (rank, start), numbered by ``id``; ``ts`` on the file's clock.
 
     Raises:
         MissingData: there are none.
@@ -79,6 +79,7 @@ def instances(parts: Sequence[Part]) -> pl.DataFrame:
         .sort("rank", "start", "end", "name", "stream")
         .with_row_index("id")
         .with_columns(
+            ts=pl.col("start") - pl.col("shift_ns"),
             duration_ns=pl.col("end") - pl.col("start"),
             kernel=pl.when(unsized).then(kernel_family(pl.col("name"))),
         )

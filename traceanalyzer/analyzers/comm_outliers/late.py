@@ -57,9 +57,7 @@ def late(
     enough = pl.col("late_ns") >= least_ns
     creeping = pl.col("late_rank").is_in(_habitual(steps)) & ~enough.any().over("late_rank")
     chosen = worst.filter(enough | (creeping & (order < _SAMPLES)))
-    own = rows.filter("is_last").select(
-        "instance", "path", window_end=pl.col("start") - pl.col("shift_ns")
-    )
+    own = rows.filter("is_last").select("instance", "path", window_end="ts")
     return (
         chosen.join(own, on="instance", how="left", maintain_order="left")
         .with_columns(window_start=pl.col("window_end") - pl.col("late_ns"))

@@ -32,8 +32,9 @@ _SHIFTS = 64
 #: How well ends have to agree, in ns: kernels to microseconds, collectives on CPUs to milliseconds.
 _AGREEMENTS = (20_000, 100_000, 1_000_000, 10_000_000)
 
-#: A distance that almost as many pairs agree on is as good: then the smallest counts.
-_ALMOST = 0.9
+#: A distance that this share of the most votes speaks for is as good: then the smallest counts,
+#: because even collectives at even intervals are seldom a whole interval apart.
+_ALMOST = 0.75
 
 _Ints = npt.NDArray[np.int64]
 

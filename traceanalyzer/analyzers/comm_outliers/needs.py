@@ -27,11 +27,11 @@ class Needs:
     names: tuple[str, ...] = ()
 
 
-NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation")), (PARAM_COMMS,))
+NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), (PARAM_COMMS,))
 
 LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
 
-CONTEXT = Needs(LAUNCHES.kinds | frozenset(("cpu_op", "python_function", "nvtx", "osrt")))
+CONTEXT = Needs(LAUNCHES.kinds | frozenset(("cpu_op", "python_function", "osrt")))
 
 
 def needs_launches(trace: Trace) -> bool:

@@ -30,7 +30,7 @@ class CommOutliers(Result):
         total_wait_ns: part of it spent waiting for the last rank.
         covered_ns: time with at least one collective running, summed over the ranks.
         total_span_ns: summed recorded span of the ranks.
-        min_late_ns: lateness from which a collective is listed in ``late``.
+        min_wait_ns: lateness from which a collective is listed in ``late``.
         late: collectives with a late rank, most imposed waiting first.
         ranks: one row a rank, most imposed waiting first.
         baseline: ratio of medians to another run; None if there was none to compare.
@@ -55,7 +55,7 @@ class CommOutliers(Result):
     total_wait_ns: int
     covered_ns: int
     total_span_ns: int
-    min_late_ns: int
+    min_wait_ns: int
     late: pl.DataFrame
     ranks: pl.DataFrame
     baseline: pl.DataFrame | None
@@ -92,7 +92,7 @@ class CommOutliers(Result):
     @property
     def charts(self) -> tuple[Chart, ...]:
         """Durations over time, and with several ranks who arrived how much after the first."""
-        arrived = () if self.arrivals.is_empty() else (charts.arrivals(self.arrivals),)
+        arrived = () if self.arrivals.is_empty() else (charts.arrivals(self.arrivals, self.late),)
         return (charts.durations(self.instances), *arrived)
 
     @property
@@ -109,7 +109,7 @@ class CommOutliers(Result):
             "total_wait_ns",
             "covered_ns",
             "total_span_ns",
-            "min_late_ns",
+            "min_wait_ns",
         )
         late = self.late_ranks()
         return {
@@ -118,18 +118,14 @@ class CommOutliers(Result):
         }
 
     def late_ranks(self) -> pl.DataFrame:
-        """rank, n (collectives), ``imposed_ns``, worst ``late_ns``, steps; the worst rank first."""
-        return (
-            self.late.sort("last_arrival", "instance")
-            .group_by(rank="late_rank")
-            .agg(
-                pl.len().alias("n"),
-                pl.col("imposed_ns").sum(),
-                pl.col("late_ns").max(),
-                pl.col("step").drop_nulls().unique(maintain_order=True).alias("steps"),
-            )
-            .sort("imposed_ns", "rank", descending=[True, False])
-        )
+        """The ranks in ``late``, whoever imposed most waiting in the whole recording first.
+
+        rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, and the steps in ``late``.
+        """
+        steps = pl.col("step").drop_nulls().unique(maintain_order=True).alias("steps")
+        listed = self.late.sort("last_arrival", "instance").group_by(rank="late_rank").agg(steps)
+        totals = self.ranks.select("rank", "imposed_ns", "times_last", "matched")
+        return totals.join(listed, on="rank").sort("imposed_ns", "rank", descending=[True, False])
 
     def outliers(self) -> pl.DataFrame:
         """The events that stand out, the most time lost first; ``cause`` where partners tell.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from traceanalyzer.result import Table
+from traceanalyzer.units import format_ns
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
@@ -39,8 +40,8 @@ def _late(result: CommOutliers) -> Table:
         "host": "host meanwhile",
         "device": "device meanwhile",
     }
-    frame = result.late_with_context()
-    return _table("late", "Who kept the others waiting", frame, columns, "nobody")
+    title = f"Who kept the others waiting (late by {format_ns(result.min_wait_ns)} or more)"
+    return _table("late", title, result.late_with_context(), columns, "nobody")
 
 
 def _ranks(result: CommOutliers) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -84,12 +84,14 @@ def _late(result: CommOutliers) -> str:
 
 
 def _late_rank(result: CommOutliers, row: Mapping[str, Any]) -> str:
-    first = result.late.filter(pl.col("late_rank") == row["rank"]).row(0, named=True)
+    worst = result.late.filter(pl.col("late_rank") == row["rank"]).row(0, named=True)
     share = _share(row["imposed_ns"], result.total_wait_ns)
+    steps = f", most of all in {_list(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
         f"Rank {row['rank']} is late: the others together waited {format_ns(row['imposed_ns'])} "
-        f"for it in {_count(row)}, {share} of all waiting. At worst it came "
-        f"{format_ns(first['late_ns'])} after the median of the others, to {_what(first)}."
+        f"for it, {share} of all waiting{steps}. It came last to {row['times_last']} of "
+        f"{_number(row['matched'], 'collective')}, at worst {format_ns(worst['late_ns'])} after "
+        f"the median of the others, to {_what(worst)}{_at(worst['step'])}."
     )
 
 
@@ -122,10 +124,11 @@ def _late_too(others: list[dict[str, Any]]) -> str:
     if not others:
         return ""
     named = [
-        f"rank {row['rank']} for {format_ns(row['imposed_ns'])} in {_count(row)}"
-        for row in others[:_SHOWN]
+        f"rank {row['rank']} ({format_ns(row['imposed_ns'])}"
+        + (f", in {_list(row['steps'])})" if row["steps"] else ")")
+        for row in others
     ]
-    return f"They waited too for {_list(named, len(others))}."
+    return f"They waited too for {_list(named)}."
 
 
 def _victim(result: CommOutliers) -> str:
@@ -189,7 +192,7 @@ def _mostly(outliers: pl.DataFrame) -> str:
 def _nothing(result: CommOutliers) -> str:
     share = _share(result.covered_ns, result.total_span_ns)
     waiting = _share(result.total_wait_ns, result.total_comm_ns)
-    of_it = f", {waiting} of it waiting" if result.n_matched else ""
+    of_it = f", {waiting} of it waiting for one another," if result.n_matched else ""
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
     late = " and no rank is late" if result.n_matched else ""
     return (
@@ -217,17 +220,9 @@ def _number(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
-def _count(row: Mapping[str, Any]) -> str:
-    """``2 collectives (ProfilerStep#2, ProfilerStep#5)``."""
-    count = _number(row["n"], "collective")
-    steps = row["steps"]
-    return f"{count} ({_list(steps[:_SHOWN], len(steps))})" if steps else count
-
-
-def _list(words: Iterable[str], total: int) -> str:
-    shown = list(words)
-    more = f" and {total - len(shown)} more" if total > len(shown) else ""
-    return ", ".join(shown) + more
+def _list(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
 
 
 def _share(part: int, whole: int) -> str:
