@@ -16,6 +16,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     TEXTUAL_ID,
     Collected,
     Ints,
+    give_back_memory,
     nullable,
     text_series,
 )
@@ -64,16 +65,19 @@ class Assembler:
 
     def frames(self) -> Frames:
         """All tables of the schema that a chrome trace can fill."""
-        events = self._events()
-        return {
-            "events": events,
-            "kernels": self._kernels(),
-            "collectives": self._collectives(),
-            "memory": self._memory(),
-            "flows": self._flows(),
-            "counters": self._counters(),
-            "lanes": self._lanes(),
-        }
+        frames: Frames = {}
+        for table, make in (
+            ("events", self._events),
+            ("kernels", self._kernels),
+            ("collectives", self._collectives),
+            ("memory", self._memory),
+            ("flows", self._flows),
+            ("counters", self._counters),
+            ("lanes", self._lanes),
+        ):
+            give_back_memory()
+            frames[table] = make()
+        return frames
 
     # --- rows of events --------------------------------------------------------------------
 
