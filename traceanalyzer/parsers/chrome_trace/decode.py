@@ -76,14 +76,6 @@ class Event(msgspec.Struct, gc=False):
     flow_out: Any = None
 
 
-class LooseEvent(Event, gc=False):
-    """The same event where a value has a type nobody writes."""
-
-    cat: Any = None
-    name: Any = None
-    args: Any = None
-
-
 class RawArgs(msgspec.Struct, gc=False):
     """Only the text of an event's arguments."""
 
@@ -140,10 +132,12 @@ def loosen(value: Any) -> Event:
     fields = {
         "ts": _as_raw(value.get("ts")),
         "dur": _as_raw(value.get("dur")),
+        "cat": _as_text(value.get("cat")),
+        "name": _as_text(value.get("name")),
         "args": _loose_args(args) if isinstance(args, dict) else None,
     }
-    known = {k: v for k, v in value.items() if k in LooseEvent.__struct_fields__}
-    return LooseEvent(**{**known, **fields})
+    known = {k: v for k, v in value.items() if k in Event.__struct_fields__}
+    return Event(**{**known, **fields})
 
 
 def _loose_args(args: dict[str, Any]) -> Args:
@@ -153,6 +147,10 @@ def _loose_args(args: dict[str, Any]) -> Args:
         if raw in given:
             given[raw] = _as_raw(given[raw])
     return Args(**given)
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _as_raw(value: Any) -> msgspec.Raw:

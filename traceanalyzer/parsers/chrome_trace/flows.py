@@ -102,6 +102,8 @@ def _bound(
     lane, point_lane = _lanes(pid, tid, point_pid, point_tid)
     by_lane = np.flatnonzero(lane >= 0)
     by_lane = by_lane[np.argsort(lane[by_lane], kind="stable")]  # in a lane still by (ts, -dur)
+    if not len(by_lane):
+        return np.full(len(at), _NONE)
     width = len(ts) + 1
     keys = lane[by_lane].astype(np.int64) * width + by_lane
     begun = np.searchsorted(ts, at, side="right")
