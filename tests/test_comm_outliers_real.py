@@ -267,8 +267,8 @@ def test_the_sleeping_rank_is_late_in_exactly_its_steps(shared: Path) -> None:
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(4)))
     own = result.late_with_context().filter(pl.col("rank") == 2).sort("step")
     assert own["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
-    order = result.collectives.filter(pl.col("late_rank") == 2)["first_arrival"]
-    places = [result.collectives["first_arrival"].to_list().index(at) for at in order]
+    order = result.collectives.filter(pl.col("late_rank") == 2)["first_arrival_ns"]
+    places = [result.collectives["first_arrival_ns"].to_list().index(at) for at in order]
     assert places == [0, 3]
     assert own["late_ns"].min() > 45_000 * US
     for words in own["host"]:

@@ -76,8 +76,8 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
         pl.len().alias("ranks"),
         pl.col("rank").first().alias("first_rank"),
         pl.col("rank").filter(late).first().alias("late_rank"),
-        first.alias("first_arrival"),
-        last.alias("last_arrival"),
+        first.alias("first_arrival_ns"),
+        last.alias("last_arrival_ns"),
         (last - others).alias("late_ns"),
         (last - first).alias("skew_ns"),
         pl.col("wait_ns").sum().alias("imposed_ns"),
@@ -85,4 +85,4 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
         (pl.col("leave").max() - pl.col("leave").min()).alias("end_skew_ns"),
     )
     missing = (pl.col("group_size") - pl.col("ranks").cast(pl.Int64)).clip(lower_bound=0)
-    return table.with_columns(missing=missing).sort("first_arrival", "instance")
+    return table.with_columns(missing=missing).sort("first_arrival_ns", "instance")

@@ -47,7 +47,7 @@ def late(
     Also the three worst of a rank that has none of those, but costs at least 10 % of the steps'
     time over two steps or more by many small delays. ``into_step_ns`` says how much later than
     the median of the others it had entered the step already (null where unknown). ``path``,
-    ``window_start`` and ``window_end`` are the stretch between the others' median arrival and its
+    ``window_start_ns`` and ``window_end_ns`` are the stretch between the others' median arrival and its
     own, on the clock of its trace.
     """
     worst = collectives.filter(pl.col("late_rank").is_not_null(), pl.col("late_ns") > 0).sort(
@@ -57,17 +57,17 @@ def late(
     enough = pl.col("late_ns") >= least_ns
     creeping = pl.col("late_rank").is_in(_habitual(steps)) & ~enough.any().over("late_rank")
     chosen = worst.filter(enough | (creeping & (order < _SAMPLES)))
-    own = rows.filter("is_last").select("instance", "path", window_end="ts")
+    own = rows.filter("is_last").select("instance", "path", window_end_ns="ts")
     return (
         chosen.join(own, on="instance", how="left", maintain_order="left")
-        .with_columns(window_start=pl.col("window_end") - pl.col("late_ns"))
+        .with_columns(window_start_ns=pl.col("window_end_ns") - pl.col("late_ns"))
         .join(_entered(chosen, marks), on="instance", how="left", maintain_order="left")
     )
 
 
 def windows(late: pl.DataFrame) -> tuple[Window, ...]:
     """The stretches of the worst rows of :func:`late`, longest imposed waiting first."""
-    columns = ("path", "late_rank", "window_start", "window_end")
+    columns = ("path", "late_rank", "window_start_ns", "window_end_ns")
     return tuple(Window(*row) for row in late.head(_WINDOWS).select(columns).iter_rows())
 
 

@@ -123,7 +123,7 @@ class CommOutliers(Result):
         rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, and the steps in ``late``.
         """
         steps = pl.col("step").drop_nulls().unique(maintain_order=True).alias("steps")
-        listed = self.late.sort("last_arrival", "instance").group_by(rank="late_rank").agg(steps)
+        listed = self.late.sort("last_arrival_ns", "instance").group_by(rank="late_rank").agg(steps)
         totals = self.ranks.select("rank", "imposed_ns", "times_last", "matched")
         return totals.join(listed, on="rank").sort("imposed_ns", "rank", descending=[True, False])
 
