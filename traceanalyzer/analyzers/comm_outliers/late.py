@@ -47,8 +47,8 @@ def late(
     Also the three worst of a rank that has none of those, but costs at least 10 % of the steps'
     time over two steps or more by many small delays. ``into_step_ns`` says how much later than
     the median of the others it had entered the step already (null where unknown). ``path``,
-    ``window_start_ns`` and ``window_end_ns`` are the stretch between the others' median arrival and its
-    own, on the clock of its trace.
+    ``window_start_ns`` and ``window_end_ns`` are the stretch between the others' median arrival
+    and its own, on the clock of its trace.
     """
     worst = collectives.filter(pl.col("late_rank").is_not_null(), pl.col("late_ns") > 0).sort(
         "imposed_ns", "instance", descending=[True, False]
