@@ -220,7 +220,12 @@ static const char *number_end(const char *p) {
         const char *fraction = ++p;
         if ((p = digits(p)) == fraction) return NULL;
     }
-    if (*p == 'e' || *p == 'E') return NULL; /* rare, and may be beyond a double */
+    if (*p == 'e' || *p == 'E') { /* two digits at most: more may be beyond a double */
+        const char *exponent = p + 1 + (p[1] == '+' || p[1] == '-');
+        const char *mantissa_end = p;
+        p = digits(exponent);
+        if (p == exponent || p - exponent > 2 || mantissa_end - whole > 40) return NULL;
+    }
     return p;
 }
 
