@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,6 @@ from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 
-pytestmark = pytest.mark.xfail(
-    find_spec("traceanalyzer.parsers.chrome_trace.overflow") is None,
-    reason="the parser does not put overflow tracks back yet, and numbers flows by file order",
-    strict=False,
-)
 
 TYPED = Selection()
 VERBATIM = Selection(columns=frozenset({"args", "input_dims"}))

@@ -189,10 +189,6 @@ class Assembler:
         missing = column == NULL
         if missing.any():
             column = np.where(missing, 0 if name == "pid" else self.pid, column)
-        if name == "tid" and self.of.original_tid:
-            column = column.copy()
-            for row, tid in self.of.original_tid.items():
-                column[row] = tid
         return column
 
     def _device(self, on_device: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:

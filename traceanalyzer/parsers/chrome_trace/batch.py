@@ -45,7 +45,6 @@ class Slices(msgspec.Struct):
     device_id: Int64 = b""
     total_allocated: Int64 = b""
     total_reserved: Int64 = b""
-    original_tid: dict[int, int] = {}
     stack_frames: dict[int, str] = {}
     phase_kinds: dict[int, str] = {}
     args: list[str | None] | None = None

@@ -114,7 +114,6 @@ class Collected:
         self.input_dims: list[str | None] = []
         self.stack_frames: dict[int, str] = {}
         self.phase_kinds: dict[int, str] = {}
-        self.original_tid: dict[int, int] = {}
         self.at_next: list[int] = []
         self.counters: list[tuple[int, int, str | None, str, str, float]] = []
         self.metadata: list[tuple[str, int, str | None, int, str | None, str]] = []
@@ -130,7 +129,6 @@ class Collected:
         base = self.slices.height
         self.stack_frames.update({base + k: v for k, v in batch.slices.stack_frames.items()})
         self.phase_kinds.update({base + k: v for k, v in batch.slices.phase_kinds.items()})
-        self.original_tid.update({base + k: v for k, v in batch.slices.original_tid.items()})
         self.at_next.extend(self.flows.height + k for k in batch.flows.at_next)
         self.collectives.extend(batch.slices.collectives)
         self.args.extend(batch.slices.args or ())

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace import coerce
+from traceanalyzer.parsers.chrome_trace import coerce, overflow
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.decode import (
@@ -82,6 +82,7 @@ def extract(
         order: the events' numbers in the piece, where they are not all of it.
     """
     make = Column(want, offset)
+    raw_args = overflow.put_back(events, raw_args)
     phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
     rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
     slices = [events[row] for row in rows]
@@ -175,13 +176,13 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
         correlation=coerce.integers([a.correlation for a in args]),
         external_id=coerce.integers([a.external_id for a in args]),
     )
-    if out.external_id.startswith(_NO_ID * min(len(args), 8)):
+    if _NO_ID in out.external_id:
         out.external_id = _external_ids(args)
     on_device = _device_columns(out, events, args)
     _collective_columns(out, events, args, on_device)
     if MEMORY in make.codes:
         _memory_columns(out, events, args)
-    _rare_columns(out, events, args)
+    _rare_columns(out, events)
     if make.want.args:
         raw = raw_args()
         out.args = [_json_text(raw[row]) for row in rows]
@@ -363,12 +364,7 @@ def _memory_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
     out.total_reserved = coerce.integers([a.total_reserved for a in chosen])
 
 
-def _rare_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
-    tids = [a.original_tid for a in args]
-    if tids.count(NULL) < len(tids):
-        out.original_tid = {
-            i: tid for i, tid in enumerate(tids) if type(tid) is int and tid != NULL
-        }
+def _rare_columns(out: Slices, events: list[Event]) -> None:
     frames = [e.sf for e in events]
     if frames.count(None) < len(frames):
         out.stack_frames = {i: f"{sf}" for i, sf in enumerate(frames) if sf is not None}

@@ -52,17 +52,17 @@ def flow_table(
     point_pid, point_tid = column("pid"), column("tid")
     point_pid = np.where(point_pid == NULL, 0, point_pid)
     point_tid = np.where(point_tid == NULL, point_pid, point_tid)
-    arrow = _numbered(column("id"), category, name)
     event = _bound(at, point_pid, point_tid, to_next, ts, dur, pid, tid)
     order = np.argsort(at, kind="stable")
     event = event[order]
+    arrow = _numbered(column("id")[order], category[order], name[order])
     return pl.DataFrame(
         {
             "ts": pl.Series(at[order]),
             "phase": _PHASES.gather(phase[order]),
             "category": text_series(category[order], texts),
             "name": text_series(name[order], texts),
-            "flow": pl.Series(arrow[order]),
+            "flow": pl.Series(arrow),
             "rank": pl.repeat(rank, len(at), dtype=pl.Int32, eager=True),
             "pid": pl.Series(point_pid[order]),
             "tid": pl.Series(point_tid[order]),
@@ -72,7 +72,7 @@ def flow_table(
 
 
 def _numbered(ids: Ints, category: Any, name: Any) -> npt.NDArray[np.uint32]:
-    """Arrows, known by (id, category, name), numbered in order of first appearance."""
+    """Arrows, known by (id, category, name), numbered in the order of their first points."""
     label = category.astype(np.uint64) << np.uint64(32) | name
     labels, label_of = np.unique(label, return_inverse=True)
     _, id_of = np.unique(ids, return_inverse=True)
