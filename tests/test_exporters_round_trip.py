@@ -21,7 +21,6 @@ from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 
-
 TYPED = Selection()
 VERBATIM = Selection(columns=frozenset({"args", "input_dims"}))
 

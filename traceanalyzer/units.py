@@ -24,8 +24,8 @@ def format_ns(ns: float | None) -> str:
         return f"{ns:.0f} ns"
     for unit, factor in (("us", NS_PER_US), ("ms", NS_PER_MS), ("s", NS_PER_S)):
         value = ns / factor
-        if abs(value) < 999.5 or unit == "s":  # noqa: PLR2004 - 999.5 would print as 1000
-            return f"{value:.4g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"  # noqa: PLR2004
+        if abs(value) < 999.5 or unit == "s":
+            return f"{value:.4g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
     raise AssertionError("unreachable")
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, UnknownFormat
-from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.trace import Device, Meta, Trace
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from traceanalyzer.parsers.source import Source
 
-_MAGIC = b"PAR1"
 _CONVERT = "convert the original trace again"
 
 #: What pyarrow, polars and our own reading of the footer raise on bytes that make no sense.
@@ -43,11 +42,6 @@ class _File:
     data: pa.Buffer
     sources: tuple[Meta, ...]
     places: dict[str, tuple[int, int]]
-
-
-def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - the contract's signature
-    """Whether the file is a Parquet file; whether it is one of ours only its end can tell."""
-    return head.startswith(_MAGIC)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
@@ -74,17 +68,6 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     if wrong:
         raise MalformedInput(source.path, f"not the tables it says: {wrong[0]}", hint=_CONVERT)
     return trace
-
-
-FORMAT = Format(
-    name="parquet",
-    suffixes=(".parquet",),
-    description="traceanalyzer's own columnar form",
-    spec_url="https://parquet.apache.org/docs/file-format/",
-    sniff=sniff,
-    parse=parse,
-    priority=100,
-)
 
 
 @contextmanager
