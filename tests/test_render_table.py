@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -115,3 +116,13 @@ def test_a_column_of_nulls_is_empty():
     frame = pl.DataFrame({"a_ns": [None, None]}, schema={"a_ns": pl.Int64})
     text = table.render(Sample(shown=(Table("t", "T", frame, {"a_ns": "a"}),)))
     assert "None" not in text
+
+
+def test_details_are_named_and_shown_with_all_rows():
+    detail = replace(groups(), title="A detail", detail=True)
+    result = Sample(shown=(groups(), detail))
+    brief, whole = table.render(result, top=1), table.render(result, top=None)
+    assert "More with --top all, or in html and json: A detail." in brief
+    assert "\nA detail\n" not in brief
+    assert "\nA detail\n" in whole
+    assert "--top all" not in whole

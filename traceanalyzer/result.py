@@ -30,6 +30,7 @@ class Table:
             column's suffix: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios shown in percent,
             ``_gbps`` 10^9 bytes a second.
         empty: what to say instead of a table with no rows.
+        detail: left out of a terminal's first view, which names it instead.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Table:
     frame: pl.DataFrame
     columns: Mapping[str, str]
     empty: str = "none"
+    detail: bool = False
 
 
 @dataclass(frozen=True)

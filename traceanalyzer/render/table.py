@@ -38,13 +38,19 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
 
     Args:
         result: what to show.
-        top: rows shown of each table; None shows all.
+        top: rows shown of each table that is no detail; None shows all of all.
         width: columns of the terminal; by default asked of it (``COLUMNS`` first).
     """
     width = width or shutil.get_terminal_size(_FALLBACK).columns
     line = min(width, _PROSE_WIDTH)
     parts = [prose(result.title), textwrap.fill(prose(result.verdict), line)]
-    parts += [_table(table, top, width) for table in result.tables]
+    parts += [
+        _table(table, top, width) for table in result.tables if top is None or not table.detail
+    ]
+    more = [table.title for table in result.tables if top is not None and table.detail]
+    if more:
+        said = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
+        parts.append(textwrap.fill(said, line))
     if result.notes:
         parts.append("\n".join(_note(note, line) for note in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -25,7 +26,8 @@ def tables(result: CommOutliers) -> tuple[Table, ...]:
     alone = (*compared, _outliers(result), _groups(result))
     if result.n_ranks == 1:
         return (*alone, _ranks(result))
-    details = (_collectives(result), _steps(result), _context(result), _clocks(result))
+    in_detail = (_collectives(result), _steps(result), _context(result), _clocks(result))
+    details = (replace(table, detail=True) for table in in_detail)
     return (_late(result), _ranks(result), *alone, *details)
 
 
@@ -33,10 +35,10 @@ def _late(result: CommOutliers) -> Table:
     columns = {
         "rank": "late rank",
         "step": "step",
-        **_WHAT,
+        "collective": "collective",
+        "message_bytes": "message",
         "late_ns": "late by",
         "imposed_ns": "others waited",
-        "into_step_ns": "late into step",
         "host": "host meanwhile",
         "device": "device meanwhile",
     }
@@ -49,7 +51,6 @@ def _ranks(result: CommOutliers) -> Table:
         "wait_ns": "waited",
         "imposed_ns": "others waited for it",
         "times_last": "last",
-        "times_first": "first",
         "late_steps": "late steps",
         "late_frac": "cost",
     }
@@ -60,7 +61,6 @@ def _ranks(result: CommOutliers) -> Table:
         "comm_ns": "communication",
         **(meeting if result.n_ranks > 1 else {}),
         "outliers": "outliers",
-        "span_ns": "recorded",
         "idle_ns": "device idle",
         "overlap_frac": "hidden by compute",
     }
@@ -87,7 +87,8 @@ def _outliers(result: CommOutliers) -> Table:
     columns = {
         "rank": "rank",
         "step": "step",
-        **_WHAT,
+        "collective": "collective",
+        "message_bytes": "message",
         "at_ns": "at",
         "duration_ns": "duration",
         "factor": "x usual",
@@ -108,10 +109,8 @@ def _groups(result: CommOutliers) -> Table:
         "p95_ns": "p95",
         "p99_ns": "p99",
         "max_ns": "max",
-        "pure_ns": "pure",
         "total_ns": "total",
         "share_frac": "of span",
-        "compute_frac": "compute beside",
         "algbw_gbps": "algbw",
         "busbw_gbps": "busbw",
         "outliers": "outliers",
