@@ -16,9 +16,8 @@ from sample_results import ordinary
 from traceanalyzer import api, files
 from traceanalyzer.cli import main, output
 from traceanalyzer.cli.main import status
-from traceanalyzer.cli.options import Reading
 from traceanalyzer.cli.summary import report
-from traceanalyzer.errors import OptionError, OutputError
+from traceanalyzer.errors import OutputError
 
 ROOT = Path(__file__).parents[1]
 EVENTS = [
@@ -387,7 +386,10 @@ def test_png_to_a_pipe_is_bytes(tmp_path, capfdbinary, asked):
         (["info", "TRACE", "--since", "2s", "--until", "1s"], "--since must be before --until"),
         (["info", "TRACE", "--top", "few"], "'few' is not a number of rows"),
         (["info", "TRACE", "--format", "nope"], "no format is called 'nope'"),
-        (["info", "TRACE", "TRACE2", "--rank", "1"], "--rank names the rank of one file"),
+        (
+            ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],
+            "--rank names the rank of one file",
+        ),
         (["info", "TRACE", "--to", "svg"], "no chart to draw"),
         (["comm-outliers", "TRACE", "--factor", "nan"], "--factor"),
         (["comm-outliers", "TRACE", "--factor", "0.5"], "--factor"),
@@ -452,7 +454,7 @@ def test_a_traceback_only_for_those_who_ask(monkeypatch, capfd):
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_a_rank_belongs_to_one_file():
-    assert Reading(rank=3).of(["a"])["rank"] == 3
-    with pytest.raises(OptionError):
-        Reading(rank=3).of(["a", "b"])
+def test_of_several_files_only_those_of_the_rank(tmp_path, capfd):
+    paths = [str(_trace(tmp_path, rank)) for rank in range(2)]
+    assert status(["info", *paths, "--rank", "1", "--to", "json"]) == 0
+    assert [file["rank"] for file in json.loads(capfd.readouterr().out)["files"]] == [1]

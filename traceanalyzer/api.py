@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def read(
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
     trace = parser.parse(source, selection, progress)
+    # a converted trace remembers the file it was made from; it is this one that can be read again
+    here = tuple(replace(meta, path=source.path) for meta in trace.sources)
+    trace = replace(trace, sources=here)
     if rank is not None:
         trace = trace.with_rank(rank)
     return trace.between(since_ns, until_ns)
@@ -107,7 +111,8 @@ def comm_outliers(
         patterns: regular expressions of further kernel names that are communication.
         min_wait_ns: lateness worth naming; default a tenth of the median step, 1 ms without steps.
         format: the files' format, to override detection by content.
-        rank: the rank of the file, where it does not tell or tells wrong.
+        rank: of several files, only those of this rank; of one file, its rank where it does not
+            tell or tells wrong.
         since_ns: leave out what ends before this time after a file's first event read.
         until_ns: leave out what starts at or after this time after a file's first event read.
         progress: called with (bytes read, bytes in all) of each file while it is first read.
@@ -119,51 +124,64 @@ def comm_outliers(
         OptionError: a pattern or a number makes no sense.
     """
 
-    def part(trace: Trace) -> list[Part]:
-        return [comm.extract(own, patterns) for own in by_rank(trace)]
+    def reading(path: PathLike, needs: Needs, own_rank: int | None, **more: Any) -> Trace:
+        window = {"since_ns": since_ns, "until_ns": until_ns}
+        how = {"format": format, "rank": own_rank, **window, **more}
+        return read(path, kinds=needs.kinds, names=needs.names, **how)
 
-    def reading(path: PathLike, needs: Needs, **more: Any) -> Trace:
-        kept = {"format": format, "rank": rank, "since_ns": since_ns, "until_ns": until_ns}
-        return read(path, kinds=needs.kinds, names=needs.names, **{**kept, **more})
-
-    def parts(of: Trace | PathLike | Sequence[Trace | PathLike]) -> list[Part]:
+    def parts(items: Sequence[Trace | str]) -> list[Part]:
+        own_rank = rank if len(items) == 1 else None
         found: list[Part] = []
-        for item in _each(of):
+        for item in items:
             if isinstance(item, Trace):
-                found += part(item)
-                continue
-            trace = reading(item, comm.NEEDS, progress=progress)
-            if seen:
-                seen(trace)
-            if comm.needs_launches(trace):
-                trace = reading(item, comm.LAUNCHES)
-            found += part(trace)
+                trace = item
+            else:
+                trace = reading(item, comm.NEEDS, own_rank, progress=progress)
+                if seen:
+                    seen(trace)
+                if comm.needs_launches(trace):
+                    trace = reading(item, comm.LAUNCHES, own_rank)
+            found += [
+                comm.extract(own, patterns)
+                for own in by_rank(trace)
+                if rank in (None, own_rank, own.meta.rank)
+            ]
+        if not found:
+            raise OptionError(f"no input is of rank {rank}")
         return found
 
+    items = _each(inputs)
     result = comm.combine(
-        parts(inputs),
-        baseline=None if baseline is None else parts(baseline),
+        parts(items),
+        baseline=None if baseline is None else parts(_each(baseline)),
         factor=factor,
         z=z,
         min_wait_ns=min_wait_ns,
     )
+    return comm.with_context(result, _contexts(result, items, reading))
+
+
+def _contexts(
+    result: CommOutliers, items: Sequence[Trace | str], reading: Callable[..., Trace]
+) -> list[Trace]:
+    """Traces that show what late ranks were doing: those in memory, and files read again."""
+    in_memory = [own for item in items if isinstance(item, Trace) for own in by_rank(item)]
     windows: dict[str, list[tuple[int, int]]] = {}
     for window in result.windows:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
-    in_memory = [t for item in _each(inputs) if isinstance(item, Trace) for t in by_rank(item)]
-    given = {trace.meta.path for trace in in_memory}
+    for trace in in_memory:
+        windows.pop(trace.meta.path, None)
+    whole = {"since_ns": None, "until_ns": None}
     again = [
-        reading(path, comm.CONTEXT, windows=stretches, since_ns=None, until_ns=None)
+        reading(path, comm.CONTEXT, None, windows=stretches, **whole)
         for path, stretches in windows.items()
-        if path not in given
     ]
-    split = [own for trace in again for own in by_rank(trace)]
-    return comm.with_context(result, [*in_memory, *split])
+    return [*in_memory, *(own for trace in again for own in by_rank(trace))]
 
 
 def _each(
     inputs: Trace | PathLike | Sequence[Trace | PathLike],
-) -> list[Trace | str]:
+) -> Sequence[Trace | str]:
     """Traces as they are, files by name, folders as the files in them."""
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     found: list[Trace | str] = []
@@ -262,17 +280,21 @@ def info(
     inputs, foreign = find_inputs(paths)
     left_out = [*skipped, *foreign]
 
+    several = len(inputs) > 1
+
     def traces() -> Iterator[Trace]:
         for path in inputs:
             try:
-                yield read(
+                trace = read(
                     path,
                     format=format,
-                    rank=rank,
+                    rank=None if several else rank,
                     since_ns=since_ns,
                     until_ns=until_ns,
                     progress=progress,
                 )
+                if not several or rank in (None, trace.meta.rank):
+                    yield trace
             except InputError as error:
                 if len(inputs) == 1:
                     raise

@@ -59,7 +59,7 @@ def comm_outliers(
             baseline=baseline,
             factor=factor,
             patterns=patterns,
-            **reading.of(inputs),
+            **reading.arguments(),
             progress=meter,
             seen=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet

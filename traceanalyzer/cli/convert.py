@@ -34,13 +34,15 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
     from traceanalyzer.exporters import writer_for
 
     inputs, _ = api.find_inputs(paths)
+    if reading.rank is not None and len(inputs) > 1:
+        raise OptionError(f"--rank names the rank of one file; {len(inputs)} are to be converted")
     targets = _targets(list(dict.fromkeys(inputs)), out)
     for target in targets:
         writer_for(target)
         output.check(target, force=force)
     with progress(inputs, quiet=reading.quiet) as meter:
         for target, path in targets.items():
-            trace = api.convert(path, target, force=force, **reading.of(inputs), progress=meter)
+            trace = api.convert(path, target, force=force, **reading.arguments(), progress=meter)
             report(path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 

@@ -22,5 +22,5 @@ def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
     writing.check()
     inputs, skipped = api.find_inputs(paths)
     with progress(inputs, quiet=reading.quiet) as meter:
-        result = api.info(inputs, skipped=skipped, **reading.of(inputs), progress=meter)
+        result = api.info(inputs, skipped=skipped, **reading.arguments(), progress=meter)
     writing.show(result)

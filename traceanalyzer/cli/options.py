@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Reading:
 
     Attributes:
         format: the parser to use whatever the content looks like, or None.
-        rank: the rank of a file that does not tell it, or tells it wrong.
+        rank: of several files, only those of this rank; of one file, its rank.
         since_ns: leave out what ends before, counted from the trace's start.
         until_ns: leave out what starts then or later.
         quiet: no progress and no summary on standard error.
@@ -56,14 +56,8 @@ class Reading:
         if both and self.since_ns >= self.until_ns:  # type: ignore[operator]
             raise OptionError("--since must be before --until")
 
-    def of(self, inputs: Sequence[str]) -> dict[str, Any]:
-        """The keyword arguments of ``api.read`` for these inputs.
-
-        Raises:
-            OptionError: one rank is given to several files.
-        """
-        if self.rank is not None and len(inputs) > 1:
-            raise OptionError(f"--rank names the rank of one file; {len(inputs)} were given")
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the ``api`` functions that read."""
         return {
             "format": self.format,
             "rank": self.rank,
@@ -106,7 +100,7 @@ def reading(command: Command) -> Command:
         "--rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Rank of the file, where it does not tell.",
+        help="Only rank N of several files; of one file, its rank where it does not tell.",
     )
     @click.option(
         "--since",

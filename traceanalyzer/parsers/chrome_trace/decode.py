@@ -85,6 +85,7 @@ class RawArgs(msgspec.Struct, gc=False):
 _events = msgspec.json.Decoder(list[Event])
 _event_lines = msgspec.json.Decoder(Event)
 _raw_args = msgspec.json.Decoder(list[RawArgs])
+_raw_args_lines = msgspec.json.Decoder(RawArgs)
 # decimals stay text, so that a time keeps its nanoseconds on this route too
 _any = msgspec.json.Decoder(float_hook=str)
 
@@ -113,6 +114,11 @@ def decode_event(text: bytes) -> Event:
 def decode_raw_args(array: bytes) -> list[msgspec.Raw]:
     """The arguments' text of every event of a JSON array, in order."""
     return [event.args for event in _raw_args.decode(array)]
+
+
+def decode_raw_args_lines(lines: bytes) -> list[msgspec.Raw]:
+    """The same of newline-delimited JSON."""
+    return [event.args for event in _raw_args_lines.decode_lines(lines)]
 
 
 def decode_any(text: bytes | msgspec.Raw) -> Any:

@@ -18,12 +18,10 @@ class End(NamedTuple):
     Attributes:
         at: offset behind the value, None when there is no value that ends.
         cut: the text ended inside the value; more of it may help.
-        seen: how far the text was looked at.
     """
 
     at: int | None
     cut: bool = False
-    seen: int = 0
 
 
 def value_end(characters: str, at: int) -> End:
@@ -35,9 +33,8 @@ def value_end(characters: str, at: int) -> End:
     try:
         end = _scanner.raw_decode(characters, at)[1]
     except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated string"):
-            return End(None, cut=True, seen=len(characters))
-        return End(None, cut=len(characters) - error.pos <= _NEAR, seen=error.pos)
+        is_near = len(characters) - error.pos <= _NEAR
+        return End(None, cut=is_near or error.msg.startswith("Unterminated string"))
     except RecursionError:
-        return End(None, seen=len(characters))
-    return End(end, seen=end)
+        return End(None)
+    return End(end)

@@ -13,7 +13,8 @@ from traceanalyzer.parsers.chrome_trace.search import EVENT_START, next_event_st
 #: A broken event is looked at up to this many starts further on: its arguments may hold some.
 _STARTS = 8
 #: Looking for ends in vain may cost this many times the text; then it stays near.
-_PATIENCE = 4
+_PATIENCE = 8
+_WINDOW = 1 << 12
 
 _blanks = re.compile(rb"[ \t\r\n,]*+")
 _behind_stray = re.compile(rb"\]|" + EVENT_START.pattern)
@@ -54,20 +55,28 @@ class _Damaged:
 
     def end(self, at: int) -> End:
         """Where the event at an offset ends."""
-        if self.patience > 0:
-            found = value_end(self.characters, at)
-            if found.at is None:
-                self.patience -= found.seen - at
-        else:
-            found = self._near(self.text[at : self._horizon(at)], at)
-        if found.at is not None or found.cut:
-            return found
-        return self._near(outlined(self.text[at : self._horizon(at)]), at)
+        found = self._far(at)  # relative to ``at``, as is all that follows
+        if found.at is None and not found.cut:
+            window = outlined(self.text[at : self._horizon(at)])
+            found = value_end(window.decode("latin-1"), 0)
+            found = End(found.at, found.cut and at + len(window) == len(self.text))
+        return found if found.at is None else End(at + found.at)
 
-    def _near(self, window: bytes, at: int) -> End:
-        found = value_end(window.decode("latin-1"), 0)
-        cut = found.cut and at + len(window) == len(self.text)
-        return End(None if found.at is None else at + found.at, cut)
+    def _far(self, at: int) -> End:
+        """The end by growing windows: an error costs the decoder all the text it was given."""
+        size = _WINDOW
+        while True:
+            window = self.characters[at : at + size]
+            found = value_end(window, 0)
+            is_all = at + size >= len(self.characters)
+            if found.at is not None or not found.cut or is_all:
+                break
+            size *= 4
+            if self.patience < 0:
+                return End(None)
+        if found.at is None:
+            self.patience -= len(window)
+        return found
 
     def _horizon(self, at: int) -> int:
         """The offset of an event some way on."""

@@ -11,6 +11,7 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     decode_events,
     decode_lines,
     decode_raw_args,
+    decode_raw_args_lines,
 )
 from traceanalyzer.parsers.chrome_trace.extract import extract
 from traceanalyzer.parsers.chrome_trace.recover import recover
@@ -86,8 +87,7 @@ def _lines(body: bytes, lead: int, offset: int, want: Want) -> Batch | None:
         events = decode_lines(lines)
     except BAD_TEXT:
         return None
-    text = b",".join(filter(None, map(bytes.strip, lines.split(b"\n"))))
-    batch = _batch(events, text, offset, want)
+    batch = extract(events, want, offset, lambda: decode_raw_args_lines(lines))
     batch.closed = lead + len(body) if is_closed else None
     return batch
 

@@ -1,0 +1,40 @@
+"""The names the package offers, and that importing it costs nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+import traceanalyzer
+
+NAMES = [
+    "Chart", "CommOutliers", "Device", "Info", "InputError", "MalformedInput", "Meta",
+    "MissingData", "OptionError", "OutputError", "Result", "Table", "Trace", "TraceAnalyzerError",
+    "UnknownFormat", "UnreadableFile", "comm_outliers", "concat", "convert", "find_inputs", "info",
+    "read",
+]  # fmt: skip
+
+
+def test_the_public_names_are_these():
+    assert traceanalyzer.__all__ == NAMES
+    assert set(NAMES) < set(dir(traceanalyzer))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there_and_described(name):
+    assert getattr(traceanalyzer, name).__doc__
+
+
+def test_the_version_is_the_installed_one():
+    assert traceanalyzer.__version__.count(".") == 2
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        traceanalyzer.nonsense  # noqa: B018
+
+
+def test_importing_loads_nothing_heavy():
+    code = "import sys, traceanalyzer; sys.exit(', '.join({'polars', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
