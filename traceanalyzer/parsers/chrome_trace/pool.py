@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from traceanalyzer.parsers.chrome_trace.batch import Batch
@@ -20,7 +20,6 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
     """Each piece with its batches, in the pieces' order; a few pieces are under way at a time.
 
     The first piece, which is small, is read before anything is started: it may be all there is.
-    The text is read here, in one thread; only what is made of it is made in several.
     """
     first = next(pieces)
     yield first, process(text.read(first.offset, first.length), first.offset, want)
@@ -31,8 +30,8 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
     with ThreadPoolExecutor(threads) as pool:
         try:
             for piece in pieces:
-                data = text.read(piece.offset, piece.length)
-                waiting.append((piece, pool.submit(process, data, piece.offset, want)))
+                data = text.later(piece.offset, piece.length)
+                waiting.append((piece, pool.submit(_process, data, piece.offset, want)))
                 if len(waiting) > threads:
                     done, result = waiting.popleft()
                     yield done, result.result()
@@ -41,6 +40,10 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
                 yield done, result.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _process(data: Callable[[], bytes], offset: int, want: Want) -> list[Batch]:
+    return process(data(), offset, want)
 
 
 def cores() -> int:

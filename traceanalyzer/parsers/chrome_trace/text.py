@@ -21,6 +21,9 @@ class Text(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Bytes from an offset; fewer than asked only at the end."""
 
+    def later(self, offset: int, length: int) -> Callable[[], bytes]:
+        """The same, to be called from any thread, also when the bytes are released already."""
+
     def release(self, offset: int) -> None:
         """Bytes before this offset will not be asked for again."""
 
@@ -53,6 +56,9 @@ class _PlainText:
                 self._source.path, str(error.strerror).lower(), where=f"byte {offset}"
             ) from None
 
+    def later(self, offset: int, length: int) -> Callable[[], bytes]:
+        return lambda: self.read(offset, length)
+
     def release(self, offset: int) -> None:
         if self._progress:
             self._progress(min(offset, self._source.size), self._source.size)
@@ -80,6 +86,10 @@ class _StreamedText:
                 parts.append(block[low:high] if high - low < len(block) else block)
             at += len(block)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def later(self, offset: int, length: int) -> Callable[[], bytes]:
+        data = self.read(offset, length)  # a stream is read by one thread
+        return lambda: data
 
     def release(self, offset: int) -> None:
         while self._blocks and self._start + len(self._blocks[0]) <= offset:
