@@ -53,6 +53,25 @@ def test_a_bracket_ends_the_array_and_says_where():
     assert (events, closed) == (1, len(KERNEL) + 3)
 
 
+def test_windows_hold_at_the_ends_of_the_clock():
+    far = b'{"ph":"X","cat":"kernel","name":"k","ts":8000000000000000,"dur":8000000000000000}'
+    early = far.replace(b'"ts":8', b'"ts":-8')
+    for event, window, rows in [
+        (far, (1 << 62, (1 << 63) - 1), 1),  # its end is beyond int64
+        (far, (0, 1 << 62), 0),
+        (early, (-(1 << 63), -1), 1),
+        (early, (0, (1 << 63) - 1), 0),  # it ends with the window's first nanosecond
+    ]:
+        _, _, columns = _columns(event, windows=array("q", window).tobytes())
+        assert len(array("q", columns[1])) == rows
+
+
+def test_as_many_windows_as_asked_for():
+    windows = array("q", [edge for start in range(5000) for edge in (start, start + 1)])
+    _, _, columns = _columns(KERNEL, windows=windows.tobytes())
+    assert list(array("q", columns[1])) == [1500]
+
+
 @pytest.mark.parametrize(
     "odd",
     [

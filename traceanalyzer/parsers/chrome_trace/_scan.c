@@ -20,7 +20,6 @@
 #define MAX_DEPTH 64
 #define NONE INT64_MIN
 #define NO_CODE UINT32_MAX
-#define MAX_WINDOWS 4096
 
 enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* what a category says */
 enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* what a name says */
@@ -454,9 +453,12 @@ static const char *object(scanner *s, const char *p, event *e) {
 
 static int in_windows(const scanner *s, const event *e) {
     if (!s->n_windows) return 1;
-    int64_t end = e->ts + (e->dur > 0 ? e->dur : 0);
-    for (Py_ssize_t i = 0; i < s->n_windows; i++)
-        if (e->ts < s->windows[2 * i + 1] && end > s->windows[2 * i]) return 1;
+    uint64_t lasts = e->dur > 0 ? (uint64_t)e->dur : 0;
+    for (Py_ssize_t i = 0; i < s->n_windows; i++) {
+        int64_t from = s->windows[2 * i], to = s->windows[2 * i + 1];
+        /* ts + dur may be beyond int64, so the distance to the window's start is compared */
+        if (e->ts < to && (e->ts > from || lasts > (uint64_t)from - (uint64_t)e->ts)) return 1;
+    }
     return 0;
 }
 
@@ -548,7 +550,10 @@ static int64_t run(scanner *s, int64_t *closed) {
     }
     for (uint32_t i = 0; i < s->names.count; i++) {
         const text *t = &s->names.all[i];
-        if (!put64(&s->out[TEXTS], t->at - s->begin) || !put64(&s->out[TEXTS], t->length)) return -1;
+        if (!put64(&s->out[TEXTS], t->at - s->begin) || !put64(&s->out[TEXTS], t->length)) {
+            s->out_of_memory = 1;
+            return -1;
+        }
     }
     return order;
 }
@@ -608,8 +613,7 @@ static PyObject *scan(PyObject *module, PyObject *args) {
                           &PyList_Type, &named, &window_data, &window_bytes, &s.flows, &s.all))
         return NULL;
     if (PyBytes_AsStringAndSize(source, &data, &size) < 0) return NULL;
-    if (begin < 0 || begin > size || window_bytes % 16 || window_bytes > 16 * MAX_WINDOWS
-        || size >= UINT32_MAX) {
+    if (begin < 0 || begin > size || window_bytes % 16 || size >= UINT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "scan: argument out of range");
         return NULL;
     }
