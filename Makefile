@@ -31,8 +31,10 @@ bless: $(VENV)/.developer ## accept what the golden tests print now
 fuzz: $(VENV)/.developer ## many more mutated traces than the suite tries
 	$(BIN)/python -m pytest -n auto -m fuzz
 
-docs: $(VENV)/.package ## the pages derived from the code
+docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_schema.py
+	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks -q --force -o /dev/null \
+	  --plot docs/images/comm_outliers.png
 
 clean: ## everything that make can make again
 	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
