@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
+import shlex
 from pathlib import Path
 
+import click
 import pytest
+from conftest import run_cli
+from test_imports import ALLOWED, BASE
+
+import traceanalyzer
+from traceanalyzer.cli.main import cli
+from traceanalyzer.parsers.chrome_trace import parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("fixtures/*.md")])
+README = (ROOT / "README.md").read_text()
+CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
+
+#: Commands shown with what they print: ``$ traceanalyzer ...``; a last line ``...`` means more.
+SHOWN = re.findall(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", README, re.MULTILINE)
 
 
 def page_id(page: Path) -> str:
@@ -54,3 +68,148 @@ def test_every_fixture_folder_is_described() -> None:
     page = (ROOT / "fixtures" / "README.md").read_text()
     paths = [path for path in (ROOT / "fixtures").glob("[a-z]*") if path.is_dir()]
     assert [path.name for path in paths if f"`{path.name}/`" not in page] == []
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def test_there_is_output_to_hold() -> None:
+    assert len(SHOWN) >= 3
+    assert README.count("\n$ ") == len(SHOWN), "a shown command is not in a console block"
+
+
+def _real(command: str, shown: str) -> str:
+    """What the command prints now; as many lines as are shown where the block ends in ``...``."""
+    done = run_cli(*shlex.split(command)[1:], cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    if not shown.endswith("\n...\n"):
+        return done.stdout
+    lines = done.stdout.splitlines(keepends=True)
+    return "".join([*lines[: shown.count("\n") - 1], "...\n"])
+
+
+def test_shown_output_is_real(request: pytest.FixtureRequest) -> None:
+    page = README
+    for command, shown in SHOWN:
+        page = page.replace(f"$ {command}\n{shown}", f"$ {command}\n{_real(command, shown)}")
+    if request.config.getoption("--bless"):
+        (ROOT / "README.md").write_text(page)
+    else:
+        assert page == README, "if the new output is right: make bless, then read the diff"
+
+
+def _command_lines(page: Path) -> list[str]:
+    """Everything on a page that calls traceanalyzer: in blocks and in code spans."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^(?:\$ | {4})(traceanalyzer .*)$", text, re.MULTILINE)
+    return blocks + re.findall(r"`(traceanalyzer [^`]*)`", text)
+
+
+def _options(command: click.Command) -> set[str]:
+    return {"--help", "-h"} | {name for option in command.params for name in option.opts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for line in _command_lines(page):
+        words = line.partition("|")[0].split()[1:]
+        if words[0].startswith("-"):
+            known = _options(cli)
+        else:
+            assert words[0] in cli.commands, line
+            known = _options(cli.commands[words[0]])
+        used = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+        assert used <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_options_alone_exist(page: Path) -> None:
+    known = set[str]().union(*map(_options, cli.commands.values()))
+    used = re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text())
+    assert set(used) <= known | {"-ftime-trace"}, "clang's option is named as a writer of traces"
+
+
+def test_readme_names_every_command_and_option() -> None:
+    options = set[str]().union(*map(_options, cli.commands.values()))
+    missing = [name for name in options if name.startswith("--") and f"`{name}" not in README]
+    assert set(missing) <= {"--help", "--output"}, "-o stands for --output"
+    assert [name for name in cli.commands if f"`traceanalyzer {name} " not in README] == []
+
+
+def test_notebook_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = r"^```python\n(import traceanalyzer\n(?s:.*?))^```$"
+    (example,) = re.findall(block, README, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    for statement in ast.parse(example).body:
+        exec(compile(ast.Module([statement], []), "README.md", "exec"), names)  # noqa: S102
+    result = names["result"]
+    assert isinstance(result, traceanalyzer.CommOutliers)
+
+
+def test_picture_is_small_and_regenerated() -> None:
+    picture = "docs/images/comm_outliers.png"
+    assert f"({picture})" in README
+    assert picture in (ROOT / "Makefile").read_text()
+    assert 10_000 < (ROOT / picture).stat().st_size < 150_000
+
+
+# --- what the code says ----------------------------------------------------------------------
+
+
+def _table(page: str, title: str) -> list[list[str]]:
+    """Rows of the table below a title, without its head."""
+    below = page.split(f"## {title}\n", 1)[1].split("\n#", 1)[0]
+    rows = [line for line in below.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_import_table_is_that_of_the_test() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    described = {}
+    for room, _, _, imports in _table(page, "Rooms")[: page.count("\n| `")]:
+        allowed = set(re.findall(r"`(\w+)`", imports)) | (BASE if "base" in imports else set())
+        for name in re.findall(r"`(\w+)(?:\.py|/)`", room):
+            described[name] = allowed
+    assert described == {k: v for k, v in ALLOWED.items() if not k.startswith("__")}
+
+
+@pytest.mark.parametrize(
+    ("title", "folder"),
+    [
+        ("The chrome parser", "parsers/chrome_trace"),
+        ("Communication outliers", "analyzers/comm_outliers"),
+    ],
+)
+def test_architecture_names_every_module(title: str, folder: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    part = page.split(f"### {title}\n")[1].split("\n#")[0]
+    modules = {path.stem for path in (ROOT / "traceanalyzer" / folder).glob("*.py")} - {"__init__"}
+    assert [name for name in sorted(modules) if f"`{name}`" not in part] == []
+
+
+def test_every_finding_is_described_with_its_severity() -> None:
+    source = "".join(
+        path.read_text() for path in (ROOT / "traceanalyzer/parsers/chrome_trace").glob("*.py")
+    )
+    calls = r'(?:lose|note|count)\(\s*f?"([a-z0-9-]+)'
+    others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
+    found = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
+    described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Findings")}
+    assert described == {code: parser._severity(code) for code in found}
+
+
+def _malformed() -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| (`\w+\.json.*?) \|.*\|([^|]*)\|$", CHROME, re.MULTILINE)
+    return [(name, said) for names, said in rows for name in re.findall(r"`([\w.]+)`", names)]
+
+
+@pytest.mark.parametrize(("name", "said"), _malformed(), ids=[name for name, _ in _malformed()])
+def test_malformed_fixtures_are_found_as_described(name: str, said: str) -> None:
+    path = ROOT / "fixtures" / "malformed" / name
+    if said.strip() == "refused":
+        with pytest.raises(traceanalyzer.InputError):
+            traceanalyzer.read(path)
+    else:
+        codes = traceanalyzer.read(path).issues["code"].to_list()
+        assert codes == re.findall(r"`([^`]+)`", said)
