@@ -51,7 +51,7 @@ class Format:
         suffixes: usual file name endings, for help texts only; detection is by content.
         description: one line.
         spec_url: where the format is described.
-        sniff: ``(first 4 KiB after decompression, path) -> bool``; pure, never raises.
+        sniff: ``(first 64 KiB after decompression, path) -> bool``; pure, never raises.
         parse: ``(source, selection, progress) -> Trace``; raises ``InputError`` for bytes it
             cannot use, notes recoverable loss in ``Trace.issues``, never prints.
         priority: the higher is asked first; unique among the formats.

@@ -14,7 +14,7 @@ from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
 
-HEAD_BYTES = 4096
+HEAD_BYTES = 1 << 16  # some writers put pages of metadata before the events
 _READ = 1 << 20
 #: What is read of a file to recognise it; a folder may hold thousands.
 _HEAD_READ = 1 << 14
@@ -58,7 +58,7 @@ class Source:
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
 
     def head(self) -> bytes:
-        """The first 4 KiB after decompression; shorter when the file is."""
+        """The first 64 KiB after decompression; shorter when the file is."""
         with contextlib.closing(self.blocks(HEAD_BYTES, step=_HEAD_READ)) as blocks:
             return next(blocks, b"")[:HEAD_BYTES]
 
