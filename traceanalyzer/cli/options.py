@@ -100,7 +100,7 @@ def reading(command: Command) -> Command:
         "--rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Only rank N of several files; of one file, its rank where it does not tell.",
+        help="Of one file: it is of rank N, whatever it tells. Of several: only that of rank N.",
     )
     @click.option(
         "--since",

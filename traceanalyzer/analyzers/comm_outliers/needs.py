@@ -4,8 +4,7 @@
 2. :data:`LAUNCHES`, only when :func:`needs_launches`: older recordings join a communication
    kernel to its description through the launch call alone, and launch calls are many.
 3. :data:`CONTEXT`, only of the files and stretches that
-   :func:`~traceanalyzer.analyzers.comm_outliers.context.context_windows` names: what a late rank
-   was doing.
+   :func:`~traceanalyzer.analyzers.comm_outliers.late.windows` names: what a late rank was doing.
 """
 
 from __future__ import annotations
