@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from traceanalyzer.render.text import visible
-from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +55,11 @@ def cells(column: str, values: Sequence[Any]) -> tuple[Scale, list[str]]:
     """A column as text: its unit and one string a value, all with the same decimals.
 
     The unit is chosen by the median of the values that are not 0, so that one outlier does not
-    turn the rest into zeros; that median shows four significant digits.
+    turn the rest into zeros; that median shows four significant digits. Sizes have a unit each:
+    they tell kinds of messages apart, from 4 B to 4 GiB in one column.
     """
+    if column.endswith("_bytes"):
+        return Scale(), ["" if value is None else format_bytes(value) for value in values]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     middle = _middle(numbers)
     scale = scale_of(column, middle)
