@@ -172,6 +172,13 @@ def test_baseline_of_unknown_sizes_goes_by_kernel() -> None:
     assert result.baseline.select("kernel", "ratio").rows() == [("ncclDevKernel_Generic", 3.0)]
 
 
+def test_what_cannot_be_judged_is_not_called_usual() -> None:
+    few = run(kernels([100, 100]))
+    assert few.instances["judged_by"].null_count() == 2
+    assert few.verdict.startswith("Too little to judge by: 2 collectives took 200 ns in all")
+    assert "none has enough of its kind to tell" in few.verdict
+
+
 def test_an_equal_baseline_is_nothing_unusual() -> None:
     made = trace(kernels([100] * 6))
     result = comm_outliers(made, baseline=made)

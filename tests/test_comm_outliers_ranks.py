@@ -585,3 +585,14 @@ def test_the_order_of_ranks_and_rows_does_not_matter(
 def test_parts_may_be_made_elsewhere() -> None:
     traces = run(ARRIVALS)
     assert combine([extract(t) for t in traces]).verdict == comm_outliers(traces).verdict
+
+
+def test_two_files_of_one_rank_are_told() -> None:
+    early, late, other = (
+        trace([device(ALL_REDUCE, at * MS, US)], rank=rank, path=f"{at}.json")
+        for at, rank in ((0, 0), (50, 0), (0, 1))
+    )
+    told = [n for n in comm_outliers([early, late, other]).notes if n.startswith("More than one")]
+    assert len(told) == 1
+    assert told[0].startswith("More than one file is of rank 0: taken for parts of one run.")
+    assert not any("More than one" in note for note in comm_outliers([early, other]).notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import polars as pl
@@ -39,13 +40,20 @@ def _given(parts: Sequence[Part]) -> list[str]:
     given = {part.rank for part in parts}
     world = max(part.world_size or 0 for part in parts)
     unnamed = sum(not part.rank_known for part in parts) if len(parts) > 1 else 0
-    silent = [part.rank for part in parts if part.instances.is_empty()]
+    silent = sorted({part.rank or 0 for part in parts if part.instances.is_empty()})
+    files = Counter(part.rank for part in parts)
+    again = [rank for rank, count in files.items() if count > 1]
     return [
         _if(
             len(given) < world,
             f"Ranks given: {len(given)} of {world}. Lateness is judged among those only.",
         ),
         _if(unnamed, f"{unnamed} files do not tell their rank; numbered in order of their names."),
+        _if(
+            again,
+            f"More than one file is of rank {_list(again)}: taken for parts of one run. Files of "
+            "several runs belong into folders of their own.",
+        ),
         _if(silent, f"No communication was recorded in rank {_list(silent)}."),
     ]
 
@@ -69,7 +77,11 @@ def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
             f"{small:,} of {instances.height:,} collectives are in kinds of fewer than five: "
             "judged against their bandwidth over all sizes.",
         ),
-        _if(placed, f"{placed:,} are judged against the same place in the other steps."),
+        _if(
+            placed,
+            f"{placed:,} of {instances.height:,} collectives are judged against the same place in "
+            "the other steps.",
+        ),
         _if(
             unjudged,
             f"{unjudged:,} of {instances.height:,} collectives were not judged: fewer than five "

@@ -195,10 +195,19 @@ def _nothing(result: CommOutliers) -> str:
     of_it = f", {waiting} of it waiting for one another," if result.n_matched else ""
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
     late = " and no rank is late" if result.n_matched else ""
+    judged = result.n_events - result.instances["judged_by"].null_count()
+    opening = "Nothing unusual" if judged or result.n_matched else "Too little to judge by"
+    kind = (
+        "none is an outlier of its kind"
+        if judged == result.n_events
+        else f"of {judged:,} that could be judged none is an outlier"
+        if judged
+        else "none has enough of its kind to tell whether it is an outlier"
+    )
     return (
-        f"Nothing unusual: {_number(result.n_events, 'collective')}{over} took "
+        f"{opening}: {_number(result.n_events, 'collective')}{over} took "
         f"{format_ns(result.total_comm_ns)} in all{of_it} and ran during {share} of the recorded "
-        f"time; none is an outlier of its kind{late}."
+        f"time; {kind}{late}."
     )
 
 
