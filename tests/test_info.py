@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import polars as pl
@@ -6,7 +7,7 @@ import pytest
 
 from traceanalyzer import api, schema
 from traceanalyzer.analyzers.info import info, ranges
-from traceanalyzer.errors import InputError
+from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 
 EVENTS = [
@@ -136,3 +137,19 @@ def test_bundled_ranks(golden, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
     monkeypatch.setenv("COLUMNS", "120")
     golden("info_nccl_8ranks.txt", api.info(["fixtures/nccl_8ranks"]).table())
+
+
+def test_one_path_need_not_be_in_a_list():
+    folder = Path(__file__).parents[1] / "fixtures" / "nccl_8ranks"
+    assert api.info(str(folder)).files.height == api.info([folder]).files.height == 8
+
+
+def test_a_name_that_is_no_text_is_refused_or_listed(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.json")
+    for name in (path, tmp_path / "rank0.json"):
+        Path(name).write_text('[{"ph": "X", "name": "a", "ts": 1, "dur": 1}]')
+    with pytest.raises(UnreadableFile, match="its name is not UTF-8; rename it"):
+        api.info(path)
+    found = api.info(tmp_path)
+    assert found.files.height == 1
+    assert found.skipped.row(0) == (f"{tmp_path}/caf\\udce9.json", "its name is not UTF-8")

@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 
 _COLUMNS = ("args", "input_dims")
+_NO_TEXT = "its name is not UTF-8"
 
 
 def read(
@@ -147,7 +148,7 @@ def comm_outliers(
                 if rank in (None, own_rank, own.meta.rank)
             ]
         if not found:
-            raise OptionError(f"no input is of rank {rank}")
+            raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
         return found
 
     items = _each(inputs)
@@ -231,7 +232,7 @@ def convert(
     return trace
 
 
-def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
+def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
     """Files to read, and files left out with the reason.
 
     A file named directly is always an input. In a folder (and below) every file whose content a
@@ -243,10 +244,13 @@ def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, s
     """
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
-    for path in [os.fspath(p) for p in paths]:
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    for path in [os.fspath(p) for p in given]:
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             if not os.path.exists(path):  # noqa: PTH110
                 raise UnreadableFile(path, "no such file or folder")
+            if not _is_text(path):
+                raise UnreadableFile(path, _NO_TEXT, hint="rename it")
             inputs.append(path)
             continue
         found, foreign = _in_folder(path)
@@ -259,7 +263,7 @@ def find_inputs(paths: Sequence[PathLike]) -> tuple[list[str], list[tuple[str, s
 
 
 def info(
-    paths: Sequence[PathLike],
+    paths: PathLike | Sequence[PathLike],
     *,
     skipped: Iterable[tuple[str, str]] = (),
     format: str | None = None,  # noqa: A002 - the command line's word
@@ -310,6 +314,9 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
         for name in sorted((f for f in names if not f.startswith(".")), key=natural):
             path = str(Path(base, name))
+            if not _is_text(path):
+                foreign.append((path.encode(errors="backslashreplace").decode(), _NO_TEXT))
+                continue
             try:
                 known = registry.detect(Source(path))
             except InputError as error:
@@ -320,6 +327,11 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
             else:
                 found.append(path)
     return found, foreign
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file's name is UTF-8; the tables, which hold it, know no other text."""
+    return path.encode(errors="ignore").decode() == path
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
