@@ -43,14 +43,14 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
     """
     width = width or shutil.get_terminal_size(_FALLBACK).columns
     line = min(width, _PROSE_WIDTH)
-    parts = [prose(result.title), textwrap.fill(prose(result.verdict), line)]
+    parts = [prose(result.title), _filled(prose(result.verdict), line)]
     parts += [
         _table(table, top, width) for table in result.tables if top is None or not table.detail
     ]
     more = [table.title for table in result.tables if top is not None and table.detail]
     if more:
         said = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
-        parts.append(textwrap.fill(said, line))
+        parts.append(_filled(said, line))
     if result.notes:
         parts.append("\n".join(_note(note, line) for note in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -130,4 +130,12 @@ def _total(columns: list[_Column]) -> int:
 
 
 def _note(note: str, width: int) -> str:
-    return textwrap.fill(prose(note), width, initial_indent="- ", subsequent_indent="  ")
+    return _filled(prose(note), width, bullet="- ")
+
+
+def _filled(text: str, width: int, *, bullet: str = "") -> str:
+    """Lines broken between words only, and ``no-time`` is one; indented behind the bullet."""
+    indent = " " * len(bullet)
+    return textwrap.fill(
+        text, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False
+    )
