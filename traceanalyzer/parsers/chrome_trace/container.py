@@ -20,8 +20,7 @@ from traceanalyzer.parsers.chrome_trace.search import (
 from traceanalyzer.parsers.chrome_trace.text import Text
 
 PIECE_BYTES = 1 << 22
-#: Arrays are tried with a small piece first: some files are thousands of small arrays.
-FIRST_PIECE_BYTES = 1 << 16
+FIRST_PIECE_BYTES = 1 << 12
 TAIL_BYTES = 1 << 15
 #: No event is larger; text without an end to any event is cut anywhere.
 MAX_EVENT_BYTES = 1 << 26
@@ -279,22 +278,25 @@ class Piece:
 
 
 def pieces(text: Text, offset: int) -> Iterator[Piece]:
-    """Cut the text from an offset to its end into pieces of about ``PIECE_BYTES``."""
-    size = min(FIRST_PIECE_BYTES, PIECE_BYTES)
-    while True:
-        length = size
-        while (cut := _cut(text, offset, length)) is None:
-            length *= 2  # an event larger than a piece
-        yield cut
-        if cut.last:
-            return
+    """Cut the text from an offset to its end into pieces of about ``PIECE_BYTES``.
+
+    A small one comes first: some files are thousands of small arrays.
+    """
+    first = min(FIRST_PIECE_BYTES, PIECE_BYTES)
+    cut = _cut(text, offset, first) or Piece(offset, first, last=False)
+    yield cut
+    while not cut.last:
         offset += cut.length
-        size = PIECE_BYTES
+        length = PIECE_BYTES
+        while (found := _cut(text, offset, length)) is None:
+            length *= 2  # an event larger than a piece
+        cut = found
+        yield cut
 
 
 def _cut(text: Text, offset: int, length: int) -> Piece | None:
     """The piece of at most this length, or None when no event ends inside it."""
-    for window in (min(TAIL_BYTES, length), length):
+    for window in dict.fromkeys((min(TAIL_BYTES, length), length)):
         low = offset + length - window
         tail = text.read(low, window)
         if len(tail) < window:
@@ -302,6 +304,8 @@ def _cut(text: Text, offset: int, length: int) -> Piece | None:
             return Piece(offset, end - offset, last=True)
         start = last_event_start(tail)
         if start > 0:
+            # the line's beginning goes with the event
+            start = len(tail[:start].rstrip(b" \t\r\n")) or start
             return Piece(offset, low + start - offset, last=False)
     if length <= 2 * PIECE_BYTES:
         return None

@@ -18,10 +18,12 @@ class End(NamedTuple):
     Attributes:
         at: offset behind the value, None when there is no value that ends.
         cut: the text ended inside the value; more of it may help.
+        wrong: offset of what is no JSON, None when there is no such place.
     """
 
     at: int | None
     cut: bool = False
+    wrong: int | None = None
 
 
 def value_end(characters: str, at: int) -> End:
@@ -34,7 +36,8 @@ def value_end(characters: str, at: int) -> End:
         end = _scanner.raw_decode(characters, at)[1]
     except json.JSONDecodeError as error:
         is_near = len(characters) - error.pos <= _NEAR
-        return End(None, cut=is_near or error.msg.startswith("Unterminated string"))
+        is_cut = is_near or error.msg.startswith("Unterminated string")
+        return End(None, is_cut, error.pos)
     except RecursionError:
         return End(None)
     return End(end)

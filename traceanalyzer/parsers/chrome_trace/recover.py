@@ -8,17 +8,22 @@ from dataclasses import dataclass, field
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event
 from traceanalyzer.parsers.chrome_trace.lenient import End, value_end
 from traceanalyzer.parsers.chrome_trace.mend import mended, outlined
-from traceanalyzer.parsers.chrome_trace.search import EVENT_START, next_event_start
+from traceanalyzer.parsers.chrome_trace.search import BEHIND_STRAY, GOES_ON, next_event_start
 
 #: A broken event is looked at up to this many starts further on: its arguments may hold some.
 _STARTS = 8
 #: Looking for ends in vain may cost this many times the text; then it stays near.
 _PATIENCE = 8
 _WINDOW = 1 << 12
+#: How far an event's indentation is looked for before it, and events indented alike behind it.
+_INDENT = 64
+_REACH = 1 << 16
 
 _blanks = re.compile(rb"[ \t\r\n,]*+")
-_behind_stray = re.compile(rb"\]|" + EVENT_START.pattern)
-_last_end = re.compile(rb"\}[\s,]*+(?=\])")
+#: What a decoder stumbles over and :func:`~.mend.mended` mends: escapes, numbers, commas.
+_mendable = re.compile(r"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
+#: The end of an array, to be told from that of a list inside an event.
+_last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
 
 
 @dataclass
@@ -31,6 +36,7 @@ class Saved:
         issues: code -> (count, offset of the first within the text).
         tail: the text of an event at the end that goes on where the text stops.
         closed: offset behind the ``]`` that ended the array, or None.
+        lost: an event was lost and none was read since: this may be the inside of that one.
     """
 
     texts: list[bytes] = field(default_factory=list)
@@ -38,6 +44,7 @@ class Saved:
     issues: dict[str, tuple[int, int]] = field(default_factory=dict)
     tail: bytes = b""
     closed: int | None = None
+    lost: bool = False
 
     def note(self, code: str, offset: int, count: int = 1) -> None:
         """Count an oddity."""
@@ -55,28 +62,40 @@ class _Damaged:
 
     def end(self, at: int) -> End:
         """Where the event at an offset ends."""
-        found = self._far(at)  # relative to ``at``, as is all that follows
-        if found.at is None and not found.cut:
-            window = outlined(self.text[at : self._horizon(at)])
-            found = value_end(window.decode("latin-1"), 0)
-            found = End(found.at, found.cut and at + len(window) == len(self.text))
-        return found if found.at is None else End(at + found.at)
+        found = self._far(at) if self.patience > 0 else self._near(at)
+        if found.at is not None or not self._is_mendable(found.wrong):
+            return found
+        horizon = self._horizon(at)
+        outline = value_end(outlined(self.text[at:horizon]).decode("latin-1"), 0)
+        if outline.at is not None:
+            return End(at + outline.at)
+        return End(None, found.cut or (outline.cut and horizon == len(self.text)))
 
     def _far(self, at: int) -> End:
-        """The end by growing windows: an error costs the decoder all the text it was given."""
+        """By growing windows: an error costs the decoder all the text that it was given."""
         size = _WINDOW
         while True:
-            window = self.characters[at : at + size]
-            found = value_end(window, 0)
-            is_all = at + size >= len(self.characters)
-            if found.at is not None or not found.cut or is_all:
+            found = self._within(at, at + size)
+            if found.at is not None or not found.cut or at + size >= len(self.text):
                 break
             size *= 4
-            if self.patience < 0:
-                return End(None)
         if found.at is None:
-            self.patience -= len(window)
+            self.patience -= size
         return found
+
+    def _near(self, at: int) -> End:
+        """Without going far: brackets that were lost make an event swallow all that follow."""
+        horizon = self._horizon(at)
+        found = self._within(at, horizon)
+        return found._replace(cut=found.cut and horizon == len(self.text))
+
+    def _within(self, at: int, end: int) -> End:
+        found = value_end(self.characters[at:end], 0)
+        place = None if found.wrong is None else at + found.wrong
+        return End(None if found.at is None else at + found.at, found.cut, place)
+
+    def _is_mendable(self, wrong: int | None) -> bool:
+        return wrong is not None and _mendable.match(self.characters, wrong) is not None
 
     def _horizon(self, at: int) -> int:
         """The offset of an event some way on."""
@@ -120,22 +139,45 @@ def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
         if not _save(text[at : end.at], at, saved):
             saved.note("bad-event", at)
         return end.at
-    following = next_event_start(text, at + 1)
+    following = _resume(text, at)
     if end.cut and (not final or following is None):
         saved.tail = text[at:]
         return len(text)
     saved.note("bad-event", at)
+    saved.lost = True
     if following is not None:
         return following
     last = _last_end.search(text, at)
     return last.end() if last else len(text)
 
 
+def _resume(text: bytes, at: int) -> int | None:
+    """Where to go on behind the start of a lost event; None: the rest of the text belongs to it.
+
+    Where events stand on lines of their own, at the next one that is indented alike: others may be
+    inside the lost event.
+    """
+    line = text.rfind(b"\n", max(at - _INDENT, 0), at)
+    indent = text[line:at]
+    if line >= 0 and indent.isspace():
+        aligned = text.find(indent + b"{", at, at + _REACH)
+        if aligned >= 0:
+            return aligned + len(indent)
+        on_lines = text.rfind(indent + b"{", max(line - _REACH, 0), line) >= 0
+        if on_lines and len(text) - at < _REACH:
+            return None
+    return next_event_start(text, at + 1)
+
+
 def _bracket(text: bytes, at: int, saved: Saved) -> int:
-    """The array's end, unless another array follows at once: it is read as one with this."""
-    behind = _behind_blanks(text, at + 1)
-    if text[behind : behind + 1] == b"[":
-        return behind + 1
+    """The array's end, unless another array, or an event, follows: it is read as one with this.
+
+    Nor is it the end when it may belong to a lost event and more events follow.
+    """
+    if match := GOES_ON.match(text, at + 1):
+        return match.end()
+    if saved.lost and (following := next_event_start(text, at)) is not None:
+        return following
     saved.closed = at + 1
     return len(text)
 
@@ -143,10 +185,8 @@ def _bracket(text: bytes, at: int, saved: Saved) -> int:
 def _stray(text: bytes, at: int, saved: Saved) -> int:
     """Text that is no event: over it to the next event or bracket."""
     saved.note("stray-text", at)
-    match = _behind_stray.search(text, at)
-    if match is None:
-        return len(text)
-    return match.start() if match.group() == b"]" else match.end()
+    match = BEHIND_STRAY.search(text, at)
+    return match.start() if match else len(text)
 
 
 def _save(segment: bytes, offset: int, saved: Saved) -> bool:
@@ -162,6 +202,7 @@ def _save(segment: bytes, offset: int, saved: Saved) -> bool:
             return False
     for code, count in counts.items():
         saved.note(code, offset, count)
+    saved.lost = saved.lost and event.ph is None
     saved.texts.append(segment)
     saved.events.append(event)
     return True

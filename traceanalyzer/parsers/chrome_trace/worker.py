@@ -14,12 +14,13 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     decode_raw_args_lines,
 )
 from traceanalyzer.parsers.chrome_trace.extract import extract
+from traceanalyzer.parsers.chrome_trace.mend import mended
 from traceanalyzer.parsers.chrome_trace.recover import recover
 from traceanalyzer.parsers.chrome_trace.scanner import scanned
+from traceanalyzer.parsers.chrome_trace.search import GOES_ON
 from traceanalyzer.parsers.chrome_trace.want import Want
 
 _BLANKS = b" \t\r\n,"
-_another_array = re.compile(rb"[ \t\r\n,]*+\[")
 _trailing = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
@@ -33,39 +34,39 @@ def process(text: bytes, offset: int, want: Want, *, final: bool = False) -> lis
         want: what to keep.
         final: no text follows.
     """
-    found = scanned(text, offset, want)
-    if found is not None and not _goes_on(text, found[-1].closed):
-        return found
+    return (
+        _whole(text, offset, want)
+        or _lines(text, offset, want)
+        or _mended(text, offset, want)
+        or [_saved(text, offset, want, final=final)]
+    )
+
+
+def _whole(text: bytes, offset: int, want: Want) -> list[Batch] | None:
+    """Well-formed events, perhaps with the array's end among them; None: they are not."""
+    found = scanned(text, offset, want) or _strict(text, offset, want)
+    # an array that ends only for another to begin is read as one with it, see recover
+    goes_on = found and found[-1].closed and GOES_ON.match(text, found[-1].closed)
+    return None if goes_on else found
+
+
+def _strict(text: bytes, offset: int, want: Want) -> list[Batch] | None:
+    """The same by the strict decoder."""
     body = text.strip(_BLANKS)
     if not body:
         return [Batch()]
-    lead = len(text) - len(text.lstrip(_BLANKS))
-    return [
-        _strict(body, lead, offset, want)
-        or _lines(body, lead, offset, want)
-        or _saved(text, offset, want, final=final)
-    ]
-
-
-def _goes_on(text: bytes, closed: int | None) -> bool:
-    """Whether the array ends only for another one to begin: the two are read as one."""
-    return closed is not None and _another_array.match(text, closed) is not None
-
-
-def _strict(body: bytes, lead: int, offset: int, want: Want) -> Batch | None:
-    """Well-formed events, perhaps with the array's end among them; None: they are not."""
     try:
-        return _batch(decode_events(b"[" + body + b"]"), body, offset, want)
+        return [_batch(decode_events(b"[" + body + b"]"), body, offset, want)]
     except BAD_TEXT as error:
         closed = _early_end(body, error)
-    if closed is None or _goes_on(body, closed):
+    if closed is None:
         return None
     try:
         batch = _batch(decode_events(b"[" + body[:closed]), body[: closed - 1], offset, want)
     except BAD_TEXT:
         return None
-    batch.closed = closed + lead
-    return batch
+    batch.closed = closed + len(text) - len(text.lstrip(_BLANKS))
+    return [batch]
 
 
 def _early_end(body: bytes, error: Exception) -> int | None:
@@ -79,17 +80,33 @@ def _batch(events: list[Event], text: bytes, offset: int, want: Want) -> Batch:
     return extract(events, want, offset, lambda: decode_raw_args(b"[" + text + b"]"))
 
 
-def _lines(body: bytes, lead: int, offset: int, want: Want) -> Batch | None:
+def _lines(text: bytes, offset: int, want: Want) -> list[Batch] | None:
     """Newline-delimited events, without commas, perhaps with the array's end behind them."""
-    is_closed = body.endswith(b"]")
-    lines = body[:-1] if is_closed else body
+    lines = text.rstrip(_BLANKS)
+    closed = len(lines) if lines.endswith(b"]") else None
+    if closed:
+        lines = lines[:-1]
     try:
         events = decode_lines(lines)
     except BAD_TEXT:
         return None
     batch = extract(events, want, offset, lambda: decode_raw_args_lines(lines))
-    batch.closed = lead + len(body) if is_closed else None
-    return batch
+    batch.closed = closed
+    return [batch]
+
+
+def _mended(text: bytes, offset: int, want: Want) -> list[Batch] | None:
+    """Text with small faults, mended as a whole; None: that does not do.
+
+    Nor does it for the piece in which the array ends: offsets behind its end count.
+    """
+    whole, counts = mended(text)
+    found = None if whole == text else _whole(whole, offset, want)
+    if found is None or found[-1].closed is not None:
+        return None
+    for code, count in counts.items():
+        found[-1].issues[code] = (count, offset)
+    return found
 
 
 def _saved(text: bytes, offset: int, want: Want, *, final: bool) -> Batch:
