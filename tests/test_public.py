@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
 
 import traceanalyzer
 
@@ -41,3 +42,12 @@ def test_importing_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_since_counts_from_the_files_first_event_whatever_is_read():
+    path = "fixtures/nccl_8ranks/rank0.json.gz"
+    everything = traceanalyzer.read(ROOT / path, since_ns=60_000_000)
+    kernels = traceanalyzer.read(ROOT / path, kinds=["kernel"], since_ns=60_000_000)
+    wanted = everything.events.filter(everything.events["kind"] == "kernel")
+    assert kernels.events.equals(wanted)
+    assert 0 < kernels.events.height < 200

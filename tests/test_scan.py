@@ -41,15 +41,22 @@ def _columns(text, **how):
 
 
 def test_an_ordinary_event_becomes_a_row():
-    events, closed, columns = _columns(KERNEL)
+    events, closed, _, columns = _columns(KERNEL)
     assert (events, closed) == (1, -1)
     assert list(array("q", columns[1])) == [1500]
     assert list(array("q", columns[2])) == [2000]
     assert columns[-1] == b""
 
 
+def test_the_first_time_counts_whether_the_event_is_wanted_or_not():
+    early = b'{"ph":"X","cat":"cpu_op","name":"a","ts":0.25,"dur":1}'
+    _, _, first, columns = _columns(KERNEL + b"," + early, other=0, every=False)
+    assert first == 250
+    assert list(array("q", columns[1])) == [1500]
+
+
 def test_a_bracket_ends_the_array_and_says_where():
-    events, closed, _ = _columns(KERNEL + b'\n ], "x": 1}')
+    events, closed, _, _ = _columns(KERNEL + b'\n ], "x": 1}')
     assert (events, closed) == (1, len(KERNEL) + 3)
 
 
@@ -62,13 +69,13 @@ def test_windows_hold_at_the_ends_of_the_clock():
         (early, (-(1 << 63), -1), 1),
         (early, (0, (1 << 63) - 1), 0),  # it ends with the window's first nanosecond
     ]:
-        _, _, columns = _columns(event, windows=array("q", window).tobytes())
+        *_, columns = _columns(event, windows=array("q", window).tobytes())
         assert len(array("q", columns[1])) == rows
 
 
 def test_as_many_windows_as_asked_for():
     windows = array("q", [edge for start in range(5000) for edge in (start, start + 1)])
-    _, _, columns = _columns(KERNEL, windows=windows.tobytes())
+    *_, columns = _columns(KERNEL, windows=windows.tobytes())
     assert list(array("q", columns[1])) == [1500]
 
 
@@ -93,7 +100,7 @@ def test_as_many_windows_as_asked_for():
 )
 def test_an_odd_event_is_handed_back_whole(odd):
     event = b'{"ph":"X","name":"k",' + odd + b"}"
-    _, _, columns = _columns(KERNEL + b"," + event)
+    *_, columns = _columns(KERNEL + b"," + event)
     assert list(array("q", columns[-1])) == [len(KERNEL) + 1, len(event), 1]
 
 
@@ -127,12 +134,12 @@ def test_what_is_not_strict_json_is_given_up(text):
 
 def test_only_wanted_kinds_are_kept_and_names_count_whatever_the_kind():
     cpu = b'{"ph":"X","cat":"cpu_op","name":"record_param_comms","ts":1,"dur":1}'
-    _, _, columns = _columns(KERNEL + b"," + cpu, other=0, every=False)
+    *_, columns = _columns(KERNEL + b"," + cpu, other=0, every=False)
     assert len(columns[1]) == 8
-    _, _, columns = _columns(KERNEL + b"," + cpu, other=0, every=False, named=[b"param"])
+    *_, columns = _columns(KERNEL + b"," + cpu, other=0, every=False, named=[b"param"])
     assert len(columns[1]) == 16
     window = array("q", [0, 1200]).tobytes()
-    _, _, columns = _columns(KERNEL + b"," + cpu, windows=window)
+    *_, columns = _columns(KERNEL + b"," + cpu, windows=window)
     assert list(array("q", columns[1])) == [1000]
 
 
@@ -150,7 +157,7 @@ def test_arguments_out_of_range_are_refused(wrong):
 )
 def test_times_are_the_ones_python_reads(us):
     text = f"{us:f}".encode()
-    _, _, columns = _columns(b'{"ph":"X","name":"k","dur":1,"ts":' + text + b"}")
+    *_, columns = _columns(b'{"ph":"X","name":"k","dur":1,"ts":' + text + b"}")
     assert array("q", columns[1])[0] == nanosecond(text)
 
 

@@ -54,8 +54,8 @@ def read(
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         format: a format's name, to override detection by content.
         rank: the rank of the file, where it does not tell or tells wrong.
-        since_ns: leave out what ends before this time after the first event.
-        until_ns: leave out what starts at or after this time after the first event.
+        since_ns: leave out what ends before this time after the file's first event.
+        until_ns: leave out what starts at or after this time after the file's first event.
         progress: called with (bytes read, bytes in all).
 
     Returns:
@@ -114,8 +114,8 @@ def comm_outliers(
         format: the files' format, to override detection by content.
         rank: of several files, only those of this rank; of one file, its rank where it does not
             tell or tells wrong.
-        since_ns: leave out what ends before this time after a file's first event read.
-        until_ns: leave out what starts at or after this time after a file's first event read.
+        since_ns: leave out what ends before this time after each file's first event.
+        until_ns: leave out what starts at or after this time after each file's first event.
         progress: called with (bytes read, bytes in all) of each file while it is first read.
         seen: called with each trace as it was first read, for its ``issues``.
 

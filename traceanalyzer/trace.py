@@ -41,6 +41,7 @@ class Meta:
         format: the parser's name.
         version: the format's version or layout, where the file tells.
         epoch_ns: absolute time of ts 0 in nanoseconds since the Unix epoch, or None.
+        start_ns: time of the file's first event, whether it was read or not, or None.
         rank: global rank of the recorded process, or None.
         world_size: number of ranks in the job, or None.
         devices: the GPUs listed.
@@ -53,6 +54,7 @@ class Meta:
     format: str
     version: str | None = None
     epoch_ns: int | None = None
+    start_ns: int | None = None
     rank: int | None = None
     world_size: int | None = None
     devices: tuple[Device, ...] = ()
@@ -115,12 +117,15 @@ class Trace:
         return replace(self, sources=sources, **relabelled)
 
     def between(self, since_ns: int | None = None, until_ns: int | None = None) -> Trace:
-        """Only the events that overlap [since, until), in ns after the first event.
+        """Only the events that overlap [since, until), in ns after the file's first event.
+
+        The first event counts whether it was read or not.
 
         Side tables keep the rows of the events that remain; flow points and counters are kept
         by their own time.
         """
-        start = self.events["ts"].min()
+        told = [meta.start_ns for meta in self.sources if meta.start_ns is not None]
+        start = min(told) if told else self.events["ts"].min()
         if (since_ns is None and until_ns is None) or not isinstance(start, int):
             return self
         lo = None if since_ns is None else start + since_ns
@@ -175,7 +180,8 @@ def concat(traces: Sequence[Trace]) -> Trace:
         offsets["segment"] += trace.segments.height
         for meta in trace.sources:
             known = meta.epoch_ns is not None
-            sources.append(replace(meta, epoch_ns=origin) if known else meta)
+            begun = None if meta.start_ns is None else meta.start_ns + shift
+            sources.append(replace(meta, epoch_ns=origin, start_ns=begun) if known else meta)
     joined = {name: pl.concat(frames, how="diagonal") for name, frames in parts.items()}
     return sort_events(Trace(sources=tuple(sources), **joined))
 

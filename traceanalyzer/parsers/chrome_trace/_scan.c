@@ -73,6 +73,7 @@ typedef struct {
     int64_t *windows; Py_ssize_t n_windows;
     int flows, all;
     uint32_t rows, flow_rows;
+    int64_t first; /* the earliest time of any event, wanted or not */
     int out_of_memory;
 } scanner;
 
@@ -528,6 +529,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         const char *start = p;
         if (*p == ']') { *closed = p + 1 - s->begin; break; }
         if (*p != '{' || !(p = object(s, p, &e)) || p > s->end) return -1;
+        if ((e.phase == 'X' || e.phase == 'i') && e.ts != NONE && e.ts < s->first) s->first = e.ts;
         int ok = 1;
         switch (judge(s, &e)) {
         case ROW: ok = put_row(s, &e, order); break;
@@ -589,7 +591,7 @@ static PyObject *columns(scanner *s, int64_t events, int64_t closed) {
         if (!bytes) { Py_DECREF(list); return NULL; }
         PyList_SetItem(list, i, bytes);
     }
-    return Py_BuildValue("LLN", (long long)events, (long long)closed, list);
+    return Py_BuildValue("LLLN", (long long)events, (long long)closed, (long long)s->first, list);
 }
 
 PyDoc_STRVAR(scan_doc,
@@ -598,7 +600,7 @@ PyDoc_STRVAR(scan_doc,
 "Args: categories is a list of (lower-case spelling, flags), other and absent the flags of any other\n"
 "and of no category (1 wanted, 2 device); special are lower-case words whose events Python must read;\n"
 "named are words wanted whatever the category; windows are (start, end) in ns, flat, as int64 bytes.\n"
-"Returns (events, offset behind a closing bracket or -1, columns as bytes).");
+"Returns (events, offset behind a closing bracket or -1, earliest time, columns as bytes).");
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
@@ -618,7 +620,7 @@ static PyObject *scan(PyObject *module, PyObject *args) {
         return NULL;
     }
     PyObject *result = NULL;
-    s.begin = data + begin; s.end = data + size;
+    s.begin = data + begin; s.end = data + size; s.first = INT64_MAX;
     s.n_windows = window_bytes / 16;
     s.categories = words(categories, &s.n_categories);
     s.special = s.categories ? words(special, &s.n_special) : NULL;

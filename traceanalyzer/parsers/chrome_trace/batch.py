@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: Later than any time.
+NEVER = (1 << 63) - 1
+
 Int64 = bytes
 UInt32 = bytes
 UInt64 = bytes
@@ -78,6 +81,7 @@ class Batch(msgspec.Struct):
 
     Attributes:
         events: events in the piece, wanted or not.
+        first: the earliest time of its events, wanted or not, in ns; ``NEVER`` without any.
         texts: names, categories and keys by code.
         counters: (ts, pid, pid label, name, series, value).
         metadata: (name, pid, pid label, tid, tid label, args as JSON).
@@ -88,6 +92,7 @@ class Batch(msgspec.Struct):
     """
 
     events: int = 0
+    first: int = NEVER
     texts: list[str] = []
     slices: Slices = msgspec.field(default_factory=Slices)
     points: Points = msgspec.field(default_factory=Points)

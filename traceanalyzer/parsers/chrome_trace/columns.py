@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
+from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 
@@ -119,6 +119,7 @@ class Collected:
         self.metadata: list[tuple[str, int, str | None, int, str | None, str]] = []
         self.issues: dict[str, tuple[int, int]] = {}
         self.events = 0
+        self.first = NEVER
 
     def add(self, batch: Batch) -> None:
         """Take a batch; batches come in the file's order."""
@@ -142,6 +143,7 @@ class Collected:
         for code, (count, first) in batch.issues.items():
             self.lose(code, count, first)
         self.events += batch.events
+        self.first = min(self.first, batch.first)
 
     def lose(self, code: str, count: int, first: int) -> None:
         """Count something lost or odd."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from traceanalyzer.parsers.chrome_trace import coerce, overflow
-from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
+from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.decode import (
     BAD_TEXT,
@@ -86,6 +86,7 @@ def extract(
     phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
     rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
     slices = [events[row] for row in rows]
+    first = _first(slices)
     keep = want.keep
     if keep is not None:
         kept = [i for i, event in enumerate(slices) if keep(event)]
@@ -93,12 +94,20 @@ def extract(
     batch = Batch(events=len(events))
     batch.slices = _slices(make, slices, rows, raw_args)
     _others(make, batch, events, phases, raw_args)
+    begun = zip(array("q", batch.points.ts), batch.points.phase.decode(), strict=True)
+    batch.first = min(first, *(time for time, phase in begun if phase not in "EeF"), NEVER)
     batch.texts = make.codes.table()
     batch.issues = make.issues
     if order is not None:
         for part in (batch.slices, batch.points, batch.flows):
             part.order = array("I", [order[row] for row in array("I", part.order)]).tobytes()
     return batch
+
+
+def _first(events: list[Event]) -> int:
+    """The earliest time of these events."""
+    ts, _ = nanoseconds([event.ts for event in events])
+    return min((time for time in ts if time != NULL), default=NEVER)
 
 
 def _others(

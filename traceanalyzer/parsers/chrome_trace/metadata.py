@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from traceanalyzer.parsers.chrome_trace.batch import NEVER
 from traceanalyzer.parsers.chrome_trace.coerce import integer
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.naming import rank_from_name
@@ -18,12 +19,14 @@ _OWN = frozenset(
 )
 _BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
 _MAX_RANK = (1 << 31) - 1
+_LAST_EPOCH = 1 << 62  # the year 2116
 
 
 def describe(
     source: Source,
     metadata: dict[str, Any],
     events: list[tuple[str, int, str | None, int, str | None, str]],
+    first: int,
 ) -> Meta:
     """The file's Meta from its top-level values, its metadata events and its name."""
     job = metadata.get("distributedInfo")
@@ -40,7 +43,8 @@ def describe(
         path=source.path,
         format="chrome-trace",
         version=_version(metadata),
-        epoch_ns=_known(integer(metadata.get("baseTimeNanoseconds"))),
+        epoch_ns=_epoch(metadata.get("baseTimeNanoseconds")),
+        start_ns=None if first == NEVER else first,
         rank=rank,
         world_size=_count(job.get("world_size")),
         devices=_devices(metadata.get("deviceProperties")),
@@ -63,6 +67,12 @@ def _global_rank(events: list[tuple[str, int, str | None, int, str | None, str]]
         if name == "global_rank"
     }
     return found.pop() if len(found) == 1 else None
+
+
+def _epoch(value: Any) -> int | None:
+    """Absolute time of ts 0, if it leaves room on the clock for the times behind it."""
+    number = integer(value)
+    return number if 0 <= number <= _LAST_EPOCH else None
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:

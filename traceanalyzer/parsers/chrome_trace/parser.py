@@ -70,7 +70,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         ) from None
     finally:
         text.close()
-    meta = describe(source, container.metadata, collected.metadata)
+    meta = describe(source, container.metadata, collected.metadata, collected.first)
     assembler = Assembler(collected, want, meta.rank)
     frames = assembler.frames()
     frames = add_samples(frames, container.metadata, collected, want, meta.rank, assembler.row_of)

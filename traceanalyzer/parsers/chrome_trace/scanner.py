@@ -84,7 +84,7 @@ def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
     )
     if found is None:
         return None
-    events, closed, columns = found
+    events, closed, first, columns = found
     *values, next_rows, text_ranges, rest_ranges = columns
     slices, flows = Slices(), Points()
     _fill(slices, _SLICE_COLUMNS, values)
@@ -98,6 +98,7 @@ def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
         return None
     _name_collectives(slices, array("I", special_rows), texts)
     rest.events = events
+    rest.first = min(rest.first, first)
     rest.closed = None if closed < 0 else closed
     return [Batch(texts=texts, slices=slices, flows=flows), rest]
 
