@@ -529,7 +529,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         const char *start = p;
         if (*p == ']') { *closed = p + 1 - s->begin; break; }
         if (*p != '{' || !(p = object(s, p, &e)) || p > s->end) return -1;
-        if ((e.phase == 'X' || e.phase == 'i') && e.ts != NONE && e.ts < s->first) s->first = e.ts;
+        if (!e.rest && (e.phase == 'X' || e.phase == 'i') && e.ts != NONE && e.ts < s->first) s->first = e.ts;
         int ok = 1;
         switch (judge(s, &e)) {
         case ROW: ok = put_row(s, &e, order); break;
