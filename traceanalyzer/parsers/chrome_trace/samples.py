@@ -19,7 +19,7 @@ from traceanalyzer.parsers.chrome_trace.want import Want
 
 @dataclass
 class _Frames:
-    """``stackFrames`` as rows of ``stacks``, made as they are asked for."""
+    """``stackFrames`` as rows of ``stacks``."""
 
     given: dict[str, Any]
     rows: list[tuple[int, int | None, str, str | None, None]] = field(default_factory=list)
@@ -61,6 +61,8 @@ def add_samples(
     if not samples and not (given and collected.stack_frames):
         return frames
     stacks = _Frames(given if isinstance(given, dict) else {})
+    for frame in stacks.given:  # all of them: a frame's row depends on nothing else that is read
+        stacks.row(frame)
     events = frames["events"]
     if collected.stack_frames:
         leaf: list[int | None] = [None] * events.height
