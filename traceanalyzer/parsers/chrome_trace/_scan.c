@@ -165,38 +165,42 @@ static inline const char *blanks(const char *p) {
     return p;
 }
 
+/* The first quote, backslash or control character at p or behind it. */
+static inline const char *notable(const char *p, const char *end) {
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    while (end - p >= 8) { /* eight at a time; the lowest bit set is exact, others may not be */
+        uint64_t w; memcpy(&w, p, 8);
+        uint64_t q = w ^ 0x2222222222222222ull, b = w ^ 0x5C5C5C5C5C5C5C5Cull;
+        uint64_t hit = (((q - 0x0101010101010101ull) & ~q) | ((b - 0x0101010101010101ull) & ~b)
+                     | ((w - 0x2020202020202020ull) & ~w)) & 0x8080808080808080ull;
+        if (hit) return p + (__builtin_ctzll(hit) >> 3);
+        p += 8;
+    }
+#endif
+    (void)end;
+    while ((unsigned char)*p >= 0x20 && *p != '"' && *p != '\\') p++;
+    return p;
+}
+
+/* Behind the escape sequence at p, or NULL. */
+static const char *escape_end(const char *p) {
+    char c = p[1];
+    if (c != 'u') return c && strchr("\"\\/bfnrt", c) ? p + 2 : NULL;
+    for (int i = 2; i < 6; i++) {
+        int x = lower((unsigned char)p[i]);
+        if (!((x >= '0' && x <= '9') || (x >= 'a' && x <= 'f'))) return NULL;
+    }
+    /* halves of surrogate pairs may stand alone: not ours to judge */
+    return lower((unsigned char)p[2]) == 'd' && lower((unsigned char)p[3]) >= '8' ? NULL : p + 6;
+}
+
 /* Behind the closing quote of the string whose first character is at p, or NULL. */
-static inline const char *string_end(const char *p, const char *end) {
+static inline const char *string_end(const char *p, const char *end, int *escaped) {
     for (;;) {
-        while (end - p >= 8) { /* eight bytes at a time while none is a quote, backslash or control */
-            uint64_t w; memcpy(&w, p, 8);
-            uint64_t q = w ^ 0x2222222222222222ull, b = w ^ 0x5C5C5C5C5C5C5C5Cull;
-            uint64_t hit = ((q - 0x0101010101010101ull) & ~q) | ((b - 0x0101010101010101ull) & ~b)
-                         | ((w - 0x2020202020202020ull) & ~w);
-            if (hit & 0x8080808080808080ull) break;
-            p += 8;
-        }
-        unsigned char c = (unsigned char)*p;
-        if (c == '"') return p + 1;
-        if (c < 0x20) return NULL;
-        if (c == '\\') {
-            c = (unsigned char)p[1];
-            if (c == 'u') {
-                for (int i = 2; i < 6; i++) {
-                    unsigned char x = (unsigned char)lower((unsigned char)p[i]);
-                    if (!((x >= '0' && x <= '9') || (x >= 'a' && x <= 'f'))) return NULL;
-                }
-                /* halves of surrogate pairs may stand alone: not ours to judge */
-                if (lower((unsigned char)p[2]) == 'd' && lower((unsigned char)p[3]) >= '8') return NULL;
-                p += 6;
-            } else if (c && strchr("\"\\/bfnrt", c)) {
-                p += 2;
-            } else {
-                return NULL;
-            }
-        } else {
-            p++;
-        }
+        p = notable(p, end);
+        if (*p == '"') return p + 1;
+        if (*p != '\\' || !(p = escape_end(p))) return NULL;
+        *escaped = 1;
     }
 }
 
@@ -232,7 +236,8 @@ static const char *number_end(const char *p) {
 /* Behind the value at p, or NULL when it is not strict JSON. */
 static const char *skip(const char *p, const char *end, int depth) {
     char c = *p;
-    if (c == '"') return string_end(p + 1, end);
+    int escaped = 0;
+    if (c == '"') return string_end(p + 1, end, &escaped);
     if (c == '-' || (c >= '0' && c <= '9')) return number_end(p);
     if (c != '{' && c != '[') return literal(p, end);
     if (depth >= MAX_DEPTH) return NULL;
@@ -241,7 +246,7 @@ static const char *skip(const char *p, const char *end, int depth) {
     if (*p == close) return p + 1;
     for (;;) {
         if (close == '}') {
-            if (*p != '"' || !(p = string_end(p + 1, end))) return NULL;
+            if (*p != '"' || !(p = string_end(p + 1, end, &escaped))) return NULL;
             p = blanks(p);
             if (*p != ':') return NULL;
             p = blanks(p + 1);
@@ -373,9 +378,8 @@ static const char *arguments(const char *p, const char *end, event *e) {
     for (;;) {
         if (*p != '"') return NULL;
         const char *key = p + 1;
-        if (!(p = string_end(key, end))) return NULL;
+        if (!(p = string_end(key, end, &e->rest))) return NULL; /* escaped, it might spell any */
         size_t length = (size_t)(p - 1 - key);
-        if (memchr(key, '\\', length)) e->rest = 1; /* might spell any key */
         p = blanks(p);
         if (*p != ':') return NULL;
         if (!(p = argument(key, length, blanks(p + 1), end, e))) return NULL;
@@ -390,7 +394,8 @@ static const char *arguments(const char *p, const char *end, event *e) {
 static const char *name_or_rest(scanner *s, const char *p, uint32_t *code, event *e) {
     *code = NO_CODE;
     if (*p != '"') { e->rest |= *p != 'n'; return skip(p, s->end, 1); }
-    const char *end = string_end(p + 1, s->end);
+    int escaped = 0;
+    const char *end = string_end(p + 1, s->end, &escaped);
     if (end) *code = code_of(s, p + 1, (uint32_t)(end - p - 2));
     return end;
 }
@@ -439,9 +444,8 @@ static const char *object(scanner *s, const char *p, event *e) {
     for (;;) {
         if (*p != '"') return NULL;
         const char *key = p + 1;
-        if (!(p = string_end(key, s->end))) return NULL;
+        if (!(p = string_end(key, s->end, &e->rest))) return NULL;
         size_t length = (size_t)(p - 1 - key);
-        if (memchr(key, '\\', length)) e->rest = 1;
         p = blanks(p);
         if (*p != ':') return NULL;
         if (!(p = member(s, key, length, blanks(p + 1), e))) return NULL;
