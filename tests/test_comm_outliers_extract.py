@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, GENERIC, MS, US, device, host, step, trace
 
-from traceanalyzer.analyzers.comm_outliers import NEEDS, extract, needs_launches
+from traceanalyzer.analyzers.comm_outliers import NEEDS, extract
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 
@@ -56,7 +56,7 @@ def host_call(ts: int, **more: object) -> list[dict[str, object]]:
 def test_external_id_joins_a_kernel_to_its_host_call() -> None:
     made = trace([*host_call(0, **CALL), device(GENERIC, 500, 5, external_id=12, correlation=3)])
     assert told(made, "collective", "group", "message_bytes") == [("all_reduce", "0", 400)]
-    assert not needs_launches(made)
+    assert not extract(made).wants_launches
 
 
 def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None:
@@ -67,10 +67,10 @@ def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None
     called = host("user_annotation", "nccl:all_to_all", 20, 30, external_id=9, **shapes)
     decoy = host("user_annotation", "nccl:broadcast", 90, 9, external_id=11)
     without = trace([called, decoy, kernel])
-    assert needs_launches(without)
+    assert extract(without).wants_launches
     assert told(without, "collective", "message_bytes") == [("send_recv", None)]
     made = trace([called, decoy, launch, kernel])
-    assert not needs_launches(made)
+    assert not extract(made).wants_launches
     assert told(made, "collective", "message_bytes") == [("all_to_all", 24)]
 
 
@@ -82,8 +82,8 @@ def test_a_launch_outside_any_call_joins_nothing() -> None:
 
 def test_launches_are_not_asked_for_where_they_would_tell_nothing() -> None:
     nothing_told = [*host_call(0), device(ALL_REDUCE, 500, 5, correlation=3)]
-    assert not needs_launches(trace(nothing_told))
-    assert not needs_launches(trace([device(GEMM, 0, 5)]))
+    assert not extract(trace(nothing_told)).wants_launches
+    assert not extract(trace([device(GEMM, 0, 5)])).wants_launches
 
 
 def test_host_events_are_communication_only_where_no_device_does_it() -> None:

@@ -24,29 +24,28 @@ from traceanalyzer.analyzers.comm_outliers import (
     LAUNCHES,
     NEEDS,
     CommOutliers,
+    Part,
     combine,
     extract,
-    needs_launches,
     with_context,
 )
-from traceanalyzer.trace import Trace
 
 US = 1_000
 KINETO = "data/chrome/kineto"
 BYTES = {"Float": 4, "float": 4, "int": 4, "BFloat16": 2, "Long": 8, "long int": 8}
 
 
-def reading(path: Path) -> Trace:
+def extracted(path: Path) -> Part:
     """As little as the analysis needs, in one reading or two."""
-    trace = api.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
-    if needs_launches(trace):
-        trace = api.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
-    return trace
+    part = extract(api.read(path, kinds=NEEDS.kinds, names=NEEDS.names))
+    if part.wants_launches:
+        part = extract(api.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names))
+    return part
 
 
 def analyse(*paths: Path) -> CommOutliers:
     """The whole analysis as the command does it: only the stretches in question are read again."""
-    result = combine([extract(reading(path)) for path in paths])
+    result = combine([extracted(path) for path in paths])
     stretches: dict[str, list[tuple[int, int]]] = {}
     for window in result.windows:
         stretches.setdefault(window.path, []).append((window.start_ns, window.end_ns))
@@ -219,7 +218,8 @@ def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
 @pytest.mark.parametrize("name", ["a100_rank3of8_sendrecv", "v100_rank1of2_2020_allreduce"])
 def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name: str) -> None:
     """HTA leaves out the last ProfilerStep; on times in whole microseconds all else agrees."""
-    trace = reading(shared / KINETO / f"{name}.json.gz")
+    path = shared / KINETO / f"{name}.json.gz"
+    trace = api.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
     is_step = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
     last = trace.events.filter(is_step)["ts"].max()
     part = extract(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)))

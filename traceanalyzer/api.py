@@ -132,21 +132,23 @@ def comm_outliers(
 
     def parts(items: Sequence[Trace | str]) -> list[Part]:
         own_rank = rank if len(items) == 1 else None
+
+        def extracted(trace: Trace) -> list[Part]:
+            chosen = (own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank))
+            return [comm.extract(own, patterns) for own in chosen]
+
         found: list[Part] = []
         for item in items:
             if isinstance(item, Trace):
-                trace = item
-            else:
-                trace = reading(item, comm.NEEDS, own_rank, progress=progress)
-                if seen:
-                    seen(trace)
-                if comm.needs_launches(trace):
-                    trace = reading(item, comm.LAUNCHES, own_rank)
-            found += [
-                comm.extract(own, patterns)
-                for own in by_rank(trace)
-                if rank in (None, own_rank, own.meta.rank)
-            ]
+                found += extracted(item)
+                continue
+            trace = reading(item, comm.NEEDS, own_rank, progress=progress)
+            if seen:
+                seen(trace)
+            own = extracted(trace)
+            if any(part.wants_launches for part in own):
+                own = extracted(reading(item, comm.LAUNCHES, own_rank))
+            found += own
         if not found:
             raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
         return found

@@ -10,6 +10,7 @@ exact while the lengths fit Int64, and take O(n log n) for n rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -182,7 +183,16 @@ def _combine(
 
 
 def _union(spans: Spans) -> Spans:
-    return _sweep([spans], lambda running: running > 0)
+    """The maximal runs of time in which a span is open: one begins where all before have ended."""
+    spans = Spans(*(column[spans.end > spans.start] for column in spans))
+    group, start, end = (column[stable_order(spans.group, spans.start)] for column in spans)
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    for low, high in itertools.pairwise([*first, group.size]):
+        np.maximum.accumulate(end[low:high], out=end[low:high])
+    begins = np.ones(group.size, np.bool_)
+    begins[1:] = (start[1:] > end[:-1]) | (group[1:] != group[:-1])
+    last = np.flatnonzero(np.append(begins[1:], [True] * bool(group.size)))
+    return Spans(group[begins], start[begins], end[last])
 
 
 def _sweep(parts: Sequence[Spans], inside: Callable[..., Bools]) -> Spans:

@@ -1,7 +1,7 @@
 """Which collectives stand out, which rank is late, and what it was doing meanwhile.
 
 In go traces, one or more ranks each; out comes a :class:`CommOutliers`. A big trace is read in up
-to three readings: :data:`NEEDS`, then :data:`LAUNCHES` if :func:`needs_launches`, both for
+to three readings: :data:`NEEDS`, then :data:`LAUNCHES` if a part ``wants_launches``, both for
 :func:`extract`; :func:`combine` compares what was extracted, and :func:`with_context` adds what is
 found in :data:`CONTEXT` of the result's ``windows``. :func:`comm_outliers` is all of it for traces
 in memory. The public API and the command line are to import this.
@@ -11,13 +11,7 @@ from traceanalyzer.analyzers.comm_outliers.combine import combine, comm_outliers
 from traceanalyzer.analyzers.comm_outliers.extract import extract
 from traceanalyzer.analyzers.comm_outliers.joining import by_rank
 from traceanalyzer.analyzers.comm_outliers.late import Window
-from traceanalyzer.analyzers.comm_outliers.needs import (
-    CONTEXT,
-    LAUNCHES,
-    NEEDS,
-    Needs,
-    needs_launches,
-)
+from traceanalyzer.analyzers.comm_outliers.needs import CONTEXT, LAUNCHES, NEEDS, Needs
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 
@@ -33,6 +27,5 @@ __all__ = [
     "combine",
     "comm_outliers",
     "extract",
-    "needs_launches",
     "with_context",
 ]

@@ -22,15 +22,27 @@ class Activity(TypedDict):
 
 
 def device_work(trace: Trace) -> pl.DataFrame:
-    """All device work as intervals: ``event``, device, ``start``, ``end``, kind, name."""
+    """All device work as intervals: ``event``, device, kind, name, ``start``, ``end``.
+
+    What has no end has no ``end`` here.
+    """
+    end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
     return (
-        trace.events.with_row_index("event")
-        .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
-        .select("event", "device", "kind", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+        trace.events.select("device", "kind", "name", start="ts", end=end)
+        .with_row_index("event")
+        .filter(pl.col("kind").is_in(DEVICE_WORK))
     )
 
 
-def activity(trace: Trace, communication: pl.DataFrame) -> Activity:
+def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
+    """The kernels of :func:`device_work` that are not communication, and have an end."""
+    kernels = work.filter(pl.col("kind") == "kernel", pl.col("end").is_not_null())
+    return kernels.join(communication, on="event", how="anti")
+
+
+def activity(
+    trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
+) -> Activity:
     """Span, busy time, communication and its overlap with compute: sums over the devices.
 
     Without device work the span is that of all events, and nothing is busy or overlaps.
@@ -39,15 +51,14 @@ def activity(trace: Trace, communication: pl.DataFrame) -> Activity:
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
     """
-    work = device_work(trace)
-    comm = communication.select("event", "device", "start", "end")
+    comm = intervals.union(communication, ["device"])
+    work = work.drop_nulls("end")
     if work.is_empty():
         closed = trace.events.filter(pl.col("dur") >= 0)
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
         return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
     spans = work.group_by("device").agg(pl.col("start").min(), pl.col("end").max())
-    compute = _compute(work, comm)
     return Activity(
         span_ns=_length(spans),
         busy_ns=_length(work),
@@ -56,28 +67,21 @@ def activity(trace: Trace, communication: pl.DataFrame) -> Activity:
     )
 
 
-def add(communication: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+def add(communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame) -> pl.DataFrame:
     """Adds what ran on the same device meanwhile: ``compute_ns``, ``memory_ns``, ``beside``.
 
     The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
     overlaps (ties by name). All null where the communication is the host's.
     """
-    work = device_work(trace)
     if communication["device"].null_count() == communication.height:
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
-    compute = _compute(work, communication)
-    memory = work.filter(pl.col("kind") != "kernel")
+    memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
     found = communication
     for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
         found = intervals.overlap_with(found, windows, ["device"]).rename({"overlap": name})
     busiest = _busiest(communication, pl.concat([compute, memory]))
     return found.join(busiest, on="event", how="left", maintain_order="left")
-
-
-def _compute(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
-    kernels = work.filter(pl.col("kind") == "kernel")
-    return kernels.join(communication, on="event", how="anti")
 
 
 def _busiest(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:

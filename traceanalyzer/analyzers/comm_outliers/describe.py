@@ -18,7 +18,6 @@ from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import (
     COMMUNICATION_PATTERN,
-    DEVICE_WORK,
     HOST_COLLECTIVE_PREFIXES,
     LAUNCH_KINDS,
     NCCL_ANNOTATION_PREFIXES,
@@ -30,32 +29,39 @@ _TOLD = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_r
 _TEXT = ("collective", "dtype", "group", "group_ranks")
 
 
-def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+def communication(
+    trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
+) -> tuple[pl.DataFrame, bool]:
     """The communication events of one rank, each with what is known about it.
 
     Device work where there is any; else, as in CPU runs, the host events that run a collective
     (``gloo:*``, ``mpi:*``, ``ucc:*``). ``patterns`` are regular expressions of further names.
     ``issued`` is the time at which the host asked for it, null where the trace does not tell.
 
+    The second value says whether reading the launch calls too would tell more: kernels lack their
+    message size, some host events describe collectives that no kernel is joined to, and no launch
+    call has been read.
+
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    found = device_communication(trace, patterns)
+    found, wants_launches = _device_communication(trace, work, patterns), False
     if found.is_empty():
         found = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
-        found = _told_by_host(found, trace)
-    return found.with_columns(
-        dtype=_mapped(found["dtype"], _plain_dtype, pl.String), message_bytes=_message_bytes(found)
-    )
+        found, wants_launches = _told_by_host(found, trace)
+    dtype = mapped(found["dtype"], _plain_dtype)
+    return found.with_columns(dtype=dtype, message_bytes=_message_bytes(found)), wants_launches
 
 
-def device_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+def _device_communication(
+    trace: Trace, work: pl.DataFrame, patterns: Sequence[str]
+) -> pl.DataFrame:
     """Device work that is communication by its name or its arguments, as its own row tells it."""
-    work = trace.events.with_row_index("event").filter(pl.col("kind").is_in(DEVICE_WORK))
     named = _named(work, [COMMUNICATION_PATTERN, *patterns])
     told = pl.col("event").is_in(trace.collectives["event"].implode())
-    return _with_collectives(work.filter(named | told), trace)
+    rows = work.filter(named | told)["event"]
+    return _with_collectives(trace.events[rows].insert_column(0, rows), trace)
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
@@ -143,23 +149,30 @@ def _pairs(found: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> p
     )
 
 
-def _told_by_host(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+def _told_by_host(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.DataFrame, bool]:
     """Fills what a kernel's own row leaves open from the host call that issued it.
 
     A kernel named SendRecv may be any of all_to_all, send and recv: there the host knows better.
+    Also says whether there are kernels and calls that launch calls, not yet read, might join.
     """
     calls = host_calls(trace)
-    links = pl.concat([by_external_id(kernels, calls), by_correlation(kernels, calls, trace)])
+    by_id = by_external_id(kernels, calls)
+    bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
+    spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
+    read = trace.events["kind"].is_in(LAUNCH_KINDS).any()
+    wants_launches = not read and bare.height > 0 and spare.height > 0
+    links = pl.concat([by_id, by_correlation(kernels, calls, trace)])
     told = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_TOLD, issued="ts"), on="call"
     )
     filled = kernels.join(told, on="event", how="left", suffix="_host", maintain_order="left")
     vague = pl.col("collective").is_null() | (pl.col("collective") == "send_recv")
     better = pl.coalesce("collective_host", "collective")
-    return filled.with_columns(
+    filled = filled.with_columns(
         collective=pl.when(vague).then(better).otherwise("collective"),
         **{name: pl.coalesce(name, f"{name}_host") for name in _TOLD},
     ).select(*kernels.columns, "issued")
+    return filled, wants_launches
 
 
 # --- sizes -----------------------------------------------------------------------------------
@@ -170,11 +183,13 @@ def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
     gathers = pl.col("collective") == "all_gather"
     whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
     elements = pl.when(gathers).then(whole).otherwise("elements_in")
-    return elements * _mapped(rows["dtype"], dtype_bytes, pl.Int64)
+    return elements * mapped(rows["dtype"], dtype_bytes, pl.Int64)
 
 
-def _mapped(
-    values: pl.Series, function: Callable[[str], object], dtype: type[pl.DataType]
+def mapped(
+    values: pl.Series,
+    function: Callable[[str], object],
+    dtype: type[pl.DataType] = pl.String,
 ) -> pl.Series:
     """A function of text over a column, called once for each distinct value."""
     answers = {value: function(value) for value in values.drop_nulls().unique()}

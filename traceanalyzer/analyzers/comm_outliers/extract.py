@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import polars as pl
@@ -23,14 +24,16 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    found = describe.communication(trace, patterns)
+    work = beside.device_work(trace)
+    found, wants_launches = describe.communication(trace, work, patterns)
     closed = found.filter(pl.col("dur") >= 0).with_columns(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )
+    compute = beside.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
     steps = _steps(trace)
-    instances = beside.add(_in_steps(closed, steps), trace)
+    instances = beside.add(_in_steps(closed, steps), work, compute)
     return Part(
         rank=meta.rank,
         path=meta.path,
@@ -41,21 +44,22 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
         instances=_shaped(instances, shift),
         steps=steps.with_columns(pl.col("start", "end") + shift),
         unclosed=found.height - closed.height,
-        **beside.activity(trace, closed),
+        wants_launches=wants_launches,
+        **beside.activity(trace, work, closed, compute),
     )
 
 
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
-    kernel = kernel_family(pl.col("name"))
+    kernel = describe.mapped(instances["name"], kernel_family)
     return instances.with_columns(
         pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
 
 
-def kernel_family(name: pl.Expr) -> pl.Expr:
+def kernel_family(name: str) -> str:
     """A kernel's name without return type, template arguments and parameters."""
-    return name.str.replace(r"^void ", "").str.replace(r"[<(].*$", "").str.strip_chars()
+    return re.sub(r"[<(].*$", "", name.removeprefix("void ")).strip()
 
 
 def _steps(trace: Trace) -> pl.DataFrame:

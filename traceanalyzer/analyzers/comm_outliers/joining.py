@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.describe import mapped
 from traceanalyzer.analyzers.comm_outliers.extract import kernel_family
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.errors import MissingData
@@ -73,16 +74,12 @@ def instances(parts: Sequence[Part]) -> pl.DataFrame:
     ]
     if not any(frame.height for frame in frames):
         raise MissingData(_NOTHING.format(where=", ".join(part.path for part in parts[:3])))
-    unsized = pl.col("message_bytes").is_null()
-    return (
-        pl.concat(frames)
-        .sort("rank", "start", "end", "name", "stream")
-        .with_row_index("id")
-        .with_columns(
-            ts=pl.col("start") - pl.col("shift_ns"),
-            duration_ns=pl.col("end") - pl.col("start"),
-            kernel=pl.when(unsized).then(kernel_family(pl.col("name"))),
-        )
+    joined = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
+    kernel = mapped(joined["name"], kernel_family)
+    return joined.with_row_index("id").with_columns(
+        ts=pl.col("start") - pl.col("shift_ns"),
+        duration_ns=pl.col("end") - pl.col("start"),
+        kernel=pl.when(pl.col("message_bytes").is_null()).then(kernel),
     )
 
 

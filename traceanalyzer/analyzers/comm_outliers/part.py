@@ -48,6 +48,7 @@ class Part:
         comm_ns: union of the communication, over all streams.
         overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device.
         unclosed: communication events without an end, which are not counted.
+        wants_launches: reading the launch calls too would tell more about its collectives.
         rank_known: False once a rank was made up for a file that does not tell.
     """
 
@@ -64,4 +65,5 @@ class Part:
     comm_ns: int
     overlap_ns: int | None
     unclosed: int = 0
+    wants_launches: bool = False
     rank_known: bool = True

@@ -166,10 +166,10 @@ def _outliers(result: CommOutliers) -> str:
     outliers = result.outliers().filter(pl.col("cause").is_null())
     if outliers.is_empty():
         return ""
-    worst = outliers.with_columns(kernel_family(pl.col("beside"))).row(0, named=True)
+    worst = outliers.row(0, named=True)
     ranks = outliers["rank"].n_unique()
     where = f"rank {worst['rank']}" if ranks == 1 else f"{ranks} ranks"
-    beside = f", beside {worst['beside']}" if worst["beside"] else ""
+    beside = f", beside {kernel_family(worst['beside'])}" if worst["beside"] else ""
     return (
         f"{outliers.height} of {_number(result.n_events, 'collective')} stand out, in {where}"
         f"{_mostly(outliers)}: at worst {_what(worst)}{_at(worst['step'])} took "
