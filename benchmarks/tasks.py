@@ -19,6 +19,7 @@ MODULES = (
     "traceanalyzer.parsers.chrome_trace.parser",
     "traceanalyzer.analyzers.comm_outliers",
     "traceanalyzer.render.table",
+    "numpy.ma",  # by polars, when it is given its first array
 )
 
 

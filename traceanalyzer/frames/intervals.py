@@ -137,6 +137,9 @@ def group_numbers(
     if not by:
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
     keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
+    groups = keys.unique()
+    if groups.height <= 1:  # most often: one device, one rank
+        return groups, tuple(np.zeros(frame.height, np.int64) for frame in frames)
     groups = keys.with_row_index("_row").group_by(by).agg("_row").sort(by)
     number = np.empty(keys.height, np.int64)
     sizes = groups["_row"].list.len().to_numpy()
@@ -184,8 +187,11 @@ def _combine(
 
 def _union(spans: Spans) -> Spans:
     """The maximal runs of time in which a span is open: one begins where all before have ended."""
-    spans = Spans(*(column[spans.end > spans.start] for column in spans))
-    group, start, end = (column[stable_order(spans.group, spans.start)] for column in spans)
+    covers = spans.end > spans.start
+    if not covers.all():
+        spans = Spans(*(column[covers] for column in spans))
+    group, start, end = _ordered(spans)
+    end = end.copy()
     first = np.flatnonzero(np.diff(group, prepend=-1))
     for low, high in itertools.pairwise([*first, group.size]):
         np.maximum.accumulate(end[low:high], out=end[low:high])
@@ -215,6 +221,16 @@ def _sweep(parts: Sequence[Spans], inside: Callable[..., Bools]) -> Spans:
     edge = np.diff(inside(*opened), prepend=False)
     group, time = group[settled][edge], time[settled][edge]
     return Spans(group[::2], time[::2], time[1::2])
+
+
+def _ordered(spans: Spans) -> Spans:
+    """The spans by (group, start); events mostly are already."""
+    group, start = spans.group, spans.start
+    later = (group[1:] == group[:-1]) & (start[1:] >= start[:-1])
+    if (later | (group[1:] > group[:-1])).all():
+        return spans
+    order = stable_order(group, start)
+    return Spans(*(column[order] for column in spans))
 
 
 def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:

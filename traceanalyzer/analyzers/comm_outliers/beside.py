@@ -60,10 +60,10 @@ def activity(
         return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
     spans = work.group_by("device").agg(pl.col("start").min(), pl.col("end").max())
     return Activity(
-        span_ns=_length(spans),
+        span_ns=int((spans["end"] - spans["start"]).sum()),
         busy_ns=_length(work),
-        comm_ns=_length(comm),
-        overlap_ns=_length(intervals.intersect(comm, compute, ["device"])),
+        comm_ns=int((comm["end"] - comm["start"]).sum()),
+        overlap_ns=int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum()),
     )
 
 

@@ -131,9 +131,10 @@ def by_external_id(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return _pairs(linking.link(ids, asking, ["external_id"]), ids, asking)
 
 
-def by_correlation(kernels: pl.DataFrame, calls: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+def by_correlation(
+    kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
+) -> pl.DataFrame:
     """``event`` and ``call`` of each kernel whose launch call lies inside a host call."""
-    launches = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))
     spans = calls.rename({"ts": "start"})
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
     called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
@@ -159,9 +160,11 @@ def _told_by_host(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.DataFrame, bo
     by_id = by_external_id(kernels, calls)
     bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
     spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
-    read = trace.events["kind"].is_in(LAUNCH_KINDS).any()
-    wants_launches = not read and bare.height > 0 and spare.height > 0
-    links = pl.concat([by_id, by_correlation(kernels, calls, trace)])
+    launches = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
+    links = by_id
+    if launches.height:
+        links = pl.concat([by_id, by_correlation(kernels, calls, launches)])
     told = links.unique("event", keep="first", maintain_order=True).join(
         calls.select("call", "collective", *_TOLD, issued="ts"), on="call"
     )

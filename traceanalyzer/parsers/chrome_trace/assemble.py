@@ -262,21 +262,15 @@ class Assembler:
 
     def _collectives(self) -> pl.DataFrame:
         event = self.row_of[self.of.slices.whole("collective_rows")]
-        names = [c.name for c in schema.COLLECTIVES][1:]
-        types: dict[str, Any] = {
-            name: pl.Int64 if c.dtype in (pl.Int64, pl.Int32) else pl.String
-            for name, c in zip(names, schema.COLLECTIVES[1:], strict=True)
-        }
-        told = pl.DataFrame(self.of.collectives, schema=types, orient="row")
-        numbers = [name for name in names if types[name] == pl.Int64]
-        return (
-            told.with_columns(pl.when(pl.col(n) != NULL).then(pl.col(n)) for n in numbers)
-            .select(
-                pl.Series("event", event, dtype=pl.UInt32),
-                *(pl.col(c.name).cast(c.dtype, strict=False) for c in schema.COLLECTIVES[1:]),
-            )
-            .sort("event")
-        )
+        columns = [pl.Series("event", event, dtype=pl.UInt32)]
+        for place, column in enumerate(schema.COLLECTIVES[1:]):
+            values = [told[place] for told in self.of.collectives]
+            if column.dtype == schema.NAME:
+                made = pl.Series(values, dtype=pl.String).cast(column.dtype)
+            else:
+                made = nullable(np.array(values, dtype=np.int64), column.dtype)
+            columns.append(made.alias(column.name))
+        return pl.DataFrame(columns).sort("event")
 
     def _memory(self) -> pl.DataFrame:
         slices = self.of.slices

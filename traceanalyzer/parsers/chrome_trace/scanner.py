@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from functools import lru_cache
+from typing import Any
 
 from traceanalyzer.parsers.chrome_trace.batch import Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.decode import (
@@ -111,12 +112,22 @@ def _fill(part: Slices | Points, names: tuple[str, ...], values: list[bytes]) ->
 def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> None:
     """Communication kernels without arguments: the name says which collective it is."""
     names, categories = array("I", slices.name), array("I", slices.category)
-    kept = [row for row in rows if kind_of_category(texts[categories[row]]) == "kernel"]
-    slices.collective_rows = array("I", kept).tobytes()
-    slices.collectives = [
-        (collective_of_kernel(texts[names[row]]), None, NULL, NULL, None, NULL, None, NULL)
-        for row in kept
-    ]
+    kept, found = [], []
+    told: dict[tuple[int, int], tuple[Any, ...] | None] = {}
+    for row in rows:
+        code = names[row], categories[row]
+        if code not in told:
+            is_kernel = kind_of_category(texts[code[1]]) == "kernel"
+            told[code] = _named(texts[code[0]]) if is_kernel else None
+        collective = told[code]
+        if collective is not None:
+            kept.append(row)
+            found.append(collective)
+    slices.collective_rows, slices.collectives = array("I", kept).tobytes(), found
+
+
+def _named(kernel: str) -> tuple[Any, ...]:
+    return collective_of_kernel(kernel), None, NULL, NULL, None, NULL, None, NULL
 
 
 @lru_cache(maxsize=64)
