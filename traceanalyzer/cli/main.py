@@ -37,6 +37,8 @@ def run() -> None:
     # hundreds of thousands of objects are made by imports and stay: looking through them again and
     # again takes a tenth of a second of a small trace, half of it at exit
     gc.set_threshold(20_000, 20, 20)
+    # nothing here multiplies matrices, yet a thread a core would be started to wait for that
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = status(sys.argv[1:])
     gc.freeze()
     sys.exit(code)

@@ -50,9 +50,10 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
         factor: least factor of the median.
         z: least modified z-score.
     """
+    place = _place() if instances["message_bytes"].has_nulls() else pl.lit(None, pl.Int64)
     judged = (
         _numbered(instances)
-        .with_columns(place=_place(), slowness=_slowness())
+        .with_columns(place=place, slowness=_slowness())
         .with_columns(judged_by=_judged_by())
     )
     by_like = {

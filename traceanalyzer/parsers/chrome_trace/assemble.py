@@ -30,6 +30,8 @@ _KINDS = pl.Series(KINDS, dtype=schema.KIND)
 _KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 _DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_KINDS], dtype=np.uint8)
 _MAX_DEVICE = 1 << 16
+#: With fewer rows, giving memory back takes longer than it is worth.
+_MANY = 1 << 18
 
 Frames = dict[str, pl.DataFrame]
 Array = npt.NDArray[Any]
@@ -75,7 +77,8 @@ class Assembler:
             ("counters", self._counters),
             ("lanes", self._lanes),
         ):
-            give_back_memory()
+            if len(self.order) > _MANY:
+                give_back_memory()
             frames[table] = make()
         return frames
 
@@ -251,14 +254,20 @@ class Assembler:
         slices = self.of.slices
         event = self.row_of[slices.whole("kernel_rows")]
         order = np.argsort(event, kind="stable")
-        columns: dict[str, pl.Series] = {"event": pl.Series(event[order]).cast(pl.UInt32)}
+        raw = {"event": event[order]}
         for name in ("grid", "block"):
-            triples = slices.whole(name).reshape(-1, 3)[order]
-            for axis, values in zip("xyz", triples.T, strict=True):
-                columns[f"{name}_{axis}"] = nullable(values, pl.Int32, -1)
-        columns["registers"] = nullable(slices.whole("registers")[order], pl.Int32)
-        columns["shared_memory"] = nullable(slices.whole("shared_memory")[order], pl.Int64)
-        return pl.DataFrame(columns)
+            triples = slices.whole(name).reshape(-1, 3)
+            raw |= {f"{name}_{axis}": triples[order, at] for at, axis in enumerate("xyz")}
+        for name in ("registers", "shared_memory"):
+            raw[name] = slices.whole(name)[order]
+        types = {column.name: column.dtype for column in schema.KERNELS}
+        known = {
+            name: pl.when(pl.col(name) != (-1 if name[-2:] in _AXES else NULL)).then(name)
+            for name in raw
+        }
+        return pl.DataFrame(raw).select(
+            known[name].cast(dtype, strict=False).alias(name) for name, dtype in types.items()
+        )
 
     def _collectives(self) -> pl.DataFrame:
         event = self.row_of[self.of.slices.whole("collective_rows")]
@@ -351,6 +360,7 @@ class Assembler:
                 found["label"] = text_of[pid if tid is None else tid]
 
 
+_AXES = ("_x", "_y", "_z")
 _LANE_COLUMNS = {
     "name": ("label", "name"),
     "labels": ("labels", "labels"),
