@@ -79,6 +79,33 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Flame:
+    """A tree of weights to draw as a flamegraph.
+
+    Attributes:
+        name: key of the flamegraph.
+        title: what the picture says.
+        subtitle: a line below it, or empty.
+        unit: of the weights: ``samples``, ``ns``, ``bytes``, or empty.
+        frame: one row a box, callers before what they call, with these columns: ``id`` UInt32, its
+            row number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file
+            and line or null; ``group`` String, the package that decides the colour, or null;
+            ``own`` Boolean, code to stand out; ``self`` and ``total`` Float64, weight of the box
+            alone and with all it calls; ``hidden`` UInt32, how many boxes too small to draw are
+            summed up in this one (0: it is a frame); ``base`` Float64, the total in the run that
+            this one is compared with, scaled to the same sum, null where nothing is compared.
+        inverted: callees are below their callers: the roots are the functions that ran.
+    """
+
+    name: str
+    title: str
+    subtitle: str
+    unit: str
+    frame: pl.DataFrame
+    inverted: bool = False
+
+
+@dataclass(frozen=True)
 class Result:
     """What every analyzer returns.
 
@@ -109,6 +136,11 @@ class Result:
     @property
     def charts(self) -> tuple[Chart, ...]:
         """Charts to draw, the most telling first."""
+        return ()
+
+    @property
+    def flames(self) -> tuple[Flame, ...]:
+        """Flamegraphs to draw."""
         return ()
 
     @property

@@ -74,7 +74,13 @@ EVENTS: tuple[Column, ...] = (
     ),
     Column("address", pl.UInt64, "", "device address", "no address"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "no stack"),
-    Column("weight", pl.Int64, "samples", "samples of a sampled stack", "not a sample"),
+    Column(
+        "weight",
+        pl.Float64,
+        "",
+        "how much a sampled stack counts, in the unit that `Meta.weight_unit` names",
+        "not a sample",
+    ),
     Column(
         "args",
         pl.String,

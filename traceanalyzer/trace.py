@@ -48,6 +48,7 @@ class Meta:
         host: host name, or None.
         backend: communication back end (``nccl``, ``gloo``), or None.
         extra: all other top-level metadata, as JSON text.
+        weight_unit: what the weights of samples are: ``samples``, ``ns`` or ``bytes``, or None.
     """
 
     path: str
@@ -61,6 +62,7 @@ class Meta:
     host: str | None = None
     backend: str | None = None
     extra: str | None = None
+    weight_unit: str | None = None
 
 
 @dataclass(frozen=True)

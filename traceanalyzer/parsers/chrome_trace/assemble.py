@@ -171,7 +171,7 @@ class Assembler:
             "external_id": self._own("external_id"),
             **self._sizes(),
             "stack": _constant(None, height, pl.UInt32),
-            "weight": _constant(None, height, pl.Int64),
+            "weight": _constant(None, height, pl.Float64),
         }
         if self.want.args:
             columns["args"] = self._texts_of(self.of.args, self._pair_args())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
@@ -11,7 +12,7 @@ from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError
 from traceanalyzer.parsers.chrome_trace.metadata import describe
-from traceanalyzer.parsers.chrome_trace.samples import add_samples
+from traceanalyzer.parsers.chrome_trace.samples import add_samples, weight_unit
 from traceanalyzer.parsers.chrome_trace.text import open_text
 from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.contract import Format, Progress, Selection
@@ -74,6 +75,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     assembler = Assembler(collected, want, meta.rank)
     frames = assembler.frames()
     frames = add_samples(frames, container.metadata, collected, want, meta.rank, assembler.row_of)
+    meta = replace(meta, weight_unit=weight_unit(container.metadata))
     if source.damage:
         collected.lose(f"damaged-file: {source.damage}", 1, -1)
     rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,9 @@ from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.times import nanosecond
 from traceanalyzer.parsers.chrome_trace.want import Want
+
+#: Whole numbers up to here are exact as Float64.
+_MAX_WEIGHT = 1 << 53
 
 
 @dataclass
@@ -87,8 +91,7 @@ def _samples(
             continue
         if want.windows and not any(low < ts < high for low, high in want.windows):
             continue
-        tid, weight = integer(sample.get("tid")), integer(sample.get("weight", 1))
-        pid = integer(sample.get("pid"))
+        tid, pid = integer(sample.get("tid")), integer(sample.get("pid"))
         rows.append(
             {
                 "ts": ts,
@@ -98,11 +101,29 @@ def _samples(
                 "pid": None if pid == NULL else pid,
                 "tid": None if tid == NULL else tid,
                 "stack": stacks.row(sample.get("sf")),
-                "weight": None if weight == NULL else weight,
+                "weight": _weight(sample),
             }
         )
     types = {c.name: c.dtype for c in schema.EVENTS if not c.on_request}
     return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def weight_unit(metadata: dict[str, Any]) -> str | None:
+    """``samples`` where the file has any that count, whether they are asked for or not."""
+    samples = metadata.get("samples")
+    given = samples if isinstance(samples, list) else ()
+    counted = (_weight(s) is not None for s in given if isinstance(s, dict))
+    return "samples" if any(counted) else None
+
+
+def _weight(sample: dict[str, Any]) -> float | None:
+    """How often a sample counts: once, when it does not tell."""
+    value = sample.get("weight", 1)
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)  # decoded as text if 1.5
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return weight if abs(weight) <= _MAX_WEIGHT else None
 
 
 def _number_text(value: Any) -> bytes:
