@@ -1,0 +1,83 @@
+"""Whose code a frame is, from nothing but the file that the profiler wrote."""
+
+import pytest
+
+from traceanalyzer.analyzers.libraries import (
+    STANDARD_LIBRARY,
+    by_component,
+    by_substring,
+    is_own,
+    package_of,
+)
+
+VENV = "/home/ada/itwinai/venv/lib/python3.11"
+
+
+@pytest.mark.parametrize(
+    ("file", "package", "own"),
+    [
+        ("train.py", None, True),
+        ("toytrain/model.py", "toytrain", True),
+        ("torch/nn/modules/conv.py", "torch", False),
+        ("numpy/lib/__init__.py", "numpy", False),
+        ("threading.py", STANDARD_LIBRARY, False),
+        ("distutils/core.py", STANDARD_LIBRARY, False),
+        ("<frozen importlib._bootstrap>", STANDARD_LIBRARY, False),
+        ("/usr/lib/python3.11/json/decoder.py", STANDARD_LIBRARY, False),
+        ("/home/ada/train/json/decoder.py", "json", True),
+        (f"{VENV}/site-packages/oddlib/core.py", "oddlib", False),
+        (f"{VENV}/threading.py", STANDARD_LIBRARY, False),
+        (r"C:\Python311\Lib\threading.py", STANDARD_LIBRARY, False),
+        (r"C:\Users\ada\train.py", "ada", True),
+        ("libc.so.6", "libc.so.6", False),
+        ("/opt/x/libcudart.so.12.1", "libcudart.so.12.1", False),
+        ("<eval_with_key>.5", "torch", False),
+        ("<string>", None, False),
+        ("<stdin>", None, True),
+        ("/run/ipykernel_12/3456.py", "ipykernel_12", True),
+        ("?", None, False),
+        ("", None, False),
+        (None, None, False),
+    ],
+)
+def test_whose_code_a_file_is(file: str | None, package: str | None, own: bool) -> None:
+    assert package_of(file) == package
+    assert is_own("f", file) is own
+
+
+def test_the_module_of_python_c_is_own_code() -> None:
+    assert is_own("<module>", "<string>")
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("torch/nn/modules/conv.py", "torch"),
+        ("torchvision/ops.py", None),
+        ("torch.py", "torch"),
+        ("/home/torch/train.py", "torch"),
+        (f"{VENV}/site-packages/torch/_ops.py", "torch"),
+        ("/home/torch/venv/lib/python3.11/site-packages/numpy/core.py", None),
+        (r"C:\torch\x.py", "torch"),
+        (None, None),
+    ],
+)
+def test_a_library_is_matched_by_whole_components(file: str | None, found: str | None) -> None:
+    assert by_component(["torch"])(file) == found
+
+
+def test_dotted_names_are_consecutive_components() -> None:
+    match = by_component(["torch.nn", "torch/optim"])
+    assert match("torch/nn/functional.py") == "torch.nn"
+    assert match("torch/optim/adam.py") == "torch/optim"
+    assert match("torch/x/nn/functional.py") is None
+
+
+def test_the_first_listed_library_wins() -> None:
+    assert by_component(["modules", "torch"])("torch/nn/modules/conv.py") == "modules"
+    assert by_component(["torch", "modules"])("torch/nn/modules/conv.py") == "torch"
+    assert by_substring(["conv", "torch"])("torch/nn/modules/conv.py") == "conv"
+
+
+def test_substrings_match_anywhere() -> None:
+    assert by_substring(["torch"])("torchvision/ops.py") == "torch"

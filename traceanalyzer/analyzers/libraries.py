@@ -1,0 +1,158 @@
+"""Whose code a frame of a Python stack is: the user's own, the standard library's, a package's.
+
+A profiler tells only a file. py-spy shortens it to what stands behind the longest entry of
+``sys.path``, so ``torch/nn/modules/conv.py`` and ``threading.py`` are usual, and the user's
+``train.py`` looks no different; with ``--full-filenames`` the folder tells. Nothing of the machine
+that reads the profile is asked: the answer is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+#: Which library a frame's file belongs to, None for none of those asked for.
+Matcher = Callable[[str | None], str | None]
+
+_INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
+_STANDARD = re.compile(
+    r"(?:[/\\]lib(?:64|32)?[/\\]python\d+(?:\.\d+)?t?|^[A-Za-z]:.*[/\\][Ll]ib)[/\\](?=\w)"
+)
+_NATIVE = re.compile(r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe)$|^\[|^(?:ld|lib)[\w.+-]*$")
+_SEPARATOR = re.compile(r"[/\\]")
+_SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
+_TYPED_IN = re.compile(r"<(?:stdin|ipython-input-.*|ipykernel.*)>|.*[/\\]ipykernel_\d+[/\\]\d+\.py")
+
+STANDARD_LIBRARY = "standard library"
+
+#: Modules of the standard library of any Python since 3.8.
+_STANDARD_MODULES = sys.stdlib_module_names | frozenset(
+    ("asynchat", "asyncore", "binhex", "cgi", "cgitb", "distutils", "imp", "pipes", "smtpd")
+)
+
+#: Packages that are somebody else's although a shortened path cannot tell.
+KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quotes
+    """
+    _distutils_hack
+    IPython OpenSSL PIL absl accelerate aiohttp albumentations anyio apex asttokens attr attrs av
+    bitsandbytes boto3 botocore cachetools certifi cffi charset_normalizer click cloudpickle
+    colorama coloredlogs composer cryptography cupy cv2 dask datasets debugpy decorator deepspeed
+    dill distributed docker duckdb einops evaluate fairscale fastapi filelock fire flash_attn flax
+    fsspec gcsfs git google grpc gymnasium h11 h5py haiku horovod httpcore httpx huggingface_hub
+    hydra imageio ipykernel jax jaxlib jedi jinja2 joblib jsonschema keras kornia lightning
+    lightning_fabric lightning_utilities llvmlite lmdb loguru lxml markdown matplotlib megatron
+    mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess netCDF4 networkx ninja nltk
+    numba numexpr numpy nvidia omegaconf onnx onnxruntime openai optax optuna orbax orjson packaging
+    pandas parso peft pexpect pip pkg_resources pluggy polars prompt_toolkit psutil py_spy pyarrow
+    pycparser pydantic pydantic_core pygments pynvml pytest pytorch_lightning pytz ray regex
+    requests rich ruamel s3fs sacrebleu safetensors scipy seaborn sentencepiece sentry_sdk
+    setuptools skimage sklearn smmap soundfile spacy sqlalchemy starlette statsmodels streaming
+    sympy tables tensorboard tensorboardX tensordict tensorflow tensorstore textual threadpoolctl
+    tiktoken timm tokenizers torch torch_geometric torch_scatter torchaudio torchdata torchgen
+    torchmetrics torchrl torchtext torchvision torio tornado tqdm traitlets transformer_engine
+    transformers triton trl typer typing_extensions urllib3 uvicorn uvloop vllm wandb webdataset
+    websockets wrapt xarray xformers xgboost xxhash yaml yarl zarr zmq zstandard
+    """.split()  # noqa: SIM905
+)
+
+
+def package_of(file: str | None) -> str | None:
+    """The package a file belongs to, :data:`STANDARD_LIBRARY`, a native library, or None.
+
+    Of a whole path that leads to no installed package it is the folder. None is for no file, and
+    for scripts: files outside of any folder.
+    """
+    if file in (None, "", "?"):
+        return None
+    if is_native(file):
+        return _SEPARATOR.split(file)[-1]
+    if file.startswith("<frozen "):
+        return STANDARD_LIBRARY
+    if file.startswith("<eval_with_key>"):
+        return "torch"  # a compiled torch.fx graph
+    if file.startswith("<"):
+        return None
+    parts = _inside(file)
+    first = _SOURCE.sub("", parts[0])
+    if _is_standard(file, first):
+        return STANDARD_LIBRARY
+    if _is_absolute(file) and not _INSTALLED.search(file):
+        return parts[-2] if len(parts) > 1 else None
+    return first if len(parts) > 1 or first in KNOWN_PACKAGES else None
+
+
+def is_own(name: str | None, file: str | None) -> bool:
+    """Whether a frame is the user's own code: in a file, and of no library known.
+
+    Outside the standard library, the installed packages (``site-packages``, or where the path is
+    shortened :data:`KNOWN_PACKAGES`) and native libraries. Code without a file counts when it was
+    typed in: ``<stdin>``, a notebook's cell, the module of ``python -c``.
+    """
+    if file in (None, "", "?") or is_native(file):
+        return False
+    if _TYPED_IN.fullmatch(file) or (file == "<string>" and name == "<module>"):
+        return True
+    if file.startswith("<") or _INSTALLED.search(file):
+        return False
+    first = _SOURCE.sub("", _inside(file)[0])
+    return not _is_standard(file, first) and (_is_absolute(file) or first not in KNOWN_PACKAGES)
+
+
+def is_native(file: str) -> bool:
+    """Whether a frame's "file" is a shared library or a program, not source."""
+    return _NATIVE.search(file) is not None and not _SOURCE.search(file)
+
+
+def by_component(libraries: Sequence[str]) -> Matcher:
+    """Matches a library by whole components of a path, so that ``torch`` is not ``torchvision``.
+
+    A name is a folder, a module, or several with dots or slashes between (``torch.nn``). Where a
+    path goes through ``site-packages`` only what is behind counts: a user's name or an environment
+    is no library. Of several libraries the first listed that matches wins.
+    """
+    wanted = [(name, re.split(r"[./\\]", name)) for name in libraries]
+
+    def match(file: str | None) -> str | None:
+        if not file:
+            return None
+        parts = _inside(file)
+        parts[-1] = _SOURCE.sub("", parts[-1])
+        return next((name for name, path in wanted if _contains(parts, path)), None)
+
+    return match
+
+
+def by_substring(libraries: Sequence[str]) -> Matcher:
+    """Matches a library wherever its name stands in the path, as itwinai's report does."""
+
+    def match(file: str | None) -> str | None:
+        return next((name for name in libraries if file and name in file), None)
+
+    return match
+
+
+def _inside(file: str) -> list[str]:
+    """The components of a path behind the folder that libraries are installed in, if any."""
+    for folder in (_INSTALLED, _STANDARD):
+        found = list(folder.finditer(file))
+        if found:
+            file = file[found[-1].end() :]
+            break
+    return [part for part in _SEPARATOR.split(file) if part not in ("", ".")] or [file]
+
+
+def _is_standard(file: str, first: str) -> bool:
+    if _INSTALLED.search(file):
+        return False
+    return (_STANDARD.search(file) is not None or not _is_absolute(file)) and (
+        first in _STANDARD_MODULES
+    )
+
+
+def _is_absolute(file: str) -> bool:
+    return file.startswith(("/", "\\")) or file[1:2] == ":"
+
+
+def _contains(parts: Sequence[str], path: Sequence[str]) -> bool:
+    return any(parts[at : at + len(path)] == path for at in range(len(parts) - len(path) + 1))
