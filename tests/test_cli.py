@@ -130,6 +130,15 @@ def test_an_image_is_not_written_to_a_terminal(tmp_path):
     assert "PNG" not in shown
 
 
+def test_a_terminal_gets_no_commands_from_a_file(tmp_path):
+    path = tmp_path / "\x1b[2Jrank0.json"
+    path.write_bytes(_trace(tmp_path).read_bytes())
+    code, shown = _in_terminal("info", path, "--to", "csv")
+    assert code == 0
+    assert "\x1b" not in shown
+    assert "\\x1b[2Jrank0.json" in shown
+
+
 def test_a_terminal_sees_no_progress_of_a_moment(tmp_path):
     code, shown = _in_terminal("info", _trace(tmp_path))
     assert code == 0
@@ -387,6 +396,12 @@ def test_png_to_a_pipe_is_bytes(tmp_path, capfdbinary, asked):
         (["info", "TRACE", "--since", "soon"], "'soon' is not a duration"),
         (["info", "TRACE", "--since", "2s", "--until", "1s"], "--since must be before --until"),
         (["info", "TRACE", "--top", "few"], "'few' is not a number of rows"),
+        (["info", "TRACE", "--top", "0"], "'0' is not a number of rows"),
+        (["info", "TRACE", "-o", "OUT/a.parquet"], "no form of an answer"),
+        (
+            ["comm-outliers", "TRACE", "-o", "OUT/a.svg", "--plot", "OUT/a.svg"],
+            "cannot be one file",
+        ),
         (["info", "TRACE", "--format", "nope"], "no format is called 'nope'"),
         (
             ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],

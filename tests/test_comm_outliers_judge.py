@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import ALL_GATHER, ALL_REDUCE, GEMM, GENERIC, MS, US, device, step, trace
+from comm_traces import ALL_GATHER, ALL_REDUCE, GEMM, GENERIC, MS, US, device, host, step, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,9 +188,13 @@ def test_an_equal_baseline_is_nothing_unusual() -> None:
 
 
 def test_no_communication_says_how_to_record_it() -> None:
-    silent = trace([device(GEMM, 0, 5)], path="quiet.json")
+    silent = trace([host("cpu_op", "aten::mm", 0, 5)], path="quiet.json")
     with pytest.raises(MissingData, match=r"quiet.json: no communication .*ProfilerActivity.CUDA"):
         comm_outliers(silent)
+    with pytest.raises(MissingData, match=r"busy.json: GPU work .* no kernel .*--pattern"):
+        comm_outliers(trace([device(GEMM, 0, 5)], path="busy.json"))
+    with pytest.raises(MissingData, match=r"quiet.json, quiet.json, quiet.json and 2 more: "):
+        comm_outliers([silent] * 5)
     with pytest.raises(MissingData, match=r"quiet.json"):
         comm_outliers(trace(kernels([1])), baseline=silent)
     with pytest.raises(MissingData):

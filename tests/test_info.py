@@ -82,6 +82,28 @@ def test_kinds_are_added_up():
     assert kinds["other"]["sum_ns"] is None
 
 
+@pytest.mark.parametrize(
+    ("spans", "count"),
+    [
+        ([(0, 100), (10, 90)], 0),
+        ([(0, 100), (60, 90), (70, 90)], 2),
+        ([(0, 100), (99, 90)], 0),  # 1 ns is rounding
+    ],
+)
+def test_slices_of_a_thread_that_cross_are_counted(spans, count):
+    events = schema.empty("events")
+    rows = pl.DataFrame(spans, schema=["ts", "dur"], orient="row").with_columns(
+        pid=1, tid=2, name=pl.lit("f").cast(schema.NAME), kind=pl.lit("cpu_op").cast(schema.KIND)
+    )
+    trace = Trace(
+        (Meta("a.json", "chrome-trace"),), pl.concat([events, rows], how="diagonal_relaxed")
+    )
+    found = info([trace]).issues.filter(pl.col("code") == "overlapping-slices")
+    assert found["count"].to_list() == [count][: bool(count)]
+    assert set(found["severity"]) <= {"notice"}
+    assert set(found["first"]) <= {"f at 60 ns"}
+
+
 def test_joined_ranks_are_told_apart():
     lost = [("data_loss", "truncated", 1, None)]
     apart = [_trace(0, epoch_ns=1_000), _trace(1, epoch_ns=5_000, lost=lost)]

@@ -8,6 +8,7 @@ from conftest import ROOT
 
 import traceanalyzer
 
+TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 NAMES = [
     "Chart", "CommOutliers", "Device", "Info", "InputError", "MalformedInput", "Meta",
     "MissingData", "OptionError", "OutputError", "Result", "Table", "Trace", "TraceAnalyzerError",
@@ -51,3 +52,14 @@ def test_since_counts_from_the_files_first_event_whatever_is_read():
     wanted = everything.events.filter(everything.events["kind"] == "kernel")
     assert kernels.events.equals(wanted)
     assert 0 < kernels.events.height < 200
+
+
+def test_one_word_may_stand_for_a_list_of_one():
+    assert traceanalyzer.read(TRACE, kinds="kernel").events.equals(
+        traceanalyzer.read(TRACE, kinds=["kernel"]).events
+    )
+
+
+def test_a_window_may_reach_beyond_all_time():
+    whole = traceanalyzer.read(TRACE)
+    assert traceanalyzer.read(TRACE, windows=[(-(1 << 70), 1 << 70)]).events.equals(whole.events)

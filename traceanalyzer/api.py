@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 
 _COLUMNS = ("args", "input_dims")
+_LAST = (1 << 63) - 1
 _NO_TEXT = "its name is not UTF-8"
 
 
@@ -67,9 +68,9 @@ def read(
     """
     selection = Selection(
         kinds=None if kinds is None else _known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
-        names=tuple(names),
+        names=(names,) if isinstance(names, str) else tuple(names),
         columns=_known(columns, _COLUMNS, "column"),
-        windows=tuple(windows),
+        windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
@@ -132,10 +133,11 @@ def comm_outliers(
 
     def parts(items: Sequence[Trace | str]) -> list[Part]:
         own_rank = rank if len(items) == 1 else None
+        wanted = [patterns] if isinstance(patterns, str) else patterns
 
         def extracted(trace: Trace) -> list[Part]:
             chosen = (own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank))
-            return [comm.extract(own, patterns) for own in chosen]
+            return [comm.extract(own, wanted) for own in chosen]
 
         found: list[Part] = []
         for item in items:
@@ -320,12 +322,13 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
                 foreign.append((path.encode(errors="backslashreplace").decode(), _NO_TEXT))
                 continue
             try:
-                known = registry.detect(Source(path))
+                source = Source(path)
+                known = registry.detect(source)
             except InputError as error:
                 foreign.append((path, error.what))
                 continue
             if known is None:
-                foreign.append((path, "no format we know"))
+                foreign.append((path, "no format we know" if source.size else "empty"))
             else:
                 found.append(path)
     return found, foreign
@@ -345,8 +348,14 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
+def _clipped(time: int) -> int:
+    """A time that fits Int64; there are no events beyond."""
+    return max(min(time, _LAST), -_LAST)
+
+
 def _known(words: Iterable[str], known: Iterable[str], what: str) -> frozenset[str]:
-    asked, have = frozenset(words), frozenset(known)
+    asked = frozenset((words,) if isinstance(words, str) else words)
+    have = frozenset(known)
     if unknown := sorted(asked - have):
         raise OptionError(
             f"no {what} is called {unknown[0]!r}; known are {', '.join(sorted(have))}"

@@ -181,6 +181,9 @@ class Result:
     def __str__(self) -> str:
         return self.table()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.verdict}>"
+
     def _repr_html_(self) -> str:
         html: str = import_module("traceanalyzer.render.html").fragment(self)
         return html

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer import vocabulary
+from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table
 from traceanalyzer.trace import Device, Meta, Trace
 from traceanalyzer.units import format_ns
@@ -83,7 +85,7 @@ _LOSSES = ("error", "data_loss")
 _SEVERITIES = ("error", "data_loss", "notice", "info")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Info(Result):
     """What :func:`info` found.
 
@@ -160,6 +162,7 @@ def info(traces: Iterable[Trace], skipped: Sequence[tuple[str, str]] = ()) -> In
         contents.append(_content(meta, part))
         kinds.append(_kinds(part))
         issues += [{"path": meta.path, **row} for row in part.issues.drop("rank").to_dicts()]
+        issues += [{"path": meta.path, **row} for row in _overlapping(part.events)]
     return Info(
         files=pl.DataFrame(files, schema=_FILES, orient="row"),
         contents=pl.DataFrame(contents, schema=_CONTENTS, orient="row"),
@@ -212,6 +215,18 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "communication_ns": communication["dur"].sum(),
         "lost": lost["count"].sum(),
     }
+
+
+def _overlapping(events: pl.DataFrame) -> list[dict[str, Any]]:
+    """A finding when host slices of a thread cross, so that neither lies in the other."""
+    slices = events.filter(pl.col("tid").is_not_null(), pl.col("dur") >= 0)
+    spans = slices.select("pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"))
+    crossing = np.flatnonzero(nesting.nest(spans, ["pid", "tid"])["lane"].to_numpy())
+    if not len(crossing):
+        return []
+    first = f"{slices['name'][int(crossing[0])]} at {slices['ts'][int(crossing[0])]} ns"
+    finding = {"severity": "notice", "code": "overlapping-slices", "count": len(crossing)}
+    return [{**finding, "first": first}]
 
 
 def _is_communication(names: pl.Series) -> pl.Expr:

@@ -52,6 +52,8 @@ def comm_outliers(
         raise OptionError(f"--factor {factor:g}: an outlier lasts longer than 1 median")
     writing.check()
     picture = _picture_form(plot, force=writing.force)
+    if plot is not None and plot == writing.output:
+        raise OptionError(f"{plot}: the plot and the answer cannot be one file")
     inputs, _ = api.find_inputs(paths)
     with progress(inputs, quiet=reading.quiet) as meter:
         result = api.comm_outliers(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
 ALL = "all"
+_DATA = (".parquet", ".sqlite", ".db", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg", ".md")
 Command = Callable[..., None]
 
 
@@ -28,7 +29,7 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
 def _rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
     if text in (None, ALL):
         return text
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) == 0:
         raise click.BadParameter(f"{text!r} is not a number of rows; write 20 or {ALL}")
     return int(text)
 
@@ -92,6 +93,18 @@ class Writing:
         output.write(data, self.output, binary=self.to in BINARY)
 
 
+def _form(output: str | None) -> Form:
+    """The form that a file's name asks for; a table where it asks for none.
+
+    Raises:
+        OptionError: its suffix is that of data, which is not written so.
+    """
+    form = form_of(output) if output else None
+    if form is None and output and output.lower().endswith(_DATA):
+        raise OptionError(f"{output}: no form of an answer; --to is one of {', '.join(FORMS)}")
+    return form or "table"
+
+
 def reading(command: Command) -> Command:
     """Adds the options of :class:`Reading`; the command gets one ``reading`` argument."""
 
@@ -132,7 +145,11 @@ def writing(command: Command) -> Command:
 
     @click.option("-o", "--output", metavar="FILE", help="Write to FILE, not standard output.")
     @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-    @click.option("--to", type=click.Choice(FORMS), help="Default: by FILE's suffix, else table.")
+    @click.option(
+        "--to",
+        type=click.Choice(FORMS),
+        help="Default: by FILE's suffix, else table. csv holds the first table only.",
+    )
     @click.option(
         "--top",
         metavar=f"N|{ALL}",
@@ -148,7 +165,7 @@ def writing(command: Command) -> Command:
         top: int | str | None,
         **rest: Any,
     ) -> None:
-        form = to or (form_of(output) if output else None) or "table"
+        form = to or _form(output)
         rows = TOP.get(form) if top is None else top
         limit = rows if isinstance(rows, int) else None
         command(*args, writing=Writing(output, force, form, limit), **rest)

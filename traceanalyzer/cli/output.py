@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from traceanalyzer import files
 from traceanalyzer.errors import OptionError, OutputError
 
 STDOUT = "-"
+
+# what a terminal would obey; forms for programs hold text as it is
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def check(path: str | None, *, force: bool, binary: bool = False) -> None:
@@ -37,9 +41,15 @@ def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
         file.write(data)
 
 
+def _spelled(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
 def _to_stdout(data: bytes, *, binary: bool) -> None:
     if sys.stdout is None:
         raise OutputError("standard output is closed; give -o FILE")
+    if not binary and sys.stdout.isatty():
+        data = _COMMANDS.sub(_spelled, data.decode()).encode()
     encoding = (sys.stdout.encoding or "utf-8").lower()
     if not binary and encoding not in ("utf-8", "utf8"):
         data = data.decode().encode(encoding, "backslashreplace")

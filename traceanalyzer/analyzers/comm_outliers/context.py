@@ -57,6 +57,8 @@ _ADDRESS = r" at 0x[0-9a-f]+"
 
 _PART = ("kind", "name", "within", "overlap_ns")
 
+_LONGEST = 70
+
 _TYPES = {
     "window": pl.UInt32,
     "side": pl.String,
@@ -105,12 +107,17 @@ def words(parts: pl.DataFrame, side: str) -> pl.DataFrame:
 
 
 def _said(part: Mapping[str, Any]) -> str:
-    what = part["name"]
+    what = _short(part["name"])
     if part["side"] == "host" and part["kind"] in _ANNOTATIONS:
         what += " with no operator running"
     elif part["within"] is not None:
-        what += f" in {part['within']}"
+        what += f" in {_short(part['within'])}"
     return f"{what} {format_ns(part['overlap_ns'])} ({format_frac(part['overlap_frac'])})"
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for how long it took; tables have it whole."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
 
 
 def _is_of(trace: Trace, window: Window) -> bool:

@@ -13,10 +13,14 @@ from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
 
-_NOTHING = (
-    "{where}: no communication was recorded; GPU collectives need torch.profiler "
-    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and MPI "
-    "ProfilerActivity.CPU; kernels with other names are found with --pattern"
+_NO_DEVICE = (
+    "{where}: no communication was recorded, nor any work of a GPU; GPU collectives need "
+    "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and "
+    "MPI ProfilerActivity.CPU"
+)
+_NO_COLLECTIVE = (
+    "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
+    "none); kernels with other names are found with --pattern"
 )
 
 
@@ -73,7 +77,10 @@ def instances(parts: Sequence[Part]) -> pl.DataFrame:
         for part in parts
     ]
     if not any(frame.height for frame in frames):
-        raise MissingData(_NOTHING.format(where=", ".join(part.path for part in parts[:3])))
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        where = ", ".join(part.path for part in parts[:3]) + more
+        worked = any(part.busy_ns is not None for part in parts)
+        raise MissingData((_NO_COLLECTIVE if worked else _NO_DEVICE).format(where=where))
     joined = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
     kernel = mapped(joined["name"], kernel_family)
     return joined.with_row_index("id").with_columns(

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.comm_outliers.verdict import verdict
 from traceanalyzer.result import Chart, Result, Table
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CommOutliers(Result):
     """Which collectives stand out, who is late, and what it was doing meanwhile.
 

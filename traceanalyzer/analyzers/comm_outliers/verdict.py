@@ -171,7 +171,8 @@ def _outliers(result: CommOutliers) -> str:
     where = f"rank {worst['rank']}" if ranks == 1 else f"{ranks} ranks"
     beside = f", beside {kernel_family(worst['beside'])}" if worst["beside"] else ""
     return (
-        f"{outliers.height} of {_number(result.n_events, 'collective')} stand out, in {where}"
+        f"{outliers.height} of {_number(result.n_events, 'collective')} "
+        f"{'stands' if outliers.height == 1 else 'stand'} out, in {where}"
         f"{_mostly(outliers)}: at worst {_what(worst)}{_at(worst['step'])} took "
         f"{format_ns(worst['duration_ns'])}, {worst['factor']:.3g} times "
         f"{_USUAL[worst['judged_by']]}{beside}."
