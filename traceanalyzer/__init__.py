@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.comm_outliers import CommOutliers
+    from traceanalyzer.analyzers.flamegraph import FlameGraph
     from traceanalyzer.analyzers.info import Info
     from traceanalyzer.api import comm_outliers, convert, find_inputs, info, read
     from traceanalyzer.errors import (
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
-    **dict.fromkeys(("comm_outliers", "convert", "find_inputs", "info", "read"), "api"),
+    **dict.fromkeys(
+        ("comm_outliers", "convert", "find_inputs", "flamegraph", "info", "py_spy_report", "read"),
+        "api",
+    ),
     **dict.fromkeys(("Device", "Meta", "Trace", "concat"), "trace"),
     **dict.fromkeys(("Chart", "Result", "Table"), "result"),
     **dict.fromkeys(
@@ -50,15 +54,19 @@ _HOME = {
         "errors",
     ),
     "CommOutliers": "analyzers.comm_outliers",
+    "FlameGraph": "analyzers.flamegraph",
     "Info": "analyzers.info",
+    "LeafPaths": "analyzers.leaf_paths",
 }
 
 __all__ = [
     "Chart",
     "CommOutliers",
     "Device",
+    "FlameGraph",
     "Info",
     "InputError",
+    "LeafPaths",
     "MalformedInput",
     "Meta",
     "MissingData",
@@ -74,7 +82,9 @@ __all__ = [
     "concat",
     "convert",
     "find_inputs",
+    "flamegraph",
     "info",
+    "py_spy_report",
     "read",
 ]
 

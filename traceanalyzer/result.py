@@ -8,7 +8,7 @@ the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,8 @@ class Table:
             ``_gbps`` 10^9 bytes a second.
         empty: what to say instead of a table with no rows.
         detail: left out of a terminal's first view, which names it instead.
+        missing: what to show for null, by column; nothing where a column is not named.
+        whole: names are shortened only to fit a terminal, not in a file or a pipe.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Table:
     columns: Mapping[str, str]
     empty: str = "none"
     detail: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
 
 
 @dataclass(frozen=True)

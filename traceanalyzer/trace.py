@@ -19,6 +19,7 @@ RECORD_HINTS: dict[str, str] = {
     "cuda_runtime": "record with torch.profiler activities=[CPU, CUDA]",
     "python_function": "record with torch.profiler with_stack=True",
     "user_annotation": "mark ranges with torch.profiler.record_function",
+    "sample": "record with py-spy record -f raw -o FILE",
     "cpu_instant_event": "record with torch.profiler profile_memory=True",
 }
 

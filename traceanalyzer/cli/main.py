@@ -13,6 +13,7 @@ import click
 from traceanalyzer.cli.comm_outliers import comm_outliers
 from traceanalyzer.cli.convert import convert
 from traceanalyzer.cli.info import info
+from traceanalyzer.cli.py_spy_report import py_spy_report
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
@@ -26,7 +27,7 @@ def cli() -> None:
     """Why is training slow? Reads what profilers wrote and names the cause."""
 
 
-for _command in (info, comm_outliers, convert):
+for _command in (info, comm_outliers, py_spy_report, convert):
     cli.add_command(_command)
 
 

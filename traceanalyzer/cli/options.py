@@ -26,7 +26,8 @@ def _duration(_context: click.Context, _option: click.Parameter, text: str | Non
     return None if text is None else parse_ns(text)
 
 
-def _rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
+def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
+    """A number of rows above 0, or ``all``; None where the option is not given."""
     if text in (None, ALL):
         return text
     if not text.isdecimal() or int(text) == 0:
@@ -153,7 +154,7 @@ def writing(command: Command) -> Command:
     @click.option(
         "--top",
         metavar=f"N|{ALL}",
-        callback=_rows,
+        callback=rows,
         help=f"Rows of each table. Default: {TOP['table']}, html {TOP['html']}, csv and json all.",
     )
     @wraps(command)

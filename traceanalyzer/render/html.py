@@ -6,6 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
+from traceanalyzer.render import flamegraph
 from traceanalyzer.render.scale import cells, is_number
 from traceanalyzer.render.text import prose, shorten, visible
 
@@ -41,32 +42,50 @@ _PAGE_STYLE = """
 body { margin: 0; }
 main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }
 """
+_FLAME_STYLE = """
+main { max-width: none; padding: 1em 1em 3em; }
+.traceanalyzer .flamegraph { overflow: visible; margin: 1em 0; }
+.traceanalyzer .flame-text pre { overflow-x: auto; font-size: 12px; }
+"""
 
 
 def page(result: Result, *, top: int | None = 100) -> str:
-    """A whole page with tables and charts: no script, nothing fetched, dark where wished.
+    """A whole page with tables and charts: nothing fetched, dark where wished.
+
+    No script, but for a flamegraph's viewer; the policy lets that one run and no other.
 
     Args:
         result: what to show.
         top: rows shown of each table; None shows all.
     """
     charts = [_figure(result, chart) for chart in result.charts]
+    style, policy, script = _PAGE_STYLE, _POLICY, ""
+    if result.flames:
+        charts[:0] = [
+            flamegraph.inline(flame, f"flame-{number}")
+            for number, flame in enumerate(result.flames)
+        ]
+        style += flamegraph.style() + _FLAME_STYLE
+        policy += f"; script-src {flamegraph.script_hash()}"
+        script = f"<script>{flamegraph.script()}</script>"
     lines = [
         "<!doctype html>",
         '<html lang="en">',
         '<head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="icon" href="data:,">',
         f"<title>{_prose(result.title)}</title>",
-        f"<style>{_STYLE}{_PAGE_STYLE}</style></head>",
+        f"<style>{_STYLE}{style}</style></head>",
         '<body class="traceanalyzer"><main>',
         f"<h1>{_prose(result.title)}</h1>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
         *charts,
         *(_table(table, top, heading="h2") for table in result.tables),
         _notes(result, heading="h2"),
-        "</main></body></html>",
+        "</main>",
+        script,
+        "</body></html>",
     ]
     return "\n".join(line for line in lines if line) + "\n"
 
@@ -97,7 +116,7 @@ def _table(table: Table, top: int | None, *, heading: str) -> str:
     heads, columns = [], []
     for name, label in table.columns.items():
         values = table.frame[name].head(shown).to_list()
-        scale, texts = cells(name, values)
+        scale, texts = cells(name, values, table.missing.get(name, ""))
         align = ' class="number"' if is_number(values) else ""
         heads.append(f'<th scope="col"{align}>{_prose(scale.heading(label))}</th>')
         columns.append([_cell(text, align) for text in texts])

@@ -12,13 +12,13 @@ from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
+SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 #: Suffix of a column's name -> (units, largest first).
 _SUFFIXES: dict[str, tuple[tuple[float, str], ...]] = {
-    "_ns": _TIMES,
-    "_bytes": _SIZES,
+    "_ns": TIMES,
+    "_bytes": SIZES,
     "_frac": ((0.01, "%"),),
     "_gbps": ((1, "GB/s"),),
 }
@@ -26,7 +26,20 @@ _WHOLE_UNITS = ("ns", "B")
 
 #: Integers that name something: grouping their digits would make them harder to look up.
 _IDENTIFIERS = frozenset(
-    ("rank", "pid", "tid", "device", "stream", "step", "seq", "correlation", "external_id", "event")
+    (
+        "rank",
+        "pid",
+        "tid",
+        "device",
+        "stream",
+        "step",
+        "seq",
+        "correlation",
+        "external_id",
+        "event",
+        "line",
+        "library_function_line",
+    )
 )
 
 
@@ -51,15 +64,17 @@ def scale_of(column: str, magnitude: float) -> Scale:
     return Scale()
 
 
-def cells(column: str, values: Sequence[Any]) -> tuple[Scale, list[str]]:
+def cells(column: str, values: Sequence[Any], missing: str = "") -> tuple[Scale, list[str]]:
     """A column as text: its unit and one string a value, all with the same decimals.
+
+    A null is shown as ``missing``.
 
     The unit is chosen by the median of the values that are not 0, so that one outlier does not
     turn the rest into zeros; that median shows four significant digits. Sizes have a unit each:
     they tell kinds of messages apart, from 4 B to 4 GiB in one column.
     """
     if column.endswith("_bytes"):
-        return Scale(), ["" if value is None else format_bytes(value) for value in values]
+        return Scale(), [missing if value is None else format_bytes(value) for value in values]
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     middle = _middle(numbers)
     scale = scale_of(column, middle)
@@ -69,7 +84,7 @@ def cells(column: str, values: Sequence[Any]) -> tuple[Scale, list[str]]:
     decimals = 0 if whole else _decimals(scale, middle / scale.factor)
     grouping = "" if column in _IDENTIFIERS else ","
     form = f"{grouping}d" if whole and scale.factor == 1 else f"{grouping}.{decimals}f"
-    return scale, [_cell(value, scale, form) for value in values]
+    return scale, [missing if v is None else _cell(v, scale, form) for v in values]
 
 
 def is_number(values: Sequence[Any]) -> bool:

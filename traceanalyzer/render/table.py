@@ -15,8 +15,9 @@ from traceanalyzer.render.text import prose, shorten, visible
 if TYPE_CHECKING:
     from traceanalyzer.result import Result, Table
 
-_FALLBACK = (120, 24)  # where no terminal tells its size
+_FALLBACK_WIDTH = 120  # where no terminal tells its size
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
+_LONGEST = 160  # no terminal shows a longer name in a line
 _SHORTEST = 20  # a name cut further says nothing
 _HEADING = 8  # a narrower one has too many lines
 _SEPARATOR = 3  # " | "
@@ -41,11 +42,14 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
         top: rows shown of each table that is no detail; None shows all of all.
         width: columns of the terminal; by default asked of it (``COLUMNS`` first).
     """
-    width = width or shutil.get_terminal_size(_FALLBACK).columns
+    known = width or shutil.get_terminal_size((0, 0)).columns
+    width = known or _FALLBACK_WIDTH
     line = min(width, _PROSE_WIDTH)
     parts = [prose(result.title), _filled(prose(result.verdict), line)]
     parts += [
-        _table(table, top, width) for table in result.tables if top is None or not table.detail
+        _table(table, top, known if table.whole else width)
+        for table in result.tables
+        if top is None or not table.detail
     ]
     more = [table.title for table in result.tables if top is not None and table.detail]
     if more:
@@ -57,12 +61,13 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
 
 
 def _table(table: Table, top: int | None, width: int) -> str:
+    """A table in so many columns, 0 for any number."""
     title = prose(table.title)
     rows = table.frame.height
     if not rows:
         return f"{title}: {visible(table.empty)}"
     shown = rows if top is None else min(top, rows)
-    columns = _fitted(_columns(table, shown), width)
+    columns = _fitted(_columns(table, shown), width) if width else _columns(table, shown)
     # headings as rows: as headers tabulate would pad every column by two
     lines = max(len(column.heading) for column in columns)
     text = tabulate(
@@ -88,7 +93,8 @@ def _columns(table: Table, shown: int) -> list[_Column]:
     made = []
     for name, label in table.columns.items():
         values = table.frame[name].head(shown).to_list()
-        scale, texts = cells(name, values)
+        scale, texts = cells(name, values, table.missing.get(name, ""))
+        texts = [shorten(text, _LONGEST) for text in texts]
         made.append(_Column([scale.heading(visible(label))], texts, is_number(values)))
     return made
 

@@ -1,0 +1,126 @@
+"""Several files' paths in one report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import polars as pl
+
+from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH, Part
+from traceanalyzer.analyzers.leaf_paths.question import Question
+from traceanalyzer.analyzers.leaf_paths.result import LeafPaths
+from traceanalyzer.errors import OptionError
+from traceanalyzer.units import NS_PER_S
+
+
+def combine(
+    parts: Sequence[Part],
+    question: Question,
+    *,
+    rate: float | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+) -> LeafPaths:
+    """The report over all parts; ``rate`` (samples a second) turns samples into seconds.
+
+    Raises:
+        OptionError: there are no parts, they count different things, or the rate makes no sense.
+    """
+    units = {part.unit for part in parts}
+    if len(units) != 1:
+        told = ", ".join(sorted(unit or "nothing told" for unit in units))
+        raise OptionError(f"files that count different things cannot be added up: {told}")
+    unit, scale = _unit(units.pop() or "", rate)
+    total = math.fsum(part.total for part in parts) * scale
+    rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
+    if question.aggregate and len(parts) > 1:
+        keys = ["group", *PATH, *LIBRARY, "library"]
+        rows = rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+    paths = rows.sort("samples", descending=True, maintain_order=True)
+    paths = paths.with_columns(samples_frac=_share("samples", total)).with_columns(
+        proportion=_proportion(unit)
+    )
+    files = pl.concat(
+        part.processes.with_columns(file=pl.lit(part.path if len(parts) > 1 else None, pl.String))
+        for part in parts
+    ).with_columns(pl.col("samples") * scale)
+    tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
+    order = ("group", "name", "path", "line", *LIBRARY, "library", "samples", "samples_frac")
+    processes = files.sort("samples", descending=True, maintain_order=True).select(
+        "file", "pid", "command", "role", "samples", samples_frac=_share("samples", total)
+    )
+    return LeafPaths(
+        question=question,
+        total_samples=total,
+        unit=unit,
+        tagged_samples=float(tagged),
+        idle_samples=math.fsum(part.idle for part in parts) * scale,
+        left_out_samples=math.fsum(part.left_out for part in parts) * scale,
+        paths=_whole(paths.select(*order, "proportion")),
+        groups=_whole(_groups(parts, total, scale)) if question.group_by else None,
+        processes=_whole(processes),
+        skipped=tuple(skipped),
+    )
+
+
+def _unit(unit: str, rate: float | None) -> tuple[str, float]:
+    """The unit shown, and what weights are multiplied by."""
+    if rate is None:
+        return unit, 1.0
+    if unit == "ns":
+        return "s", 1 / NS_PER_S
+    if unit != "samples":
+        raise OptionError(f"seconds are for samples, and this file counts {unit or 'something'}")
+    if not (math.isfinite(rate) and rate > 0):
+        raise OptionError(f"a rate of {rate:g} samples a second makes no sense")
+    return "s", 1 / rate
+
+
+def _whole(frame: pl.DataFrame) -> pl.DataFrame:
+    """Weights as whole numbers where all of them are."""
+    found = [name for name in ("samples", "self", "total") if name in frame.columns]
+    if not all((frame[name] == frame[name].round()).all() for name in found):
+        return frame
+    return frame.with_columns(pl.col(found).cast(pl.Int64))
+
+
+def _share(name: str, total: float) -> pl.Expr:
+    return pl.col(name) / total if total else pl.lit(0.0)
+
+
+def _proportion(unit: str) -> pl.Expr:
+    """``53.05% (7468)``, as itwinai's report writes it."""
+    percent = (100 * pl.col("samples_frac")).map_batches(_two_decimals, return_dtype=pl.String)
+    count = pl.col("samples").map_batches(
+        lambda values: _counts(values, unit), return_dtype=pl.String
+    )
+    return pl.format("{}% ({})", percent, count)
+
+
+def _two_decimals(values: pl.Series) -> pl.Series:
+    distinct = values.unique()
+    told = [f"{value:.2f}" for value in distinct]
+    return values.replace_strict(distinct, told, return_dtype=pl.String)
+
+
+def _counts(values: pl.Series, unit: str) -> pl.Series:
+    distinct = values.unique()
+    told = [f"{value:.2f} s" if unit == "s" else f"{value:.12g}" for value in distinct]
+    return values.replace_strict(distinct, told, return_dtype=pl.String)
+
+
+def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
+    found = pl.concat([part.groups for part in parts if part.groups is not None])
+    keys = [name for name in found.columns if name not in ("self", "total")]
+    return (
+        found.group_by(keys, maintain_order=True)
+        .agg(pl.col("self", "total").sum() * scale)
+        .sort("self", "total", *keys, descending=[True, True, *[False] * len(keys)])
+        .select(
+            *keys,
+            "self",
+            "total",
+            self_frac=_share("self", total),
+            total_frac=_share("total", total),
+        )
+    )

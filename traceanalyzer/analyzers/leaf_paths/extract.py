@@ -1,0 +1,288 @@
+"""From one trace's sampled stacks, the few rows that the report needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers import libraries
+from traceanalyzer.analyzers.leaf_paths.frames import NONE, Frames, Ints, frames_of, nearest
+from traceanalyzer.analyzers.leaf_paths.question import By, GroupBy, Question
+from traceanalyzer.frames import stack_weights
+from traceanalyzer.frames.intervals import group_numbers
+from traceanalyzer.trace import Trace
+
+#: The path columns of the report; those of the library are null where none is in the stack.
+PATH = ("name", "path", "line")
+LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
+
+#: Names of a leaf that is no Python frame.
+NO_FRAME = "(no Python frame)"
+#: What is summed up as one, in sums: nothing but a runaway recursion goes so deep.
+DEEPER = "(deeper than 10,000 frames)"
+_DEEPEST = 10_000
+
+_ROLES = ("main process", "child process", "DataLoader worker")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's contribution.
+
+    Attributes:
+        path: the file.
+        unit: of the weights, or None.
+        rows: ``group`` (what ``by`` asks for, null without), :data:`PATH`, :data:`LIBRARY`,
+            ``library`` (the matching name) and ``samples``; in the file's order.
+        groups: ``group``, ``key``, ``path``, ``self`` and ``total`` where sums are asked for.
+        processes: ``pid``, ``command``, ``role``, ``samples``.
+        total: all weights that count.
+        idle: those without any Python frame, counted or not.
+        left_out: what is not in ``total``.
+    """
+
+    path: str
+    unit: str | None
+    rows: pl.DataFrame
+    groups: pl.DataFrame | None
+    processes: pl.DataFrame
+    total: float
+    idle: float
+    left_out: float
+
+
+def extract(trace: Trace, question: Question) -> Part:
+    """What one trace tells; see :func:`traceanalyzer.analyzers.leaf_paths.leaf_paths`.
+
+    Raises:
+        MissingData: the trace has no samples.
+    """
+    samples = _weighted(trace.require("sample"))
+    frames = frames_of(trace, question)
+    node = samples["stack"].cast(pl.Int64).fill_null(NONE).to_numpy()
+    leaf = _at(nearest(frames.parent, frames.kept[frames.frame]), node)
+    without = (leaf if question.drop_module else node) == NONE
+    out = without & (question.exclude_idle or question.drop_module)
+    counted = pl.Series(~out)
+    labels = _labels(samples, trace, question.by).filter(counted)
+    processes = _processes(samples, trace, frames, node)
+    idle = float(samples.filter(pl.Series(node == NONE))["weight"].sum())
+    left_out = float(samples.filter(pl.Series(out))["weight"].sum())
+    samples, leaf = samples.filter(counted), leaf[~out]
+    groups = None
+    if question.group_by:
+        groups = _groups(frames, leaf, samples["weight"], labels, question.group_by)
+    return Part(
+        path=trace.meta.path,
+        unit=trace.meta.weight_unit,
+        rows=_rows(frames, leaf, samples["weight"], labels, question),
+        groups=groups,
+        processes=processes,
+        total=float(samples["weight"].sum()),
+        idle=idle,
+        left_out=left_out,
+    )
+
+
+def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
+    """The samples that count: a comparison of two recordings has those of the first in it too."""
+    before = (pl.col("category") == "before").fill_null(value=False)
+    return samples.filter(~before).with_columns(pl.col("weight").fill_null(1.0))
+
+
+def _at(values: Ints, node: Ints) -> Ints:
+    if not values.size:
+        return node
+    found: Ints = np.where(node == NONE, NONE, values[node])
+    return found
+
+
+def _rows(
+    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, question: Question
+) -> pl.DataFrame:
+    """A row a sample, or a row for each leaf and library frame that are shown alike."""
+    found = _library_nodes(frames, leaf, max(len(question.libraries), 1))
+    numbers = pl.DataFrame(
+        {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, found)}
+    ).with_columns(samples=weight)
+    if question.aggregate:
+        one = _alike(frames.shown)
+        numbers = (
+            numbers.with_columns(
+                leaf=_at(one, numbers["leaf"].to_numpy()), lib=_at(one, numbers["lib"].to_numpy())
+            )
+            .group_by("group", "leaf", "lib", maintain_order=True)
+            .agg(pl.col("samples").sum())
+        )
+    lib = numbers["lib"].to_numpy()
+    named = _at(frames.library, lib)
+    names = pl.Series(question.libraries or ("own code",), dtype=pl.String)
+    at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
+    return numbers.select("group", "samples").with_columns(
+        name=frames.shown["name"].gather(at_leaf).fill_null(NO_FRAME),
+        path=frames.shown["path"].gather(at_leaf),
+        line=frames.shown["line"].gather(at_leaf),
+        library_function_name=frames.shown["name"].gather(at_lib),
+        library_function_path=frames.shown["path"].gather(at_lib),
+        library_function_line=frames.shown["line"].gather(at_lib),
+        library=names.gather(_row_of(pl.Series(named))),
+    )
+
+
+def _alike(shown: pl.DataFrame) -> Ints:
+    """For each frame the first one that is shown alike."""
+    _, (same,) = group_numbers(PATH, shown)
+    _, first = np.unique(same, return_index=True)
+    one: Ints = first[same]
+    return one
+
+
+def _row_of(numbers: pl.Series) -> pl.Series:
+    """Row numbers with null for :data:`NONE`."""
+    known = pl.when(pl.col("n") != NONE).then("n")
+    return numbers.alias("n").to_frame().select(known.cast(pl.UInt32)).to_series()
+
+
+def _library_nodes(frames: Frames, leaf: Ints, libraries_asked: int) -> Ints:
+    """The innermost node of the first listed library that is in the stack."""
+    found: Ints = np.full(leaf.size, NONE)
+    for number in range(libraries_asked):
+        wanted = (frames.library == number) & frames.kept
+        if wanted.any():
+            inner = _at(nearest(frames.parent, wanted[frames.frame]), leaf)
+            found = np.where(found == NONE, inner, found)
+    return found
+
+
+# --- apart by process, thread, rank ------------------------------------------------------------
+
+
+def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
+    """What each sample's row says where rows are kept apart."""
+    if by is None:
+        return pl.repeat(None, samples.height, dtype=pl.String, eager=True).alias("group")
+    if by == "file":
+        return pl.repeat(trace.meta.path, samples.height, dtype=pl.String, eager=True)
+    if by == "rank":
+        return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
+    key = ["pid"] if by == "process" else ["pid", "tid"]
+    told = _named_lanes(trace, by)
+    joined = samples.select(key).join(
+        told, on=key, how="left", nulls_equal=True, maintain_order="left"
+    )
+    number = pl.col(key[-1]).cast(pl.String)
+    text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
+    unknown = pl.lit(f"(no {by})")
+    return joined.select(
+        pl.when(pl.col(key[-1]).is_null()).then(unknown).otherwise(text)
+    ).to_series()
+
+
+def _named_lanes(trace: Trace, by: By) -> pl.DataFrame:
+    of_process = pl.col("tid").is_null() if by == "process" else pl.col("tid").is_not_null()
+    return (
+        trace.lanes.filter(of_process)
+        .select("pid", "tid", "label")
+        .unique(["pid", "tid"], keep="first", maintain_order=True)
+        .drop(["tid"] if by == "process" else [])
+    )
+
+
+def _processes(samples: pl.DataFrame, trace: Trace, frames: Frames, node: Ints) -> pl.DataFrame:
+    """Each process's samples and what it is, as its stacks tell."""
+    role = np.zeros(node.size, np.int64)
+    for number, flags in ((1, frames.child), (2, frames.worker)):
+        if flags.any():
+            role[_at(nearest(frames.parent, flags), node) != NONE] = number
+    return (
+        samples.select("pid", samples="weight", role=pl.Series(role))
+        .group_by("pid", maintain_order=True)
+        .agg(pl.col("samples").sum(), pl.col("role").max())
+        .join(_named_lanes(trace, "process"), on="pid", how="left", maintain_order="left")
+        .select(
+            "pid",
+            command="label",
+            role=pl.col("role").replace_strict(range(len(_ROLES)), _ROLES),
+            samples="samples",
+        )
+    )
+
+
+# --- sums ----------------------------------------------------------------------------------------
+
+
+def _groups(
+    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, group_by: GroupBy
+) -> pl.DataFrame:
+    """Self and total by what is asked for; a stack that holds one several times counts once."""
+    keys = frames.shown.select(_key(frames.shown, group_by))
+    special = pl.DataFrame({"key": [DEEPER, NO_FRAME]})
+    distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
+    numbers = keys.join(
+        distinct.with_row_index("number"),
+        on=keys.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )["number"]
+    parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
+    forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
+    at = _at(np.append(place, NONE)[_renumbered(frames)], leaf)
+    found = []
+    for label in labels.unique(maintain_order=True):
+        mine = labels.eq_missing(label).to_numpy()
+        node, inside = at[mine], weight.to_numpy()[mine]
+        own = np.bincount(node[node != NONE], inside[node != NONE], forest.parent.size)
+        alone, total = stack_weights.by_frame(forest, own[None].astype(np.float64), distinct.height)
+        for sums in (alone, total):
+            sums[0, -1] += inside[node == NONE].sum()
+        found.append(
+            distinct.with_columns(
+                pl.lit(label, pl.String).alias("group"),
+                pl.Series("self", alone[0]),
+                pl.Series("total", total[0]),
+            ).filter(pl.col("total") > 0)
+        )
+    return pl.concat(found).select("group", *keys.columns, "self", "total")
+
+
+def _kept_tree(frames: Frames, number: Ints) -> tuple[Ints, Ints]:
+    """The tree of the frames that count, and what each is summed up by."""
+    kept = frames.kept[frames.frame]
+    above = np.full(frames.parent.size, NONE)
+    inner = frames.parent != NONE
+    above[inner] = nearest(frames.parent, kept)[frames.parent[inner]]
+    renumbered = _renumbered(frames)
+    parent = above[kept]
+    return np.where(parent == NONE, NONE, renumbered[parent]), number[frames.frame[kept]]
+
+
+def _renumbered(frames: Frames) -> Ints:
+    """The row of each kept node among the kept ones."""
+    numbers: Ints = np.cumsum(frames.kept[frames.frame]) - 1
+    return numbers
+
+
+def _key(shown: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
+    """The columns that a sum is for."""
+    path = pl.col("path")
+    if group_by == "function":
+        return [pl.col("name").alias("key"), path]
+    if group_by == "line":
+        return [pl.col("name").alias("key"), path, pl.col("line")]
+    if group_by == "file":
+        return [path.fill_null("(no file)").alias("key")]
+    if group_by == "module":
+        module = path.str.replace(r"\.pyx?$", "").str.replace(r"[/\\]__init__$", "")
+        dotted = module.str.replace_all(r"[/\\]", ".").str.strip_chars_start(".")
+        return [
+            pl.when(path.str.contains(r"\.pyx?$"))
+            .then(dotted)
+            .otherwise(path)
+            .fill_null("(no file)")
+            .alias("key")
+        ]
+    packages = [libraries.package_of(file) or "(scripts)" for file in shown["file"].to_list()]
+    return [pl.Series("key", packages, dtype=pl.String)]

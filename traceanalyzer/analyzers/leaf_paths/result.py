@@ -1,0 +1,195 @@
+"""The answer: leaf paths or sums, and whose code they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH
+from traceanalyzer.analyzers.leaf_paths.question import Question
+from traceanalyzer.result import Result, Table
+from traceanalyzer.units import format_frac
+
+NOT_FOUND = "Not Found"
+
+_GROUPED = {
+    "function": "functions",
+    "line": "lines",
+    "file": "files",
+    "module": "modules",
+    "library": "libraries",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LeafPaths(Result):
+    """What :func:`leaf_paths` found.
+
+    Attributes:
+        question: what was asked.
+        total_samples: weight of all stacks that count, in ``unit``.
+        unit: ``samples``, ``ns`` or ``bytes``, or empty.
+        tagged_samples: those with a frame of the library, or of the user's own code.
+        idle_samples: those without any Python frame.
+        left_out_samples: what is not in ``total_samples``.
+        paths: a row a path, or a line of the file: ``group``, ``name``, ``path``, ``line``,
+            ``library_function_name``, ``library_function_path``, ``library_function_line``,
+            ``library``, ``samples``, ``samples_frac``, ``proportion``; most samples first.
+        groups: sums, where asked for: ``group``, ``key``, ``path``, ``line``, ``self``,
+            ``self_frac``, ``total``, ``total_frac``; most ``self`` first.
+        processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
+        skipped: files that could not be read, and why.
+    """
+
+    question: Question
+    total_samples: float
+    unit: str
+    tagged_samples: float
+    idle_samples: float
+    left_out_samples: float
+    paths: pl.DataFrame
+    groups: pl.DataFrame | None
+    processes: pl.DataFrame
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The question."""
+        return "Which code was running?"
+
+    @property
+    def verdict(self) -> str:
+        """How much is the library's, and the heaviest path."""
+        if not self.total_samples:
+            return "No sample counts."
+        top = self.paths.row(0, named=True)
+        where = f" ({_place(top['path'], top['line'])})" if top["path"] else ""
+        under = ""
+        if top["library_function_name"] and top["library_function_name"] != top["name"]:
+            library = _place(top["library_function_path"], top["library_function_line"])
+            under = f", called by {top['library_function_name']} ({library})"
+        share = self.tagged_samples / self.total_samples
+        return (
+            f"{self.amount(self.total_samples)}, {format_frac(share)} with {self._library()} "
+            f"on the stack. Most often {top['name']}{where} was running: "
+            f"{top['proportion']}{under}."
+        )
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Sums where asked for, else paths; processes where there are several."""
+        tables = [self._paths() if self.groups is None else self._groups(self.groups)]
+        if self.processes.height > 1:
+            shown = {"role": "role", "pid": "pid", "command": "command", "samples": self._counted}
+            tables.append(
+                Table(
+                    "processes",
+                    "Processes",
+                    self.processes,
+                    {**_told(self.processes, {"file": "file"}), **shown, "samples_frac": "share"},
+                )
+            )
+        return tuple(tables)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was matched, what is not counted, what was skipped."""
+        missing = self.total_samples - self.tagged_samples
+        notes = [f"{self._matched()}; {self._of_total(missing)} had no match."]
+        if self.idle_samples:
+            left_out = self.question.exclude_idle or self.question.drop_module
+            said = "left out" if left_out else "counted as (no Python frame)"
+            notes.append(f"{self.amount(self.idle_samples)} without any Python frame: {said}.")
+        if self.question.drop_module and self.left_out_samples > self.idle_samples:
+            more = self.left_out_samples - self.idle_samples
+            notes.append(f"{self.amount(more)} of module-level code only: left out.")
+        workers = self.processes.filter(pl.col("role") != "main process")
+        if workers.height and self.question.match != "substring":
+            notes.append(
+                f"{workers.height} child processes: the stacks of those that were forked begin "
+                "where their own code does, so that their parent's functions do not count it."
+            )
+        notes += [f"{path}: {why}; skipped." for path, why in self.skipped]
+        return tuple(notes)
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """The sums."""
+        return {
+            "unit": self.unit,
+            "total_samples": self.total_samples,
+            "tagged_samples": self.tagged_samples,
+            "idle_samples": self.idle_samples,
+            "left_out_samples": self.left_out_samples,
+        }
+
+    def amount(self, weight: float) -> str:
+        """A weight with its unit."""
+        if self.unit == "s":
+            return f"{weight:,.2f} s"
+        return f"{weight:,.12g} {self.unit}".rstrip()
+
+    @property
+    def _counted(self) -> str:
+        return {"s": "seconds"}.get(self.unit, self.unit) or "weight"
+
+    def _paths(self) -> Table:
+        line = pl.col("library_function_line").cast(pl.String).fill_null("")
+        found = pl.col("library_function_name").is_not_null()
+        shown = pl.when(found).then(line).otherwise(pl.lit(NOT_FOUND))
+        return Table(
+            "leaf_paths",
+            "Leaf paths" if self.question.aggregate else "Stacks by their leaf",
+            self.paths.with_columns(library_line_shown=shown),
+            {
+                **_told(self.paths, {"group": self.question.by or "group"}),
+                **{name: name for name in (*PATH, *LIBRARY[:2])},
+                "library_line_shown": LIBRARY[2],
+                "proportion": "proportion (n)",
+            },
+            missing=dict.fromkeys(LIBRARY, NOT_FOUND),
+            whole=True,
+        )
+
+    def _groups(self, groups: pl.DataFrame) -> Table:
+        by = self.question.group_by or "function"
+        shown = {"key": by if by != "line" else "function", "path": "path", "line": "line"}
+        columns = {
+            **_told(groups, {"group": self.question.by or "group"}),
+            **{name: label for name, label in shown.items() if name in groups.columns},
+            "self": f"self [{self._counted}]",
+            "self_frac": "self",
+            "total": f"total [{self._counted}]",
+            "total_frac": "total",
+        }
+        return Table(_GROUPED[by], f"By {by}", groups, columns)
+
+    def _library(self) -> str:
+        names = self.question.libraries
+        return " or ".join(names) if names else "the user's own code"
+
+    def _matched(self) -> str:
+        names = ", ".join(self.question.libraries)
+        if not names:
+            return (
+                "Own code is every file outside of the standard library and the installed packages"
+            )
+        if self.question.match == "substring":
+            return f"A frame is matched when its path contains {names}"
+        return f"A frame is matched when {names} is a whole component of its path"
+
+    def _of_total(self, weight: float) -> str:
+        share = weight / self.total_samples if self.total_samples else 0.0
+        return f"{self.amount(weight)} ({format_frac(share)})"
+
+
+def _place(path: str, line: int | None) -> str:
+    return path if line is None or line < 0 else f"{path}:{line}"
+
+
+def _told(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns that say something."""
+    return {n: label for n, label in columns.items() if frame[n].null_count() < frame.height}
