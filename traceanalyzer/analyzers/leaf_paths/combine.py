@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -37,9 +37,8 @@ def combine(
         keys = ["group", *PATH, *LIBRARY, "library"]
         rows = rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
     paths = rows.sort("samples", descending=True, maintain_order=True)
-    paths = paths.with_columns(samples_frac=_share("samples", total)).with_columns(
-        proportion=_proportion(unit)
-    )
+    paths = paths.with_columns(samples_frac=_share("samples", total))
+    paths = paths.with_columns(proportion=_proportion(paths, unit))
     files = pl.concat(
         part.processes.with_columns(file=pl.lit(part.path if len(parts) > 1 else None, pl.String))
         for part in parts
@@ -88,24 +87,19 @@ def _share(name: str, total: float) -> pl.Expr:
     return pl.col(name) / total if total else pl.lit(0.0)
 
 
-def _proportion(unit: str) -> pl.Expr:
+def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
     """``53.05% (7468)``, as itwinai's report writes it."""
-    percent = (100 * pl.col("samples_frac")).map_batches(_two_decimals, return_dtype=pl.String)
-    count = pl.col("samples").map_batches(
-        lambda values: _counts(values, unit), return_dtype=pl.String
-    )
-    return pl.format("{}% ({})", percent, count)
+    percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
+    count = _texts(paths["samples"], lambda v: f"({v:.2f} s)" if unit == "s" else f"({v:.12g})")
+    return percent + " " + count
 
 
-def _two_decimals(values: pl.Series) -> pl.Series:
+def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:
+    """Numbers as text, each distinct one written once."""
+    if values.is_empty():
+        return pl.Series(dtype=pl.String)
     distinct = values.unique()
-    told = [f"{value:.2f}" for value in distinct]
-    return values.replace_strict(distinct, told, return_dtype=pl.String)
-
-
-def _counts(values: pl.Series, unit: str) -> pl.Series:
-    distinct = values.unique()
-    told = [f"{value:.2f} s" if unit == "s" else f"{value:.12g}" for value in distinct]
+    told = pl.Series([write(value) for value in distinct], dtype=pl.String)
     return values.replace_strict(distinct, told, return_dtype=pl.String)
 
 

@@ -230,7 +230,7 @@ def _groups(
     parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
     forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
     at = _at(np.append(place, NONE)[_renumbered(frames)], leaf)
-    found = []
+    found = [_no_sums(keys)]
     for label in labels.unique(maintain_order=True):
         mine = labels.eq_missing(label).to_numpy()
         node, inside = at[mine], weight.to_numpy()[mine]
@@ -243,9 +243,16 @@ def _groups(
                 pl.lit(label, pl.String).alias("group"),
                 pl.Series("self", alone[0]),
                 pl.Series("total", total[0]),
-            ).filter(pl.col("total") > 0)
+            )
+            .filter(pl.col("total") > 0)
+            .select(found[0].columns)
         )
-    return pl.concat(found).select("group", *keys.columns, "self", "total")
+    return pl.concat(found)
+
+
+def _no_sums(keys: pl.DataFrame) -> pl.DataFrame:
+    sums = {"self": pl.Float64, "total": pl.Float64}
+    return pl.DataFrame(schema={"group": pl.String, **keys.schema, **sums})
 
 
 def _kept_tree(frames: Frames, number: Ints) -> tuple[Ints, Ints]:
