@@ -49,6 +49,7 @@ def bars(results: Results) -> list[Bar]:
         *_memory(results),
         *_steady(results),
         *_gzipped(results),
+        *_stacks(results),
         Bar("`--help`", "", results.best("--help"), 0.3, "s"),
         Bar("`comm-outliers`", "gen1.json", results.best("comm-outliers", "gen1.json"), 1.0, "s"),
     ]
@@ -102,6 +103,27 @@ def _gzipped(results: Results) -> Iterator[Bar]:
         yield Bar(what, m.trace, _ratio(whole, fastest), 1.3, "x")
         what = "(`comm-outliers` - imports) / bare inflating, zlib"
         yield Bar(what, m.trace, _ratio(work, times[0]), 1.3, "x")
+
+
+def _stacks(results: Results) -> Iterator[Bar]:
+    for m in results.of("py-spy-report"):
+        if m.trace and m.trace.startswith("shallow"):
+            yield Bar("`py-spy-report`", m.trace, m.best, 6, "s")
+            yield Bar("peak memory, `py-spy-report`", m.trace, _megabytes(m.peak_rss), 1000, "MB")
+            continue
+        trace, peer = m.trace or "", results.find("itwinai", m.trace)
+        loop = results.best("plain loop", m.trace)
+        yield Bar("`py-spy-report` / plain loop", trace, _ratio(m.best, loop), 3, "x")
+        if peer:
+            faster = _ratio(peer.best, m.best)
+            yield Bar("itwinai / `py-spy-report`", trace, faster, 15, "x", at_least=True)
+            memory = _ratio(_megabytes(m.peak_rss), _megabytes(peer.peak_rss))
+            yield Bar("peak memory, `py-spy-report` / itwinai", trace, memory, 0.1, "x")
+
+    for m in results.of("flamegraph"):
+        peer_time = results.best("flamegraph.pl", m.trace)
+        faster = _ratio(peer_time, m.best)
+        yield Bar("`flamegraph.pl` / `flamegraph`", m.trace or "", faster, 5, "x", at_least=True)
 
 
 def _work(results: Results, trace: str | None) -> float | None:

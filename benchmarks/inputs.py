@@ -64,6 +64,23 @@ def few_kernels(megabytes: int) -> Path:
     return _made(f"few{megabytes}.json", lambda target: _thin(target, megabytes))
 
 
+def deep_stacks(megabytes: int) -> Path:
+    """Real stacks of py-spy, repeated with other line numbers."""
+    folder = SHARED / "data" / "pyspy"
+    sources = [folder / f"{name}.raw.txt" for name in ("default", "threads_idle")]
+    return _made(
+        f"stacks{megabytes}.txt",
+        lambda target: _stacks(target, "deep", *map(str, sources), "--megabytes", str(megabytes)),
+    )
+
+
+def shallow_stacks(count: int) -> Path:
+    """Distinct stacks of three frames."""
+    return _made(
+        f"shallow{count}.txt", lambda target: _stacks(target, "shallow", "--stacks", str(count))
+    )
+
+
 def gzipped(path: Path) -> Path:
     """The same trace compressed."""
     return _made(f"{path.name}.gz", lambda target: _compress(path, target))
@@ -87,6 +104,10 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
 
 def _run(script: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True)
+
+
+def _stacks(target: Path, shape: str, *arguments: str) -> None:
+    _run(ROOT / "benchmarks" / "make_stacks.py", shape, *arguments, "-o", str(target))
 
 
 def _generate(target: Path, megabytes: float) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from benchmarks.inputs import ROOT
 
-PACKAGES = ("traceinsight", "orjson", "isal", "zlib-ng")
+PACKAGES = ("traceinsight", "orjson", "isal", "zlib-ng", "pydantic", "itwinai")
+#: Installed without what they require: the report needs neither ray nor torch.
+ALONE = ("itwinai",)
 
-_VENV = ROOT / ".bench" / "venv"
+_FOLDER = ROOT / ".bench"
+_VENV = _FOLDER / "venv"
+_NYTPROF = "libdevel-nytprof-perl"
 PYTHON = _VENV / "bin" / "python"
 _DONE = _VENV / ".installed"
 
@@ -22,8 +28,21 @@ def install() -> None:
     print(f"installing {', '.join(PACKAGES)} into {_VENV}", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", _VENV], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(PYTHON), "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-q", "--upgrade", *PACKAGES], check=True)
+    whole = [name for name in PACKAGES if name not in ALONE]
+    subprocess.run([*pip, "install", "-q", "--upgrade", *whole], check=True)
+    subprocess.run([*pip, "install", "-q", "--upgrade", "--no-deps", *ALONE], check=True)
     _DONE.write_text(" ".join(PACKAGES))
+
+
+def flamegraph_pl() -> Path | None:
+    """Brendan Gregg's ``flamegraph.pl``, as Debian has it in Devel::NYTProf; None without apt."""
+    found = _FOLDER / "nytprof" / "usr" / "share" / "perl5" / "Devel" / "NYTProf" / "flamegraph.pl"
+    if not found.is_file() and shutil.which("apt-get") and shutil.which("perl"):
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["apt-get", "download", "-qq", _NYTPROF], cwd=_FOLDER, check=False)
+        for package in _FOLDER.glob(f"{_NYTPROF}_*.deb"):
+            subprocess.run(["dpkg", "-x", package, _FOLDER / "nytprof"], check=False)
+    return found if found.is_file() else None
 
 
 def versions() -> dict[str, str]:

@@ -56,6 +56,7 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
         for make in (inputs.generated, inputs.replicated):
             found += _readers(make(megabytes))
     found.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
+    found += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
     small = inputs.generated(sizes_mb[0])
     found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
     for megabytes in sizes_mb:
@@ -74,6 +75,28 @@ def _readers(path: Path) -> list[Case]:
         Case("read for comm-outliers", path, _task(_OURS, "read_needs", path), memory=True),
         _comm_outliers(path),
     ]
+
+
+def _stack_readers(deep: Path, shallow: Path) -> list[Case]:
+    peer = _task(peers.PYTHON, "itwinai_report", deep)
+    script = peers.flamegraph_pl()
+    drawn = [Case("flamegraph.pl", deep, ["perl", script, deep], memory=True)] if script else []
+    return [
+        *drawn,
+        Case("plain loop", deep, _task(_OURS, "plain_loop", deep), memory=True),
+        Case("itwinai", deep, peer, memory=True),
+        *(_py_spy_report(path) for path in (deep, shallow)),
+        Case("flamegraph", deep, _flamegraph(deep), memory=True),
+    ]
+
+
+def _py_spy_report(path: Path) -> Case:
+    asked = ["--library-name", "torch", "--aggregate-leaf-paths"]
+    return Case("py-spy-report", path, [_COMMAND, "py-spy-report", path, *asked], memory=True)
+
+
+def _flamegraph(path: Path) -> list[str | Path]:
+    return [_COMMAND, "flamegraph", path, "-o", inputs.FOLDER / "flamegraph.svg", "--force"]
 
 
 def _inflaters(path: Path) -> list[Case]:

@@ -65,6 +65,47 @@ def hta(folder: str) -> tuple[float, int]:
     return seconds, sum(len(analysis.t.get_trace(rank)) for rank in analysis.t.get_ranks())
 
 
+def plain_loop(path: str) -> tuple[float, int]:
+    """Leaf and library frame of each stack, by the plainest loop that does not repeat itself.
+
+    Every distinct frame is looked at once, and a stack only up to its first frame of the library.
+    """
+    library = b"torch"
+    start = time.perf_counter()
+    sums: dict[tuple[bytes, bytes | None], int] = {}
+    held: dict[bytes, bool] = {}
+    with Path(path).open("rb") as file:
+        for line in file:
+            stack, _, count = line.rpartition(b" ")
+            rest, found = stack, None
+            leaf = stack.rpartition(b";")[2]
+            while rest:
+                rest, _, frame = rest.rpartition(b";")
+                known = held.get(frame)
+                if known is None:
+                    known = held[frame] = library in frame.rpartition(b" (")[2]
+                if known:
+                    found = frame
+                    break
+            key = leaf, found
+            sums[key] = sums.get(key, 0) + int(count)
+    rows = sorted(sums.items(), key=lambda row: -row[1])
+    return time.perf_counter() - start, len(rows)
+
+
+def itwinai_report(path: str) -> tuple[float, int]:
+    """The functions behind ``itwinai generate-py-spy-report``, from the file to sorted rows."""
+    from itwinai.torch.profiling import (  # type: ignore[import-not-found]
+        py_spy_aggregation as peer,
+    )
+
+    start = time.perf_counter()
+    stacks = peer.read_stack_traces(Path(path))
+    peer.add_library_information(stacks, "torch")
+    rows = sorted(peer.get_aggregated_paths([stack[-1] for stack in stacks]), reverse=True)
+    return time.perf_counter() - start, len(rows)
+
+
 def imports(_: str) -> tuple[float, int]:
     """Only :data:`MODULES`; the caller takes the time of the whole process."""
     import importlib
@@ -75,7 +116,10 @@ def imports(_: str) -> tuple[float, int]:
     return time.perf_counter() - start, len(sys.modules)
 
 
-TASKS = {task.__name__: task for task in (orjson_loads, read, read_needs, hta, imports)}
+TASKS = {
+    task.__name__: task
+    for task in (orjson_loads, read, read_needs, hta, plain_loop, itwinai_report, imports)
+}
 
 if __name__ == "__main__":
     seconds, rows = TASKS[sys.argv[1]](sys.argv[2])

@@ -10,10 +10,11 @@ import traceanalyzer
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 NAMES = [
-    "Chart", "CommOutliers", "Device", "FlameGraph", "Info", "InputError", "LeafPaths", "MalformedInput", "Meta",
-    "MissingData", "OptionError", "OutputError", "Result", "Table", "Trace", "TraceAnalyzerError",
-    "UnknownFormat", "UnreadableFile", "comm_outliers", "concat", "convert", "find_inputs", "flamegraph", "info",
-    "py_spy_report", "read",
+    "Chart", "CommOutliers", "Device", "FlameGraph", "Info", "InputError", "LeafPaths",
+    "MalformedInput", "Meta", "MissingData", "OptionError", "OutputError", "Result", "Table",
+    "Trace", "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "comm_outliers", "concat",
+    "convert", "find_inputs",
+    "flamegraph", "info", "py_spy_report", "read",
 ]  # fmt: skip
 
 

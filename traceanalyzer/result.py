@@ -90,7 +90,7 @@ class Flame:
         name: key of the flamegraph.
         title: what the picture says.
         subtitle: a line below it, or empty.
-        unit: of the weights: ``samples``, ``ns``, ``bytes``, or empty.
+        unit: of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty.
         frame: one row a box, callers before what they call, with these columns: ``id`` UInt32, its
             row number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file
             and line or null; ``group`` String, the package that decides the colour, or null;

@@ -12,6 +12,7 @@ import click
 
 from traceanalyzer.cli.comm_outliers import comm_outliers
 from traceanalyzer.cli.convert import convert
+from traceanalyzer.cli.flamegraph import flamegraph
 from traceanalyzer.cli.info import info
 from traceanalyzer.cli.py_spy_report import py_spy_report
 from traceanalyzer.errors import TraceAnalyzerError
@@ -27,7 +28,7 @@ def cli() -> None:
     """Why is training slow? Reads what profilers wrote and names the cause."""
 
 
-for _command in (info, comm_outliers, py_spy_report, convert):
+for _command in (info, comm_outliers, py_spy_report, flamegraph, convert):
     cli.add_command(_command)
 
 

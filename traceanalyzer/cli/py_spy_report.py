@@ -24,7 +24,7 @@ from traceanalyzer.render.text import visible
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from traceanalyzer.analyzers.leaf_paths import By, GroupBy, Match
+    from traceanalyzer.api import By, GroupBy, Match
 
 #: Where itwinai writes its profiles.
 FOLDERS = ("py-spy-outputs", "py-spy-output")

@@ -1,0 +1,176 @@
+"""Files found and read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from traceanalyzer.errors import InputError, OptionError, UnreadableFile
+from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import KINDS, TABLE_KINDS
+
+#: Called with (bytes read so far, bytes in all) while a file is read.
+Progress = Callable[[int, int], None]
+PathLike = str | os.PathLike[str]
+#: One input or several: traces in memory, files, folders.
+Inputs = Trace | PathLike | Sequence[Trace | PathLike]
+
+_COLUMNS = ("args", "input_dims")
+_LAST = (1 << 63) - 1
+_NO_TEXT = "its name is not UTF-8"
+
+
+def read(
+    path: PathLike,
+    *,
+    kinds: Iterable[str] | None = None,
+    names: Iterable[str] = (),
+    columns: Iterable[str] = (),
+    windows: Iterable[tuple[int, int]] = (),
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read one profiler file of any known format.
+
+    Args:
+        path: the file; compressed files (gz, zip, zst) are read as they are.
+        kinds: event kinds wanted (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
+            for those tables); None for all. The fewer, the faster and smaller.
+        names: substrings; events whose name holds one are read whatever their kind.
+        columns: columns made only on request: ``args``, ``input_dims``.
+        windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
+        format: a format's name, to override detection by content.
+        rank: the rank of the file, where it does not tell or tells wrong.
+        since_ns: leave out what ends before this time after the file's first event.
+        until_ns: leave out what starts at or after this time after the file's first event.
+        progress: called with (bytes read, bytes in all).
+
+    Returns:
+        The trace; what was lost or odd in the file is in its ``issues``.
+
+    Raises:
+        InputError: the file cannot be read; the message says why and what to do.
+        OptionError: a kind, column or format nobody knows.
+    """
+    selection = Selection(
+        kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
+        names=(names,) if isinstance(names, str) else tuple(names),
+        columns=known(columns, _COLUMNS, "column"),
+        windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
+    )
+    source = Source(path)
+    parser = registry.by_name(format) if format else registry.require(source)
+    trace = parser.parse(source, selection, progress)
+    # a converted trace remembers the file it was made from; it is this one that can be read again
+    here = tuple(replace(meta, path=source.path) for meta in trace.sources)
+    trace = replace(trace, sources=here)
+    if rank is not None:
+        trace = trace.with_rank(rank)
+    return trace.between(since_ns, until_ns)
+
+
+def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Files to read, and files left out with the reason.
+
+    A file named directly is always an input. In a folder (and below) every file whose content a
+    parser recognises is one; hidden files and links to folders are passed over. Natural order:
+    ``rank2`` before ``rank10``.
+
+    Raises:
+        UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
+    """
+    inputs: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    for path in [os.fspath(p) for p in given]:
+        if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
+            if not os.path.exists(path):  # noqa: PTH110
+                raise UnreadableFile(path, "no such file or folder")
+            if not _is_text(path):
+                raise UnreadableFile(path, _NO_TEXT, hint="rename it")
+            inputs.append(path)
+            continue
+        found, foreign = _in_folder(path)
+        if not found:
+            what = "no trace in this folder" + (f" ({len(foreign)} other files)" if foreign else "")
+            raise UnreadableFile(path, what, hint="traceanalyzer info FILE says what a file is")
+        inputs += found
+        skipped += foreign
+    return inputs, skipped
+
+
+def each(
+    inputs: Inputs,
+) -> Sequence[Trace | str]:
+    """Traces as they are, files by name, folders as the files in them."""
+    items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    found: list[Trace | str] = []
+    for item in items:
+        found += [item] if isinstance(item, Trace) else find_inputs([item])[0]
+    return found
+
+
+def known(words: Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
+    """The words, or one word, all of which must be among the names.
+
+    Raises:
+        OptionError: one is not.
+    """
+    asked = frozenset((words,) if isinstance(words, str) else words)
+    have = frozenset(names)
+    if unknown := sorted(asked - have):
+        raise OptionError(
+            f"no {what} is called {unknown[0]!r}; known are {', '.join(sorted(have))}"
+        )
+    return asked
+
+
+def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
+    found: list[str] = []
+    foreign: list[tuple[str, str]] = []
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
+        for name in sorted((f for f in names if not f.startswith(".")), key=natural):
+            path = str(Path(base, name))
+            if not _is_text(path):
+                foreign.append((path.encode(errors="backslashreplace").decode(), _NO_TEXT))
+                continue
+            try:
+                source = Source(path)
+                format_ = registry.detect(source)
+            except InputError as error:
+                foreign.append((path, error.what))
+                continue
+            if format_ is None:
+                foreign.append((path, "no format we know" if source.size else "empty"))
+            else:
+                found.append(path)
+    return found, foreign
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file's name is UTF-8; the tables, which hold it, know no other text."""
+    return path.encode(errors="ignore").decode() == path
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key in which numbers count as numbers."""
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part.lower())
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]
+
+
+def _clipped(time: int) -> int:
+    """A time that fits Int64; there are no events beyond."""
+    return max(min(time, _LAST), -_LAST)

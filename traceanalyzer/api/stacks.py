@@ -1,0 +1,196 @@
+"""Stacks, sampled or nested, from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from traceanalyzer.analyzers import flamegraph as flame
+from traceanalyzer.analyzers import leaf_paths
+from traceanalyzer.analyzers.flamegraph import FlameGraph
+from traceanalyzer.analyzers.leaf_paths import By, GroupBy, LeafPaths, Match, Question
+from traceanalyzer.api.reading import Inputs, Progress, each, known, read
+from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import KINDS
+
+
+def py_spy_report(
+    inputs: Inputs,
+    *,
+    library_names: str | Sequence[str] = (),
+    match: Match = "component",
+    aggregate_leaf_paths: bool = False,
+    group_by: GroupBy | None = None,
+    by: By | None = None,
+    drop_module: bool = False,
+    exclude_idle_process: bool = False,
+    rate: float | None = None,
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+    seen: Callable[[Trace], None] | None = None,
+) -> LeafPaths:
+    """Which code was running when a sampling profiler looked, and whose it is.
+
+    A stack counts for its leaf frame, and is tagged by the innermost frame of a library, as
+    :mod:`traceanalyzer.analyzers.leaf_paths` says. Any format with sampled stacks will do.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them. Of a folder or of several, what
+            cannot be read or has no samples is skipped and named.
+        library_names: whose frames to look for, the first listed wins; none: the user's own code,
+            which is what lies outside of the standard library and the installed packages.
+        match: ``component``: whole components of a path; ``substring``: anywhere in the path.
+        aggregate_leaf_paths: one row for equal paths instead of one for each line of the file.
+        group_by: sum by ``function``, ``line``, ``file``, ``module`` or ``library``: self, and
+            total with what it calls.
+        by: rows apart for each ``process``, ``thread``, ``rank`` or ``file``.
+        drop_module: leave out module-level code, as itwinai's report does.
+        exclude_idle_process: leave out samples without any Python frame.
+        rate: samples a second; then the answer is in seconds.
+        format: the files' format, to override detection by content.
+        rank: of several files, only those of this rank; of one file, its rank.
+        since_ns: leave out what was before, where samples have a time.
+        until_ns: leave out what was then or later, where samples have a time.
+        progress: called with (bytes read, bytes in all) of each file.
+        seen: called with each trace, for its ``issues``.
+
+    Raises:
+        InputError: no file can be read.
+        MissingData: no samples.
+        OptionError: an option makes no sense.
+    """
+    names = (library_names,) if isinstance(library_names, str) else tuple(library_names)
+    asked = Question(
+        names, match, aggregate_leaf_paths, group_by, by, drop_module, exclude_idle_process
+    )
+    items = each(inputs)
+
+    def reading(path: str) -> Trace:
+        trace = read(
+            path,
+            kinds=("sample", "lane"),
+            format=format,
+            rank=rank if len(items) == 1 else None,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            progress=progress,
+        )
+        if seen:
+            seen(trace)
+        return trace
+
+    parts: list[leaf_paths.Part] = []
+    skipped: list[tuple[str, str]] = []
+    failed: InputError | MissingData | None = None
+    for item in items:
+        try:
+            trace = item if isinstance(item, Trace) else reading(item)
+            if len(items) == 1 or rank in (None, trace.meta.rank):
+                parts.append(leaf_paths.extract(trace, asked))
+        except (InputError, MissingData) as error:
+            failed = failed or error
+            why = error.what if isinstance(error, InputError) else "no sampled stacks"
+            skipped.append((str(item), why))
+    if failed and not parts:
+        raise failed
+    if not parts:
+        raise OptionError(f"no input is of rank {rank}")
+    return leaf_paths.combine(parts, asked, rate=rate, skipped=skipped)
+
+
+def flamegraph(
+    inputs: Inputs,
+    *,
+    base: Inputs | None = None,
+    kinds: Sequence[str] = (),
+    threads: Sequence[str] = (),
+    weight: flame.Weight | None = None,
+    by: By | None = None,
+    reverse: bool = False,
+    focus: str | None = None,
+    min_frac: float | None = None,
+    library_names: str | Sequence[str] = (),
+    title: str | None = None,
+    format: str | None = None,  # noqa: A002 - the command line's word
+    rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+    seen: Callable[[Trace], None] | None = None,
+) -> FlameGraph:
+    """Which functions does the time, or whatever else was sampled, go into?
+
+    Sampled stacks count with their weight, slices of a trace with their time less that of the
+    slices in them. A function is one frame whatever its line. One file is in memory at a time.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them, added up.
+        base: the same of another run, scaled to the same sum, to compare with.
+        kinds: kinds of events; without any the samples, else ``python_function``, else all slices
+            on threads of the host.
+        threads: only threads of these numbers, or with these words in their name.
+        weight: ``time``, ``count`` or ``bytes``; by default what samples were recorded with, and
+            the time of slices.
+        by: a root for each ``process``, ``thread``, ``rank`` or ``file``.
+        reverse: from the functions that ran up to their callers.
+        focus: a regular expression; only stacks through functions whose name it matches, from the
+            outermost such function down.
+        min_frac: boxes smaller than this part of everything are summed up, their number and
+            weight shown; by default none as long as they can be drawn, then all but the 5,000
+            heaviest.
+        library_names: whose code stands out; none: the user's own code.
+        title: of the picture.
+        format: the files' format, to override detection by content.
+        rank: of several files, only those of this rank; of one file, its rank.
+        since_ns: leave out what is before this time after each file's first event.
+        until_ns: leave out what is at or after this time; slices are cut there.
+        progress: called with (bytes read, bytes in all) of each file.
+        seen: called with each trace, for its ``issues``.
+
+    Raises:
+        InputError: a file cannot be read.
+        MissingData: there are no stacks, or nothing of what is asked for.
+        OptionError: an option makes no sense, or weights are of several units.
+    """
+    known(kinds, KINDS, "kind")
+    wanted = {"sample", "lane", *kinds} if kinds else flame.KINDS
+
+    def parts(inputs: Inputs) -> list[flame.Part]:
+        items = each(inputs)
+        own_rank = rank if len(items) == 1 else None
+        found = []
+        for item in items:
+            trace = item
+            if not isinstance(trace, Trace):
+                trace = read(trace, kinds=wanted, format=format, rank=own_rank, progress=progress)
+                if seen:
+                    seen(trace)
+            if rank in (None, own_rank, trace.meta.rank):
+                found.append(
+                    flame.extract(
+                        trace,
+                        kinds=kinds,
+                        threads=threads,
+                        weight=weight,
+                        by=by,
+                        since_ns=since_ns,
+                        until_ns=until_ns,
+                    )
+                )
+        if not found:
+            raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
+        return found
+
+    return flame.combine(
+        parts(inputs),
+        () if base is None else parts(base),
+        by_group=by is not None,
+        reverse=reverse,
+        focus=focus,
+        min_frac=min_frac,
+        libraries=(library_names,) if isinstance(library_names, str) else tuple(library_names),
+        title=title,
+    )
