@@ -280,7 +280,7 @@ def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
     (tmp_path / "b.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
     result = api.py_spy_report(tmp_path)
     assert result.total_samples == 4
-    assert result.notes[-1] == f"{tmp_path / 'b.json'}: no sampled stacks; skipped."
+    assert result.notes[-1] == f"{tmp_path / 'b.json'}: no stacks; skipped."
     with pytest.raises(MissingData):
         api.py_spy_report(tmp_path / "b.json")
     empty = tmp_path / "c.txt"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from traceanalyzer.analyzers import flamegraph as flame
 from traceanalyzer.analyzers import leaf_paths
@@ -12,6 +13,8 @@ from traceanalyzer.api.reading import Inputs, Progress, each, known, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS
+
+Part = TypeVar("Part")
 
 
 def py_spy_report(
@@ -66,38 +69,8 @@ def py_spy_report(
     asked = Question(
         names, match, aggregate_leaf_paths, group_by, by, drop_module, exclude_idle_process
     )
-    items = each(inputs)
-
-    def reading(path: str) -> Trace:
-        trace = read(
-            path,
-            kinds=("sample", "lane"),
-            format=format,
-            rank=rank if len(items) == 1 else None,
-            since_ns=since_ns,
-            until_ns=until_ns,
-            progress=progress,
-        )
-        if seen:
-            seen(trace)
-        return trace
-
-    parts: list[leaf_paths.Part] = []
-    skipped: list[tuple[str, str]] = []
-    failed: InputError | MissingData | None = None
-    for item in items:
-        try:
-            trace = item if isinstance(item, Trace) else reading(item)
-            if len(items) == 1 or rank in (None, trace.meta.rank):
-                parts.append(leaf_paths.extract(trace, asked))
-        except (InputError, MissingData) as error:
-            failed = failed or error
-            why = error.what if isinstance(error, InputError) else "no sampled stacks"
-            skipped.append((str(item), why))
-    if failed and not parts:
-        raise failed
-    if not parts:
-        raise OptionError(f"no input is of rank {rank}")
+    reading = _reading(("sample", "lane"), format, progress, seen, since_ns, until_ns)
+    parts, skipped = _extracted(inputs, lambda t: leaf_paths.extract(t, asked), reading, rank)
     return leaf_paths.combine(parts, asked, rate=rate, skipped=skipped)
 
 
@@ -158,39 +131,89 @@ def flamegraph(
     known(kinds, KINDS, "kind")
     wanted = {"sample", "lane", *kinds} if kinds else flame.KINDS
 
-    def parts(inputs: Inputs) -> list[flame.Part]:
-        items = each(inputs)
-        own_rank = rank if len(items) == 1 else None
-        found = []
-        for item in items:
-            trace = item
-            if not isinstance(trace, Trace):
-                trace = read(trace, kinds=wanted, format=format, rank=own_rank, progress=progress)
-                if seen:
-                    seen(trace)
-            if rank in (None, own_rank, trace.meta.rank):
-                found.append(
-                    flame.extract(
-                        trace,
-                        kinds=kinds,
-                        threads=threads,
-                        weight=weight,
-                        by=by,
-                        since_ns=since_ns,
-                        until_ns=until_ns,
-                    )
-                )
-        if not found:
-            raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
-        return found
+    def extracted(trace: Trace) -> flame.Part:
+        return flame.extract(
+            trace,
+            kinds=kinds,
+            threads=threads,
+            weight=weight,
+            by=by,
+            since_ns=since_ns,
+            until_ns=until_ns,
+        )
 
+    reading = _reading(wanted, format, progress, seen)
+    parts, skipped = _extracted(inputs, extracted, reading, rank)
+    bases, lost = _extracted(base, extracted, reading, rank) if base is not None else ([], [])
     return flame.combine(
-        parts(inputs),
-        () if base is None else parts(base),
+        parts,
+        bases,
         by_group=by is not None,
         reverse=reverse,
         focus=focus,
         min_frac=min_frac,
         libraries=(library_names,) if isinstance(library_names, str) else tuple(library_names),
         title=title,
+        skipped=[*skipped, *lost],
     )
+
+
+def _reading(
+    kinds: Iterable[str],
+    format: str | None,  # noqa: A002
+    progress: Progress | None,
+    seen: Callable[[Trace], None] | None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+) -> Callable[[str, int | None], Trace]:
+    """Reads a path, as of a rank, and shows it to ``seen``."""
+
+    def reading(path: str, rank: int | None) -> Trace:
+        trace = read(
+            path,
+            kinds=kinds,
+            format=format,
+            rank=rank,
+            since_ns=since_ns,
+            until_ns=until_ns,
+            progress=progress,
+        )
+        if seen:
+            seen(trace)
+        return trace
+
+    return reading
+
+
+def _extracted(
+    inputs: Inputs,
+    extract: Callable[[Trace], Part],
+    reading: Callable[[str, int | None], Trace],
+    rank: int | None,
+) -> tuple[list[Part], list[tuple[str, str]]]:
+    """What is wanted of each input of the rank; of several, what cannot be read, and why.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: nothing has what is wanted.
+        OptionError: no input is of the rank.
+    """
+    items = each(inputs)
+    own_rank = rank if len(items) == 1 else None
+    parts: list[Part] = []
+    skipped: list[tuple[str, str]] = []
+    failed: InputError | MissingData | None = None
+    for item in items:
+        try:
+            trace = item if isinstance(item, Trace) else reading(item, own_rank)
+            if rank in (None, own_rank, trace.meta.rank):
+                parts.append(extract(trace))
+        except (InputError, MissingData) as error:
+            failed = failed or error
+            why = error.what if isinstance(error, InputError) else "no stacks"
+            skipped.append((str(item), why))
+    if failed and not parts:
+        raise failed
+    if not parts:
+        raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
+    return parts, skipped

@@ -29,6 +29,7 @@ def combine(
     min_frac: float | None = None,
     libraries: Sequence[str] = (),
     title: str | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
 ) -> FlameGraph:
     """Where the weight of the files' stacks lies.
 
@@ -44,6 +45,7 @@ def combine(
             long as they can be drawn, then all but the 5,000 heaviest.
         libraries: whose code is to stand out, by folders or modules; by default the user's own.
         title: of the picture.
+        skipped: files that could not be read, and why.
 
     Raises:
         InputError: weights of several units.
@@ -79,7 +81,11 @@ def combine(
         least_frac=boxes.least_frac,
         hidden=boxes.hidden,
         hidden_frac=boxes.hidden_weight / total,
-        remarks=(*facts, *words.notes(counts, table)),
+        remarks=(
+            *facts,
+            *words.notes(counts, table),
+            *(f"{path}: {why}; skipped." for path, why in skipped),
+        ),
     )
 
 

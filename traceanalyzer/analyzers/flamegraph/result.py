@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.flamegraph.functions import tables
 from traceanalyzer.result import Flame, Result, Table
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FlameGraph(Result):
     """Where the weight of stacks lies.
 
