@@ -20,9 +20,10 @@ _RANKS = ("rank", "worker")
 
 
 def fixture_files() -> list[Path]:
-    """Our own fixtures, without those that are refused and more ranks of the same."""
+    """Our own Chrome traces, without those that are refused and more ranks of the same."""
     refused = ("empty_file.json", "null.json", "not_a_trace.json")
     found = [p for p in sorted(FIXTURES.rglob("*")) if p.name.endswith((".json", ".json.gz"))]
+    found = [p for p in found if not p.name.endswith(".speedscope.json")]
     return [p for p in found if p.name not in refused and not _is_one_more_rank(p)]
 
 

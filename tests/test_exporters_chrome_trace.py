@@ -553,7 +553,7 @@ def test_the_suffix_chooses_the_writer(name: str, function: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a.csv", "json", ".gz"])
 def test_an_unknown_suffix_names_the_known_ones(name: str) -> None:
-    with pytest.raises(OptionError, match=r"end in \.parquet, \.json or \.json\.gz"):
+    with pytest.raises(OptionError, match=r"end in \.parquet, .* or \.json\.gz"):
         writer_for(name)
 
 

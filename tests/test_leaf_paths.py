@@ -136,7 +136,13 @@ def test_own_code_is_tagged_where_no_library_is_named(report) -> None:
     assert result.paths["library_function_name"].to_list() == ["fit", None]
     assert result.tagged_samples == 3
     assert "75.0 % with the user's own code" in result.verdict
-    assert "1 samples (25.0 %) had no match" in result.notes[0]
+    assert "1 sample (25.0 %) had no match" in result.notes[0]
+
+
+def test_the_heaviest_leaf_is_that_of_all_its_stacks(report) -> None:
+    result = report([([OWN], 3), ([CONV, WAIT], 2), ([OPS, WAIT], 2)])
+    assert result.paths["name"].to_list() == ["fit", "wait", "wait"]
+    assert "Most often wait (threading.py:9) was running: 4 samples (57.1 %)." in result.verdict
 
 
 def test_a_library_is_a_whole_component(report) -> None:
@@ -169,8 +175,9 @@ def test_module_code_is_kept_unless_asked(report) -> None:
 
 def test_seconds(report) -> None:
     result = report([([OWN], 150)], rate=50.0)
-    assert (result.unit, result.total_samples) == ("s", 3.0)
-    assert result.paths["proportion"].to_list() == ["100.00% (3.00 s)"]
+    assert (result.unit, result.total_samples) == ("ns", 3_000_000_000)
+    assert result.paths["proportion"].to_list() == ["100.00% (3 s)"]
+    assert result.verdict.startswith("3 s, 100.0 % with")
     with pytest.raises(OptionError, match="rate of 0"):
         report([([OWN], 150)], rate=0.0)
 

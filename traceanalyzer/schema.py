@@ -139,7 +139,13 @@ MEMORY: tuple[Column, ...] = (
 
 LANES: tuple[Column, ...] = (
     Column("rank", pl.Int32, "", "global rank of the process", "not known"),
-    Column("pid", pl.Int64, "", "process id, or the synthetic one of a textual label"),
+    Column(
+        "pid",
+        pl.Int64,
+        "",
+        "process id, or the synthetic one of a textual label",
+        "the file tells threads, not processes",
+    ),
     Column("tid", pl.Int64, "", "thread id", "the row describes the process"),
     Column("label", pl.String, "", "process or thread name, or the textual id", "not recorded"),
     Column("labels", pl.String, "", "process labels, such as `GPU 0`", "not recorded"),

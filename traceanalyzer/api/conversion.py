@@ -25,7 +25,7 @@ def convert(
 ) -> Trace:
     """Write a trace as Parquet (``.parquet``) or Chrome JSON (``.json``, ``.json.gz``).
 
-    Nothing is left out. The file appears under its name only when it is whole. Returns the trace;
+    Nothing is left out; ``.speedscope.json`` takes the sampled stacks only. The file appears under its name only when it is whole. Returns the trace;
     the other arguments are those of :func:`read`.
 
     Raises:

@@ -21,6 +21,7 @@ Writer = Callable[[Trace, IO[bytes]], None]
 
 _WRITERS: dict[str, tuple[str, str]] = {
     ".parquet": ("parquet", "write_parquet"),
+    ".speedscope.json": ("speedscope", "write_speedscope"),
     ".json": ("chrome_trace", "write_chrome_trace"),
     ".json.gz": ("chrome_trace", "write_chrome_trace_gz"),
 }

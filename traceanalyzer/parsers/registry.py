@@ -8,13 +8,15 @@ from importlib.metadata import EntryPoint, entry_points
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import parquet
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
+from traceanalyzer.parsers.collapsed import parser as collapsed
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.speedscope import parser as speedscope
 
 #: Packages elsewhere add a Format under this entry-point group.
 ENTRY_POINTS = "traceanalyzer.parsers"
 
-_BUILT_IN = (chrome_trace.FORMAT, parquet.FORMAT)
+_BUILT_IN = (chrome_trace.FORMAT, parquet.FORMAT, speedscope.FORMAT, collapsed.FORMAT)
 
 
 @cache

@@ -11,6 +11,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
+from traceanalyzer.errors import OptionError
+
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
@@ -50,7 +52,7 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         top: rows of each table; None means all of them.
 
     Raises:
-        OptionError: a picture of a result without a chart was asked for.
+        OptionError: a picture of a result without a chart was asked for, or a PNG of a flamegraph.
     """
     # imported here: a table needs no matplotlib, a picture no tabulate
     if to == "table":
@@ -69,7 +71,19 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         from traceanalyzer.render import html
 
         return html.page(result, top=top).encode()
+    if result.flames:
+        return _flamegraph(result, to)
     from traceanalyzer.render import plot
 
     picture = plot.figure(result)
     return plot.to_png(picture) if to == "png" else plot.to_svg(picture).encode()
+
+
+def _flamegraph(result: Result, to: Form) -> bytes:
+    if to == "png":
+        raise OptionError("a flamegraph is written as svg or html, not as png")
+    if len(result.flames) > 1:
+        raise OptionError(f"an svg holds one flamegraph, not {len(result.flames)}; write html")
+    from traceanalyzer.render import flamegraph
+
+    return flamegraph.svg(result.flames[0]).encode()

@@ -9,7 +9,7 @@ import re
 # characters. All of them can hide text, move the cursor or reorder what stands around them.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _ELLIPSIS = "..."
 _LONG_WORD = re.compile(r"\S{121,}")

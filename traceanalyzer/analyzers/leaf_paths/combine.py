@@ -9,9 +9,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH, Part
 from traceanalyzer.analyzers.leaf_paths.question import Question
-from traceanalyzer.analyzers.leaf_paths.result import LeafPaths
+from traceanalyzer.analyzers.leaf_paths.result import LeafPaths, amount
 from traceanalyzer.errors import OptionError
 from traceanalyzer.units import NS_PER_S
+
+_ROUNDING = 1e-3
 
 
 def combine(
@@ -48,6 +50,7 @@ def combine(
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", samples_frac=_share("samples", total)
     )
+    leaves = rows.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
     return LeafPaths(
         question=question,
         total_samples=total,
@@ -55,6 +58,7 @@ def combine(
         tagged_samples=float(tagged),
         idle_samples=math.fsum(part.idle for part in parts) * scale,
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
+        leaf=next(leaves.sort("samples", descending=True).head(1).iter_rows(named=True), {}),
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if question.group_by else None,
         processes=_whole(processes),
@@ -64,23 +68,21 @@ def combine(
 
 def _unit(unit: str, rate: float | None) -> tuple[str, float]:
     """The unit shown, and what weights are multiplied by."""
-    if rate is None:
+    if rate is None or unit == "ns":
         return unit, 1.0
-    if unit == "ns":
-        return "s", 1 / NS_PER_S
     if unit != "samples":
         raise OptionError(f"seconds are for samples, and this file counts {unit or 'something'}")
     if not (math.isfinite(rate) and rate > 0):
         raise OptionError(f"a rate of {rate:g} samples a second makes no sense")
-    return "s", 1 / rate
+    return "ns", NS_PER_S / rate
 
 
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
-    """Weights as whole numbers where all of them are."""
+    """Weights as whole numbers where all of them are, but for what dividing by a rate left over."""
     found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all((frame[name] == frame[name].round()).all() for name in found):
+    if not all(((frame[name] - frame[name].round()).abs() < _ROUNDING).all() for name in found):
         return frame
-    return frame.with_columns(pl.col(found).cast(pl.Int64))
+    return frame.with_columns(pl.col(found).round().cast(pl.Int64))
 
 
 def _share(name: str, total: float) -> pl.Expr:
@@ -90,7 +92,7 @@ def _share(name: str, total: float) -> pl.Expr:
 def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
     """``53.05% (7468)``, as itwinai's report writes it."""
     percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
-    count = _texts(paths["samples"], lambda v: f"({v:.2f} s)" if unit == "s" else f"({v:.12g})")
+    count = _texts(paths["samples"], lambda value: f"({amount(value, unit)})")
     return percent + " " + count
 
 

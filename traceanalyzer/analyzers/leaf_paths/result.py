@@ -11,9 +11,12 @@ import polars as pl
 from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH
 from traceanalyzer.analyzers.leaf_paths.question import Question
 from traceanalyzer.result import Result, Table
-from traceanalyzer.units import format_frac
+from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 NOT_FOUND = "Not Found"
+
+#: The ending of a column's name that makes a table show a unit.
+_SUFFIXES = {"ns": "_ns", "bytes": "_bytes"}
 
 _GROUPED = {
     "function": "functions",
@@ -40,6 +43,8 @@ class LeafPaths(Result):
             ``library``, ``samples``, ``samples_frac``, ``proportion``; most samples first.
         groups: sums, where asked for: ``group``, ``key``, ``path``, ``line``, ``self``,
             ``self_frac``, ``total``, ``total_frac``; most ``self`` first.
+        leaf: the leaf with most samples in all its stacks: ``name``, ``path``, ``line``,
+            ``samples``.
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
         skipped: files that could not be read, and why.
     """
@@ -50,6 +55,7 @@ class LeafPaths(Result):
     tagged_samples: float
     idle_samples: float
     left_out_samples: float
+    leaf: dict[str, Any]
     paths: pl.DataFrame
     groups: pl.DataFrame | None
     processes: pl.DataFrame
@@ -65,17 +71,13 @@ class LeafPaths(Result):
         """How much is the library's, and the heaviest path."""
         if not self.total_samples:
             return "No sample counts."
-        top = self.paths.row(0, named=True)
-        where = f" ({_place(top['path'], top['line'])})" if top["path"] else ""
-        under = ""
-        if top["library_function_name"] and top["library_function_name"] != top["name"]:
-            library = _place(top["library_function_path"], top["library_function_line"])
-            under = f", called by {top['library_function_name']} ({library})"
         share = self.tagged_samples / self.total_samples
+        leaf = self.leaf
+        where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
         return (
-            f"{self.amount(self.total_samples)}, {format_frac(share)} with {self._library()} "
-            f"on the stack. Most often {top['name']}{where} was running: "
-            f"{top['proportion']}{under}."
+            f"{self._amount(self.total_samples)}, {format_frac(share)} with {self._library()} "
+            f"on the stack. Most often {leaf['name']}{where} was running: "
+            f"{self._of_total(leaf['samples'])}."
         )
 
     @property
@@ -83,15 +85,7 @@ class LeafPaths(Result):
         """Sums where asked for, else paths; processes where there are several."""
         tables = [self._paths() if self.groups is None else self._groups(self.groups)]
         if self.processes.height > 1:
-            shown = {"role": "role", "pid": "pid", "command": "command", "samples": self._counted}
-            tables.append(
-                Table(
-                    "processes",
-                    "Processes",
-                    self.processes,
-                    {**_told(self.processes, {"file": "file"}), **shown, "samples_frac": "share"},
-                )
-            )
+            tables.append(self._processes())
         return tuple(tables)
 
     @property
@@ -102,10 +96,10 @@ class LeafPaths(Result):
         if self.idle_samples:
             left_out = self.question.exclude_idle or self.question.drop_module
             said = "left out" if left_out else "counted as (no Python frame)"
-            notes.append(f"{self.amount(self.idle_samples)} without any Python frame: {said}.")
+            notes.append(f"{self._amount(self.idle_samples)} without any Python frame: {said}.")
         if self.question.drop_module and self.left_out_samples > self.idle_samples:
             more = self.left_out_samples - self.idle_samples
-            notes.append(f"{self.amount(more)} of module-level code only: left out.")
+            notes.append(f"{self._amount(more)} of module-level code only: left out.")
         workers = self.processes.filter(pl.col("role") != "main process")
         if workers.height and self.question.match != "substring":
             notes.append(
@@ -126,15 +120,18 @@ class LeafPaths(Result):
             "left_out_samples": self.left_out_samples,
         }
 
-    def amount(self, weight: float) -> str:
+    def _amount(self, weight: float) -> str:
         """A weight with its unit."""
-        if self.unit == "s":
-            return f"{weight:,.2f} s"
-        return f"{weight:,.12g} {self.unit}".rstrip()
+        if self.unit in _SUFFIXES:
+            return amount(weight, self.unit)
+        unit = self.unit.removesuffix("s") if weight == 1 else self.unit
+        return f"{weight:,.12g} {unit}".rstrip()
 
-    @property
-    def _counted(self) -> str:
-        return {"s": "seconds"}.get(self.unit, self.unit) or "weight"
+    def _weights(self, frame: pl.DataFrame, *names: str) -> tuple[pl.DataFrame, dict[str, str]]:
+        """The frame with its weights under names that tell their unit, and those names."""
+        suffix = _SUFFIXES.get(self.unit, "")
+        shown = {name: f"{name}{suffix}" for name in names}
+        return frame.with_columns(pl.col(n).alias(s) for n, s in shown.items()), shown
 
     def _paths(self) -> Table:
         line = pl.col("library_function_line").cast(pl.String).fill_null("")
@@ -154,18 +151,36 @@ class LeafPaths(Result):
             whole=True,
         )
 
+    def _processes(self) -> Table:
+        frame, weight = self._weights(self.processes, "samples")
+        return Table(
+            "processes",
+            "Processes",
+            frame,
+            {
+                **_told(self.processes, {"file": "file"}),
+                "role": "role",
+                "pid": "pid",
+                "command": "command",
+                weight["samples"]: "time" if self.unit == "ns" else self.unit or "weight",
+                "samples_frac": "share",
+            },
+        )
+
     def _groups(self, groups: pl.DataFrame) -> Table:
         by = self.question.group_by or "function"
         shown = {"key": by if by != "line" else "function", "path": "path", "line": "line"}
+        frame, weight = self._weights(groups, "self", "total")
+        unit = f" {self.unit}" if self.unit not in _SUFFIXES else ""
         columns = {
             **_told(groups, {"group": self.question.by or "group"}),
             **{name: label for name, label in shown.items() if name in groups.columns},
-            "self": f"self [{self._counted}]",
+            weight["self"]: f"self{unit}",
             "self_frac": "self",
-            "total": f"total [{self._counted}]",
+            weight["total"]: f"total{unit}",
             "total_frac": "total",
         }
-        return Table(_GROUPED[by], f"By {by}", groups, columns)
+        return Table(_GROUPED[by], f"By {by}", frame, columns)
 
     def _library(self) -> str:
         names = self.question.libraries
@@ -183,7 +198,14 @@ class LeafPaths(Result):
 
     def _of_total(self, weight: float) -> str:
         share = weight / self.total_samples if self.total_samples else 0.0
-        return f"{self.amount(weight)} ({format_frac(share)})"
+        return f"{self._amount(weight)} ({format_frac(share)})"
+
+
+def amount(weight: float, unit: str) -> str:
+    """A weight as the proportions have it: samples without their unit."""
+    if unit == "ns":
+        return format_ns(round(weight))
+    return format_bytes(round(weight)) if unit == "bytes" else f"{weight:.12g}"
 
 
 def _place(path: str, line: int | None) -> str:
