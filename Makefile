@@ -40,7 +40,7 @@ clean: ## everything that make can make again
 	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.package: pyproject.toml setup.py traceanalyzer/parsers/chrome_trace/_scan.c
+$(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c)
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(INSTALL) --editable .
 	@touch $@

@@ -1,16 +1,19 @@
-"""The C extension; everything else about the package is in pyproject.toml."""
+"""The C extensions; everything else about the package is in pyproject.toml."""
 
 from setuptools import Extension, setup
+
+MODULES = ("chrome_trace/_scan", "collapsed/_frames")
 
 setup(
     ext_modules=[
         Extension(
-            "traceanalyzer.parsers.chrome_trace._scan",
-            ["traceanalyzer/parsers/chrome_trace/_scan.c"],
+            f"traceanalyzer.parsers.{module.replace('/', '.')}",
+            [f"traceanalyzer/parsers/{module}.c"],
             extra_compile_args=["-O3"],
             py_limited_api=True,  # one binary for every Python from 3.11 on
             optional=True,  # without a compiler the package reads the same, slower
         )
+        for module in MODULES
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,0 +1,85 @@
+"""Process and thread frames at the root of py-spy's and Austin's stacks."""
+
+from __future__ import annotations
+
+import re
+
+from traceanalyzer.parsers.sampled import Lanes
+
+#: A count: whole or fractional, never negative.
+COUNT = re.compile(rb"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+_PROCESS = re.compile(rb'process (\d{1,18}):"')
+#: Where a command line ends: a quote before another label or something that looks like a frame.
+#: Nothing in it is escaped, so a quote alone is no end.
+_COMMAND_END = re.compile(rb'";(?=process \d+:"|thread \(|[^;]* \()')
+#: A thread's name may hold "; ": a frame never begins with a space.
+_THREAD = re.compile(
+    rb"thread \((\d{1,18}|0[xX][0-9a-fA-F]{1,16})\)(?:: ([^;]*(?:; [^;]*)*))?(?:;|\Z)"
+)
+_AUSTIN = re.compile(rb"P(\d{1,18});T(?:\d+:)?(\d{1,18}|0[xX][0-9a-fA-F]{1,16})(?:;|\Z)")
+
+LABELLED = (b"process ", b"thread (")
+_SIGN, _MODULUS = 1 << 63, 1 << 64
+
+
+def closes(line: bytes) -> bool:
+    """Whether a line, or what follows its first quote, ends a command line and the record."""
+    stack, _, count = line.rstrip().rpartition(b" ")
+    return COUNT.fullmatch(count) is not None and _has_end(stack)
+
+
+def is_closed(stack: bytes) -> bool:
+    """Whether a stack begins with a label that ends in it."""
+    found = _PROCESS.match(stack)
+    return _has_end(stack, found.end()) if found else stack.startswith(LABELLED)
+
+
+def _has_end(stack: bytes, start: int = 0) -> bool:
+    return stack.find(b'";', start) >= 0 or (stack.endswith(b'"') and len(stack) > start)
+
+
+def opened(line: bytes) -> int:
+    """Where the command line starts that a line begins with; 0 when it does not."""
+    found = _PROCESS.match(line)
+    return found.end() if found else 0
+
+
+def py_spy(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
+    """The lane of a stack and what follows its process and thread frames."""
+    pid = tid = None
+    place = 0
+    while found := _PROCESS.match(stack, place):
+        own, start = int(found[1]), found.end()
+        end = _end_of_command(stack, start)
+        lanes.add_process(own, stack[start:end].decode(errors="replace"), pid)
+        pid, place = own, end + 2
+    if found := _THREAD.match(stack, place):
+        tid, place = _id(found[1]), found.end()
+        lanes.add_thread(pid, tid, found[2].decode(errors="replace") if found[2] else None)
+    return lanes.of(pid, tid), stack[place:]
+
+
+def austin(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
+    """The lane of an Austin stack and its frames."""
+    found = _AUSTIN.match(stack)
+    if not found:
+        return 0, stack
+    pid, tid = int(found[1]), _id(found[2])
+    lanes.add_thread(pid, tid, None)
+    return lanes.of(pid, tid), stack[found.end() :]
+
+
+def _end_of_command(stack: bytes, start: int) -> int:
+    """Where the quote is that ends the command line."""
+    if found := _COMMAND_END.search(stack, start):
+        return found.start()
+    if stack.endswith(b'"') and len(stack) > start:
+        return len(stack) - 1
+    end = stack.find(b'";', start)
+    return end if end >= 0 else len(stack)
+
+
+def _id(text: bytes) -> int:
+    """A thread id, decimal or hexadecimal, as Int64."""
+    value = int(text, 16 if text[:2].lower() == b"0x" else 10)
+    return value - _MODULUS if value >= _SIGN else value
