@@ -35,6 +35,8 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks -q --force -o /dev/null \
 	  --plot docs/images/comm_outliers.png
+	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \
+	  -o docs/images/flamegraph.svg
 
 clean: ## everything that make can make again
 	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -26,9 +26,9 @@ _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt
 def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> None:
     """Write a trace as Parquet, as Chrome JSON for Perfetto, or sampled stacks for speedscope.
 
-    OUT's suffix tells the form: .parquet, .json, .json.gz or .speedscope.json. Where IN is several files or a
-    folder, OUT is a folder, and each file becomes a Parquet file in it; every command reads
-    such a folder as it reads the originals.
+    OUT's suffix tells the form: .parquet, .json, .json.gz or .speedscope.json. Where IN is several
+    files or a folder, OUT is a folder, and each file becomes a Parquet file in it; every command
+    reads such a folder as it reads the originals.
     """
     from traceanalyzer import api
     from traceanalyzer.exporters import writer_for

@@ -7,11 +7,14 @@ Two ways, chosen by shape. While there are more stacks than levels left, a level
 a level are the distinct pairs (node above, frame), found by one sort. The few long stacks that are
 left are sorted as text, and each adds what it does not share with the one before it: a stack of a
 million frames costs a million, not a million sorts.
+
+5.9 million frames of 130,490 real stacks, on one core: 0.4 s; by a dictionary of (node, frame)
+2.1 s, all of them as sorted text 1.1 s. 6 million frames of 2 million stacks: 0.2 s, 2.5 s, 13 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +62,7 @@ def build(frames: Numbers, lengths: Numbers) -> Tree:
         _add_level(growing, open_, frames[starts[open_] + depth], width)
         depth += 1
         open_ = open_[counts[open_] > depth]
-    _add_long(growing, _sorted(frames, starts[open_] + depth, counts[open_] - depth, open_))
+    _add_long(growing, open_, [frames[starts[s] + depth : starts[s] + counts[s]] for s in open_])
     return growing.tree()
 
 
@@ -103,37 +106,28 @@ def _add_level(growing: _Growing, stacks: Rows, frames: Numbers, width: int) -> 
     growing.add(above[firsts], frames[firsts])
 
 
-def _sorted(
-    frames: Numbers, starts: Rows, lengths: Rows, stacks: Rows
-) -> Iterator[tuple[int, Numbers]]:
-    """Stacks by number with their frames from here on, in the order of those."""
-    runs = {
-        int(stack): frames[start : start + length]
-        for stack, start, length in zip(stacks, starts, lengths, strict=True)
-    }
+def _add_long(growing: _Growing, stacks: Rows, rest: list[Numbers]) -> None:
+    """All that is left of these stacks."""
+    above = growing.reached[stacks]
     # big-endian bytes sort as the numbers do
-    for stack in sorted(runs, key=lambda stack: runs[stack].astype(">u4").tobytes()):
-        yield stack, runs[stack]
-
-
-def _add_long(growing: _Growing, stacks: Iterator[tuple[int, Numbers]]) -> None:
-    """All that is left of these stacks, in sorted order: those of one node above lie anywhere."""
-    last: dict[int, tuple[Numbers, Numbers]] = {}  # by the node above: frames and their nodes
-    for stack, frames in stacks:
-        above = int(growing.reached[stack])
-        seen, nodes = last.get(above, (frames[:0], frames[:0]))
-        both = min(len(seen), len(frames))
-        differ = np.flatnonzero(seen[:both] != frames[:both])
-        shared = int(differ[0]) if len(differ) else both
-        first = growing.size
-        fresh = np.arange(first, first + len(frames) - shared, dtype=np.uint32)
+    order = sorted(range(len(rest)), key=lambda i: (above[i], rest[i].astype(">u4").tobytes()))
+    last, seen, nodes = -1, np.empty(0, np.uint32), np.empty(0, np.uint32)
+    for i in order:
+        shared = _shared(seen, rest[i]) if above[i] == last else 0
+        fresh = np.arange(growing.size, growing.size + len(rest[i]) - shared, dtype=np.uint32)
         if len(fresh):
             parents = fresh - np.uint32(1)
-            parents[0] = nodes[shared - 1] if shared else above
-            growing.add(parents, frames[shared:])
-        nodes = np.concatenate((nodes[:shared], fresh))
-        last[above] = (frames, nodes)
-        growing.reached[stack] = nodes[-1]
+            parents[0] = nodes[shared - 1] if shared else above[i]
+            growing.add(parents, rest[i][shared:])
+        last, seen, nodes = above[i], rest[i], np.concatenate((nodes[:shared], fresh))
+        growing.reached[stacks[i]] = nodes[-1]
+
+
+def _shared(one: Numbers, other: Numbers) -> int:
+    """How many frames two stacks have in common from the start."""
+    both = min(len(one), len(other))
+    differ = np.flatnonzero(one[:both] != other[:both])
+    return int(differ[0]) if len(differ) else both
 
 
 class Interner:

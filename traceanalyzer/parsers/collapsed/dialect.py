@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from traceanalyzer.parsers.collapsed import labels
 
-_TWO = re.compile(rb"(?s).*\s(?:\d+\.?\d*|\.\d+)\s+(?:\d+\.?\d*|\.\d+)\s*\Z")
-_ONE = re.compile(rb"(?s)(.*)\s(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?\s*\Z")
+_TWO = re.compile(rb"(?s).*\s(?:\d+(?:\.\d*)?|\.\d+)\s+(?:\d+(?:\.\d*)?|\.\d+)\s*\Z")
+_ONE = re.compile(rb"(?s)(.*)\s(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?\s*\Z")
 _AUSTIN_LINE = re.compile(rb"P\d+;T[\dxXa-fA-F:]+[; ]")
 _HEADER = re.compile(rb"# (\w+): (.*)")
 _AUSTIN_METRICS = re.compile(rb"\d+,[01],-?\d+\Z")

@@ -7,7 +7,7 @@ import re
 from traceanalyzer.parsers.sampled import Lanes
 
 #: A count: whole or fractional, never negative.
-COUNT = re.compile(rb"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+COUNT = re.compile(rb"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
 _PROCESS = re.compile(rb'process (\d{1,18}):"')
 #: Where a command line ends: a quote before another label or something that looks like a frame.
 #: Nothing in it is escaped, so a quote alone is no end.

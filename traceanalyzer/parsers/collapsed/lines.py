@@ -25,6 +25,8 @@ from traceanalyzer.parsers.sampled import Lanes
 #: A record whose command line goes on for more lines or bytes is none.
 _MAX_JOINED_LINES = 1000
 _MAX_JOINED = 1 << 20
+#: A longer count is no number: reading it takes the square of its length.
+_MAX_COUNT = 400
 #: A path cut at its ``;`` is looked for in so many pieces.
 _MAX_PIECES = 16
 
@@ -177,7 +179,7 @@ class Lines:
         stack, *counts = parts
         if self.dialect.full:
             counts = [count.partition(b",")[0] for count in counts]
-        if not all(map(COUNT.fullmatch, counts)):
+        if not all(len(count) <= _MAX_COUNT and COUNT.fullmatch(count) for count in counts):
             return None
         weights = [float(count) * self.dialect.scale for count in counts]
         return (stack, weights) if all(map(math.isfinite, weights)) else None
@@ -223,8 +225,8 @@ class _Batch:
 
 def _whole(counts: list[bytes]) -> npt.NDArray[np.float64]:
     """Counts as numbers, NaN for what is no whole number."""
-    if not all(counts) or not b"".join(counts).isdigit():
-        counts = [count if count.isdigit() else b"nan" for count in counts]
+    if not all(counts) or not b"".join(counts).isdigit() or max(map(len, counts)) > _MAX_COUNT:
+        counts = [c if c.isdigit() and len(c) <= _MAX_COUNT else b"nan" for c in counts]
     weights = np.fromiter(map(float, counts), np.float64, len(counts))
     weights[np.isinf(weights)] = np.nan
     return weights

@@ -10,6 +10,8 @@ from traceanalyzer.parsers.source import Source
 
 #: A longer line is no stack: a million frames fit.
 MAX_LINE = 16 << 20
+#: What stands for it: a line that is no sample.
+TOO_LONG = b"..."
 _CHUNK = 1 << 21
 
 _BOMS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -23,22 +25,25 @@ def utf8(head: bytes) -> bytes:
 def chunks(source: Source, progress: Progress | None) -> Iterator[list[bytes]]:
     """Lists of whole lines, without their ends; the last line of the file with or without one.
 
-    A line longer than ``MAX_LINE`` is cut there.
+    Instead of a line longer than ``MAX_LINE`` (or a chunk, if that is more) there is ``TOO_LONG``.
     """
     parts: list[bytes] = []
     held = 0
     for block in _decoded(source.blocks(_CHUNK, progress)):
         end = block.rfind(b"\n")
         if end < 0:
-            if held < MAX_LINE:
+            if held <= MAX_LINE:
                 parts.append(block)
-                held += len(block)
+            held += len(block)
             continue
-        parts.append(block[:end])
+        if held > MAX_LINE:
+            parts = [TOO_LONG, block[block.index(b"\n") : end]]
+        else:
+            parts.append(block[:end])
         yield _lines(b"".join(parts))
         parts, held = [block[end + 1 :]], len(block) - end - 1
     if held:
-        yield _lines(b"".join(parts))
+        yield [TOO_LONG] if held > MAX_LINE else _lines(b"".join(parts))
 
 
 def _lines(text: bytes) -> list[bytes]:

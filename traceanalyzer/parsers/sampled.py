@@ -1,0 +1,139 @@
+"""Tables of formats that hold sampled stacks: events, stacks and lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.frames.stacks import NONE, Tree
+
+#: Frames turned into columns at once, to bound memory.
+_AT_ONCE = 1 << 16
+
+
+class Frame(NamedTuple):
+    """A function and where it is; None for a file or line that is not told."""
+
+    name: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass
+class Lanes:
+    """Processes and threads seen.
+
+    Attributes:
+        number: of each (pid, tid); None where the file does not tell.
+        commands: command line of a process.
+        parents: the process that started it.
+        threads: name of a thread, by (pid, tid).
+        textual: threads whose id is one of ours.
+    """
+
+    number: dict[tuple[int | None, int | None], int] = field(
+        default_factory=lambda: {(None, None): 0}
+    )
+    commands: dict[int, str | None] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+    threads: dict[tuple[int | None, int], str | None] = field(default_factory=dict)
+    textual: set[tuple[int | None, int]] = field(default_factory=set)
+
+    def of(self, pid: int | None, tid: int | None) -> int:
+        """The number of a lane."""
+        return self.number.setdefault((pid, tid), len(self.number))
+
+    def add_process(self, pid: int, command: str | None, parent: int | None) -> None:
+        """Note a process; what is told first holds."""
+        self.commands.setdefault(pid, command)
+        if parent is not None and parent != pid:
+            self.parents.setdefault(pid, parent)
+
+    def add_thread(self, pid: int | None, tid: int, name: str | None) -> None:
+        """Note a thread; its name may come later than the thread."""
+        if self.threads.get((pid, tid)) is None:
+            self.threads[pid, tid] = name
+
+
+def sample_events(
+    lanes: Lanes,
+    lane_of: npt.NDArray[np.uint32],
+    weights: npt.NDArray[np.float64],
+    leaf: npt.NDArray[np.uint32],
+    rank: int | None,
+    **more: pl.Series,
+) -> pl.DataFrame:
+    """``events`` of one kind, ``sample``, in this order.
+
+    Args:
+        lanes: whose numbers ``lane_of`` holds.
+        lane_of: the lane of each sample.
+        weights: how much each counts.
+        leaf: the row of ``stacks`` each ends in, ``NONE`` for an empty stack.
+        rank: the file's rank.
+        more: further columns.
+    """
+    of_lane = pl.DataFrame(
+        list(lanes.number), schema={"pid": pl.Int64, "tid": pl.Int64}, orient="row"
+    )
+    known = of_lane[lane_of]
+    stack = pl.Series(leaf)
+    given: dict[str, pl.Expr | pl.Series] = {
+        "kind": pl.lit("sample", dtype=schema.KIND),
+        "rank": pl.lit(rank, dtype=pl.Int32),
+        "stack": pl.when(stack != int(NONE)).then(stack),
+        "weight": pl.Series(weights),
+        **more,
+    }
+    nothing: dict[str, pl.Expr | pl.Series] = {
+        c.name: pl.lit(None, dtype=c.dtype) for c in schema.EVENTS if not c.on_request
+    }
+    frame = known.with_columns(**{**nothing, "pid": pl.col("pid"), "tid": pl.col("tid"), **given})
+    return frame.select(*nothing)
+
+
+def stacks_table(tree: Tree, frames: Iterable[Frame]) -> pl.DataFrame:
+    """``stacks`` of a prefix tree whose frame numbers count ``frames``."""
+    texts = _texts(frames)
+    parent = pl.Series(tree.parent)
+    return texts[tree.frame].select(
+        id=pl.int_range(pl.len(), dtype=pl.UInt32),
+        parent=pl.when(parent != int(NONE)).then(parent),
+        name="name",
+        file="file",
+        line="line",
+    )
+
+
+def _texts(frames: Iterable[Frame]) -> pl.DataFrame:
+    types = {"name": pl.String, "file": pl.String, "line": pl.Int32}
+    rest = iter(frames)
+    parts = [pl.DataFrame(schema=types)]
+    while some := list(islice(rest, _AT_ONCE)):
+        parts.append(pl.DataFrame(some, schema=types, orient="row"))
+    return pl.concat(parts).cast({"name": schema.NAME, "file": schema.NAME})
+
+
+def lanes_table(lanes: Lanes, rank: int | None) -> pl.DataFrame:
+    """``lanes``: the processes, then the threads, as they were first seen."""
+    rows: list[tuple[object, ...]] = [
+        (rank, pid, None, command, _child_of(lanes.parents.get(pid)), None, False)
+        for pid, command in lanes.commands.items()
+    ]
+    rows += [
+        (rank, *thread, name, None, None, thread in lanes.textual)
+        for thread, name in lanes.threads.items()
+    ]
+    types = {c.name: c.dtype for c in schema.LANES}
+    return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def _child_of(parent: int | None) -> str | None:
+    return None if parent is None else f"child of {parent}"

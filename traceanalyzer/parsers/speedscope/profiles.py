@@ -1,0 +1,165 @@
+"""One profile -> samples: a leaf of the prefix tree, a weight and a start each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from traceanalyzer.frames.stacks import NONE, Interner
+from traceanalyzer.parsers.speedscope.model import Evented, Profile, Sampled
+
+#: How many ns one of a unit is.
+_NS = {"nanoseconds": 1, "microseconds": 1_000, "milliseconds": 1_000_000, "seconds": 10**9}
+#: A weight in ns is kept to this many decimals: decimal fractions of seconds are not exact.
+_DECIMALS = 3
+_MAX_NS = float(1 << 62)
+#: What py-spy calls its profiles, and we: any of these parts may be missing.
+_NAME = re.compile(
+    r"(?s)(?:Rank -?\d+ ?)?(?:Process (-?\d{1,18}) ?)?"
+    r'(?:Thread (-?\d{1,18}|0[xX][0-9a-fA-F]{1,15})(?: "(.*)")? ?)?(before|after)?'
+)
+
+
+class Sample(NamedTuple):
+    """A stack's leaf (``NONE``: empty), its weight in the profile's unit, its start in ns."""
+
+    leaf: int
+    weight: float
+    ts: int | None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who ran: as much as a profile's name tells."""
+
+    pid: int | None
+    tid: int | None
+    thread: str | None
+    category: str | None
+
+
+def unit_of(profile: Profile) -> str | None:
+    """What its weights count: ``ns``, ``bytes``, ``samples``, or None for a unit nobody knows."""
+    if profile.unit in _NS:
+        return "ns"
+    return {"bytes": "bytes", "none": "samples"}.get(profile.unit)
+
+
+def owner_of(name: str) -> Owner | None:
+    """Process, thread and column named in a profile's name; None for any other name."""
+    found = _NAME.fullmatch(name)
+    if not found:
+        return None
+    pid, tid, thread, category = found.groups()
+    return Owner(
+        None if pid is None else int(pid),
+        None if tid is None else int(tid, 16 if tid[:2].lower() == "0x" else 10),
+        thread,
+        category,
+    )
+
+
+def samples_of(
+    profile: Profile, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+) -> Iterator[Sample]:
+    """The samples of a profile, in order.
+
+    An evented profile gives one for each stretch of time in which nothing was called or returned,
+    of the stack that was open; stretches without an open frame are not counted.
+
+    Args:
+        profile: what to read.
+        frames: number of each of the file's frames in the tree.
+        tree: the tree, to which stacks are added.
+        issues: counts of what is wrong, to which is added.
+    """
+    if isinstance(profile, Sampled):
+        return _sampled(profile, frames, tree, issues)
+    return _evented(profile, frames, tree, issues)
+
+
+def _sampled(
+    profile: Sampled, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+) -> Iterator[Sample]:
+    scale = _NS.get(profile.unit)
+    weights = profile.weights or [1.0] * len(profile.samples)
+    if len(weights) != len(profile.samples):
+        _note(issues, "bad-sample", abs(len(weights) - len(profile.samples)))
+    known: dict[tuple[int, ...], int] = {}
+    at = profile.startValue
+    for stack, value in zip(profile.samples, weights, strict=False):
+        weight = _scaled(value, scale)
+        key = tuple(stack)
+        leaf = known.get(key)
+        if leaf is None:
+            if any(not 0 <= frame < len(frames) for frame in stack):
+                weight = math.nan
+            else:
+                leaf = known[key] = tree.path(map(frames.__getitem__, stack))
+        if leaf is None or not 0 <= weight < math.inf:
+            _note(issues, "bad-sample")
+            continue
+        yield Sample(leaf, weight, _nanosecond(at, scale))
+        at += value
+
+
+def _evented(
+    profile: Evented, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+) -> Iterator[Sample]:
+    scale = _NS.get(profile.unit)
+    open_: list[tuple[int, int]] = []  # frame, node
+    times_open = [0] * (max(frames, default=-1) + 1)
+    at = profile.startValue
+    for event in profile.events:
+        if not (at <= event.at < math.inf and 0 <= event.frame < len(frames)):
+            _note(issues, "bad-event")
+            continue
+        if open_ and event.at > at:
+            yield Sample(open_[-1][1], _scaled(event.at - at, scale), _nanosecond(at, scale))
+        at = event.at
+        frame = frames[event.frame]
+        if event.type == "O":
+            above = open_[-1][1] if open_ else int(NONE)
+            open_.append((frame, tree.child(above, frame)))
+            times_open[frame] += 1
+        elif event.type == "C":
+            _close(open_, frame, times_open, issues)
+        else:
+            _note(issues, "bad-event")
+    if open_:
+        _note(issues, "unclosed-frame", len(open_))
+        end = profile.endValue
+        if end is not None and at < end < math.inf:
+            yield Sample(open_[-1][1], _scaled(end - at, scale), _nanosecond(at, scale))
+
+
+def _close(
+    open_: list[tuple[int, int]], frame: int, times_open: list[int], issues: dict[str, int]
+) -> None:
+    """Close a frame and what was called from it; nothing when it is not open."""
+    if not open_ or open_[-1][0] != frame:
+        _note(issues, "mismatched-close")
+    if not times_open[frame]:
+        return
+    closed = None
+    while closed != frame:
+        closed, _ = open_.pop()
+        times_open[closed] -= 1
+
+
+def _scaled(value: float, scale: int | None) -> float:
+    return value if scale is None else round(value * scale, _DECIMALS)
+
+
+def _nanosecond(value: float, scale: int | None) -> int | None:
+    """A time in whole ns; None where the unit is no time."""
+    if scale is None or not abs(value * scale) < _MAX_NS:
+        return None
+    return round(value * scale)
+
+
+def _note(issues: dict[str, int], code: str, count: int = 1) -> None:
+    issues[code] = issues.get(code, 0) + count
