@@ -1,13 +1,11 @@
 """The page as text, and in a real browser."""
 
-import json
 import re
-import shutil
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from browser import chromium, complaints, prefer, visit
 from sample_results import HOSTILE, LONG_KERNEL, Sample, empty, groups, hostile, ordinary
 
 from traceanalyzer.render import html
@@ -112,49 +110,20 @@ def test_fragment_for_a_notebook_is_inert_and_light():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (
-        *("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync"),
-        *("disable-background-networking", "disable-component-update", "disable-dev-shm-usage"),
-        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(driver)
-    window = webdriver.Chrome(options=options, service=service)
-    window.get("about:blank")
-    yield window
-    window.quit()
-
-
-def _open(browser, path: Path, page: str) -> list[str]:
-    """Opens a page; gives the addresses the browser asked for on its behalf."""
-    path.write_text(page, encoding="utf-8")
-    browser.get_log("performance")
-    browser.get_log("browser")
-    browser.get(path.as_uri())
-    messages = [json.loads(row["message"])["message"] for row in browser.get_log("performance")]
-    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    # the browser's own first page may still be loading its parts
-    return [one["request"]["url"] for one in sent if one["documentURL"] == path.as_uri()]
+    yield from chromium(tmp_path_factory.mktemp("chromium"))
 
 
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
 def test_browser_fetches_nothing_and_complains_about_nothing(browser, tmp_path, name):
     path = tmp_path / "page.html"
-    asked = _open(browser, path, _page(name))
+    asked = visit(browser, path, _page(name))
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
-    assert browser.get_log("browser") == []
+    assert complaints(browser) == []
     assert len(browser.find_elements("css selector", "svg")) == len(RESULTS[name].charts)
 
 
 def test_browser_shows_hostile_names_as_text(browser, tmp_path):
-    _open(browser, tmp_path / "page.html", _page("hostile"))
+    visit(browser, tmp_path / "page.html", _page("hostile"))
     assert "pwned" not in browser.execute_script("return document.title.replace(/'pwned'/g, '')")
     assert browser.execute_script("return document.scripts.length + document.images.length") == 0
     cells = [cell.text for cell in browser.find_elements("css selector", "td:first-child")]
@@ -170,17 +139,15 @@ def test_browser_would_refuse_a_script_or_an_image_from_elsewhere(browser, tmp_p
     page = _page("ordinary").replace(
         "<main>", "<main><script>document.title='ran'</script><img src='http://127.0.0.1:9/x'>"
     )
-    _open(browser, tmp_path / "page.html", page)
+    visit(browser, tmp_path / "page.html", page)
     assert browser.title == ordinary().title
-    said = " ".join(row["message"] for row in browser.get_log("browser"))
-    assert said.count("Content Security Policy") >= 2
+    assert " ".join(complaints(browser)).count("Content Security Policy") >= 2
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 def test_browser_follows_the_colour_scheme(browser, tmp_path, scheme, dark):
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    _open(browser, tmp_path / "page.html", _page("ordinary"))
+    prefer(browser, scheme)
+    visit(browser, tmp_path / "page.html", _page("ordinary"))
     paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     ink = browser.execute_script("return getComputedStyle(document.querySelector('svg text')).fill")
     assert (_brightness(paper) < 100) is dark

@@ -1,0 +1,62 @@
+"""A headless Chromium for tests of what we draw; skips with a reason where there is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def chromium(profile: Path) -> Iterator[Any]:
+    """A window with its logs kept, closed after use; ``profile`` is an empty folder."""
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (browser and driver):
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-sync"),
+        *("disable-background-networking", "disable-component-update", "disable-dev-shm-usage"),
+        *("hide-scrollbars", f"user-data-dir={profile}"),
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    window.get("about:blank")
+    yield window
+    window.quit()
+
+
+def visit(window: Any, path: Path, content: str, fragment: str = "") -> list[str]:
+    """Writes and opens a document; gives the addresses the browser asked for on its behalf."""
+    path.write_text(content, encoding="utf-8", newline="")
+    window.get_log("performance")
+    window.get_log("browser")
+    window.get("about:blank")
+    window.get(path.as_uri() + fragment)
+    messages = [json.loads(row["message"])["message"] for row in window.get_log("performance")]
+    sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    # the browser's own first page may still be loading its parts
+    return [one["request"]["url"] for one in sent if one["documentURL"].startswith(path.as_uri())]
+
+
+def complaints(window: Any) -> list[str]:
+    """What the browser's console said since the last visit."""
+    return [row["message"] for row in window.get_log("browser")]
+
+
+def resize(window: Any, width: int, height: int) -> None:
+    """Gives the page so many CSS pixels."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def prefer(window: Any, scheme: str) -> None:
+    """Light or dark, as the user's settings would have it."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

@@ -1,0 +1,124 @@
+"""Where the boxes of a flamegraph stand: rows in reading order, places as shares of the width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from traceanalyzer.render.text import shorten, visible
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Flame
+
+_NAME_CHARS = 300
+
+
+@dataclass(eq=False)
+class Box:
+    """One box: what is in the row of the flame's frame, its depth, and its left edge (a weight)."""
+
+    name: str
+    place: str | None
+    group: str | None
+    own: bool
+    alone: float
+    total: float
+    hidden: int
+    base: float | None
+    depth: int = 0
+    left: float = 0.0
+    parent: Box | None = field(default=None, repr=False)
+    below: list[Box] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The boxes that have a width, callers before callees and left to right, and what has none.
+
+    Attributes:
+        boxes: the first is the root; where the flame has several roots, one that holds them all.
+        vanished: boxes that only the base has, topmost of their paths only, the heaviest first.
+        depth: rows needed.
+    """
+
+    boxes: list[Box]
+    vanished: list[Box]
+    depth: int
+
+    @property
+    def total(self) -> float:
+        """The weight of everything; 0 for an empty flame."""
+        return self.boxes[0].total if self.boxes else 0.0
+
+    @property
+    def compared(self) -> bool:
+        """Whether the boxes are compared with those of another run."""
+        return any(box.base is not None for box in self.boxes)
+
+
+def lay_out(flame: Flame) -> Layout:
+    """The flame's boxes with their places.
+
+    Callees start at their caller's left edge, the heaviest first (ties by name), what is summed up
+    last. A box that weighs nothing has no place: it is left out, or listed as vanished.
+    """
+    root = _tree(flame)
+    shown: list[Box] = []
+    vanished: list[Box] = []
+    stack = [root] if root else []
+    while stack:
+        box = stack.pop()
+        if box.total <= 0:
+            if box.base:
+                vanished.append(box)
+            continue
+        shown.append(box)
+        left = box.left
+        below = sorted(box.below, key=_order)
+        for child in below:
+            child.depth, child.left = box.depth + 1, left
+            left += child.total
+        stack.extend(reversed(below))
+    vanished.sort(key=lambda box: (-(box.base or 0), box.name))
+    return Layout(shown, vanished, max((box.depth for box in shown), default=-1) + 1)
+
+
+def _tree(flame: Flame) -> Box | None:
+    """The root of the flame's boxes, made up where it has several; None where it has none."""
+    boxes: list[Box] = []
+    roots: list[Box] = []
+    for row in flame.frame.sort("id").iter_rows(named=True):
+        box = _box(row)
+        boxes.append(box)
+        if row["parent"] is None:
+            roots.append(box)
+        else:
+            box.parent = boxes[row["parent"]]
+            box.parent.below.append(box)
+    if len(roots) < 2:
+        return roots[0] if roots else None
+    bases = [root.base for root in roots if root.base is not None]
+    total, base = sum(root.total for root in roots), sum(bases) if bases else None
+    whole = Box("all", None, None, False, 0.0, total, 0, base, below=roots)
+    for root in roots:
+        root.parent = whole
+    return whole
+
+
+def _box(row: dict[str, Any]) -> Box:
+    hidden = row["hidden"]
+    name = row["name"] or (f"({hidden:,} frames too small to draw)" if hidden else "(no name)")
+    return Box(
+        shorten(visible(name), _NAME_CHARS),
+        shorten(visible(row["place"]), _NAME_CHARS) if row["place"] else None,
+        row["group"],
+        row["own"],
+        row["self"],
+        row["total"],
+        hidden,
+        row["base"],
+    )
+
+
+def _order(box: Box) -> tuple[bool, float, str, str]:
+    return box.hidden > 0, -box.total, box.name, box.place or ""

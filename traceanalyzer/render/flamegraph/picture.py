@@ -1,0 +1,229 @@
+"""The picture as it stands without scripts: an SVG drawing with a title on every box.
+
+It is 1200 units wide and scales with the page. The viewer takes the same elements over: it finds
+the boxes in the order of their numbers in ``metadata``, and their names in their titles.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import TYPE_CHECKING
+
+from traceanalyzer.render.flamegraph import colors
+from traceanalyzer.render.flamegraph.weights import share, told, weight
+from traceanalyzer.render.scale import SIZES, TIMES
+from traceanalyzer.render.text import prose, shorten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from traceanalyzer.render.flamegraph.layout import Box, Layout
+    from traceanalyzer.result import Flame
+
+WIDTH, ROW, MARGIN = 1200, 18, 12
+_CHAR = 7.3  # advance of a 12 px monospace letter, rounded up
+_SOFT_CHAR = 7  # of a 12 px proportional one, generously
+_NARROWEST = 24  # a box that has room for two letters and the ellipsis
+_THIN = 1  # a box whose edges would hide it
+_LEGEND, _VANISHED = 12, 15  # entries shown
+_FONT = f'font-family="system-ui, sans-serif" font-size="12" fill="{colors.INK}"'
+_BIG = 'font-size="17" font-weight="bold"'
+_NAME_FONT = f'font-family="ui-monospace, monospace" font-size="12" fill="{colors.INK}"'
+_STEPS = ("less than in base", "", "", "", "same share", "", "", "", "more, or new")
+
+
+def draw(flame: Flame, layout: Layout, key: str) -> tuple[list[str], int]:
+    """The drawing's elements for the inside of an ``svg``, and its height.
+
+    Args:
+        flame: what to draw.
+        layout: its boxes.
+        key: prefix of the ids, unique on the page.
+    """
+    legend, top = _legend(layout, 56 if flame.subtitle else 38)
+    foot, below = _foot(layout, top + max(layout.depth, 1) * ROW, flame.unit)
+    lines = [
+        f'<title id="{key}-title">{_prose(flame.title)}</title>',
+        f'<desc id="{key}-desc">{_prose(_description(flame, layout))}</desc>',
+        f"<metadata>{escape(_numbers(flame, layout), quote=False)}</metadata>",
+        _hatch(key),
+        f'<rect class="paper" width="100%" height="100%" fill="{colors.PAPER}"/>',
+        f'<g class="head" {_FONT}>',
+        f'<text class="title" x="{MARGIN}" y="24" {_BIG}>{_line(flame.title, 120)}</text>',
+        f'<text class="subtitle" x="{MARGIN}" y="44">{_line(flame.subtitle, 180)}</text>',
+        *legend,
+        "</g>",
+        *_stage(flame, layout, top, key),
+        *foot,
+    ]
+    return lines, top + max(layout.depth, 1) * ROW + below
+
+
+def _description(flame: Flame, layout: Layout) -> str:
+    order = "callers below callees" if flame.inverted else "callees below their callers"
+    if not layout.boxes:
+        return "There is nothing to draw."
+    said = (
+        f"{len(layout.boxes):,} boxes, {order}; a box is as wide as its weight, of "
+        f"{weight(layout.total, flame.unit)} in all."
+    )
+    if layout.compared:
+        said += " Red boxes weigh more than in the base, blue ones less, as shares of all."
+    return said
+
+
+def _numbers(flame: Flame, layout: Layout) -> str:
+    """What the viewer needs beyond the drawing, as JSON."""
+    boxes = layout.boxes
+    scales = {"ns": TIMES, "bytes": SIZES}
+    return json.dumps(
+        {
+            "unit": flame.unit,
+            "scales": scales.get(flame.unit, ()),
+            "inverted": flame.inverted,
+            "changes": colors.CHANGES if layout.compared else None,
+            "total": [_number(box.total) for box in boxes],
+            "self": [_number(box.alone) for box in boxes],
+            "base": [_number(box.base or 0) for box in boxes] if layout.compared else None,
+            "hidden": [index for index, box in enumerate(boxes) if box.hidden],
+            "own": [index for index, box in enumerate(boxes) if box.own],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _number(value: float) -> float:
+    return int(value) if float(value).is_integer() else float(f"{value:.9g}")
+
+
+def _hatch(key: str) -> str:
+    return (
+        f'<defs><pattern id="{key}-{colors.HATCHED}" width="6" height="6" '
+        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<rect width="6" height="6" fill="{colors.PLAIN}" stroke="none"/>'
+        '<path class="hatch" d="M1 0v6" stroke="#fff" stroke-width="2"/></pattern></defs>'
+    )
+
+
+def _stage(flame: Flame, layout: Layout, top: int, key: str) -> list[str]:
+    """The boxes, and above them the names that have room."""
+    return [
+        f'<svg class="stage" y="{top}" width="{WIDTH}" height="{max(layout.depth, 1) * ROW}">',
+        f'<g class="boxes" stroke="{colors.PAPER}" stroke-width=".5">',
+        *(_rect(box, layout.total, flame.unit, key) for box in layout.boxes),
+        "</g>",
+        f'<g class="names" {_NAME_FONT} pointer-events="none">',
+        *filter(None, (_label(box, layout.total) for box in layout.boxes)),
+        "</g></svg>",
+    ]
+
+
+def _rect(box: Box, total: float, unit: str, key: str) -> str:
+    scale = WIDTH / total
+    edge = ' stroke="none"' if box.total * scale < _THIN else ""
+    lines = "\n".join(filter(None, (box.name, box.place, told(box, total, unit))))
+    return (
+        f'<rect x="{_short(box.left * scale)}" y="{box.depth * ROW}" '
+        f'width="{_short(box.total * scale)}" height="{ROW}" fill="{_fill(box, key)}"{edge}>'
+        f"<title>{escape(lines, quote=False)}</title></rect>"
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
+
+
+def _fill(box: Box, key: str) -> str:
+    if box.hidden:
+        return f"url(#{key}-{colors.HATCHED})"
+    if box.base is not None:
+        return colors.of_change(box.total, box.base)
+    return colors.of_group(box.group, own=box.own)
+
+
+def _label(box: Box, total: float) -> str:
+    """The name, cut to the box's width; a nested ``svg`` clips what the font makes wider."""
+    width = box.total / total * WIDTH
+    if width < _NARROWEST:
+        return ""
+    room = int((width - 6) / _CHAR)
+    text = box.name if len(box.name) <= room else box.name[: room - 1] + "…"
+    bold = ' font-weight="bold"' if box.own else ""
+    return (
+        f'<svg x="{box.left / total * WIDTH:.1f}" y="{box.depth * ROW}" width="{width:.1f}" '
+        f'height="{ROW}"><text x="3" y="13"{bold}>{escape(text, quote=False)}</text></svg>'
+    )
+
+
+def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
+    """What the colours say, in lines from ``top`` on, and where the boxes begin."""
+    keys = _changes() if layout.compared else _groups(layout.boxes)
+    lines, x = [], MARGIN
+    for fill, text, gap in keys:
+        wide = 18 + len(text) * _SOFT_CHAR + gap if text else 15
+        if x + wide > WIDTH - MARGIN:
+            x, top = MARGIN, top + 18
+        label = f'<text x="{x + 18}" y="{top + 10}">{_prose(text)}</text>' if text else ""
+        lines.append(
+            f'<g class="key"><rect x="{x}" y="{top}" width="13" height="12" fill="{fill}"/>'
+            f"{label}</g>"
+        )
+        x += wide
+    return lines, top + 24
+
+
+def _changes() -> list[tuple[str, str, int]]:
+    return [(fill, text, 8) for fill, text in zip(colors.CHANGES, _STEPS, strict=True)]
+
+
+def _groups(boxes: Sequence[Box]) -> list[tuple[str, str, int]]:
+    """A key for every package, the heaviest by self weight first, and for what is summed up."""
+    weights: dict[tuple[str, str], float] = {}
+    for box in boxes:
+        if not box.hidden:
+            name = "own code" if box.own else box.group or "no package"
+            key = (colors.of_group(box.group, own=box.own), name)
+            weights[key] = weights.get(key, 0.0) + box.alone
+    ranked = sorted(weights, key=lambda key: (key[0] != colors.OWN, -weights[key], key[1]))
+    keys = [(fill, shorten(name, 30), 14) for fill, name in ranked[:_LEGEND]]
+    left_out = len(ranked) - len(keys)
+    return keys + ([(colors.PLAIN, f"{left_out:,} more packages", 14)] if left_out > 0 else [])
+
+
+def _foot(layout: Layout, top: int, unit: str) -> tuple[list[str], int]:
+    """The list of what only the base has, as such a box has no width to draw; and its height."""
+    gone, rest = layout.vanished[:_VANISHED], layout.vanished[_VANISHED:]
+    if not gone:
+        return [], MARGIN
+    lines = [_gone(box, layout.total, unit) for box in gone]
+    if rest:
+        weight_of_rest = share(sum(box.base or 0 for box in rest), layout.total)
+        lines.append(f"{weight_of_rest}: {len(rest):,} more")
+    height = len(lines) * 16 + 48
+    return [
+        f'<svg class="foot" y="{top}" width="{WIDTH}" height="{height}" {_FONT}>',
+        f'<text x="{MARGIN}" y="26" font-weight="bold">Only in the base</text>',
+        *(
+            f'<rect x="{MARGIN}" y="{36 + at * 16}" width="13" height="12" '
+            f'fill="{colors.CHANGES[0]}"/>'
+            f'<text x="{MARGIN + 18}" y="{46 + at * 16}">{_line(line, 150)}</text>'
+            for at, line in enumerate(lines)
+        ),
+        "</svg>",
+    ], height
+
+
+def _gone(box: Box, total: float, unit: str) -> str:
+    base = box.base or 0.0
+    place = f" ({box.place})" if box.place else ""
+    caller = f", below {box.parent.name}" if box.parent else ""
+    return f"{share(base, total)}, {weight(base, unit)}: {box.name}{place}{caller}"
+
+
+def _prose(text: str) -> str:
+    return escape(prose(text), quote=False)
+
+
+def _line(text: str, width: int) -> str:
+    return escape(shorten(prose(text), width), quote=False)

@@ -1,0 +1,151 @@
+// The tree of boxes, and the trees made from it. Nothing is drawn here.
+// A node: id (place in the file), name, place, fill, total, self, base, hidden, own, parent, children.
+
+/** The tree of a drawing: names from its titles, which are taken out, depths from its rows,
+ *  weights from its metadata. */
+function readTree(svg) {
+  const data = JSON.parse(svg.querySelector('metadata').textContent);
+  const hidden = new Set(data.hidden), own = new Set(data.own), path = [];
+  const nodes = Array.from(svg.querySelectorAll('.boxes > rect'), (el, id) => {
+    const lines = el.textContent.split('\n'), depth = el.getAttribute('y') / ROW;
+    const node = {
+      id, el, name: lines[0], place: lines.length > 2 ? lines[1] : '',
+      fill: el.getAttribute('fill'), total: data.total[id], self: data.self[id],
+      base: data.base ? data.base[id] : 0, hidden: hidden.has(id), own: own.has(id),
+      parent: depth ? path[depth - 1] : null, children: [],
+    };
+    path[depth] = node;
+    if (node.parent) node.parent.children.push(node);
+    el.textContent = '';
+    return node;
+  });
+  return { nodes, root: nodes[0], data };
+}
+
+/** A node for the same frame in another tree, without weight. */
+function blank(node, parent) {
+  const { id, name, place, fill, hidden, own } = node;
+  return {
+    id, name, place, fill, hidden, own, parent, el: null, total: 0, self: 0, base: 0, children: [],
+    byKey: null,
+  };
+}
+
+function add(node, total, self, base) {
+  node.total += total;
+  node.self += self;
+  node.base += base;
+}
+
+/** The function a box belongs to: its name and file, whatever the lines. */
+function functionOf(node) {
+  return `${node.name}\n${node.place.replace(/:[\d-]+$/, '')}`;
+}
+
+/** The topmost boxes that pass: their weights may be added up, no sample is counted twice. */
+function outermost(nodes, test) {
+  const inside = new Set(), found = [];
+  for (const node of nodes) {
+    if (inside.has(node.parent)) inside.add(node);
+    else if (test(node)) {
+      inside.add(node);
+      found.push(node);
+    }
+  }
+  return { found, inside };
+}
+
+/** Only the stacks that go through boxes that pass; callers keep only that part of their weight. */
+function throughOnly(nodes, test) {
+  const { inside } = outermost(nodes, test), kept = new Map();
+  for (let at = nodes.length - 1; at >= 0; at--) {
+    const node = nodes[at];
+    if (inside.has(node)) {
+      kept.set(node, blank(node, null));
+      add(kept.get(node), node.total, node.self, node.base);
+    }
+    const copy = kept.get(node);
+    if (!copy || !node.parent || inside.has(node.parent)) continue;
+    if (!kept.has(node.parent)) kept.set(node.parent, blank(node.parent, null));
+    add(kept.get(node.parent), copy.total, 0, copy.base);
+  }
+  for (const node of nodes) {
+    const copy = kept.get(node);
+    if (!copy || !node.parent) continue;
+    copy.parent = kept.get(node.parent);
+    copy.parent.children.push(copy);
+  }
+  return kept.get(nodes[0]);
+}
+
+/** Two trees from one function: what it leads to, and what leads to it; recursion counts once. */
+function aroundFunction(nodes, test) {
+  const { found } = outermost(nodes, test);
+  const down = blank(found[0], null), up = blank(found[0], null);
+  for (const start of found) {
+    add(up, start.total, 0, start.base);
+    for (let node = start.parent, at = up; node; node = node.parent) {
+      at = childLike(at, node);
+      add(at, start.total, 0, start.base);
+    }
+    const open = [[start, down]];
+    while (open.length) {
+      const [node, into] = open.pop();
+      add(into, node.total, node.self, node.base);
+      for (const child of node.children) open.push([child, childLike(into, child)]);
+    }
+  }
+  return { down: sorted(down), up: sorted(up) };
+}
+
+function childLike(parent, node) {
+  const key = `${node.name}\n${node.place}`;
+  parent.byKey ||= new Map();
+  if (!parent.byKey.has(key)) {
+    const child = blank(node, parent);
+    parent.byKey.set(key, child);
+    parent.children.push(child);
+  }
+  return parent.byKey.get(key);
+}
+
+/** Callees in the order of the drawing: the heaviest first, what is summed up last. */
+function sorted(root) {
+  const order = (a, b) => a.hidden - b.hidden || b.total - a.total || (a.name < b.name ? -1 : 1);
+  for (const node of walk(root)) node.children.sort(order);
+  return root;
+}
+
+/** A node and all below it, callers first, left to right. */
+function walk(root) {
+  const nodes = [], open = [root];
+  while (open.length) {
+    const node = open.pop();
+    nodes.push(node);
+    for (let at = node.children.length - 1; at >= 0; at--) open.push(node.children[at]);
+  }
+  return nodes;
+}
+
+/** Gives the nodes of a tree their places: x and w as shares of the width, row from its root. */
+function place(root, zoomed) {
+  const callers = [];
+  for (let node = zoomed.parent; node; node = node.parent) callers.unshift(node);
+  callers.forEach((node, row) => Object.assign(node, { x: 0, w: 1, row, caller: true }));
+  Object.assign(zoomed, { x: 0, w: 1, row: callers.length, caller: false });
+  const below = walk(zoomed);
+  for (const node of below) {
+    let x = node.x;
+    for (const child of node.children) {
+      const w = zoomed.total ? child.total / zoomed.total : 0;
+      Object.assign(child, { x, w, row: node.row + 1, caller: false });
+      x += w;
+    }
+  }
+  return callers.concat(below);
+}
+
+/** The last row that placed nodes reach. */
+function deepest(nodes) {
+  return nodes.reduce((most, { row }) => Math.max(most, row), 0);
+}

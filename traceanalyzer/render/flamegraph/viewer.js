@@ -1,0 +1,362 @@
+// The controls around a drawing: header, keys, pointer, and the state kept in the address.
+
+const HINT = 'Click a frame to zoom. Keys: arrows and Enter, f focus, c callers, i turn, / search, '
+  + '0 reset.';
+const START = { view: '', of: -1, zoom: -1, find: '', exact: false, up: false };
+
+class Viewer {
+  constructor(root, index) {
+    this.root = root;
+    this.key = index ? `${index}.` : '';
+    this.tree = readTree(root);
+    this.stage = new Stage(root, this.tree.data);
+    this.trees = new Map();
+    this.selected = this.tree.root;
+    this.#head();
+    this.#listen();
+    root.classList.add('live');
+    if (root !== document.documentElement) this.#untitle();
+    root.removeAttribute('viewBox');
+    this.restore();
+  }
+
+  /** Takes the drawing's title out of a page, where it would pop up over everything. */
+  #untitle() {
+    const title = this.root.querySelector('title');
+    this.root.removeAttribute('aria-labelledby');
+    this.root.setAttribute('aria-label', title.textContent);
+    title.remove();
+  }
+
+  // --- state ---------------------------------------------------------------------------------
+
+  /** Reads the state from the address; what makes no sense there is ignored. */
+  restore() {
+    const kept = new URLSearchParams(location.hash.slice(1)), get = (name) => kept.get(this.key + name);
+    const id = (name) => (this.tree.nodes[Number(get(name) ?? -1)] ? Number(get(name)) : -1);
+    const view = ['focus', 'callers'].includes(get('view')) && id('of') >= 0 ? get('view') : '';
+    this.state = {
+      view, of: view ? id('of') : -1, zoom: id('zoom'), find: get('find') || '',
+      exact: get('case') === '1', up: get('order') === 'flame',
+    };
+    this.field.value = this.state.find;
+    this.show();
+    this.toRoot();
+  }
+
+  /** Changes the state, keeps it in the address (a new entry of the history if asked) and draws. */
+  go(change, entry = true) {
+    this.state = { ...this.state, ...change };
+    const { view, of, zoom, find, exact, up } = this.state;
+    const values = {
+      view, of: view ? of : '', zoom: zoom < 0 ? '' : zoom, find, case: exact ? 1 : '',
+      order: up ? 'flame' : '',
+    };
+    const kept = new URLSearchParams(location.hash.slice(1));
+    for (const [name, value] of Object.entries(values)) {
+      if (value === '') kept.delete(this.key + name);
+      else kept.set(this.key + name, value);
+    }
+    try {
+      history[entry ? 'pushState' : 'replaceState'](null, '', `#${kept}`);
+    } catch {
+      // a page inside a sandbox has no address of its own: the state is not kept
+    }
+    this.show();
+  }
+
+  reset() {
+    this.field.value = '';
+    this.go({ ...START, up: this.state.up });
+    this.select(this.tree.root);
+  }
+
+  // --- drawing -------------------------------------------------------------------------------
+
+  show() {
+    const { view, of, up } = this.state;
+    if (this.tree.root) {
+      const scene = view === 'callers' ? this.#callers(of) : this.#whole(view === 'focus' ? of : -1);
+      this.stage.draw(scene.nodes, scene.rows, up);
+      this.zoomed = scene.zoomed;
+      this.#crumbs();
+      const { drawn } = this.stage, { id } = this.selected;
+      if (!drawn.includes(this.selected)) {
+        this.selected = drawn.find((node) => node.id === id) || scene.zoomed;
+      }
+      this.#tabStop(this.selected);
+    }
+    this.search();
+    this.buttons.up.setAttribute('aria-pressed', up);
+    this.buttons.exact.setAttribute('aria-pressed', this.state.exact);
+    this.buttons.focus.setAttribute('aria-pressed', view === 'focus');
+    this.buttons.callers.setAttribute('aria-pressed', view === 'callers');
+    this.fit();
+  }
+
+  #whole(of) {
+    const root = of < 0 ? this.tree.root : this.#derived('focus', of);
+    const zoomed = walk(root).find((node) => node.id === this.state.zoom) || root;
+    root.rows ||= deepest(place(root, root)) + 1; // kept while zoomed, so that nothing jumps
+    return { nodes: place(root, zoomed), rows: root.rows, zoomed };
+  }
+
+  /** One function in the middle, what calls it above and what it calls below. */
+  #callers(of) {
+    const { up, down } = this.#derived('callers', of);
+    const [above, below] = this.tree.data.inverted ? [down, up] : [up, down];
+    const callers = place(above, above).slice(1), callees = place(below, below);
+    const middle = deepest(callers);
+    for (const node of callers) node.row = middle - node.row;
+    for (const node of callees) node.row += middle;
+    return { nodes: callers.concat(callees), rows: deepest(callees) + 1, zoomed: below };
+  }
+
+  #derived(view, of) {
+    const name = functionOf(this.tree.nodes[of]), key = `${view} ${name}`;
+    if (!this.trees.has(key)) {
+      const derive = view === 'focus' ? throughOnly : aroundFunction;
+      this.trees.clear(); // one at a time: trees are large
+      this.trees.set(key, derive(this.tree.nodes, (node) => functionOf(node) === name));
+    }
+    return this.trees.get(key);
+  }
+
+  /** Tints what the search finds; says the share of all samples, each counted once. */
+  search() {
+    const { find, exact } = this.state;
+    let pattern = null, said = '';
+    try {
+      pattern = find ? new RegExp(find, exact ? 'u' : 'iu') : null;
+    } catch (error) {
+      said = `not a regular expression: ${error.message.split(': ').at(-1)}`;
+    }
+    const test = (node) => pattern.test(`${node.name} ${node.place}`);
+    this.field.setAttribute('aria-invalid', Boolean(said));
+    if (pattern && this.tree.root) {
+      const total = outermost(this.tree.nodes, test).found.reduce((sum, { total }) => sum + total, 0);
+      said = `${share(total, this.tree.root.total)} of all matched`;
+    }
+    this.matched.textContent = said;
+    this.stage.tint(pattern ? test : null);
+  }
+
+  /** Lines of a tooltip: name, place, weights. */
+  describe(node) {
+    const { data, root } = this.tree, derived = this.state.view === 'callers';
+    const parts = [weight(node.total, data), `${share(node.total, root.total)} of all`];
+    if (derived) parts.push(`${share(node.total, this.zoomed.total)} of ${this.zoomed.name}`);
+    else if (node.parent) parts.push(`${share(node.total, node.parent.total)} of parent`);
+    parts.push(`self ${weight(node.self, data)} (${share(node.self, root.total)})`);
+    const lines = [node.name, node.place, parts.join(', ')];
+    if (data.changes) {
+      const more = 100 * (node.total - node.base) / root.total;
+      const points = `${more < 0 ? '\u2212' : '+'}${Math.abs(more).toFixed(1)} points`;
+      lines.push(`base ${share(node.base, root.total)} of all, now ${points}`);
+    }
+    return lines.filter(Boolean);
+  }
+
+  // --- the header ----------------------------------------------------------------------------
+
+  #head() {
+    const text = (name) => this.root.querySelector(`.head .${name}`).textContent;
+    const button = (label, title, act) => {
+      const made = html('button', { type: 'button', title }, label);
+      made.addEventListener('click', act);
+      return made;
+    };
+    this.field = html('input', {
+      type: 'search', placeholder: 'Search (regex)', 'aria-label': 'Search frames by a regular expression',
+      autocomplete: 'off', spellcheck: 'false',
+    });
+    this.matched = html('output', { class: 'matched', 'aria-live': 'polite' });
+    this.buttons = {
+      exact: button('Aa', 'Tell upper from lower case', () => this.go({ exact: !this.state.exact })),
+      focus: button('Focus', 'Only stacks through the selected frame (f)', () => this.around('focus')),
+      callers: button('Callers', 'Callers and callees of the selected frame (c)', () => this.around('callers')),
+      up: button('Flame', 'Roots at the bottom (i)', () => this.turn()),
+      reset: button('Reset', 'Everything, nothing searched (0)', () => this.reset()),
+    };
+    const { exact, focus, callers, reset } = this.buttons;
+    this.path = html('nav', { class: 'path', 'aria-label': 'Path to the zoomed frame' });
+    this.status = html('p', { class: 'status', 'aria-live': 'polite' }, HINT);
+    this.bar = html('div', { class: 'bar' },
+      html('h2', {}, text('title')),
+      html('p', { class: 'soft' }, text('subtitle')),
+      html('p', { class: 'keys' }, ...this.#keys()),
+      html('div', { class: 'tools', role: 'toolbar', 'aria-label': 'Flamegraph' },
+        html('span', { class: 'find' }, this.field, exact), this.matched,
+        focus, callers, this.buttons.up, reset),
+      this.path, this.status);
+    this.head = svg('foreignObject', { class: 'controls', width: '100%', height: 1 }, this.bar);
+    this.tip = html('div', { class: 'tip' });
+    this.overlay = svg('foreignObject', { class: 'over', width: 1, height: 1 }, this.tip);
+    this.root.querySelector('.head').remove();
+    this.root.append(this.head, this.overlay);
+  }
+
+  #keys() {
+    return Array.from(this.root.querySelectorAll('.key'), (key) => {
+      const swatch = svg('svg', { width: 13, height: 12, 'aria-hidden': 'true' },
+        svg('rect', { width: 13, height: 12, fill: key.querySelector('rect').getAttribute('fill') }));
+      return html('span', { class: key.textContent ? 'named' : 'step' }, swatch, key.textContent);
+    });
+  }
+
+  /** The way from the root to the zoomed box, or what the view shows of one function. */
+  #crumbs() {
+    const { view, of } = this.state, crumbs = [];
+    const crumb = (label, act) => {
+      const made = html('button', { type: 'button' }, label);
+      made.addEventListener('click', act);
+      crumbs.push(made);
+    };
+    if (view) {
+      const name = this.tree.nodes[of].name;
+      crumb('all stacks', () => this.go({ view: '', zoom: -1 }));
+      crumbs.push(html('b', {}, view === 'focus' ? `through ${name}` : `callers and callees of ${name}`));
+    }
+    const path = [];
+    for (let node = this.zoomed; view !== 'callers' && node; node = node.parent) path.unshift(node);
+    const last = path.pop();
+    for (const node of path) crumb(node.name, () => this.zoom(node));
+    if (last && (!view || path.length)) crumbs.push(html('b', { 'aria-current': 'true' }, last.name));
+    this.path.replaceChildren(...crumbs);
+    this.path.scrollLeft = this.path.scrollWidth;
+  }
+
+  /** Gives header, drawing and footer their places; the header stays in sight. */
+  fit() {
+    const header = Math.ceil(this.bar.getBoundingClientRect().height);
+    const stage = Number(this.stage.stage.getAttribute('height'));
+    const foot = this.root.querySelector('.foot');
+    set(this.head, 'height', String(header));
+    set(this.stage.stage, 'y', String(header));
+    if (foot) foot.setAttribute('y', header + stage);
+    const below = foot ? Number(foot.getAttribute('height')) : 8;
+    const whole = this.root === document.documentElement ? innerHeight : 0;
+    set(this.root, 'height', String(Math.max(header + stage + below, whole)));
+    this.#follow();
+  }
+
+  #follow() {
+    const top = this.root.getBoundingClientRect().top;
+    set(this.head, 'y', String(Math.max(0, -top)));
+  }
+
+  // --- pointer and keys ----------------------------------------------------------------------
+
+  #listen() {
+    const boxes = this.stage.boxes, node = (event) => this.stage.nodeOf.get(event.target);
+    boxes.addEventListener('click', (event) => node(event) && this.enter(node(event)));
+    boxes.addEventListener('dblclick', (event) => event.preventDefault());
+    boxes.addEventListener('pointermove', (event) => node(event) && this.#tell(node(event), event));
+    boxes.addEventListener('pointerleave', () => this.#tell(null));
+    boxes.addEventListener('focusin', (event) => {
+      if (!node(event)) return;
+      this.selected = node(event);
+      this.stage.mark(this.selected);
+      this.status.textContent = this.describe(this.selected).join(' \u00b7 ');
+    });
+    boxes.addEventListener('focusout', () => this.stage.mark(null));
+    this.field.addEventListener('input', () => this.go({ find: this.field.value }, false));
+    this.root.ownerDocument.addEventListener('keydown', (event) => this.#key(event));
+    addEventListener('popstate', () => this.restore());
+    addEventListener('scroll', () => this.#follow(), { passive: true });
+    new ResizeObserver(() => {
+      if (this.root.getBoundingClientRect().width === this.stage.width) this.fit();
+      else this.show();
+    }).observe(this.bar);
+  }
+
+  #key(event) {
+    const mine = this.root === document.documentElement || this.root.contains(event.target);
+    if (!mine || event.ctrlKey || event.metaKey || event.altKey || !this.tree.root) return;
+    if (event.target === this.field) {
+      if (event.key === 'Escape') this.reset();
+      return;
+    }
+    const toRoot = this.state.up ? 1 : -1, onBox = this.stage.boxes.contains(event.target);
+    const pressed = event.target.localName === 'button' && ['Enter', ' '].includes(event.key);
+    const acts = {
+      ArrowUp: () => this.step(toRoot), ArrowDown: () => this.step(-toRoot),
+      ArrowLeft: () => this.step(-1, true), ArrowRight: () => this.step(1, true),
+      Home: () => this.select(this.stage.drawn[0]), Enter: () => onBox && this.enter(this.selected),
+      ' ': () => onBox && this.enter(this.selected), '/': () => this.field.focus(),
+      0: () => this.reset(), Escape: () => this.reset(), i: () => this.turn(),
+      f: () => this.around('focus'), c: () => this.around('callers'),
+    };
+    if (!Object.hasOwn(acts, event.key) || pressed) return;
+    event.preventDefault();
+    acts[event.key]();
+  }
+
+  /** What a click or Enter does: zooms; among callers, goes on to that function. */
+  enter(node) {
+    this.selected = node;
+    if (this.state.view !== 'callers') this.zoom(node);
+    else if (!node.hidden) this.go({ of: node.id });
+    this.select(this.selected);
+  }
+
+  zoom(node) {
+    const zoom = node.parent ? node.id : -1;
+    if (zoom !== this.state.zoom) this.go({ zoom });
+  }
+
+  around(view) {
+    if (!this.selected || this.selected.hidden) return;
+    const off = this.state.view === view;
+    this.go({ view: off ? '' : view, of: off ? -1 : this.selected.id, zoom: -1 });
+  }
+
+  turn() {
+    this.go({ up: !this.state.up });
+    this.toRoot();
+  }
+
+  /** Scrolls to the roots where they are below the window. */
+  toRoot() {
+    const below = this.stage.boxes.getBoundingClientRect().bottom - innerHeight;
+    if (this.state.up && below > 0) scrollBy(0, below);
+  }
+
+  /** Moves the selection: towards the root (-1) or away from it (1), or along the row. */
+  step(by, sideways = false) {
+    const onBox = this.stage.boxes.contains(document.activeElement);
+    this.select(onBox ? this.stage.neighbour(this.selected, by, sideways) : this.selected);
+  }
+
+  select(node) {
+    if (!node || !node.el) return;
+    this.#tabStop(node);
+    node.el.focus({ preventScroll: true });
+    const box = node.el.getBoundingClientRect(), covered = this.bar.getBoundingClientRect().bottom;
+    if (box.top < covered) scrollBy(0, box.top - covered - ROW);
+    else if (box.bottom > innerHeight) scrollBy(0, box.bottom - innerHeight + ROW);
+  }
+
+  #tabStop(node) {
+    if (this.stop) this.stop.removeAttribute('tabindex');
+    this.stop = node.el;
+    this.stop.setAttribute('tabindex', 0);
+  }
+
+  /** Shows the tooltip beside the pointer, on the side that has room. */
+  #tell(node, event) {
+    this.tip.classList.toggle('shown', Boolean(node));
+    if (!node) return;
+    const [name, ...rest] = this.describe(node);
+    this.tip.replaceChildren(html('b', {}, name), ...rest.map((line) => html('div', {}, line)));
+    const frame = this.root.getBoundingClientRect(), tip = this.tip.getBoundingClientRect();
+    const x = event.clientX + 14 + tip.width > innerWidth
+      ? Math.max(4, event.clientX - tip.width - 10) : event.clientX + 14;
+    const y = event.clientY + 18 + tip.height > innerHeight
+      ? event.clientY - tip.height - 10 : event.clientY + 18;
+    this.overlay.setAttribute('x', x - frame.left);
+    this.overlay.setAttribute('y', y - frame.top);
+  }
+}
+
+document.querySelectorAll('svg.flame').forEach((root, index) => new Viewer(root, index));
