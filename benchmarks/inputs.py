@@ -67,7 +67,7 @@ def few_kernels(megabytes: int) -> Path:
 def deep_stacks(megabytes: int) -> Path:
     """Real stacks of py-spy, repeated with other line numbers."""
     folder = SHARED / "data" / "pyspy"
-    sources = [folder / f"{name}.raw.txt" for name in ("default", "threads_idle")]
+    sources = [folder / f"{name}.raw.txt" for name in ("default", "flameshow_third_party")]
     return _made(
         f"stacks{megabytes}.txt",
         lambda target: _stacks(target, "deep", *map(str, sources), "--megabytes", str(megabytes)),

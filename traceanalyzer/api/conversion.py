@@ -23,10 +23,10 @@ def convert(
     until_ns: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Write a trace as Parquet (``.parquet``) or Chrome JSON (``.json``, ``.json.gz``).
+    """Write a trace as Parquet, Chrome JSON (``.json``, ``.json.gz``) or ``.speedscope.json``.
 
-    Nothing is left out; ``.speedscope.json`` takes the sampled stacks only. The file appears under its name only when it is whole. Returns the trace;
-    the other arguments are those of :func:`read`.
+    Nothing is left out, but speedscope takes the sampled stacks only. The file appears under its
+    name only when it is whole. Returns the trace; the other arguments are those of :func:`read`.
 
     Raises:
         InputError: the source cannot be read.

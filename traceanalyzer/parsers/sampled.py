@@ -36,6 +36,7 @@ class Lanes:
         parents: the process that started it.
         threads: name of a thread, by (pid, tid).
         textual: threads whose id is one of ours.
+        by_label: numbers by the text that named them, for parsers to remember.
     """
 
     number: dict[tuple[int | None, int | None], int] = field(
@@ -45,6 +46,7 @@ class Lanes:
     parents: dict[int, int] = field(default_factory=dict)
     threads: dict[tuple[int | None, int], str | None] = field(default_factory=dict)
     textual: set[tuple[int | None, int]] = field(default_factory=set)
+    by_label: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, pid: int | None, tid: int | None) -> int:
         """The number of a lane."""

@@ -46,6 +46,20 @@ def opened(line: bytes) -> int:
 
 def py_spy(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
     """The lane of a stack and what follows its process and thread frames."""
+    end = 0
+    while found := _PROCESS.match(stack, end):
+        end = _end_of_command(stack, found.end()) + 2
+    if found := _THREAD.match(stack, end):
+        end = found.end()
+    label = stack[:end]
+    lane = lanes.by_label.get(label)
+    if lane is None:
+        lane = lanes.by_label[label] = _lane(stack, lanes)
+    return lane, stack[end:]
+
+
+def _lane(stack: bytes, lanes: Lanes) -> int:
+    """The lane that a stack's process and thread frames name; what follows tells where they end."""
     pid = tid = None
     place = 0
     while found := _PROCESS.match(stack, place):
@@ -54,9 +68,9 @@ def py_spy(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
         lanes.add_process(own, stack[start:end].decode(errors="replace"), pid)
         pid, place = own, end + 2
     if found := _THREAD.match(stack, place):
-        tid, place = _id(found[1]), found.end()
+        tid = _id(found[1])
         lanes.add_thread(pid, tid, found[2].decode(errors="replace") if found[2] else None)
-    return lanes.of(pid, tid), stack[place:]
+    return lanes.of(pid, tid)
 
 
 def austin(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
