@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
-from browser import chromium
-from flame_page import opener
+from browser import chromium, complaints, visit
+from flame_page import Page, opener
 from flames import compared, flame, training
+
+from traceanalyzer.result import Result
 
 
 @pytest.fixture(scope="module")
@@ -251,3 +255,32 @@ def test_the_state_is_kept_in_the_address_and_restored(viewer):
 def test_an_address_that_makes_no_sense_shows_everything(viewer, fragment):
     page = viewer(training(), fragment)
     assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+# --- in a notebook -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn(Result):
+    title = "Where?"
+    verdict = "There."
+
+    @property
+    def flames(self):
+        return (training(),)
+
+
+def test_a_notebook_draws_it_in_a_frame_that_cannot_reach_the_notebook(window, tmp_path):
+    notebook = f"<!doctype html><body>{Drawn()._repr_html_()}</body>"
+    assert visit(window, tmp_path / "notebook.html", notebook) == [
+        (tmp_path / "notebook.html").as_uri()
+    ]
+    window.switch_to.frame(window.find_element("css selector", "iframe"))
+    page = Page(window)
+    assert page.row(3)[0] == ("forward", 50)
+    page.click("forward")
+    assert page.row(3) == [("forward", 100)]
+    with pytest.raises(Exception, match="cross-origin"):
+        window.execute_script("return parent.document.title")
+    window.switch_to.default_content()
+    assert complaints(window) == []

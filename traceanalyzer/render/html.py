@@ -11,11 +11,12 @@ from traceanalyzer.render.scale import cells, is_number
 from traceanalyzer.render.text import prose, shorten, visible
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Chart, Result, Table
+    from traceanalyzer.result import Chart, Flame, Result, Table
 
 # Nothing may be fetched or run, whatever a trace's names hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
+_FRAME_HEIGHT = 640
 _TAG = re.compile(r"<[^>]*>")
 
 _STYLE = """
@@ -91,16 +92,35 @@ def page(result: Result, *, top: int | None = 100) -> str:
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
-    """Title, verdict, tables and notes for a notebook; charts are drawn by ``Result.plot()``."""
+    """Title, verdict, flamegraphs, tables and notes for a notebook.
+
+    Charts are drawn by ``Result.plot()``. A flamegraph is a page of its own in a frame: its viewer
+    runs there, and cannot reach the notebook.
+    """
     lines = [
         f'<div class="traceanalyzer"><style>{_STYLE}</style>',
         f"<h3>{_prose(result.title)}</h3>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
+        *map(_framed, result.flames),
         *(_table(table, top, heading="h4") for table in result.tables),
         _notes(result, heading="h4"),
         "</div>",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _framed(flame: Flame) -> str:
+    policy = f"{_POLICY}; script-src {flamegraph.script_hash()}"
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<style>{_PAGE_STYLE}{flamegraph.style()}{_FLAME_STYLE}</style></head><body>"
+        f'{flamegraph.inline(flame, "flame")}<script>{flamegraph.script()}</script></body></html>'
+    )
+    return (
+        f'<iframe sandbox="allow-scripts" title="{_prose(flame.title)}" srcdoc="{escape(page)}" '
+        f'style="width: 100%; height: {_FRAME_HEIGHT}px; border: 0"></iframe>'
+    )
 
 
 def _prose(text: str) -> str:
