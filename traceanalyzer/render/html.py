@@ -115,7 +115,7 @@ def _framed(flame: Flame) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<style>{_PAGE_STYLE}{flamegraph.style()}{_FLAME_STYLE}</style></head><body>"
-        f'{flamegraph.inline(flame, "flame")}<script>{flamegraph.script()}</script></body></html>'
+        f"{flamegraph.inline(flame, 'flame')}<script>{flamegraph.script()}</script></body></html>"
     )
     return (
         f'<iframe sandbox="allow-scripts" title="{_prose(flame.title)}" srcdoc="{escape(page)}" '
