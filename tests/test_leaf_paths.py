@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from traceanalyzer import api
 from traceanalyzer.analyzers.leaf_paths import LeafPaths
 from traceanalyzer.cli.main import status
-from traceanalyzer.errors import MissingData, OptionError, UnknownFormat
+from traceanalyzer.errors import InputError, MissingData, OptionError, UnknownFormat
 
 Frame = tuple[str, str, int]
 Stack = list[Frame]
@@ -210,6 +210,22 @@ def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
     assert api.py_spy_report(tmp_path, rank=2).total_samples == 3
     with pytest.raises(OptionError, match="rank 7"):
         api.py_spy_report(tmp_path, rank=7)
+
+
+def test_files_that_count_different_things_are_named(tmp_path: Path) -> None:
+    raw = tmp_path / "a.txt"
+    raw.write_text(text_of([([OWN], 4)]))
+    api.convert(raw, tmp_path / "b.speedscope.json")
+    text = (tmp_path / "b.speedscope.json").read_text()
+    (tmp_path / "b.speedscope.json").write_text(text.replace('"none"', '"seconds"'))
+    with pytest.raises(InputError, match=r"b.speedscope.json: counts ns, .*a.txt samples"):
+        api.py_spy_report(tmp_path)
+
+
+def test_processes_are_shown_where_they_are_told(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(text_of([([OWN], 4)]))
+    assert [table.name for table in api.py_spy_report(tmp_path).tables] == ["leaf_paths"]
 
 
 def test_options_that_make_no_sense(report) -> None:

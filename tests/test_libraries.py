@@ -32,6 +32,8 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
         ("libc.so.6", "libc.so.6", False),
         ("/opt/x/libcudart.so.12.1", "libcudart.so.12.1", False),
         ("<eval_with_key>.5", "torch", False),
+        ("<eval_with_key>.5 from /a/b.py:21 in wrap", "torch", False),
+        ("b.py:21 in wrap", "torch", False),
         ("<string>", None, False),
         ("<stdin>", None, True),
         ("/run/ipykernel_12/3456.py", "ipykernel_12", True),

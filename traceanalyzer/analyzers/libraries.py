@@ -22,6 +22,8 @@ _STANDARD = re.compile(
 _NATIVE = re.compile(r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe)$|^\[|^(?:ld|lib)[\w.+-]*$")
 _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
+# what torch.fx compiled: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
+_COMPILED = re.compile(r"^<eval_with_key>|\.py:\d+ in \w+$")
 _TYPED_IN = re.compile(r"<(?:stdin|ipython-input-.*|ipykernel.*)>|.*[/\\]ipykernel_\d+[/\\]\d+\.py")
 
 STANDARD_LIBRARY = "standard library"
@@ -69,8 +71,8 @@ def package_of(file: str | None) -> str | None:
         return _SEPARATOR.split(file)[-1]
     if file.startswith("<frozen "):
         return STANDARD_LIBRARY
-    if file.startswith("<eval_with_key>"):
-        return "torch"  # a compiled torch.fx graph
+    if _COMPILED.search(file):
+        return "torch"
     if file.startswith("<"):
         return None
     parts = _inside(file)
@@ -93,7 +95,7 @@ def is_own(name: str | None, file: str | None) -> bool:
         return False
     if _TYPED_IN.fullmatch(file) or (file == "<string>" and name == "<module>"):
         return True
-    if file.startswith("<") or _INSTALLED.search(file):
+    if file.startswith("<") or _INSTALLED.search(file) or _COMPILED.search(file):
         return False
     first = _SOURCE.sub("", _inside(file)[0])
     return not _is_standard(file, first) and (_is_absolute(file) or first not in KNOWN_PACKAGES)

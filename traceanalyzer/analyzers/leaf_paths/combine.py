@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH, Part
 from traceanalyzer.analyzers.leaf_paths.question import Question
 from traceanalyzer.analyzers.leaf_paths.result import LeafPaths, amount
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.units import NS_PER_S
 
 _ROUNDING = 1e-3
@@ -26,13 +26,16 @@ def combine(
     """The report over all parts; ``rate`` (samples a second) turns samples into seconds.
 
     Raises:
-        OptionError: there are no parts, they count different things, or the rate makes no sense.
+        InputError: the files count different things.
+        OptionError: there are no parts, or the rate makes no sense.
     """
-    units = {part.unit for part in parts}
-    if len(units) != 1:
-        told = ", ".join(sorted(unit or "nothing told" for unit in units))
-        raise OptionError(f"files that count different things cannot be added up: {told}")
-    unit, scale = _unit(units.pop() or "", rate)
+    if not parts:
+        raise OptionError("no trace was given")
+    for part in parts:
+        if part.unit != parts[0].unit:
+            counts = f"counts {part.unit or 'something'}, {parts[0].path} {parts[0].unit or 'not'}"
+            raise InputError(part.path, counts, hint="give files that count the same")
+    unit, scale = _unit(parts[0].unit or "", rate)
     total = math.fsum(part.total for part in parts) * scale
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
     if question.aggregate and len(parts) > 1:

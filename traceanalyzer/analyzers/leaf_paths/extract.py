@@ -24,7 +24,8 @@ NO_FRAME = "(no Python frame)"
 DEEPER = "(deeper than 10,000 frames)"
 _DEEPEST = 10_000
 
-_ROLES = ("main process", "child process", "DataLoader worker")
+MAIN = "main process"
+_ROLES = (MAIN, "child process", "DataLoader worker")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH
+from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, MAIN, PATH
 from traceanalyzer.analyzers.leaf_paths.question import Question
 from traceanalyzer.result import Result, Table
 from traceanalyzer.units import format_bytes, format_frac, format_ns
@@ -84,7 +84,8 @@ class LeafPaths(Result):
     def tables(self) -> tuple[Table, ...]:
         """Sums where asked for, else paths; processes where there are several."""
         tables = [self._paths() if self.groups is None else self._groups(self.groups)]
-        if self.processes.height > 1:
+        known = self.processes["pid"].is_not_null() | (self.processes["role"] != MAIN)
+        if self.processes.height > 1 and known.any():
             tables.append(self._processes())
         return tuple(tables)
 
@@ -100,7 +101,7 @@ class LeafPaths(Result):
         if self.question.drop_module and self.left_out_samples > self.idle_samples:
             more = self.left_out_samples - self.idle_samples
             notes.append(f"{self._amount(more)} of module-level code only: left out.")
-        workers = self.processes.filter(pl.col("role") != "main process")
+        workers = self.processes.filter(pl.col("role") != MAIN)
         if workers.height and self.question.match != "substring":
             notes.append(
                 f"{workers.height} child processes: the stacks of those that were forked begin "
