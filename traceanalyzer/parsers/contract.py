@@ -54,7 +54,8 @@ class Format:
         sniff: ``(first 64 KiB after decompression, path) -> bool``; pure, never raises.
         parse: ``(source, selection, progress) -> Trace``; raises ``InputError`` for bytes it
             cannot use, notes recoverable loss in ``Trace.issues``, never prints.
-        priority: the higher is asked first; unique among the formats.
+        priority: the higher is asked first; unique among the formats. Those of other packages are
+            asked when none of ours above 0 recognises a file.
     """
 
     name: str

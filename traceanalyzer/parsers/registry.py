@@ -76,7 +76,10 @@ def detect(source: Source) -> Format | None:
         InputError: the file cannot be read or decompressed.
     """
     head = source.head()
-    return next((f for f in formats() if _recognises(f, head, source.path)), None)
+    # of ours first those that cannot be mistaken: to look through all that is installed takes time
+    sure = sorted((f for f in _BUILT_IN if f.priority > 0), key=lambda f: -f.priority)
+    found = next((f for f in sure if _recognises(f, head, source.path)), None)
+    return found or next((f for f in formats() if _recognises(f, head, source.path)), None)
 
 
 def require(source: Source) -> Format:
