@@ -60,14 +60,18 @@ def _device_communication(
     """Device work that is communication by its name or its arguments, as its own row tells it."""
     named = _named(work, [COMMUNICATION_PATTERN, *patterns])
     told = pl.col("event").is_in(trace.collectives["event"].implode())
-    rows = work.filter(named | told)["event"]
-    return _with_collectives(trace.events[rows].insert_column(0, rows), trace)
+    return _rows(trace, work.filter(named | told)["event"])
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
     runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
     return _with_collectives(hosts.filter(_named(hosts, [runs, *patterns])), trace)
+
+
+def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
+    """These rows of ``events``, with their numbers, beside their rows of ``collectives``."""
+    return _with_collectives(trace.events[event].insert_column(0, event), trace)
 
 
 def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -99,10 +103,12 @@ def host_calls(trace: Trace) -> pl.DataFrame:
     call, pid, tid, ts, end, external_ids, and the description.
     """
     issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES)) + ")"
-    hosts = trace.events.with_row_index("event").filter(
-        pl.col("tid").is_not_null(), pl.col("dur").is_not_null()
+    hosts = (
+        trace.events.select("name", "tid", "dur")
+        .with_row_index("event")
+        .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
     )
-    rows = _with_collectives(hosts.filter(_named(hosts, [issuing])), trace)
+    rows = _rows(trace, hosts.filter(_named(hosts, [issuing]))["event"])
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)

@@ -67,9 +67,11 @@ def _steps(trace: Trace) -> pl.DataFrame:
 
     Marks of one name are told apart by their order: ``## train_step ## [2]``.
     """
-    marks = trace.events.filter(
-        pl.col("kind").is_in(("user_annotation", "nvtx")), pl.col("dur") >= 0
-    ).select(step=pl.col("name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
+    marks = (
+        trace.events.select("kind", "name", "ts", "dur")
+        .filter(pl.col("kind").is_in(("user_annotation", "nvtx")), pl.col("dur") >= 0)
+        .select(step=pl.col("name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
+    )
     marks = marks.filter(pl.col("step").str.contains(steps_pattern()))
     profiler = marks.filter(pl.col("step").str.starts_with("ProfilerStep"))
     chosen = (profiler if profiler.height else marks).sort("start", "step")
