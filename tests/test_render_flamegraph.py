@@ -17,7 +17,8 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, render
 from traceanalyzer.render.flamegraph import colors
 from traceanalyzer.render.flamegraph.layout import lay_out
-from traceanalyzer.render.flamegraph.weights import share, told, weight
+from traceanalyzer.render.flamegraph.weights import share, told
+from traceanalyzer.units import format_weight
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -175,13 +176,14 @@ def test_ten_thousand_boxes_stay_below_two_megabytes():
         (1, "samples", "1 sample"),
         (1234, "samples", "1,234 samples"),
         (0.5, "samples", "0.50 samples"),
+        (0.0004, "samples", "0.0004 samples"),
         (7_640_000, "ns", "7.64 ms"),
         (26_528_973, "bytes", "25.3 MiB"),
         (3, "", "3"),
     ],
 )
 def test_weights_have_units(value, unit, text):
-    assert weight(value, unit) == text
+    assert format_weight(value, unit) == text
 
 
 def test_a_small_share_is_not_shown_as_nothing():

@@ -44,6 +44,16 @@ def format_frac(frac: float | None) -> str:
     return "" if frac is None else f"{100 * frac:.1f} %"
 
 
+def format_weight(weight: float, unit: str) -> str:
+    """What a sampled stack counts, with its unit: ``1,902 samples``, ``7.64 ms``, ``25.3 MiB``."""
+    if unit == "ns":
+        return format_ns(weight)
+    if unit == "bytes":
+        return format_bytes(weight)
+    form = ",.0f" if float(weight).is_integer() else ",.2f" if abs(weight) >= 0.01 else ".3g"
+    return f"{weight:{form}} {unit.removesuffix('s') if weight == 1 else unit}".rstrip()
+
+
 def parse_ns(text: str) -> int:
     """``"1.5s"``, ``"300us"``, ``"2m"`` or plain seconds ``"0.25"`` to nanoseconds.
 

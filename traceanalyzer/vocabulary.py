@@ -67,6 +67,25 @@ DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
 #: Kinds whose rows lie on a device's streams.
 DEVICE_KINDS: tuple[str, ...] = (*DEVICE_WORK, "gpu_user_annotation", "cuda_sync")
 
+#: Slices on threads of the host.
+HOST_KINDS: tuple[str, ...] = (
+    "cpu_op",
+    "user_annotation",
+    "python_function",
+    "cuda_runtime",
+    "cuda_driver",
+    "overhead",
+    "xpu_runtime",
+    "xpu_driver",
+    "mtia_runtime",
+    "glow_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "nvtx",
+    "osrt",
+    "other",
+)
+
 #: Calls that launch device work and carry its correlation id.
 LAUNCH_KINDS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
 

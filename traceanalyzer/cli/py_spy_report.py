@@ -132,25 +132,24 @@ def py_spy_report(
 def _given(paths: list[str]) -> Iterator[list[str]]:
     """The paths given; without any, what is piped, else a folder with a usual name.
 
+    A pipe that holds nothing is none: batch systems and ssh give every program one.
+
     Raises:
         OptionError: nothing is given and nothing is found.
     """
-    if not paths and _piped():
-        paths = [STDOUT]
-    if not paths:
-        paths = [name for name in FOLDERS if Path(name).is_dir()][:1]
-    if not paths:
-        raise OptionError(
-            f"nothing to read: give a file of py-spy record -f raw, or a folder (no {FOLDERS[0]} "
-            "here)"
-        )
-    if STDOUT not in paths:
-        yield paths
-        return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "stdin")
-        with copy.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+        if STDOUT in paths or (not paths and _piped()):
+            with copy.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        if not paths and copy.exists() and copy.stat().st_size:
+            paths = [STDOUT]
+        paths = paths or [name for name in FOLDERS if Path(name).is_dir()][:1]
+        if not paths:
+            raise OptionError(
+                "nothing to read: give a file of py-spy record -f raw, or a folder (no "
+                f"{FOLDERS[0]} here)"
+            )
         yield [str(copy) if path == STDOUT else path for path in paths]
 
 

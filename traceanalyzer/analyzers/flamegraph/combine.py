@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.flamegraph.result import FlameGraph
 from traceanalyzer.analyzers.libraries import by_component
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Flame
-from traceanalyzer.units import format_frac
+from traceanalyzer.units import format_frac, format_weight
 
 _SHOWN_FILES = 3
 
@@ -98,7 +98,7 @@ def _title(parts: Sequence[Part]) -> str:
 def _subtitle(
     whole: Joined, total: float, *, reverse: bool, focus: str | None, bases: Sequence[Part]
 ) -> str:
-    said = [words.weight(total, whole.unit)]
+    said = [format_weight(total, whole.unit)]
     if focus:
         said.append(f"stacks through {focus}")
     if reverse:
@@ -116,6 +116,6 @@ def _focus_fact(focus: str, total: float, everything: Joined) -> str:
 
 
 def _base_fact(whole: Joined, bases: Sequence[Part]) -> str:
-    recorded = words.weight(whole.base or 0, whole.unit)
+    recorded = format_weight(whole.base or 0, whole.unit)
     of = _title(bases) if bases else 'the files\' column "before"'
     return f"The base, {of}, has {recorded} in all; its weights are scaled to the same sum."

@@ -12,12 +12,13 @@ from traceanalyzer.analyzers.flamegraph.groups import groups, of_threads
 from traceanalyzer.analyzers.flamegraph.part import Part, part
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import HOST_KINDS
 
 Weight = Literal["time", "count", "bytes"]
 By = Literal["process", "thread", "rank", "file"]
 
 #: What is read of a file when no kinds are asked for.
-KINDS = frozenset(("sample", "lane", *slices.HOST_KINDS))
+KINDS = frozenset(("sample", "lane", *HOST_KINDS))
 
 _NOTHING = (
     "{where}: no stacks and no slices on a thread were recorded; a flamegraph needs py-spy record, "
@@ -81,7 +82,7 @@ def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
     for found in (
         sampled,
         slice_ & (pl.col("kind") == "python_function"),
-        slice_ & pl.col("kind").cast(pl.String).is_in(slices.HOST_KINDS),
+        slice_ & pl.col("kind").cast(pl.String).is_in(HOST_KINDS),
     ):
         host = found & pl.col("device").is_null()
         if trace.events.select(host.any()).item():

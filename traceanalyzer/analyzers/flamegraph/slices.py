@@ -13,25 +13,6 @@ from traceanalyzer.frames import intervals, nesting
 from traceanalyzer.frames.stack_weights import ROOT
 from traceanalyzer.trace import Trace
 
-#: Slices on threads of the host.
-HOST_KINDS: tuple[str, ...] = (
-    "cpu_op",
-    "user_annotation",
-    "python_function",
-    "cuda_runtime",
-    "cuda_driver",
-    "overhead",
-    "xpu_runtime",
-    "xpu_driver",
-    "mtia_runtime",
-    "glow_runtime",
-    "privateuse1_runtime",
-    "privateuse1_driver",
-    "nvtx",
-    "osrt",
-    "other",
-)
-
 _LANES = ("rank", "pid", "tid", "device", "stream")
 
 #: ``train.py(12): step``, as torch.profiler names a Python function.

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.flamegraph.functions import column
 from traceanalyzer.analyzers.flamegraph.part import NO_STACK, TOO_DEEP
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_frac, format_weight
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.flamegraph.result import FlameGraph
@@ -30,22 +30,12 @@ _STAND_INS = {
 }
 
 
-def weight(value: float, unit: str) -> str:
-    """A weight with its unit: ``1,902 samples``, ``7.64 ms``."""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
-    return f"{number} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
-
-
 def verdict(result: FlameGraph) -> str:
     """The answer in a few sentences."""
     functions, unit = result.functions, result.unit
     heaviest = functions.row(0, named=True)
     sentences = [
-        f"{weight(result.total, unit)} in {_counted(functions.height, 'function')}.",
+        f"{format_weight(result.total, unit)} in {_counted(functions.height, 'function')}.",
         f"The heaviest by itself is {_called(heaviest)}: {format_frac(heaviest['self_frac'])}.",
     ]
     inner = column("inner", unit)

@@ -9,11 +9,9 @@ import polars as pl
 
 from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH, Part
 from traceanalyzer.analyzers.leaf_paths.question import Question
-from traceanalyzer.analyzers.leaf_paths.result import LeafPaths, amount
+from traceanalyzer.analyzers.leaf_paths.result import LeafPaths
 from traceanalyzer.errors import InputError, OptionError
-from traceanalyzer.units import NS_PER_S
-
-_ROUNDING = 1e-3
+from traceanalyzer.units import NS_PER_S, format_weight
 
 
 def combine(
@@ -81,11 +79,11 @@ def _unit(unit: str, rate: float | None) -> tuple[str, float]:
 
 
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
-    """Weights as whole numbers where all of them are, but for what dividing by a rate left over."""
+    """Weights as whole numbers where all of them are."""
     found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all(((frame[name] - frame[name].round()).abs() < _ROUNDING).all() for name in found):
+    if not all((frame[name] == frame[name].round()).all() for name in found):
         return frame
-    return frame.with_columns(pl.col(found).round().cast(pl.Int64))
+    return frame.with_columns(pl.col(found).cast(pl.Int64))
 
 
 def _share(name: str, total: float) -> pl.Expr:
@@ -95,8 +93,13 @@ def _share(name: str, total: float) -> pl.Expr:
 def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
     """``53.05% (7468)``, as itwinai's report writes it."""
     percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
-    count = _texts(paths["samples"], lambda value: f"({amount(value, unit)})")
+    count = _texts(paths["samples"], lambda value: f"({_count(value, unit)})")
     return percent + " " + count
+
+
+def _count(weight: float, unit: str) -> str:
+    """Samples without their unit and commas, as itwinai's report has them."""
+    return format_weight(weight, unit) if unit in ("ns", "bytes") else f"{weight:.12g}"
 
 
 def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:

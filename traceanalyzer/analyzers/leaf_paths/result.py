@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, MAIN, PATH
 from traceanalyzer.analyzers.leaf_paths.question import Question
 from traceanalyzer.result import Result, Table
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_frac, format_weight
 
 NOT_FOUND = "Not Found"
 
@@ -75,7 +75,7 @@ class LeafPaths(Result):
         leaf = self.leaf
         where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
         return (
-            f"{self._amount(self.total_samples)}, {format_frac(share)} with {self._library()} "
+            f"{format_weight(self.total_samples, self.unit)}, {format_frac(share)} with {self._library()} "
             f"on the stack. Most often {leaf['name']}{where} was running: "
             f"{self._of_total(leaf['samples'])}."
         )
@@ -97,10 +97,12 @@ class LeafPaths(Result):
         if self.idle_samples:
             left_out = self.question.exclude_idle or self.question.drop_module
             said = "left out" if left_out else "counted as (no Python frame)"
-            notes.append(f"{self._amount(self.idle_samples)} without any Python frame: {said}.")
+            notes.append(
+                f"{format_weight(self.idle_samples, self.unit)} without any Python frame: {said}."
+            )
         if self.question.drop_module and self.left_out_samples > self.idle_samples:
             more = self.left_out_samples - self.idle_samples
-            notes.append(f"{self._amount(more)} of module-level code only: left out.")
+            notes.append(f"{format_weight(more, self.unit)} of module-level code only: left out.")
         workers = self.processes.filter(pl.col("role") != MAIN)
         if workers.height and self.question.match != "substring":
             notes.append(
@@ -121,13 +123,6 @@ class LeafPaths(Result):
             "left_out_samples": self.left_out_samples,
         }
 
-    def _amount(self, weight: float) -> str:
-        """A weight with its unit."""
-        if self.unit in _SUFFIXES:
-            return amount(weight, self.unit)
-        unit = self.unit.removesuffix("s") if weight == 1 else self.unit
-        return f"{weight:,.12g} {unit}".rstrip()
-
     def _weights(self, frame: pl.DataFrame, *names: str) -> tuple[pl.DataFrame, dict[str, str]]:
         """The frame with its weights under names that tell their unit, and those names."""
         suffix = _SUFFIXES.get(self.unit, "")
@@ -135,20 +130,19 @@ class LeafPaths(Result):
         return frame.with_columns(pl.col(n).alias(s) for n, s in shown.items()), shown
 
     def _paths(self) -> Table:
-        line = pl.col("library_function_line").cast(pl.String).fill_null("")
-        found = pl.col("library_function_name").is_not_null()
-        shown = pl.when(found).then(line).otherwise(pl.lit(NOT_FOUND))
+        # a frame that is there may have no line
+        known = self.paths.filter(pl.col(LIBRARY[0]).is_not_null())
+        lined = known[LIBRARY[2]].null_count() == 0
         return Table(
             "leaf_paths",
             "Leaf paths" if self.question.aggregate else "Stacks by their leaf",
-            self.paths.with_columns(library_line_shown=shown),
+            self.paths,
             {
                 **_told(self.paths, {"group": self.question.by or "group"}),
-                **{name: name for name in (*PATH, *LIBRARY[:2])},
-                "library_line_shown": LIBRARY[2],
+                **{name: name for name in (*PATH, *LIBRARY)},
                 "proportion": "proportion (n)",
             },
-            missing=dict.fromkeys(LIBRARY, NOT_FOUND),
+            missing=dict.fromkeys(LIBRARY if lined else LIBRARY[:2], NOT_FOUND),
             whole=True,
         )
 
@@ -199,14 +193,7 @@ class LeafPaths(Result):
 
     def _of_total(self, weight: float) -> str:
         share = weight / self.total_samples if self.total_samples else 0.0
-        return f"{self._amount(weight)} ({format_frac(share)})"
-
-
-def amount(weight: float, unit: str) -> str:
-    """A weight as the proportions have it: samples without their unit."""
-    if unit == "ns":
-        return format_ns(round(weight))
-    return format_bytes(round(weight)) if unit == "bytes" else f"{weight:.12g}"
+        return f"{format_weight(weight, self.unit)} ({format_frac(share)})"
 
 
 def _place(path: str, line: int | None) -> str:

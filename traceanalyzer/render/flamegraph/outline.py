@@ -6,8 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render.flamegraph.layout import lay_out
-from traceanalyzer.render.flamegraph.weights import share, weight
+from traceanalyzer.render.flamegraph.weights import share
 from traceanalyzer.render.text import shorten
+from traceanalyzer.units import format_weight
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Flame
@@ -24,7 +25,7 @@ def outline(flame: Flame) -> str:
     for box in wide[:_LINES]:
         place = f" ({box.place})" if box.place else ""
         name = shorten(f"{box.name}{place}", _CHARS)
-        numbers = f"{share(box.total, layout.total):>7}  {weight(box.total, flame.unit)}"
+        numbers = f"{share(box.total, layout.total):>7}  {format_weight(box.total, flame.unit)}"
         lines.append(f"{numbers}  {'  ' * min(box.depth, _DEEPEST)}{name}")
     text = escape("\n".join(lines), quote=False)
     left_out = len(layout.boxes) - len(lines)

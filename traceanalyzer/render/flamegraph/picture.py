@@ -11,9 +11,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render.flamegraph import colors
-from traceanalyzer.render.flamegraph.weights import share, told, weight
+from traceanalyzer.render.flamegraph.weights import share, told
 from traceanalyzer.render.scale import SIZES, TIMES
 from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.units import format_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _description(flame: Flame, layout: Layout) -> str:
         return "There is nothing to draw."
     said = (
         f"{len(layout.boxes):,} boxes, {order}; a box is as wide as its weight, of "
-        f"{weight(layout.total, flame.unit)} in all."
+        f"{format_weight(layout.total, flame.unit)} in all."
     )
     if layout.compared:
         said += " Red boxes weigh more than in the base, blue ones less, as shares of all."
@@ -218,7 +219,7 @@ def _gone(box: Box, total: float, unit: str) -> str:
     base = box.base or 0.0
     place = f" ({box.place})" if box.place else ""
     caller = f", below {box.parent.name}" if box.parent else ""
-    return f"{share(base, total)}, {weight(base, unit)}: {box.name}{place}{caller}"
+    return f"{share(base, total)}, {format_weight(base, unit)}: {box.name}{place}{caller}"
 
 
 def _prose(text: str) -> str:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_frac, format_weight
 
 if TYPE_CHECKING:
     from traceanalyzer.render.flamegraph.layout import Box
 
 _TOLD_MORE = 0.01
-
-
-def weight(value: float, unit: str) -> str:
-    """A weight with its unit: ``1,234 samples``, ``7.64 ms``, ``25.3 MiB``."""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    number = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
-    return f"{number} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
 
 
 def share(value: float, of: float) -> str:
@@ -34,11 +24,11 @@ def told(box: Box, total: float, unit: str) -> str:
     The share of the caller is left to the viewer for the many boxes below 1 % of all, which
     make the size of the file.
     """
-    parts = [f"{weight(box.total, unit)}, {share(box.total, total)} of all"]
+    parts = [f"{format_weight(box.total, unit)}, {share(box.total, total)} of all"]
     if box.parent and box.total >= _TOLD_MORE * total:
         parts.append(f"{share(box.total, box.parent.total)} of parent")
     if box.alone:
-        parts.append(f"self {weight(box.alone, '' if unit == 'samples' else unit)}")
+        parts.append(f"self {format_weight(box.alone, '' if unit == 'samples' else unit)}")
     if box.base is not None:
         parts.append(f"base {share(box.base, total)}")
     return ", ".join(parts)
