@@ -75,8 +75,8 @@ class LeafPaths(Result):
         leaf = self.leaf
         where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
         return (
-            f"{format_weight(self.total_samples, self.unit)}, {format_frac(share)} with {self._library()} "
-            f"on the stack. Most often {leaf['name']}{where} was running: "
+            f"{format_weight(self.total_samples, self.unit)}, {format_frac(share)} with "
+            f"{self._library()} on the stack. Most often {leaf['name']}{where} was running: "
             f"{self._of_total(leaf['samples'])}."
         )
 

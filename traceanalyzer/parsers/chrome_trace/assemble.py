@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -13,7 +12,6 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.parsers.chrome_trace.coerce import NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.columns import (
-    TEXTUAL_ID,
     Collected,
     Ints,
     give_back_memory,
@@ -22,6 +20,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
 )
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.flows import flow_table
+from traceanalyzer.parsers.chrome_trace.lanes import lane_table
 from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
 from traceanalyzer.parsers.chrome_trace.want import MEMORY, Want
 from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
@@ -314,58 +313,11 @@ class Assembler:
         )
 
     def _lanes(self) -> pl.DataFrame:
-        """Processes and threads that have a name, label or textual id; the last word wins."""
-        lanes: dict[tuple[int, int | None], dict[str, Any]] = {}
-        for what, pid_number, pid_label, tid_number, tid_label, args in self.of.metadata:
-            thing, _, attribute = what.partition("_")
-            if thing not in ("process", "thread") or attribute not in _LANE_COLUMNS:
-                continue
-            pid = self.of.lane_id(pid_number, pid_label) or 0
-            tid = self.of.lane_id(tid_number, tid_label) if thing == "thread" else None
-            tid = pid if thing == "thread" and tid is None else tid
-            column, key = _LANE_COLUMNS[attribute]
-            value = json.loads(args).get(key)
-            if value is not None:
-                lanes.setdefault((pid, tid), {})[column] = value
-        if self.want.lanes:
-            self._textual_lanes(lanes)
-        rows = [
-            (
-                self.rank,
-                pid,
-                tid,
-                found.get("label"),
-                found.get("labels"),
-                found.get("sort_index"),
-                found.get("textual", False),
-            )
-            for (pid, tid), found in lanes.items()
-        ]
-        types = {c.name: c.dtype for c in schema.LANES}
-        return pl.DataFrame(rows, schema=types, orient="row").sort(
-            "pid", "tid", nulls_last=False, maintain_order=True
-        )
-
-    def _textual_lanes(self, lanes: dict[tuple[int, int | None], dict[str, Any]]) -> None:
-        text_of = {number: label for label, number in self.of.labels.items()}
-        textual = (self.pid >= TEXTUAL_ID) | (self.tid >= TEXTUAL_ID)
-        used = np.unique(np.stack([self.pid[textual], self.tid[textual]]), axis=1)
-        for pid, tid in used.T.tolist():
-            for key, own in (((pid, None), pid), ((pid, tid), tid)):
-                if own in text_of:
-                    lanes.setdefault(key, {}).setdefault("label", text_of[own])
-        for (pid, tid), found in lanes.items():
-            found["textual"] = (pid if tid is None else tid) in text_of
-            if found["textual"]:
-                found["label"] = text_of[pid if tid is None else tid]
+        used = (self.pid, self.tid) if self.want.lanes else None
+        return lane_table(self.of, self.rank, used)
 
 
 _AXES = ("_x", "_y", "_z")
-_LANE_COLUMNS = {
-    "name": ("label", "name"),
-    "labels": ("labels", "labels"),
-    "sort_index": ("sort_index", "sort_index"),
-}
 
 
 def _time_order(ts: Ints, dur: Ints, file_order: Ints) -> Ints:

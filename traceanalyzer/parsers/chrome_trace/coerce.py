@@ -112,3 +112,27 @@ def ids(values: list[Any]) -> tuple[bytes, dict[int, str]]:
         if number == NULL and value is not None and value != NULL:
             labels[row] = text_of(value) or ""
     return column.tobytes(), labels
+
+
+def label(value: Any, number: int) -> str | None:
+    """The text of an id that is no number."""
+    return text_of(value) if number == NULL and value is not None and value != NULL else None
+
+
+def triples(values: list[Any]) -> bytes:
+    """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
+    try:
+        flat = array("i", [number for triple in values for number in triple])
+        if len(flat) == 3 * len(values) and all(len(triple) == 3 for triple in values):
+            return flat.tobytes()
+    except (TypeError, OverflowError):
+        pass
+    return array("i", [number for value in values for number in _triple(value)]).tobytes()
+
+
+def _triple(value: Any) -> tuple[int, int, int]:
+    if isinstance(value, list) and len(value) == 3:
+        numbers = [integer(v) for v in value]
+        if all(0 <= n < 1 << 31 for n in numbers):
+            return numbers[0], numbers[1], numbers[2]
+    return -1, -1, -1

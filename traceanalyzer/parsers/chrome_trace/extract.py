@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ import msgspec
 from traceanalyzer.parsers.chrome_trace import coerce, overflow
 from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
+from traceanalyzer.parsers.chrome_trace.collectives import collective, tells
 from traceanalyzer.parsers.chrome_trace.decode import (
     BAD_TEXT,
     NO_ARGS,
@@ -21,13 +20,11 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     Event,
     decode_any,
 )
+from traceanalyzer.parsers.chrome_trace.metadata import metadata_event
 from traceanalyzer.parsers.chrome_trace.times import nanosecond, nanoseconds
 from traceanalyzer.parsers.chrome_trace.want import MEMORY, PHASE_KINDS, Want
 from traceanalyzer.vocabulary import (
-    COMMUNICATION_WORDS,
     DEVICE_KINDS,
-    collective_of_kernel,
-    collective_of_word,
     kind_of_category,
 )
 
@@ -41,8 +38,6 @@ IGNORED_PHASES = frozenset("()")
 KNOWN_PHASES = SLICE_PHASES | PAIR_PHASES | FLOW_PHASES | IGNORED_PHASES | frozenset("MC")
 
 _NO_ID = array("q", [NULL]).tobytes()
-_host_collective = re.compile(r"^(?:nccl|rccl|xccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
-_dims = msgspec.json.Decoder(list[Any])
 
 
 class Column:
@@ -136,7 +131,7 @@ def _others(
         ]
         batch.flows = _flows(make, arrows)
     if "M" in present:
-        batch.metadata = [_metadata(event) for _, event in of(frozenset("M"))]
+        batch.metadata = [metadata_event(event) for _, event in of(frozenset("M"))]
     if want.counters and "C" in present:
         raw = raw_args()
         batch.counters = [
@@ -241,8 +236,8 @@ def _device_columns(out: Slices, events: list[Event], args: list[Args]) -> list[
     out.copied = coerce.integers([args[i].copied for i in rows])
     kernels = [i for i in rows if args[i].grid is not None]
     out.kernel_rows = array("I", kernels).tobytes()
-    out.grid = _triples([args[i].grid for i in kernels])
-    out.block = _triples([args[i].block for i in kernels])
+    out.grid = coerce.triples([args[i].grid for i in kernels])
+    out.block = coerce.triples([args[i].block for i in kernels])
     out.registers = coerce.integers([args[i].registers for i in kernels])
     out.shared_memory = coerce.integers([args[i].shared_memory for i in kernels])
     return rows
@@ -261,100 +256,16 @@ def _stream(stream: Any, tid: Any) -> Any:
     return tid
 
 
-def _triples(values: list[Any]) -> bytes:
-    """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
-    try:
-        flat = array("i", [number for triple in values for number in triple])
-        if len(flat) == 3 * len(values) and all(len(triple) == 3 for triple in values):
-            return flat.tobytes()
-    except (TypeError, OverflowError):
-        pass
-    return array("i", [number for value in values for number in _triple(value)]).tobytes()
-
-
-def _triple(value: Any) -> tuple[int, int, int]:
-    if isinstance(value, list) and len(value) == 3:
-        numbers = [coerce.integer(v) for v in value]
-        if all(0 <= n < 1 << 31 for n in numbers):
-            return numbers[0], numbers[1], numbers[2]
-    return -1, -1, -1
-
-
 def _collective_columns(
     out: Slices, events: list[Event], args: list[Args], on_device: list[int]
 ) -> None:
-    told = {n for n in {e.name for e in events} if isinstance(n, str) and _tells(n)}
+    told = {n for n in {e.name for e in events} if isinstance(n, str) and tells(n)}
     rows = {i for i in on_device if args[i].collective is not None}
     if told:
         rows.update(i for i, e in enumerate(events) if e.name in told)
-    found = [(i, row) for i in sorted(rows) if (row := _collective(events[i], args[i])) is not None]
+    found = [(i, row) for i in sorted(rows) if (row := collective(events[i], args[i])) is not None]
     out.collective_rows = array("I", [i for i, _ in found]).tobytes()
     out.collectives = [row for _, row in found]
-
-
-@lru_cache(maxsize=1 << 16)
-def _tells(name: str) -> bool:
-    """Whether a name may be communication's; plain words, since this sees every name."""
-    small = name.lower()
-    return any(word in small for word in COMMUNICATION_WORDS)
-
-
-def _collective(
-    event: Event, args: Args
-) -> tuple[str | None, str | None, int, int, str | None, int, str | None, int] | None:
-    """(collective, dtype, elements in, out, group, size, ranks, seq), or None: no collective."""
-    name = event.name if isinstance(event.name, str) else ""
-    device = _is_device(event.cat)
-    kind = kind_of_category(text_of(event.cat))
-    host = kind in ("cpu_op", "user_annotation") and _host_collective.search(name) is not None
-    if args.collective is None and not host and kind not in ("kernel", "collective_comm"):
-        return None
-    word = args.collective if isinstance(args.collective, str) else None
-    collective = collective_of_word(word)
-    if collective is None:
-        collective = collective_of_kernel(name) if device else collective_of_word(name)
-    dtype = args.dtype if isinstance(args.dtype, str) else None
-    elements_in = coerce.integer(args.elements_in)
-    if host and dtype is None and elements_in == NULL:
-        dtype, elements_in = _tensor(args)
-    return (
-        collective or word,
-        dtype,
-        elements_in,
-        coerce.integer(args.elements_out),
-        text_of(args.group),
-        coerce.integer(args.group_size),
-        text_of(args.group_ranks),
-        coerce.integer(args.seq),
-    )
-
-
-def _tensor(args: Args) -> tuple[str | None, int]:
-    """Dtype and number of elements of an operator's first tensors of one type."""
-    try:
-        dims, types = _dims.decode(args.input_dims), _dims.decode(args.input_type)
-    except (*BAD_TEXT, msgspec.ValidationError):
-        return None, NULL
-    if not dims or not types or not isinstance(types[0], str):
-        return None, NULL
-    elements = _elements(dims[0])
-    known = elements is not None and types[0] not in ("", "TensorList", "Scalar")
-    return (types[0], coerce.integer(elements)) if known and elements is not None else (None, NULL)
-
-
-def _elements(shape: Any) -> int | None:
-    """Product of a shape; a list of shapes is the sum of their products."""
-    if not isinstance(shape, list) or not shape:
-        return None
-    if isinstance(shape[0], list):
-        parts = [_elements(part) for part in shape[:1024]]
-        return sum(part for part in parts if part is not None)
-    product = 1
-    for size in shape[:64]:
-        if not isinstance(size, int) or size < 0 or product > 1 << 62:
-            return None
-        product *= size
-    return product
 
 
 def _memory_columns(out: Slices, events: list[Event], args: list[Args]) -> None:
@@ -460,7 +371,7 @@ def _counter(
         make.lose("bad-counter")
         return []
     pid = coerce.integer(event.pid)
-    label = _label(event.pid, pid)
+    label = coerce.label(event.pid, pid)
     name = text_of(event.name) or ""
     if event.id is not None and event.id != NULL:
         name = f"{name}[{text_of(event.id)}]"
@@ -480,34 +391,6 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if number is not None and abs(number) < float("inf") else None
-
-
-def _metadata(event: Event) -> tuple[str, int, str | None, int, str | None, str]:
-    pid, tid = coerce.integer(event.pid), coerce.integer(event.tid)
-    args = event.args if type(event.args) is Args else NO_ARGS
-    known = {
-        key: value
-        for key, value in (
-            ("name", text_of(args.name)),
-            ("labels", text_of(args.labels)),
-            ("sort_index", coerce.integer(args.sort_index)),
-            ("value", text_of(args.value)),
-        )
-        if value is not None and value != NULL
-    }
-    return (
-        text_of(event.name) or "",
-        pid,
-        _label(event.pid, pid),
-        tid,
-        _label(event.tid, tid),
-        msgspec.json.encode(known).decode(),
-    )
-
-
-def _label(value: Any, number: int) -> str | None:
-    """The text of an id that is no number."""
-    return text_of(value) if number == NULL and value is not None and value != NULL else None
 
 
 def _json_text(raw: msgspec.Raw) -> str | None:

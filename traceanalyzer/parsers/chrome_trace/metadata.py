@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from traceanalyzer.parsers.chrome_trace.batch import NEVER
-from traceanalyzer.parsers.chrome_trace.coerce import integer
-from traceanalyzer.parsers.chrome_trace.decode import NULL
+from traceanalyzer.parsers.chrome_trace.coerce import integer, label, text_of
+from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event
 from traceanalyzer.parsers.naming import rank_from_name
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Device, Meta
@@ -99,3 +99,27 @@ def _known(number: int) -> int | None:
 
 def _text(value: Any) -> str | None:
     return re.sub(r"\s+", " ", value) if isinstance(value, str) and value else None
+
+
+def metadata_event(event: Event) -> tuple[str, int, str | None, int, str | None, str]:
+    """What an event of phase M says: (what, pid, its text, tid, its text, known arguments)."""
+    pid, tid = integer(event.pid), integer(event.tid)
+    args = event.args if type(event.args) is Args else NO_ARGS
+    known = {
+        key: value
+        for key, value in (
+            ("name", text_of(args.name)),
+            ("labels", text_of(args.labels)),
+            ("sort_index", integer(args.sort_index)),
+            ("value", text_of(args.value)),
+        )
+        if value is not None and value != NULL
+    }
+    return (
+        text_of(event.name) or "",
+        pid,
+        label(event.pid, pid),
+        tid,
+        label(event.tid, tid),
+        msgspec.json.encode(known).decode(),
+    )
