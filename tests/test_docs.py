@@ -133,11 +133,14 @@ def test_options_alone_exist(page: Path) -> None:
     assert set(used) - known <= OTHERS, "an option that nothing here has"
 
 
-def test_readme_names_every_command_and_option() -> None:
-    options = set[str]().union(*map(_options, cli.commands.values()))
-    missing = [name for name in options if name.startswith("--") and f"`{name}" not in README]
-    assert set(missing) <= {"--help", "--output"}, "-o stands for --output"
+def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
     assert [name for name in cli.commands if f"`traceanalyzer {name} " not in README] == []
+    for name, command in cli.commands.items():
+        page = ROOT / "docs" / f"{name}.md"
+        text = README + (page.read_text() if page.exists() else "")
+        options = {option for option in _options(command) if option.startswith("--")}
+        missing = {option for option in options if f"`{option}" not in text}
+        assert missing <= {"--help", "--output"}, f"{name}: -o stands for --output"
 
 
 def test_notebook_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {"api", "analyzers", "trace", "result", "errors"},
 }
-#: Modules that say in a string what they import: a result draws itself in a notebook, the package
-#: and the exporters load on demand.
-BY_STRING = {"result.py", "__init__.py", "exporters/__init__.py"}
+#: Modules that say in a string what they import: a result draws itself in a notebook; the package,
+#: its functions and the exporters load on demand.
+BY_STRING = {"result.py", "__init__.py", "api/__init__.py", "exporters/__init__.py"}
 #: Libraries that only these may load.
 ONLY = {
     "matplotlib": {"render/plot.py"},

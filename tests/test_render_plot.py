@@ -11,6 +11,7 @@ from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary,
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import plot
 from traceanalyzer.render.marks import MUTED, OTHERS, PALETTE, prepare
+from traceanalyzer.result import Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -45,6 +46,15 @@ def test_marks_are_scaled_and_nulls_left_out():
     assert marks.rows["y"].to_list() == [3.2, 0.9, 16.0, 1.1, 5.4]
     assert marks.y.label == "skew [ms]"
     assert marks.x.ticks == ["0", "1", "2", "3", "5"]
+
+
+def test_stacked_bars_stand_on_one_another():
+    frame = pl.DataFrame({"step": ["a", "a", "b"], "part": ["x", "y", "y"], "n": [1, 2, 4]})
+    parts = Chart("n", "n", "bar", frame, "step", "n", "step", "n", color="part", stacked=True)
+    (ax,) = plot.figure(Sample(drawn=(parts,))).subfigs[0].axes
+    (boxes,) = ax.collections
+    heights = [(path.vertices[:, 1].min(), path.vertices[:, 1].max()) for path in boxes.get_paths()]
+    assert heights == [(0, 1), (1, 3), (0, 4)]
 
 
 def test_emphasised_marks_are_ringed():

@@ -64,6 +64,7 @@ class Chart:
         emphasis_label: the legend entry of emphasised marks.
         panel: column whose values get a panel each (shared x axis), or None.
         log_y: logarithmic vertical axis.
+        stacked: bars of one place stand on one another, in the order of the frame.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Chart:
     emphasis_label: str = ""
     panel: str | None = None
     log_y: bool = False
+    stacked: bool = False
 
 
 @dataclass(frozen=True)

@@ -242,6 +242,10 @@ def bus_factor(collective: str | None, group_size: int | None) -> float | None:
     return (2 if collective == "all_reduce" else 1) * (n - 1) / n
 
 
+#: What torch.profiler calls the annotation of a step, before its number.
+PROFILER_STEP = "ProfilerStep#"
+
+
 def steps_pattern() -> str:
     """Annotations that mark one training step."""
-    return r"^(?:ProfilerStep#\d+|Iteration\b.*|## ?(?:train|step|iteration).*)$"
+    return rf"^(?:{PROFILER_STEP}\d+|Iteration\b.*|## ?(?:train|step|iteration).*)$"

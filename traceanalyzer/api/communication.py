@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from traceanalyzer.analyzers import comm_outliers as comm
-from traceanalyzer.analyzers.comm_outliers import CommOutliers, Needs, Part, by_rank
+from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
+from traceanalyzer.analyzers.needs import Needs
+from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.api.reading import Inputs, PathLike, Progress, each, read
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace

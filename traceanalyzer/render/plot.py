@@ -217,7 +217,10 @@ def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
 
 
 def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
-    """Bars from 0; where several colours meet at one place they stand side by side."""
+    """Bars from 0; where several colours meet at one place they stand side by side, or stacked."""
+    if drawing.chart.stacked:
+        _stacked(ax, rows, drawing)
+        return
     places, pairs = rows["x"].n_unique(), rows.select("x", "color").n_unique()
     abreast = [c for c in drawing.colors if c is not None] if pairs > places else []
     width = _BAR_WIDTH / max(len(abreast), 1)
@@ -229,6 +232,13 @@ def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     _rectangles(ax, (left, left + width, np.full_like(height, floor), height), rows, drawing)
     if not drawing.y.log and height.min() >= 0:
         ax.set_ylim(bottom=0)
+
+
+def _stacked(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+    top = rows.select(pl.col("y").cum_sum().over("x")).to_series().to_numpy()
+    left = rows["x"].to_numpy() - _BAR_WIDTH / 2
+    _rectangles(ax, (left, left + _BAR_WIDTH, top - rows["y"].to_numpy(), top), rows, drawing)
+    ax.set_ylim(bottom=0)
 
 
 def _span(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:

@@ -9,9 +9,8 @@ in memory. The public API and the command line are to import this.
 
 from traceanalyzer.analyzers.comm_outliers.combine import combine, comm_outliers, with_context
 from traceanalyzer.analyzers.comm_outliers.extract import extract
-from traceanalyzer.analyzers.comm_outliers.joining import by_rank
 from traceanalyzer.analyzers.comm_outliers.late import Window
-from traceanalyzer.analyzers.comm_outliers.needs import CONTEXT, LAUNCHES, NEEDS, Needs
+from traceanalyzer.analyzers.comm_outliers.needs import CONTEXT, LAUNCHES, NEEDS
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 
@@ -20,10 +19,8 @@ __all__ = [
     "LAUNCHES",
     "NEEDS",
     "CommOutliers",
-    "Needs",
     "Part",
     "Window",
-    "by_rank",
     "combine",
     "comm_outliers",
     "extract",

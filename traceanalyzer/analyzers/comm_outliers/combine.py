@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.comm_outliers.notes import notes
 from traceanalyzer.analyzers.comm_outliers.outliers import judge
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 
@@ -45,8 +46,8 @@ def comm_outliers(
         MissingData: there is no communication in the traces, or in the baseline.
         OptionError: a pattern or a number makes no sense.
     """
-    own = joining.by_rank(traces)
-    other = None if baseline is None else [extract(t, patterns) for t in joining.by_rank(baseline)]
+    own = by_rank(traces)
+    other = None if baseline is None else [extract(t, patterns) for t in by_rank(baseline)]
     result = combine(
         [extract(trace, patterns) for trace in own],
         baseline=other,

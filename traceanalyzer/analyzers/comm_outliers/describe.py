@@ -9,11 +9,11 @@ rows are projections and never work.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import polars as pl
 
-from traceanalyzer.errors import OptionError
+from traceanalyzer.analyzers.names import mapped, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import (
@@ -58,15 +58,15 @@ def _device_communication(
     trace: Trace, work: pl.DataFrame, patterns: Sequence[str]
 ) -> pl.DataFrame:
     """Device work that is communication by its name or its arguments, as its own row tells it."""
-    named = _named(work, [COMMUNICATION_PATTERN, *patterns])
+    by_name = named(work, [COMMUNICATION_PATTERN, *patterns])
     told = pl.col("event").is_in(trace.collectives["event"].implode())
-    return _rows(trace, work.filter(named | told)["event"])
+    return _rows(trace, work.filter(by_name | told)["event"])
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
     runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
-    return _with_collectives(hosts.filter(_named(hosts, [runs, *patterns])), trace)
+    return _with_collectives(hosts.filter(named(hosts, [runs, *patterns])), trace)
 
 
 def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
@@ -79,17 +79,6 @@ def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     told = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
     named = events.with_columns(pl.col("name").cast(pl.String))
     return named.join(told, on="event", how="left", maintain_order="left")
-
-
-def _named(events: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
-    """Whether an event's name matches any pattern; each distinct name is tried once."""
-    try:
-        tests = [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
-    names = events["name"].drop_nulls().unique().cast(pl.String)
-    hits = [name for name in names if any(test.search(name) for test in tests)]
-    return pl.col("name").is_in(hits).fill_null(value=False)
 
 
 # --- the host's side -------------------------------------------------------------------------
@@ -108,7 +97,7 @@ def host_calls(trace: Trace) -> pl.DataFrame:
         .with_row_index("event")
         .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
     )
-    rows = _rows(trace, hosts.filter(_named(hosts, [issuing]))["event"])
+    rows = _rows(trace, hosts.filter(named(hosts, [issuing]))["event"])
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
@@ -193,16 +182,6 @@ def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
     whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
     elements = pl.when(gathers).then(whole).otherwise("elements_in")
     return elements * mapped(rows["dtype"], dtype_bytes, pl.Int64)
-
-
-def mapped(
-    values: pl.Series,
-    function: Callable[[str], object],
-    dtype: type[pl.DataType] = pl.String,
-) -> pl.Series:
-    """A function of text over a column, called once for each distinct value."""
-    answers = {value: function(value) for value in values.drop_nulls().unique()}
-    return values.replace_strict(answers, default=None, return_dtype=dtype)
 
 
 def _plain_dtype(dtype: str) -> str:

@@ -9,9 +9,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import beside, describe
 from traceanalyzer.analyzers.comm_outliers.part import INSTANCES, Part
+from traceanalyzer.analyzers.names import mapped
+from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import steps_pattern
 
 
 def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
@@ -32,7 +33,7 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
     compute = beside.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = _steps(trace)
+    steps = step_marks(trace).select("step", "start", "end")
     instances = beside.add(_in_steps(closed, steps), work, compute)
     return Part(
         rank=meta.rank,
@@ -51,7 +52,7 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
 
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
-    kernel = describe.mapped(instances["name"], kernel_family)
+    kernel = mapped(instances["name"], kernel_family)
     return instances.with_columns(
         pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
@@ -60,25 +61,6 @@ def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
 def kernel_family(name: str) -> str:
     """A kernel's name without return type, template arguments and parameters."""
     return re.sub(r"[<(].*$", "", name.removeprefix("void ")).strip()
-
-
-def _steps(trace: Trace) -> pl.DataFrame:
-    """The annotations that mark steps; ProfilerStep where there is one, else the user's own.
-
-    Marks of one name are told apart by their order: ``## train_step ## [2]``.
-    """
-    marks = (
-        trace.events.select("kind", "name", "ts", "dur")
-        .filter(pl.col("kind").is_in(("user_annotation", "nvtx")), pl.col("dur") >= 0)
-        .select(step=pl.col("name").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
-    )
-    marks = marks.filter(pl.col("step").str.contains(steps_pattern()))
-    profiler = marks.filter(pl.col("step").str.starts_with("ProfilerStep"))
-    chosen = (profiler if profiler.height else marks).sort("start", "step")
-    again = pl.format("{} [{}]", "step", pl.int_range(pl.len()).over("step") + 1)
-    return chosen.with_columns(
-        step=pl.when(pl.len().over("step") > 1).then(again).otherwise("step")
-    )
 
 
 def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

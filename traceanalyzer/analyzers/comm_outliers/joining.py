@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.describe import mapped
 from traceanalyzer.analyzers.comm_outliers.extract import kernel_family
 from traceanalyzer.analyzers.comm_outliers.part import Part
+from traceanalyzer.analyzers.names import mapped
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
 
 _NO_DEVICE = (
     "{where}: no communication was recorded, nor any work of a GPU; GPU collectives need "
@@ -22,21 +21,6 @@ _NO_COLLECTIVE = (
     "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
     "none); kernels with other names are found with --pattern"
 )
-
-
-def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
-    """One trace for each rank of each trace."""
-    found = []
-    for trace in [traces] if isinstance(traces, Trace) else traces:
-        held = trace.events["rank"].unique().sort().to_list()
-        found += [trace] if len(held) <= 1 else [_of_rank(trace, rank) for rank in held]
-    return found
-
-
-def _of_rank(trace: Trace, rank: int | None) -> Trace:
-    meta = next((m for m in trace.sources if m.rank == rank), trace.meta)
-    own = trace.select(pl.col("rank").eq_missing(rank))
-    return replace(own, sources=(replace(meta, rank=rank),))
 
 
 def ordered(parts: Sequence[Part]) -> list[Part]:

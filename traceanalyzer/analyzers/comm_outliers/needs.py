@@ -9,20 +9,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from traceanalyzer.analyzers.needs import Needs
+from traceanalyzer.analyzers.step_marks import MARK_NAMES
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, PARAM_COMMS
 
-
-@dataclass(frozen=True)
-class Needs:
-    """Events an analysis reads: these kinds, and any event whose name holds one of ``names``."""
-
-    kinds: frozenset[str]
-    names: tuple[str, ...] = ()
-
-
-NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), (PARAM_COMMS,))
+NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), (PARAM_COMMS, *MARK_NAMES))
 
 LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
 

@@ -1,0 +1,46 @@
+"""Which call of the host launched each piece of device work, on which thread, in which operator."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+
+def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """The launch call of each piece of device work, joined by correlation id within the process.
+
+    Args:
+        trace: of one rank, with its calls of :data:`~traceanalyzer.vocabulary.LAUNCH_KINDS`.
+        work: rows of :func:`~traceanalyzer.analyzers.device_work.device_work`.
+
+    Returns:
+        One row for each row of ``work`` whose call was recorded, in the order of ``work``: work
+        (its row number), launch (row of ``events``), rank, pid, tid, launch_name, launch_start,
+        launch_end. A graph launch has many rows of work.
+    """
+    calls = (
+        trace.events.select(
+            "kind", "rank", "pid", "tid", "correlation",
+            launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
+        )
+        .with_row_index("launch")
+        .filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation").is_not_null())
+    )  # fmt: skip
+    # a file that does not tell the process of device work is one process's
+    within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
+    found = linking.link(calls, work, within)
+    joined = calls.drop("kind", "correlation")[found["left"]]
+    return joined.insert_column(0, found["right"].alias("work"))
+
+
+def operators_of(launched: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
+    """The innermost of ``operators`` (rank, pid, tid, start, end) that was running at each launch.
+
+    Returns:
+        For each row of :func:`launches` a row number of ``operators``, null where none was running.
+    """
+    points = launched.select("rank", "pid", "tid", ts="launch_start")
+    return linking.enclosing(points, operators, ["rank", "pid", "tid"])["slice"]

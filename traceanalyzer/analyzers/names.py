@@ -1,0 +1,45 @@
+"""Events by their names; each distinct name is looked at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import polars as pl
+
+from traceanalyzer.errors import OptionError
+
+
+def mapped(
+    values: pl.Series,
+    function: Callable[[str], object],
+    dtype: pl.DataType | type[pl.DataType] = pl.String,
+) -> pl.Series:
+    """A function of text over a column, called once for each distinct value; null stays null."""
+    answers = {value: function(value) for value in values.drop_nulls().unique()}
+    return values.replace_strict(answers, default=None, return_dtype=dtype)
+
+
+def named(events: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
+    """Whether an event's ``name`` matches any of the regular expressions.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    test = matcher(patterns)
+    names = events["name"].drop_nulls().unique().cast(pl.String)
+    hits = [name for name in names if test(name)]
+    return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a text matches any of the regular expressions, anywhere in it.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    try:
+        tests = [re.compile(pattern) for pattern in patterns]
+    except re.error as error:
+        raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
+    return lambda text: any(test.search(text) for test in tests)

@@ -1,0 +1,73 @@
+"""When each training step ran, as the host marks it."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceanalyzer.analyzers.names import named
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import PROFILER_STEP, steps_pattern
+
+#: Kinds of host slices that may mark a step; PyTorch recorded its own as operators until 2021.
+MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
+
+#: Words of which one is in every name of a step that is looked for by default.
+MARK_NAMES = (PROFILER_STEP,)
+
+#: Composer's category of the slice that is a batch, from its start to its end.
+_COMPOSER_BATCH = "batch_start,batch_end"
+
+
+def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
+    """The slices that mark steps: ``ProfilerStep#``, else the user's own, else Composer's batches.
+
+    Of several sorts only the first that is there counts. A mark inside another one of its thread is
+    no step of its own. Where several threads mark steps, the one with the most marked time counts.
+    Steps of one name are told apart by their order: ``## train_step ## [2]``.
+
+    Args:
+        trace: the host's slices of :data:`MARK_KINDS`.
+        step_name: a regular expression; the slices whose name it matches are the steps.
+
+    Returns:
+        rank, pid, tid, step, start, end, by rank and start; those of a rank do not overlap.
+
+    Raises:
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    lane = ["rank", "pid", "tid"]
+    end = pl.col("ts") + pl.col("dur")
+    marks = trace.events.select("kind", "category", "name", *lane, start="ts", end=end).filter(
+        pl.col("kind").is_in(MARK_KINDS), pl.col("end") > pl.col("start")
+    )
+    chosen = _chosen(marks, step_name).select(
+        *lane, "start", "end", step=pl.col("name").cast(pl.String)
+    )
+    ordered = chosen.sort(*lane, "start", "end", descending=[False] * 4 + [True])
+    before = pl.col("end").cum_max().shift(1).over(lane)
+    outer = ordered.filter((pl.col("start") >= before).fill_null(value=True))
+    length = (pl.col("end") - pl.col("start")).sum().over(lane)
+    most = outer.with_columns(marked=length).sort("marked", descending=True, maintain_order=True)
+    first = pl.struct("pid", "tid").first().over("rank")
+    steps = most.filter(pl.struct("pid", "tid") == first).sort("rank", "start")
+    nth = pl.int_range(pl.len()).over("rank", "step") + 1
+    again = pl.format("{} [{}]", "step", nth)
+    return steps.select(
+        *lane,
+        pl.when(pl.len().over("rank", "step") > 1).then(again).otherwise("step").alias("step"),
+        "start",
+        "end",
+    )
+
+
+def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
+    if step_name is not None:
+        return marks.filter(named(marks, [step_name]))
+    profiler = marks.filter(named(marks, [f"^{PROFILER_STEP}"]))
+    if profiler.height:
+        return profiler
+    own = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
+    own = own.filter(named(own, [steps_pattern()]))
+    if own.height:
+        return own
+    return marks.filter(pl.col("category").cast(pl.String) == _COMPOSER_BATCH)

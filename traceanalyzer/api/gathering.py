@@ -1,0 +1,104 @@
+"""What an analysis wants of each of several inputs, one file in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar, Unpack
+
+from traceanalyzer.analyzers.needs import Needs
+from traceanalyzer.analyzers.ranks import by_rank
+from traceanalyzer.api.reading import Inputs, Progress, each, read
+from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.trace import Trace
+
+Part = TypeVar("Part")
+
+
+class Reading(TypedDict, total=False):
+    """How files are read; all of it may be left out.
+
+    Attributes:
+        format: the files' format, to override detection by content.
+        rank: of several files, only those of this rank; of one file, its rank where it does not
+            tell or tells wrong.
+        since_ns: leave out what ends before this time after each file's first event.
+        until_ns: leave out what starts at or after this time after each file's first event.
+        progress: called with (bytes read, bytes in all) of each file.
+        seen: called with each trace, for its ``issues``.
+    """
+
+    format: str | None
+    rank: int | None
+    since_ns: int | None
+    until_ns: int | None
+    progress: Progress | None
+    seen: Callable[[Trace], None] | None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An input that gave nothing: its path, and why."""
+
+    path: str
+    why: str
+
+
+def gather(
+    inputs: Inputs,
+    needs: Needs,
+    extract: Callable[[Trace], Part],
+    **reading: Unpack[Reading],
+) -> tuple[list[Part], list[Skipped]]:
+    """``extract`` of every rank of every input, and the inputs that gave nothing.
+
+    Of several inputs, those that cannot be read or lack what is needed are skipped.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: nothing has what is needed.
+        OptionError: no input is of the rank that is asked for.
+    """
+    items = each(inputs)
+    rank = reading.get("rank")
+    own_rank = rank if len(items) == 1 else None
+    parts: list[Part] = []
+    skipped: list[Skipped] = []
+    failed: InputError | MissingData | None = None
+    for item in items:
+        try:
+            trace = item if isinstance(item, Trace) else _read(item, needs, own_rank, reading)
+            chosen = (own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank))
+            parts.extend(extract(own) for own in chosen)
+        except (InputError, MissingData) as error:
+            failed = failed or error
+            path = item.meta.path if isinstance(item, Trace) else item
+            why = error.what if isinstance(error, InputError) else str(error)
+            skipped.append(Skipped(path, why.removeprefix(f"{path}: ")))
+    if failed and not parts:
+        raise failed
+    if not parts:
+        raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
+    return parts, skipped
+
+
+def skipped_notes(skipped: Sequence[Skipped]) -> tuple[str, ...]:
+    """A line of a result's notes for each input that was left out."""
+    return tuple(f"Left out: {one.path}: {one.why}." for one in skipped)
+
+
+def _read(path: str, needs: Needs, rank: int | None, reading: Reading) -> Trace:
+    trace = read(
+        path,
+        kinds=needs.kinds,
+        names=needs.names,
+        columns=needs.columns,
+        format=reading.get("format"),
+        rank=rank,
+        since_ns=reading.get("since_ns"),
+        until_ns=reading.get("until_ns"),
+        progress=reading.get("progress"),
+    )
+    if seen := reading.get("seen"):
+        seen(trace)
+    return trace

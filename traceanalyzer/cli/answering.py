@@ -1,0 +1,41 @@
+"""What most commands do: find the files, ask the question, show the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from traceanalyzer.cli.options import Reading, Writing
+from traceanalyzer.cli.plotting import Plot
+from traceanalyzer.cli.progress import progress
+from traceanalyzer.cli.summary import report
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Result
+
+
+def answer(
+    question: Callable[..., Result],
+    paths: Sequence[str],
+    reading: Reading,
+    writing: Writing,
+    plot: Plot,
+    **options: Any,
+) -> None:
+    """Asks a function of ``api`` about the files and writes its result, and the plot if wanted.
+
+    What cannot be written is refused before anything is read.
+    """
+    from traceanalyzer import api
+
+    writing.check()
+    plot.check(writing)
+
+    def seen(trace: Any) -> None:
+        report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
+
+    inputs, _ = api.find_inputs(paths)
+    with progress(inputs, quiet=reading.quiet) as meter:
+        result = question(inputs, **options, **reading.arguments(), progress=meter, seen=seen)
+    writing.show(result)
+    plot.show(result)
