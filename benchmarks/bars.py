@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from benchmarks.results import Results
 
+COMMANDS = ("gpu-idle", "kernels", "launches", "operators", "overlap", "steps")
+ALGEBRA = ("union", "gaps", "nest", "link")
 INFLATERS = ("inflate zlib", "inflate zlib_ng", "inflate isal")
 
 
@@ -46,6 +48,8 @@ def bars(results: Results) -> list[Bar]:
     return [
         *_full_table(results),
         *_comm_outliers(results),
+        *_commands(results),
+        *(Bar(f"`{name}`, 10 million rows", "", results.best(name), 2, "s") for name in ALGEBRA),
         *_memory(results),
         *_steady(results),
         *_gzipped(results),
@@ -69,7 +73,28 @@ def _comm_outliers(results: Results) -> Iterator[Bar]:
         yardstick = results.best("orjson.loads", m.trace)
         if yardstick:
             what = "(`comm-outliers` - imports) / `orjson.loads`"
-            yield Bar(what, m.trace or "", _ratio(_work(results, m.trace), yardstick), 0.25, "x")
+            yield Bar(
+                what,
+                m.trace or "",
+                _ratio(_work(results, "comm-outliers", m.trace), yardstick),
+                0.25,
+                "x",
+            )
+
+
+def _commands(results: Results) -> Iterator[Bar]:
+    """What a command takes: over reading what it needs, in memory, beside HTA's loading alone."""
+    for m in results.of(*COMMANDS):
+        command, trace = m.task, m.trace or ""
+        reading = results.best(f"read for {command}", m.trace)
+        what = f"(`{command}` - imports) / reading what it needs"
+        yield Bar(what, trace, _ratio(_work(results, command, m.trace), reading), 1.5, "x")
+        megabytes = (m.size or 0) / 1e6
+        yield Bar(f"peak memory, `{command}`", trace, _megabytes(m.peak_rss), megabytes, "MB")
+        hta = results.best("HTA", m.trace)
+        if hta:
+            what = f"HTA's loading alone / `{command}`"
+            yield Bar(what, trace, _ratio(hta, m.best), 15, "x", at_least=True)
 
 
 def _memory(results: Results) -> Iterator[Bar]:
@@ -98,7 +123,7 @@ def _gzipped(results: Results) -> Iterator[Bar]:
             continue
         times = [results.best(inflater, m.trace) for inflater in INFLATERS]
         fastest = min((time for time in times if time), default=None)
-        whole, work = m.best, _work(results, m.trace)
+        whole, work = m.best, _work(results, "comm-outliers", m.trace)
         what = "`comm-outliers` / bare inflating, fastest library"
         yield Bar(what, m.trace, _ratio(whole, fastest), 1.3, "x")
         what = "(`comm-outliers` - imports) / bare inflating, zlib"
@@ -126,9 +151,9 @@ def _stacks(results: Results) -> Iterator[Bar]:
         yield Bar("`flamegraph.pl` / `flamegraph`", m.trace or "", faster, 5, "x", at_least=True)
 
 
-def _work(results: Results, trace: str | None) -> float | None:
-    """Time of ``comm-outliers`` beyond starting Python and importing what it uses."""
-    whole, imports = results.best("comm-outliers", trace), results.best("imports")
+def _work(results: Results, command: str, trace: str | None) -> float | None:
+    """Time of a command beyond starting Python and importing what it uses."""
+    whole, imports = results.best(command, trace), results.best(f"imports for {command}")
     return None if whole is None or imports is None else whole - imports
 
 

@@ -22,10 +22,15 @@ from benchmarks.inflate import LIBRARIES
 from benchmarks.measure import Run, run
 from benchmarks.results import Measurement, Results
 from benchmarks.routes import ROUTES
+from benchmarks.tasks import COMMANDS
 
 CORES = 2
 ROUNDS = 3
 SIZES_MB = (200, 1000)
+
+#: What is timed on so many synthetic rows in memory.
+ALGEBRA = ("union", "gaps", "nest", "link")
+ROWS = 10_000_000
 
 _HERE = Path(__file__).parent
 _OURS = Path(sys.executable)
@@ -46,7 +51,11 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     """Everything that is measured; without generators only what needs no input."""
     found = [
         Case("--help", None, [_COMMAND, "--help"]),
-        Case("imports", None, _task(_OURS, "imports", "-")),
+        *(
+            Case(f"imports for {command}", None, _task(_OURS, f"imports_for_{command}", "-"))
+            for command in COMMANDS
+        ),
+        *(Case(name, None, _task(_OURS, name, str(ROWS))) for name in ALGEBRA),
     ]
     if reason := inputs.missing():
         print(f"only starting is measured: {reason}", file=sys.stderr)
@@ -55,6 +64,9 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     for megabytes in sizes_mb:
         for make in (inputs.generated, inputs.replicated):
             found += _readers(make(megabytes))
+    for make in (inputs.generated, inputs.replicated):
+        for command in sorted(set(COMMANDS) - {"comm-outliers"}):
+            found += _command(command, make(sizes_mb[0]))
     found.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
     found += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
     small = inputs.generated(sizes_mb[0])
@@ -72,8 +84,16 @@ def _readers(path: Path) -> list[Case]:
     return [
         Case("orjson.loads", path, _task(peers.PYTHON, "orjson_loads", path), memory=True),
         Case("read", path, _task(_OURS, "read", path), memory=True),
-        Case("read for comm-outliers", path, _task(_OURS, "read_needs", path), memory=True),
-        _comm_outliers(path),
+        *_command("comm-outliers", path),
+    ]
+
+
+def _command(command: str, path: Path) -> list[Case]:
+    """Reading what a command needs, and all of it."""
+    task = _task(_OURS, f"read_for_{command}", path)
+    return [
+        Case(f"read for {command}", path, task, memory=True),
+        Case(command, path, [_COMMAND, command, path], memory=True),
     ]
 
 

@@ -5,22 +5,40 @@ is JSON with ``seconds`` and ``rows``. It runs under any interpreter that has th
 so it imports nothing from here.
 """
 
+from __future__ import annotations
+
 import gc
+import importlib
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-#: All that ``traceanalyzer comm-outliers`` needs for one trace.
+if TYPE_CHECKING:
+    import polars as pl
+
+#: All that a command needs for one trace, but for its analysis.
 MODULES = (
     "traceanalyzer.cli.main",
-    "traceanalyzer.api",
+    "traceanalyzer.api.gathering",
     "traceanalyzer.parsers.chrome_trace.parser",
-    "traceanalyzer.analyzers.comm_outliers",
     "traceanalyzer.render.table",
     "numpy.ma",  # by polars, when it is given its first array
 )
+
+#: Commands on traces, and the analyzer that says what each needs of a file.
+COMMANDS = {
+    "comm-outliers": "comm_outliers",
+    "gpu-idle": "gpu_idle",
+    "kernels": "kernels",
+    "launches": "launches",
+    "operators": "operators",
+    "overlap": "overlap",
+    "steps": "steps",
+}
 
 
 def orjson_loads(path: str) -> tuple[float, int]:
@@ -44,15 +62,19 @@ def read(path: str) -> tuple[float, int]:
     return time.perf_counter() - start, trace.events.height
 
 
-def read_needs(path: str) -> tuple[float, int]:
-    """The file to the few kinds of events that ``comm-outliers`` asks for first."""
-    from traceanalyzer import api
-    from traceanalyzer.analyzers.comm_outliers.needs import NEEDS
-    from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401
+def read_for(command: str) -> Callable[[str], tuple[float, int]]:
+    """The file to the few events and columns that a command asks for first."""
 
-    start = time.perf_counter()
-    trace = api.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
-    return time.perf_counter() - start, trace.events.height
+    def read(path: str) -> tuple[float, int]:
+        from traceanalyzer import api
+        from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401
+
+        needs = importlib.import_module(f"traceanalyzer.analyzers.{COMMANDS[command]}").NEEDS
+        start = time.perf_counter()
+        trace = api.read(path, kinds=needs.kinds, names=needs.names, columns=needs.columns)
+        return time.perf_counter() - start, trace.events.height
+
+    return read
 
 
 def hta(folder: str) -> tuple[float, int]:
@@ -106,19 +128,104 @@ def itwinai_report(path: str) -> tuple[float, int]:
     return time.perf_counter() - start, len(rows)
 
 
-def imports(_: str) -> tuple[float, int]:
-    """Only :data:`MODULES`; the caller takes the time of the whole process."""
-    import importlib
+def imports_for(command: str) -> Callable[[str], tuple[float, int]]:
+    """Only what a command loads; the caller takes the time of the whole process."""
 
+    def imports(_: str) -> tuple[float, int]:
+        start = time.perf_counter()
+        for module in (*MODULES, f"traceanalyzer.analyzers.{COMMANDS[command]}"):
+            importlib.import_module(module)
+        return time.perf_counter() - start, len(sys.modules)
+
+    return imports
+
+
+# --- algebra ---------------------------------------------------------------------------------
+
+
+def _nested(rows: int) -> pl.DataFrame:
+    """Calls on 16 threads, nested up to 12 deep: one random hour of each, again and again."""
+    import numpy as np
+    import polars as pl
+
+    threads, hour = 16, 50_000
+    random = np.random.default_rng(7)
+    start, end = np.empty(hour, np.int64), np.empty(hour, np.int64)
+    open_: list[int] = []
+    begun = clock = 0
+    while begun < hour or open_:
+        if begun < hour and (len(open_) < 2 or (random.random() < 0.5 and len(open_) < 12)):
+            start[begun] = clock
+            open_.append(begun)
+            begun += 1
+        else:
+            end[open_.pop()] = clock
+        clock += 10
+    shift = clock * np.arange(max(rows // (threads * hour), 1))[:, None]
+    start, end = (start + shift).ravel(), (end + shift).ravel()
+    tid = np.repeat(np.arange(threads), start.size)
+    columns = {"start": np.tile(start, threads), "end": np.tile(end, threads)}
+    frame = pl.DataFrame({"pid": np.ones(tid.size, np.int64), "tid": tid, **columns})
+    return frame.sort("start")
+
+
+def _kernels(rows: int) -> pl.DataFrame:
+    """Kernels of 8 devices in order of start, half of the time several at once."""
+    import numpy as np
+    import polars as pl
+
+    random = np.random.default_rng(7)
+    start = np.sort(random.integers(0, rows * 100, rows))
+    end = start + random.integers(1, 1_000, rows)
+    device = random.integers(0, 8, rows, dtype=np.int32)
+    return pl.DataFrame({"device": device, "start": start, "end": end})
+
+
+def union(rows: str) -> tuple[float, int]:
+    """When is any kernel of each device running?"""
+    from traceanalyzer.frames import intervals
+
+    return _timed(intervals.union, _kernels(int(rows)), ["device"])
+
+
+def gaps(rows: str) -> tuple[float, int]:
+    """When is none?"""
+    from traceanalyzer.frames import intervals
+
+    return _timed(intervals.gaps, _kernels(int(rows)), ["device"])
+
+
+def nest(rows: str) -> tuple[float, int]:
+    """Which call lies in which?"""
+    from traceanalyzer.frames import nesting
+
+    return _timed(nesting.nest, _nested(int(rows)), ["pid", "tid"])
+
+
+def link(rows: str) -> tuple[float, int]:
+    """Which call launched which kernel?"""
+    import numpy as np
+    import polars as pl
+
+    from traceanalyzer.frames import linking
+
+    calls = pl.DataFrame({"correlation": np.random.default_rng(7).permutation(int(rows))})
+    return _timed(linking.link, calls, calls.sort("correlation"), ["correlation"])
+
+
+def _timed(function: Callable[..., pl.DataFrame], *arguments: object) -> tuple[float, int]:
     start = time.perf_counter()
-    for module in MODULES:
-        importlib.import_module(module)
-    return time.perf_counter() - start, len(sys.modules)
+    found = function(*arguments)
+    return time.perf_counter() - start, found.height
 
 
 TASKS = {
-    task.__name__: task
-    for task in (orjson_loads, read, read_needs, hta, plain_loop, itwinai_report, imports)
+    **{
+        task.__name__: task
+        for task in (orjson_loads, read, hta, plain_loop, itwinai_report, union, gaps, nest, link)
+    },
+    **{f"read_for_{command}": read_for(command) for command in COMMANDS},
+    **{f"imports_for_{command}": imports_for(command) for command in COMMANDS},
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from stack_files import samples, stack_texts
 
@@ -189,6 +189,8 @@ LINE = st.one_of(
 
 
 @given(st.lists(LINE, max_size=12), st.lists(st.integers(0, 12), max_size=3))
+@example(['process 1:"x', " 0", 'y";f (z) 3', 'process 1:"x";a (b.py:1) 2'], [])
+@example(['process 1:"x', 'y";f (z) 3', "thread (4): q; r;a 3"], [1])
 def test_lines_at_once_are_lines_one_by_one(lines, cuts):
     """The same samples, whichever lines come together and whether they are taken all at once."""
     data = [line.encode() for line in lines]
@@ -202,9 +204,11 @@ def test_lines_at_once_are_lines_one_by_one(lines, cuts):
             frames = [name for name, _ in sorted(found.numbers.items(), key=lambda item: item[1])]
             stacks = [frames[number] for number in found.frames]
             weights = list(found.weights)
-            lanes = list(found.lane_of)
+            whose = list(found.lanes.number)
+            lanes = [whose[lane] for lane in found.lane_of]
             kept = (stacks, list(found.lengths), weights, lanes, found.bad, found.first_bad)
-            results.append((kept, found.lanes))
+            told = (found.lanes.commands, found.lanes.parents, found.lanes.threads)
+            results.append((kept, told, sorted(map(str, whose))))
     assert all(result == results[0] for result in results)
 
 

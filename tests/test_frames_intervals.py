@@ -112,6 +112,32 @@ def test_gaps_within_a_given_span(frame: pl.DataFrame, span: pl.DataFrame) -> No
 
 
 @modest
+@given(frames(), frames(), frames(), st.sampled_from(OFFSETS))
+def test_first_running_against_cells(
+    a: pl.DataFrame, b: pl.DataFrame, within: pl.DataFrame, offset: int
+) -> None:
+    moved = [shifted(frame, offset) for frame in (a, b, within)]
+    found = shifted(intervals.first_running(moved[:2], moved[2], BY), -offset)
+    assert found.columns == [*BY, "start", "end", "first"]
+    assert_frame_equal(found, found.sort(*BY, "start"))
+    same = pl.struct(*BY, "first").eq_missing(pl.struct(*BY, "first").shift(1))
+    apart = found.filter(same & (pl.col("start") <= pl.col("end").shift(1)))
+    assert apart.is_empty()
+    in_a, in_b, asked = cells(a), cells(b), cells(within)
+    later = combined(combined(in_b, asked, "intersection"), in_a, "difference")
+    busy = combined(in_a, in_b, "union")
+    expected = {
+        0: combined(in_a, asked, "intersection"),
+        1: {key: value for key, value in later.items() if key in asked},
+        None: {k: rest for k, asked_ in asked.items() if (rest := asked_ - busy.get(k, set()))},
+    }
+    for first, covered in expected.items():
+        rows = found.filter(pl.col("first").eq_missing(pl.lit(first)))
+        assert cells(rows) == covered
+        assert total(covered) == rows.select(pl.col("end") - pl.col("start")).sum().item()
+
+
+@modest
 @given(frames(), frames(), st.sampled_from(OFFSETS))
 def test_overlap_with_against_cells(rows: pl.DataFrame, windows: pl.DataFrame, by: int) -> None:
     made = intervals.overlap_with(shifted(rows, by), shifted(windows, by), BY)

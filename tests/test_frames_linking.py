@@ -53,6 +53,19 @@ def test_link_finds_the_first_of_the_same_ids(left: pl.DataFrame, right: pl.Data
     assert link(left, right, ["a", "b"]).rows() == expected
 
 
+@modest
+@given(ids, ids, st.sampled_from([1 << 40, -(1 << 60)]))
+def test_links_do_not_depend_on_how_far_ids_are_apart(
+    left: pl.DataFrame, right: pl.DataFrame, factor: int
+) -> None:
+    apart = pl.col("a") * factor
+    spread = link(left.with_columns(apart), right.with_columns(apart), ["a", "b"])
+    assert_frame_equal(spread, link(left, right, ["a", "b"]))
+    as_text = pl.col("a").cast(pl.String)
+    text = link(left.with_columns(as_text), right.with_columns(as_text), ["a", "b"])
+    assert_frame_equal(text, spread)
+
+
 def test_many_rows_link_to_one_and_null_to_none() -> None:
     left = pl.DataFrame({"id": [7, None, 8, 7], "time": [1, 2, 3, 4]})
     right = pl.DataFrame({"id": [8, 7, None, 9, 7]})

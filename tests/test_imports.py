@@ -116,7 +116,23 @@ def test_the_walk_sees_a_forbidden_import(tmp_path):
     assert {_room(module) for module in _imports(path)} == {"trace"}
 
 
-@pytest.mark.parametrize("argument", ["--help", "comm-outliers", "flamegraph", "info", "convert"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--help",
+        "gpu-idle",
+        "steps",
+        "overlap",
+        "comm-outliers",
+        "operators",
+        "kernels",
+        "launches",
+        "host-metrics",
+        "flamegraph",
+        "info",
+        "convert",
+    ],
+)
 def test_help_loads_nothing_heavy(argument):
     code = (
         "import sys; from traceanalyzer.cli.main import status\n"

@@ -10,11 +10,12 @@ import traceanalyzer
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 NAMES = [
-    "Chart", "CommOutliers", "Device", "FlameGraph", "Info", "InputError", "LeafPaths",
-    "MalformedInput", "Meta", "MissingData", "OptionError", "OutputError", "Result", "Table",
-    "Trace", "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "comm_outliers", "concat",
-    "convert", "find_inputs",
-    "flamegraph", "info", "py_spy_report", "read",
+    "Chart", "CommOutliers", "Device", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError",
+    "Kernels", "Launches", "LeafPaths", "MalformedInput", "Meta", "MissingData", "Operators",
+    "OptionError", "OutputError", "Overlap", "Result", "Steps", "Table", "Trace",
+    "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "comm_outliers", "concat", "convert",
+    "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info", "kernels", "launches",
+    "operators", "overlap", "py_spy_report", "read", "steps",
 ]  # fmt: skip
 
 

@@ -57,6 +57,31 @@ def test_stacked_bars_stand_on_one_another():
     assert heights == [(0, 1), (1, 3), (0, 4)]
 
 
+def test_bars_of_all_panels_fit_on_the_axis_they_share():
+    frame = pl.DataFrame({"step": ["a", "b"], "part": ["x", "x"], "n": [1, 50], "on": ["p", "q"]})
+    for stacked in (True, False):
+        bars = Chart(
+            "n", "n", "bar", frame, "step", "n", "step", "n", color="part", panel="on",
+            stacked=stacked,
+        )  # fmt: skip
+        for ax in plot.figure(Sample(drawn=(bars,))).subfigs[0].axes:
+            assert ax.get_ylim()[0] == 0
+            assert ax.get_ylim()[1] > 50
+
+
+def test_charts_of_one_enum_colour_it_alike():
+    causes = pl.Enum(["loading", "launches", "other"])
+
+    def colors(*shown):
+        frame = pl.DataFrame(
+            {"cause": shown, "n": range(len(shown))}, schema_overrides={"cause": causes}
+        )
+        return prepare(Chart("n", "n", "bar", frame, "cause", "n", "", "", color="cause"))
+
+    assert colors("other").colors["other"] == colors("launches", "other").colors["other"]
+    assert colors("other", "loading").x.ticks == ["loading", "other"]
+
+
 def test_emphasised_marks_are_ringed():
     svg = plot.to_svg(plot.figure(ordinary(), chart="durations"))
     assert plot.INK in re.findall(r"stroke: (#\w+)", svg)

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.comm_outliers import CommOutliers
     from traceanalyzer.analyzers.flamegraph import FlameGraph
+    from traceanalyzer.analyzers.gpu_idle import GpuIdle
+    from traceanalyzer.analyzers.host_metrics import HostMetrics
     from traceanalyzer.analyzers.info import Info
-    from traceanalyzer.api import comm_outliers, convert, find_inputs, info, read
+    from traceanalyzer.analyzers.kernels import Kernels
+    from traceanalyzer.analyzers.launches import Launches
+    from traceanalyzer.analyzers.operators import Operators
+    from traceanalyzer.api import comm_outliers, convert, find_inputs, gpu_idle, info, read
     from traceanalyzer.errors import (
         InputError,
         MalformedInput,
@@ -35,7 +40,22 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(
-        ("comm_outliers", "convert", "find_inputs", "flamegraph", "info", "py_spy_report", "read"),
+        (
+            "comm_outliers",
+            "convert",
+            "find_inputs",
+            "flamegraph",
+            "gpu_idle",
+            "host_metrics",
+            "info",
+            "kernels",
+            "launches",
+            "operators",
+            "overlap",
+            "py_spy_report",
+            "read",
+            "steps",
+        ),
         "api",
     ),
     **dict.fromkeys(("Device", "Meta", "Trace", "concat"), "trace"),
@@ -55,8 +75,15 @@ _HOME = {
     ),
     "CommOutliers": "analyzers.comm_outliers",
     "FlameGraph": "analyzers.flamegraph",
+    "GpuIdle": "analyzers.gpu_idle",
+    "HostMetrics": "analyzers.host_metrics",
     "Info": "analyzers.info",
+    "Kernels": "analyzers.kernels",
+    "Launches": "analyzers.launches",
     "LeafPaths": "analyzers.leaf_paths",
+    "Operators": "analyzers.operators",
+    "Overlap": "analyzers.overlap",
+    "Steps": "analyzers.steps",
 }
 
 __all__ = [
@@ -64,15 +91,22 @@ __all__ = [
     "CommOutliers",
     "Device",
     "FlameGraph",
+    "GpuIdle",
+    "HostMetrics",
     "Info",
     "InputError",
+    "Kernels",
+    "Launches",
     "LeafPaths",
     "MalformedInput",
     "Meta",
     "MissingData",
+    "Operators",
     "OptionError",
     "OutputError",
+    "Overlap",
     "Result",
+    "Steps",
     "Table",
     "Trace",
     "TraceAnalyzerError",
@@ -83,9 +117,16 @@ __all__ = [
     "convert",
     "find_inputs",
     "flamegraph",
+    "gpu_idle",
+    "host_metrics",
     "info",
+    "kernels",
+    "launches",
+    "operators",
+    "overlap",
     "py_spy_report",
     "read",
+    "steps",
 ]
 
 

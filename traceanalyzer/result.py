@@ -58,7 +58,8 @@ class Chart:
         y: column on the vertical axis.
         x_label: axis label without unit.
         y_label: axis label without unit.
-        color: column that colours the marks (a category), or None.
+        color: column that colours the marks (a category), or None. Charts whose columns are of one
+            Enum colour its categories alike.
         x2: end column of a ``span``.
         emphasis: boolean column of marks to ring and draw on top, or None.
         emphasis_label: the legend entry of emphasised marks.

@@ -121,10 +121,11 @@ def kind_of_category(category: str | None) -> str:
 # --- communication ---------------------------------------------------------------------------
 
 #: Device work that is communication, by kernel name: NCCL and RCCL (old and new kernel names),
-#: MSCCL, oneCCL, vLLM's and TensorRT-LLM's custom all-reduce, DeepEP, NVSHMEM.
+#: MSCCL, oneCCL, vLLM's and TensorRT-LLM's custom all-reduce, DeepEP, NVSHMEM, and the all-reduce
+#: of PyTorch's symmetric memory (multimem, one and two shots).
 COMMUNICATION_PATTERN = (
     r"(?i)nccl|rccl|msccl|oneccl|\bccl_|cross_device_reduce|allreduce_fusion"
-    r"|userbuffers|deep_ep|nvshmem"
+    r"|userbuffers|deep_ep|nvshmem|(?:multimem|one_shot|two_shot)_all_reduce"
 )
 
 #: Words of which at least one is in every name that has to do with communication, device or host.
@@ -135,6 +136,8 @@ COMMUNICATION_WORDS: tuple[str, ...] = (
     "userbuffers",
     "deep_ep",
     "nvshmem",
+    "m_all_reduce",
+    "_shot_all_reduce",
     "gloo:",
     "mpi:",
     "ucc:",
@@ -222,7 +225,7 @@ def collective_of_kernel(name: str) -> str | None:
     match = _KERNEL_COLLECTIVE.search(name)
     if match:
         return _COLLECTIVES[match[1].lower()]
-    if "cross_device_reduce" in name or "allreduce_fusion" in name:
+    if any(word in name for word in ("cross_device_reduce", "allreduce_fusion", "_all_reduce")):
         return "all_reduce"
     dispatch = _DISPATCH.search(name)
     return "all_to_all" if dispatch else None
@@ -241,6 +244,9 @@ def bus_factor(collective: str | None, group_size: int | None) -> float | None:
     n = group_size
     return (2 if collective == "all_reduce" else 1) * (n - 1) / n
 
+
+#: ``train.py(12): step``, as torch.profiler names a Python function.
+PYTHON_FRAME = r"^(?<file>.+)\((?<line>\d{1,9})\): (?<name>.+)$"
 
 #: What torch.profiler calls the annotation of a step, before its number.
 PROFILER_STEP = "ProfilerStep#"

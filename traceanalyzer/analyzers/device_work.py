@@ -36,12 +36,14 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         OptionError: a pattern is not a regular expression.
     """
     work = (
-        trace.events.select(
-            "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id",
-            "bytes", "dur", start="ts",
-        )
+        trace.events.lazy()
         .with_row_index("event")
         .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
+        .select(
+            "event", "rank", "pid", "device", "stream", "kind", "name", "correlation",
+            "external_id", "bytes", "dur", start="ts",
+        )
+        .collect()
     )  # fmt: skip
     told = pl.col("event").is_in(trace.collectives["event"].implode())
     sort = (

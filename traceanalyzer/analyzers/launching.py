@@ -22,17 +22,19 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         launch_end. A graph launch has many rows of work.
     """
     calls = (
-        trace.events.select(
-            "kind", "rank", "pid", "tid", "correlation",
-            launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
-        )
+        trace.events.lazy()
         .with_row_index("launch")
         .filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation").is_not_null())
+        .select(
+            "launch", "rank", "pid", "tid", "correlation",
+            launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
+        )
+        .collect()
     )  # fmt: skip
     # a file that does not tell the process of device work is one process's
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
     found = linking.link(calls, work, within)
-    joined = calls.drop("kind", "correlation")[found["left"]]
+    joined = calls.drop("correlation")[found["left"]]
     return joined.insert_column(0, found["right"].alias("work"))
 
 

@@ -14,8 +14,10 @@ MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
 #: Words of which one is in every name of a step that is looked for by default.
 MARK_NAMES = (PROFILER_STEP,)
 
-#: Composer's category of the slice that is a batch, from its start to its end.
-_COMPOSER_BATCH = "batch_start,batch_end"
+#: What Composer calls the slice that is a batch, from its start to its end, and its category in
+#: older versions.
+_COMPOSER_BATCH = "event/batch"
+_COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
 
 
 def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
@@ -36,9 +38,12 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
         OptionError: ``step_name`` is not a regular expression.
     """
     lane = ["rank", "pid", "tid"]
-    end = pl.col("ts") + pl.col("dur")
-    marks = trace.events.select("kind", "category", "name", *lane, start="ts", end=end).filter(
-        pl.col("kind").is_in(MARK_KINDS), pl.col("end") > pl.col("start")
+    marks = (
+        trace.events.lazy()
+        .filter(_may_mark(trace.events, step_name))
+        .select("kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur"))
+        .filter(pl.col("kind").is_in(MARK_KINDS), pl.col("end") > pl.col("start"))
+        .collect()
     )
     chosen = _chosen(marks, step_name).select(
         *lane, "start", "end", step=pl.col("name").cast(pl.String)
@@ -60,14 +65,21 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     )
 
 
-def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
+def _may_mark(events: pl.DataFrame, step_name: str | None) -> pl.Expr:
+    """Events whose name or category is that of any sort of step."""
     if step_name is not None:
-        return marks.filter(named(marks, [step_name]))
+        return named(events, [step_name])
+    batch = pl.col("category") == _COMPOSER_BATCH_CATEGORY
+    return batch.fill_null(value=False) | named(events, [steps_pattern(), f"^{_COMPOSER_BATCH}$"])
+
+
+def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
+    """The first sort of step that is there; all of ``marks`` where the user chose."""
+    if step_name is not None:
+        return marks
     profiler = marks.filter(named(marks, [f"^{PROFILER_STEP}"]))
     if profiler.height:
         return profiler
     own = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
     own = own.filter(named(own, [steps_pattern()]))
-    if own.height:
-        return own
-    return marks.filter(pl.col("category").cast(pl.String) == _COMPOSER_BATCH)
+    return own if own.height else marks.filter(~named(marks, [steps_pattern()]))

@@ -15,15 +15,23 @@ if TYPE_CHECKING:
     from traceanalyzer.api.communication import comm_outliers
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
+    from traceanalyzer.api.host import host_metrics, launches
+    from traceanalyzer.api.idle import gpu_idle
     from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
+    from traceanalyzer.api.time import overlap, steps
+    from traceanalyzer.api.work import kernels, operators
 
 _HOME = {
     **dict.fromkeys(("By", "GroupBy", "Match"), "analyzers.leaf_paths"),
     "comm_outliers": "api.communication",
     "convert": "api.conversion",
     **dict.fromkeys(("flamegraph", "py_spy_report"), "api.stacks"),
+    **dict.fromkeys(("overlap", "steps"), "api.time"),
+    "gpu_idle": "api.idle",
+    **dict.fromkeys(("host_metrics", "launches"), "api.host"),
     "info": "api.contents",
+    **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(
         ("Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"), "api.reading"
     ),
@@ -31,7 +39,8 @@ _HOME = {
 
 __all__ = [
     "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "comm_outliers", "convert",
-    "find_inputs", "flamegraph", "info", "natural", "py_spy_report", "read",
+    "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info", "kernels", "launches",
+    "natural", "operators", "overlap", "py_spy_report", "read", "steps",
 ]  # fmt: skip
 
 

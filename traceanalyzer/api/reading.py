@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,7 @@ def read(
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
     trace = parser.parse(source, selection, progress)
+    _give_back()
     # a converted trace remembers the file it was made from; it is this one that can be read again
     here = tuple(replace(meta, path=source.path) for meta in trace.sources)
     trace = replace(trace, sources=here)
@@ -169,6 +171,13 @@ def natural(name: str) -> list[tuple[int, int, str]]:
         for part in re.split(r"(\d+)", name)
         if part
     ]
+
+
+def _give_back() -> None:
+    """Returns memory that parsing has freed to the system, where the C library (glibc) can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _clipped(time: int) -> int:

@@ -21,6 +21,9 @@ import polars as pl
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+#: So many groups are numbered by searching among them: quicker than a join.
+_FEW = 256
+
 #: Whether a row is an interval at all (null for a null bound, which a filter drops).
 IS_INTERVAL = pl.col("end") >= pl.col("start")
 
@@ -69,19 +72,46 @@ def gaps(
     """
     if span is None:
         bounds = (pl.col("start").min(), pl.col("end").max())
-        known = frame.filter(IS_INTERVAL)
-        span = known.group_by(by).agg(bounds) if by else known.select(bounds)
+        known = frame.lazy().filter(IS_INTERVAL)
+        span = (known.group_by(by).agg(bounds) if by else known.select(bounds)).collect()
     return subtract(span, frame, by)
 
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """When is an interval of ``a`` and one of ``b`` running: the intersection of their unions."""
-    return _combine(a, b, by, lambda in_a, in_b: (in_a > 0) & (in_b > 0))
+    return _combine(a, b, by, lambda in_a, in_b: in_a & in_b)
 
 
 def subtract(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """When is an interval of ``a`` running but none of ``b``: the difference of their unions."""
-    return _combine(a, b, by, lambda in_a, in_b: (in_a > 0) & (in_b == 0))
+    return _combine(a, b, by, lambda in_a, in_b: in_a & ~in_b)
+
+
+def first_running(
+    frames: Sequence[pl.DataFrame], within: pl.DataFrame, by: Sequence[str] = ()
+) -> pl.DataFrame:
+    """Which of the frames is the first to have an interval running, at each time of ``within``?
+
+    Returns:
+        The columns ``by``, ``start``, ``end`` and ``first``, the frame's place in ``frames`` or
+        null where none of them has one: disjoint intervals that cover the union of ``within``, one
+        for each maximal run of one ``first``, sorted by group and start.
+    """
+    parts = [frame.filter(IS_INTERVAL) for frame in (*frames, within)]
+    groups, numbers = group_numbers(by, *parts)
+    spans = [_union(_spans(frame, group)) for frame, group in zip(parts, numbers, strict=True)]
+    group, time, opened = _edges(spans)
+    inside = 1 << len(frames)
+    first = np.where(opened & inside, opened & -opened, 0)
+    edge = np.flatnonzero(np.diff(first, prepend=0) | np.diff(group, prepend=-1))
+    runs = np.flatnonzero(first[edge])
+    # nothing is open at the end of each group: a run ends where the next edge is
+    start, end = edge[runs], edge[np.minimum(runs + 1, edge.size - 1)]
+    found = first[start]
+    place = np.searchsorted(1 << np.arange(len(spans)), found).astype(np.uint32)
+    return _to_frame(groups, Spans(group[start], time[start], time[end])).with_columns(
+        nullable("first", place, found != inside)
+    )
 
 
 def clip(frame: pl.DataFrame, start: int | None = None, end: int | None = None) -> pl.DataFrame:
@@ -137,15 +167,32 @@ def group_numbers(
     if not by:
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
     keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
-    groups = keys.unique()
+    groups = keys.unique().sort(by)
+    ends = np.cumsum([frame.height for frame in frames])[:-1]
     if groups.height <= 1:  # most often: one device, one rank
-        return groups, tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    groups = keys.with_row_index("_row").group_by(by).agg("_row").sort(by)
-    number = np.empty(keys.height, np.int64)
-    sizes = groups["_row"].list.len().to_numpy()
-    number[groups["_row"].explode().to_numpy()] = np.repeat(np.arange(groups.height), sizes)
-    ends = np.cumsum([frame.height for frame in frames])
-    return groups.drop("_row"), tuple(np.split(number, ends[:-1]))
+        return groups, tuple(np.split(np.zeros(keys.height, np.int64), ends))
+    if groups.height <= _FEW and not any(column.null_count() for column in groups):
+        number = _number_of_few(keys, groups)
+    else:
+        numbered = groups.with_row_index("_group")
+        joined = keys.join(numbered, on=by, how="left", nulls_equal=True, maintain_order="left")
+        number = joined["_group"].cast(pl.Int64).to_numpy()
+    return groups, tuple(np.split(number, ends))
+
+
+def _number_of_few(keys: pl.DataFrame, groups: pl.DataFrame) -> Ints:
+    """Each row's place among a few sorted groups without null: a search in each column's values."""
+    code, of_group = np.zeros(keys.height, np.int64), np.zeros(groups.height, np.int64)
+    for name in groups.columns:
+        values = groups[name].unique().sort()
+        if len(values) == 1:
+            continue
+        place = values.search_sorted(keys[name]).to_numpy()
+        code = code * len(values) + place
+        of_group = of_group * len(values) + values.search_sorted(groups[name]).to_numpy()
+    number = np.zeros(int(of_group[-1]) + 1, np.int64)
+    number[of_group] = np.arange(groups.height)
+    return number[code]
 
 
 def stable_order(group: Ints, time: Ints) -> Ints:
@@ -178,11 +225,18 @@ def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Ser
 
 
 def _combine(
-    a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str], inside: Callable[[Ints, Ints], Bools]
+    a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str], inside: Callable[[Bools, Bools], Bools]
 ) -> pl.DataFrame:
+    """The maximal runs of time where ``inside`` holds for whether the unions of both are running.
+
+    Nothing runs at the end of each group, where ``inside`` must be false, so no run leaves it.
+    """
     a, b = a.filter(IS_INTERVAL), b.filter(IS_INTERVAL)
     groups, (group_a, group_b) = group_numbers(by, a, b)
-    return _to_frame(groups, _sweep([_spans(a, group_a), _spans(b, group_b)], inside))
+    group, time, opened = _edges([_union(_spans(a, group_a)), _union(_spans(b, group_b))])
+    edge = np.diff(inside(opened & 1 > 0, opened & 2 > 0), prepend=False)
+    group, time = group[edge], time[edge]
+    return _to_frame(groups, Spans(group[::2], time[::2], time[1::2]))
 
 
 def _union(spans: Spans) -> Spans:
@@ -201,26 +255,22 @@ def _union(spans: Spans) -> Spans:
     return Spans(group[begins], start[begins], end[last])
 
 
-def _sweep(parts: Sequence[Spans], inside: Callable[..., Bools]) -> Spans:
-    """The maximal runs of time where ``inside`` holds for the numbers of open spans of each part.
+def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
+    """Every (group, time) at which a span starts or ends, in order, and what is open from there on.
 
-    Every span is a step up at its start and a step down at its end; after all steps of one
-    (group, time) the running sums are the numbers open. They are 0 at the end of each group, where
-    ``inside`` must be false, so no run leaves its group.
+    Within a union at most one span is open at a time, so that a bit for each of them tells: every
+    span adds its union's bit at its start and takes it away at its end.
     """
-    sizes = [part.start.size for part in parts]
-    source = np.repeat(np.arange(len(parts)), np.multiply(sizes, 2))
-    step = np.concatenate([np.repeat([1, -1], size) for size in sizes])
-    group = np.concatenate([np.tile(part.group, 2) for part in parts])
-    time = np.concatenate([bound for part in parts for bound in (part.start, part.end)])
+    step = np.concatenate(
+        [np.repeat([1 << place, -1 << place], u.start.size) for place, u in enumerate(unions)]
+    )
+    group = np.concatenate([np.tile(union.group, 2) for union in unions])
+    time = np.concatenate([bound for union in unions for bound in (union.start, union.end)])
     order = stable_order(group, time)
-    source, step, group, time = source[order], step[order], group[order], time[order]
+    step, group, time = step[order], group[order], time[order]
     settled = np.ones(time.size, np.bool_)
     settled[:-1] = (group[1:] != group[:-1]) | (time[1:] != time[:-1])
-    opened = (np.cumsum(np.where(source == k, step, 0))[settled] for k in range(len(parts)))
-    edge = np.diff(inside(*opened), prepend=False)
-    group, time = group[settled][edge], time[settled][edge]
-    return Spans(group[::2], time[::2], time[1::2])
+    return group[settled], time[settled], np.cumsum(step)[settled]
 
 
 def _ordered(spans: Spans) -> Spans:

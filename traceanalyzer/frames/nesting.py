@@ -240,3 +240,22 @@ def pairs(start: Ints, end: Ints) -> Iterator[tuple[int, int]]:
         zip(start[lo : lo + _BLOCK].tolist(), end[lo : lo + _BLOCK].tolist(), strict=True)
         for lo in range(0, start.size, _BLOCK)
     )
+
+
+def innermost_exact(start: Ints, end: Ints, time: Ints) -> Rows | None:
+    """The last to start of the ordered slices of one group that are running at each time.
+
+    :data:`ROOT` where none is; a slice that ends at a time is not. None where :func:`nest_exact`
+    tells nothing.
+    """
+    exact = nest_exact(start, end)
+    if exact is None:
+        return None
+    parent = exact[1]
+    at = np.searchsorted(start, time, side="right").astype(np.int32) - 1
+    climbing = np.flatnonzero(at != ROOT)
+    while climbing.size:
+        climbing = climbing[end[at[climbing]] <= time[climbing]]
+        at[climbing] = parent[at[climbing]]
+        climbing = climbing[at[climbing] != ROOT]
+    return at

@@ -53,15 +53,21 @@ class Lanes:
         return self.number.setdefault((pid, tid), len(self.number))
 
     def add_process(self, pid: int, command: str | None, parent: int | None) -> None:
-        """Note a process; what is told first holds."""
-        self.commands.setdefault(pid, command)
+        """Note a process, by one of its command lines, in whichever order they are read."""
+        self.commands[pid] = _one(self.commands.get(pid), command)
         if parent is not None and parent != pid:
-            self.parents.setdefault(pid, parent)
+            self.parents[pid] = min(self.parents.get(pid, parent), parent)
 
     def add_thread(self, pid: int | None, tid: int, name: str | None) -> None:
         """Note a thread; its name may come later than the thread."""
-        if self.threads.get((pid, tid)) is None:
-            self.threads[pid, tid] = name
+        self.threads[pid, tid] = _one(self.threads.get((pid, tid)), name)
+
+
+def _one(known: str | None, told: str | None) -> str | None:
+    """Of two names of one thing the shorter: lines are not always read in their order."""
+    if known is None or told is None:
+        return known or told
+    return min(known, told, key=lambda name: (len(name), name))
 
 
 def sample_events(

@@ -116,11 +116,14 @@ def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float6
 
 
 def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl.Series]:
-    """A colour a category; beyond the palette numbers get a ramp, and rare names share one."""
+    """A colour a category; beyond the palette numbers get a ramp, and rare names share one.
+
+    All categories of an Enum have one, so that charts that show some of them agree.
+    """
     if column is None:
         return {None: PALETTE[0]}, _same(frame, None)
-    values = _comparable(frame[column])
-    distinct = _distinct(values)
+    dtype, values = frame[column].dtype, _comparable(frame[column])
+    distinct = dtype.categories.to_list() if isinstance(dtype, pl.Enum) else _distinct(values)
     if len(distinct) <= len(PALETTE):
         colors = dict(zip(distinct, PALETTE, strict=False))
     elif values.dtype.is_numeric():
@@ -160,7 +163,9 @@ def _comparable(values: pl.Series) -> pl.Series:
 
 
 def _distinct(values: pl.Series) -> list[Any]:
-    """Numbers in their order; names in the order of the frame, which is the analyzer's choice."""
+    """Numbers in their order, names in that of their Enum, else in that of the frame."""
+    if isinstance(values.dtype, pl.Enum):
+        values = values.drop_nulls().sort()
     present = _comparable(values).drop_nulls()
     if present.dtype.is_numeric():
         return present.unique().sort().to_list()

@@ -42,6 +42,7 @@ _LEGEND_CHARS = 32
 _TITLE_CHARS = 72  # so that a title ends before the legend
 _RASTER_ABOVE = 5_000  # marks; more of them as SVG elements make a browser crawl
 _BAR_WIDTH = 0.8
+_HEADROOM = 1.08
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -231,14 +232,19 @@ def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     left = rows["x"].to_numpy() + offset
     _rectangles(ax, (left, left + width, np.full_like(height, floor), height), rows, drawing)
     if not drawing.y.log and height.min() >= 0:
-        ax.set_ylim(bottom=0)
+        _from_zero(ax, drawing.rows["y"])
 
 
 def _stacked(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     top = rows.select(pl.col("y").cum_sum().over("x")).to_series().to_numpy()
     left = rows["x"].to_numpy() - _BAR_WIDTH / 2
     _rectangles(ax, (left, left + _BAR_WIDTH, top - rows["y"].to_numpy(), top), rows, drawing)
-    ax.set_ylim(bottom=0)
+    _from_zero(ax, drawing.rows.group_by("x", "panel").agg(pl.col("y").sum())["y"])
+
+
+def _from_zero(ax: Axes, heights: pl.Series) -> None:
+    """The vertical axis from 0 to above the highest bar of all panels, which share it."""
+    ax.set_ylim(0, _HEADROOM * float(heights.to_numpy().max(initial=0)) or 1)
 
 
 def _span(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:

@@ -12,11 +12,9 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting
 from traceanalyzer.frames.stack_weights import ROOT
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import PYTHON_FRAME
 
 _LANES = ("rank", "pid", "tid", "device", "stream")
-
-#: ``train.py(12): step``, as torch.profiler names a Python function.
-_PYTHON = r"^(?<file>.+)\((?<line>\d{1,9})\): (?<name>.+)$"
 
 #: Each step has a name of its own; stacks of all steps belong together.
 _STEP = r"^(ProfilerStep)#\d+$"
@@ -66,7 +64,7 @@ def _frames(names: pl.Series) -> pl.DataFrame:
     """Name, file and line of slices, by their names."""
     distinct = names.unique().to_frame("slice")
     text = pl.col("slice").cast(pl.String)
-    told = text.str.extract_groups(_PYTHON).struct
+    told = text.str.extract_groups(PYTHON_FRAME).struct
     known = distinct.with_columns(
         name=pl.coalesce(told.field("name"), text.str.replace(_STEP, "$1")),
         file=told.field("file"),

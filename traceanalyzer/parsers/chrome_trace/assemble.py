@@ -18,6 +18,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
     nullable,
     text_series,
 )
+from traceanalyzer.parsers.chrome_trace.composer import undo_units
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.flows import flow_table
 from traceanalyzer.parsers.chrome_trace.lanes import lane_table
@@ -308,7 +309,10 @@ class Assembler:
         ]
         types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
         frame = pl.DataFrame(rows, schema=types, orient="row")
-        return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
+        counters, changed = undo_units(frame)
+        if changed:
+            self.of.lose("composer-units", changed, -1)
+        return counters.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )
 

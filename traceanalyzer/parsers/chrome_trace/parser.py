@@ -100,6 +100,8 @@ def _want(selection: Selection) -> Want:
 
 
 def _severity(code: str) -> str:
+    if code == "composer-units":
+        return "info"
     if code in _NOTICES or code.startswith("unknown-phase"):
         return "notice"
     return "data_loss"

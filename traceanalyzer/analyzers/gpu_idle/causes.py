@@ -1,0 +1,85 @@
+"""Why a device may be idle, in the order in which causes are looked for, and how to tell each.
+
+A moment of idleness that fits several causes belongs to the first of them. What the host was at is
+judged by the names of the slices that were running on the threads that launch the device's kernels.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+BUSY = "busy"
+SHORT_GAP = "short_gap"
+DATALOADING = "dataloading"
+BATCH_COPY = "batch_copy"
+SYNCHRONISATION = "synchronisation"
+MEMORY_MANAGEMENT = "memory_management"
+CHECKPOINT_IO = "checkpoint_io"
+PEER = "waiting_for_peer"
+LAUNCH = "launch_overhead"
+HOST_CODE = "host_code"
+UNKNOWN = "unknown"
+
+#: Causes of idleness, the first that fits counts.
+CAUSES = (
+    SHORT_GAP,
+    DATALOADING,
+    BATCH_COPY,
+    SYNCHRONISATION,
+    MEMORY_MANAGEMENT,
+    CHECKPOINT_IO,
+    PEER,
+    LAUNCH,
+    HOST_CODE,
+    UNKNOWN,
+)
+CAUSE = pl.Enum(CAUSES)
+
+#: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, its
+#: frames and those of other loaders, and ranges that people name for it.
+DATALOADER = (
+    r"^enumerate\((?:DataLoader|DataPipe)\)#",
+    r"(?:torch[/\\]utils[/\\]data|torchdata|webdataset|ffcv|nvidia[/\\]dali)[/\\]",
+    r"(?i)data[ _-]?load|load(?:ing)?[ _-]?(?:data|batch)|(?:^|[^a-z])loader",
+    r"(?i)(?:next|get|fetch|prepare|wait)[ _-]?(?:for[ _-]?)?(?:data|batch)(?:$|[^a-z])",
+    r"(?i)(?:^|[^a-z])data[ _-]?(?:fetch|iter|next|prep|time|wait)|prefetch",
+)
+
+#: Kinds of slices whose name may say that they are dataloading.
+DATALOADER_KINDS = ("cpu_op", "user_annotation", "python_function", "nvtx", "other")
+
+#: Operators around the copy of a batch to the device, the outermost first.
+COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
+
+#: Copies from the host to a device, as CUPTI, ROCm and nsys name them.
+HOST_TO_DEVICE = r"(?i)HtoD|host[ _-]?to[ _-]?device"
+
+#: A copy of fewer bytes is a number or a flag, not a batch.
+BATCH_BYTES = 64 * 1024
+
+#: Calls in which the host waits for the device.
+SYNCHRONISING = (
+    r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize",
+    r"^cu(?:Ctx|Stream|Event)Synchronize",
+    r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptsz|_ptds|_v\d+)*$",
+    r"^(?:cu|hip)Memcpy(?:DtoH|HtoD|DtoD)(?:_v\d+)?$",
+    r"^aten::(?:item|_local_scalar_dense|is_nonzero)$",
+)
+
+#: Calls that get memory from the driver or give it back.
+MANAGING_MEMORY = (
+    r"^(?:cuda|hip)(?:Ext)?(?:Malloc|Free|Host(?:Alloc|Free|Malloc|Register|Unregister)|MemPool)",
+    r"^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|Address|SetAccess|HostAlloc|HostRegister)",
+)
+
+#: Slices in which a model is saved or loaded, or a file written.
+SAVING = (
+    r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state)",
+    r"(?i)checkpoint[ _-]?(?:save|saving|load|write)|^checkpoint(?:ing)?$",
+    r"torch[/\\](?:serialization\.py|distributed[/\\]checkpoint[/\\])|safetensors[/\\]",
+    r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
+)
+
+#: Names of operators, as opposed to ranges that people or optimisers mark, which PyTorch recorded
+#: under the same category until 2021.
+OPERATOR = r"::|Backward\d*$|^triton_"

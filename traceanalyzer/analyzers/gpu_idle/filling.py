@@ -1,0 +1,136 @@
+"""The longest gaps, one by one: what the host was at, and which kernels they lie between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.gpu_idle.causes import CAUSES
+from traceanalyzer.analyzers.gpu_idle.ground import Ground
+from traceanalyzer.analyzers.libraries import by_component, is_own
+from traceanalyzer.analyzers.names import named
+from traceanalyzer.frames import linking
+from traceanalyzer.vocabulary import PYTHON_FRAME, steps_pattern
+
+#: Gaps that are looked into.
+LONGEST = 200
+
+#: Where an object lies in memory tells nothing and makes two of a kind look different.
+_ADDRESS = r" at 0x[0-9a-f]+"
+
+
+def longest(
+    ground: Ground,
+    gaps: pl.DataFrame,
+    pieces: Sequence[pl.DataFrame],
+    libraries: Sequence[str],
+) -> pl.DataFrame:
+    """The longest gaps, in order of length.
+
+    Returns:
+        unit, start, end, step (in which its middle lies), cause (that fills most of it), cause_ns,
+        before and after (names of the device work on either side), and, where one ran for half of
+        the gap or more, the innermost host_event, the innermost python frame, the innermost frame
+        of the libraries (own_code), and the innermost annotation that is no step.
+    """
+    length = pl.col("end") - pl.col("start")
+    top = gaps.sort(length, "unit", "start", descending=[True, False, False]).head(LONGEST)
+    middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
+    within = linking.enclosing(middle.select("ts"), ground.steps)["slice"]
+    known = _between(_caused(top, pieces), ground.work).with_columns(
+        step=ground.steps["step"].gather(within)
+    )
+    return pl.concat([known, _told(middle, ground, libraries)], how="horizontal")
+
+
+def _caused(gaps: pl.DataFrame, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Adds the cause that most of each gap is due to, ``cause``, and how much, ``cause_ns``."""
+    numbered = gaps.with_row_index("gap")
+    parts = [
+        idle.select("unit", "start", "end", ts="start", sort=pl.lit(place, pl.UInt32))
+        for place, idle in enumerate(pieces[1:])
+    ]
+    held = linking.label_by_interval(pl.concat(parts), gaps, ["unit"]).rename({"interval": "gap"})
+    most = (
+        held.drop_nulls("gap")
+        .group_by("gap", "sort")
+        .agg(cause_ns=(pl.col("end") - pl.col("start")).sum())
+        .sort("cause_ns", "sort", descending=[True, False])
+        .unique("gap", keep="first", maintain_order=True)
+    )
+    cause = pl.col("sort").replace_strict(dict(enumerate(CAUSES)), return_dtype=pl.String)
+    told = most.select("gap", "cause_ns", cause=cause)
+    return numbered.join(told, on="gap", how="left", maintain_order="left").drop("gap")
+
+
+def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Adds the names of the device work that ends where a gap begins, and of what ends it."""
+    for edge, at, name in (("end", "start", "before"), ("start", "end", "after")):
+        beside = work.select("unit", pl.col(edge).alias(at), pl.col("name").alias(name))
+        found = (
+            beside.join(gaps, on=["unit", at], how="semi")
+            .with_columns(pl.col(name).cast(pl.String))
+            .sort(name)
+            .unique(["unit", at], keep="first", maintain_order=True)
+        )
+        gaps = gaps.join(found, on=["unit", at], how="left", maintain_order="left")
+    return gaps
+
+
+def _told(middle: pl.DataFrame, ground: Ground, libraries: Sequence[str]) -> pl.DataFrame:
+    """What ran for half of a gap or more on the threads that feed the unit: the innermost."""
+    around = _around(middle, ground)
+    ranges = pl.col("kind").is_in(("user_annotation", "nvtx"))
+    python = around.filter(pl.col("kind") == "python_function")
+    told = {
+        "host_event": around.filter(pl.col("kind") != "python_function"),
+        "python": python,
+        "own_code": python.filter(_belongs(python["name"], libraries)),
+        "annotation": around.filter(ranges, ~named(around, [steps_pattern()])),
+    }
+    found = pl.DataFrame({"gap": np.arange(middle.height)})
+    for name, rows in told.items():
+        found = found.join(_first(rows, name), on="gap", how="left", maintain_order="left")
+    return found.drop("gap")
+
+
+def _around(middle: pl.DataFrame, ground: Ground) -> pl.DataFrame:
+    """Every slice that fills half of a gap (a row of ``middle``), the innermost of each gap first.
+
+    Such a slice contains the gap's middle.
+    """
+    half = (middle["end"] - middle["start"]).to_numpy() / 2
+    long = pl.col("end") - pl.col("start") >= half.min(initial=np.inf)
+    slices = ground.slices.filter(long).join(ground.threads, on="thread")
+    unit, start, end = (slices[name].to_numpy() for name in ("unit", "start", "end"))
+    held = []
+    for own, since, until, ts in middle.iter_rows():
+        at = np.flatnonzero((start <= ts) & (end > ts) & (unit == own))
+        shared = np.minimum(end[at], until) - np.maximum(start[at], since)
+        held.append(at[2 * shared >= until - since])
+    gap = np.repeat(np.arange(len(held)), [rows.size for rows in held])
+    found = slices[np.concatenate([np.zeros(0, np.int64), *held])].with_columns(gap=pl.Series(gap))
+    length = pl.col("end") - pl.col("start")
+    return found.sort("gap", length, "start", "name", descending=[False, False, True, False])
+
+
+def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
+    return rows.unique("gap", keep="first", maintain_order=True).select(
+        "gap", pl.col("name").cast(pl.String).str.replace(_ADDRESS, "").alias(name)
+    )
+
+
+def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
+    """Whether a Python frame is of one of the libraries; without any, of the user's own code."""
+    distinct = names.unique().cast(pl.String)
+    told = distinct.str.extract_groups(PYTHON_FRAME).struct
+    match = by_component(libraries)
+    files, functions = told.field("file"), told.field("name")
+    own = [
+        name
+        for name, file, function in zip(distinct, files, functions, strict=True)
+        if (match(file) is not None if libraries else is_own(function, file))
+    ]
+    return pl.col("name").is_in(own)

@@ -1,0 +1,99 @@
+"""The few columns of a rank's trace that its idleness is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.device_work import device_work
+from traceanalyzer.analyzers.gpu_idle import threads
+from traceanalyzer.analyzers.launching import launches
+from traceanalyzer.analyzers.names import named
+from traceanalyzer.analyzers.step_marks import step_marks
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
+
+_RUNS_COLLECTIVE = "^(?:" + "|".join(HOST_COLLECTIVE_PREFIXES) + ")"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """One rank's devices and host.
+
+    Attributes:
+        rank: global rank, or None.
+        path: the file.
+        steps: rows of :func:`~traceanalyzer.analyzers.step_marks.step_marks`.
+        units: unit (number), device, pid: what can be idle; pid where processes are told apart.
+            Without device work one unit, the training thread.
+        work: unit, kind, name, bytes, sort, start, end: device work.
+        launched: work (row), thread, start, end: its launch calls.
+        threads: unit, thread: the threads that feed each unit.
+        slices: kind, name, thread, start, end: what ran on those threads.
+        collectives: unit, start, end: when the host itself ran one, on any thread.
+    """
+
+    rank: int | None
+    path: str
+    steps: pl.DataFrame
+    units: pl.DataFrame
+    work: pl.DataFrame
+    launched: pl.DataFrame
+    threads: pl.DataFrame
+    slices: pl.DataFrame
+    collectives: pl.DataFrame
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the unit is the training thread."""
+        return self.work.is_empty()
+
+    def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Slices as intervals of the units that their thread feeds: unit, start, end."""
+        return rows.join(self.threads, on="thread").select("unit", "start", "end")
+
+
+def lay(
+    trace: Trace,
+    *,
+    patterns: Sequence[str] = (),
+    by_process: bool = False,
+    step_name: str | None = None,
+) -> Ground:
+    """What is needed of one rank's trace; see :func:`~.extract.extract`.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    steps = step_marks(trace, step_name)
+    work = device_work(trace, patterns)
+    keys = ["device", "pid"] if by_process else ["device"]
+    units = work.select(keys).unique().sort(keys).with_row_index("unit")
+    if work.is_empty():
+        units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
+    work = work.join(units, on=keys, nulls_equal=True, maintain_order="left")
+    calls = launches(trace, work)
+    feeding = threads.feeding(trace, units, work, calls, steps)
+    known = feeding.select("pid", "tid", "thread").unique("thread")
+    by_thread = calls.join(
+        known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    pids = feeding.select("unit", "pid").unique()
+    runs = threads.host(trace).filter(named(trace.events, [_RUNS_COLLECTIVE])).collect()
+    return Ground(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        steps=steps,
+        units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
+        work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
+        launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
+        threads=feeding.select("unit", "thread"),
+        slices=threads.slices(trace, known),
+        collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
+    )
+
+
+_UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}

@@ -1,0 +1,92 @@
+"""The threads of the host that feed a device, and what ran on them."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.needs import HOST
+from traceanalyzer.analyzers.names import named
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+_THREAD = ["pid", "tid"]
+
+
+def host(trace: Trace) -> pl.LazyFrame:
+    """Slices on threads of the host: kind, name, pid, tid, start, end."""
+    on_thread = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+    end = pl.col("ts") + pl.col("dur")
+    columns = ("kind", "name", *_THREAD)
+    return trace.events.lazy().filter(on_thread).select(*columns, start="ts", end=end)
+
+
+def slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
+    joined = host(trace).join(threads.lazy(), on=_THREAD, nulls_equal=True, maintain_order="left")
+    return joined.select("kind", "name", "thread", "start", "end").collect()
+
+
+def is_operator(events: pl.DataFrame) -> pl.Expr:
+    """Whether a slice is an operator, not a range around some."""
+    return (pl.col("kind") == "cpu_op") & named(events, [causes.OPERATOR])
+
+
+def feeding(
+    trace: Trace,
+    units: pl.DataFrame,
+    work: pl.DataFrame,
+    calls: pl.DataFrame,
+    steps: pl.DataFrame,
+) -> pl.DataFrame:
+    """unit, pid, tid, thread (number): the threads that launch each unit's kernels.
+
+    Threads that launch only copies, such as those that fetch batches ahead, do not feed the device.
+    Without correlation ids they are the threads that call launches at all, else those with
+    operators. Without device work it is the one that marks steps, else has most operators' time.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+    """
+    if work.is_empty():
+        found = units.select("unit").join(_training(trace, steps), how="cross")
+    else:
+        found = _launching(calls, work)
+        if found.is_empty():
+            found = units.select("unit").join(_unlinked(trace), how="cross")
+    if "pid" in units.columns and work.height:
+        process = units.select("unit", process="pid")
+        same = (pl.col("pid") == pl.col("process")).fill_null(value=True)
+        found = found.join(process, on="unit").filter(same).drop("process")
+    number = pl.struct(_THREAD).rank("dense").cast(pl.UInt32)
+    return found.sort("unit", *_THREAD).with_columns(thread=number)
+
+
+def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    made = calls.select(*_THREAD).with_columns(work.select("unit", "kind")[calls["work"]])
+    kernels = made.filter(pl.col("kind") == "kernel")
+    return (kernels if kernels.height else made).select("unit", *_THREAD).unique()
+
+
+def _unlinked(trace: Trace) -> pl.DataFrame:
+    launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
+    calling = host(trace).filter(launch).select(*_THREAD).unique().collect()
+    if calling.height:
+        return calling
+    return host(trace).filter(is_operator(trace.events)).select(*_THREAD).unique().collect()
+
+
+def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    length = (pl.col("end") - pl.col("start")).sum().alias("length")
+    running = host(trace).filter(is_operator(trace.events))
+    busiest = running.group_by(_THREAD).agg(length).collect()
+    if busiest.is_empty():
+        raise MissingData(
+            f"{trace.meta.path}: neither GPU work nor operators were recorded; record with "
+            "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    if steps.height:
+        return steps.select(_THREAD).head(1)
+    first = busiest.sort("length", *_THREAD, descending=[True, False, False])
+    return first.select(_THREAD).head(1)

@@ -1,0 +1,136 @@
+"""The answer in plain words, and what it rests on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, DATALOADING, SHORT_GAP, UNKNOWN
+from traceanalyzer.analyzers.gpu_idle.words import ADVICE, WAITING
+from traceanalyzer.units import format_frac, format_ns
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+
+#: Share of steps' time from which on the training is bound by its loader, if nothing costs more.
+LOADER_BOUND = 0.1
+
+#: Share of the time below which nothing needs to be done.
+_LITTLE = 0.05
+
+_SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
+
+
+def verdict(result: GpuIdle) -> str:
+    """How idle, why most of all, what the loader costs, and what would help."""
+    if not result.span_ns:
+        return "Nothing took any time."
+    idle = result.idle_ns / result.span_ns
+    said = [f"{_who(result)} {format_frac(idle)} of the time ({_of_span(result)})."]
+    cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
+    if lost and not (cause == DATALOADING and result.steps.height):  # said below, of step time
+        said.append(f"The largest part is {WAITING[cause]}: {_share(lost, result.span_ns)}.")
+    said += _worst(result)
+    said += _loading(result, largest=cause == DATALOADING)
+    if lost / result.span_ns >= _LITTLE and cause not in (DATALOADING, UNKNOWN):
+        per_step = _per_step(result, cause)
+        said.append(f"{ADVICE[cause]} would save {per_step} at most.")
+    elif idle < _LITTLE:
+        said.append("There is little to gain here; see kernels and overlap.")
+    return " ".join(said)
+
+
+def _who(result: GpuIdle) -> str:
+    if result.on_host:
+        return "No GPU work was recorded, so the training thread is judged: it runs no operator"
+    devices = result.units.height
+    return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
+
+
+def _worst(result: GpuIdle) -> list[str]:
+    """The unit that is idle longest, where it is so for twice as long as most."""
+    units = result.units.with_columns(
+        idle_ns=pl.col("end") - pl.col("start") - pl.col(f"{BUSY}_ns")
+    ).sort("idle_ns", descending=True, maintain_order=True)
+    usual = units["idle_ns"].median()
+    worst = units.row(0, named=True)
+    if units.height < 2 or not isinstance(usual, float) or worst["idle_ns"] < 2 * usual:
+        return []
+    known = [f"{name} {worst[name]}" for name in ("rank", "device") if worst[name] is not None]
+    mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
+    return [f"{', '.join(known).capitalize()} stands out: {longest} against {mean} (median)."]
+
+
+def _of_span(result: GpuIdle) -> str:
+    return f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{format_ns(part)}, {format_frac(part / whole)} of the time"
+
+
+def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
+    """What waiting for the loader costs of the steps' time (of all time, where none is marked)."""
+    waited = result.idle_by_cause[DATALOADING]
+    frac, of_what = waited / result.span_ns, "the time"
+    if result.step_dataloading_frac is not None:
+        frac, of_what = result.step_dataloading_frac, "step time"
+    who = "the training" if result.on_host else "the GPU"
+    if not result.units["loader_ns"].sum():
+        return []
+    if frac < 0.01:
+        return [f"The data loader keeps up: {who} waits {format_frac(frac)} of {of_what} for it."]
+    waits = f"{format_frac(frac)} of {of_what} {who} waits for the data loader."
+    if frac < _LITTLE:
+        return [waits]
+    bound = "Loader-bound: " if largest and frac >= LOADER_BOUND else ""
+    advice = ADVICE[DATALOADING]
+    if result.gaps["host_event"].str.contains(_SINGLE_PROCESS, literal=True).any():
+        advice = "Loading in the training process itself (num_workers=0) hides nothing; workers"
+    saved = f"{advice} would save {_per_step(result, DATALOADING)} at most."
+    return [f"{bound}{waits} {saved}"]
+
+
+def _per_step(result: GpuIdle, cause: str) -> str:
+    """What a cause costs: of a step on average, else in all."""
+    if not result.steps.height:
+        lost = result.idle_by_cause[cause]
+        return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
+    lost = int(result.steps[f"{cause}_ns"].sum())
+    mean = format_ns(round(lost / result.steps.height))
+    return f"{mean} a step ({format_frac(lost / result.step_ns)})"
+
+
+def notes(result: GpuIdle) -> list[str]:
+    """What was counted how, and what was not recorded."""
+    said = []
+    loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
+    if loader:
+        behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
+        said.append(f"The data loader itself took {format_ns(loader)}{behind}.")
+    copies = int(result.units["copy_ns"].sum())
+    if copies:
+        said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
+    if result.on_host:
+        said.append(
+            "No GPU kernels are in the file: busy is the training thread in operators that are not "
+            "part of loading data. Record with activities=[CPU, CUDA] for the GPU's own idle time."
+        )
+    elif not result.host_known:
+        said.append(
+            "Nothing of the host was recorded, so causes are unknown; record with torch.profiler "
+            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+        )
+    elif not result.launches_known:
+        said.append(
+            "No launch call belongs to the device work, so that all threads that launch or run "
+            "operators are looked at; record with torch.profiler activities=[CPU, CUDA]."
+        )
+    if not result.steps.height:
+        said.append("No steps are marked (profiler.step(), --step-name): shares are of the span.")
+    short = result.causes.filter(pl.col("cause") == SHORT_GAP)["gaps"].sum()
+    if short:
+        least = format_ns(result.min_gap_ns)
+        said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
+    return said

@@ -1,0 +1,128 @@
+"""What one rank contributes: its device work, each piece with its family and its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.device_work import COMMUNICATION, DEVICE, device_work, extent
+from traceanalyzer.analyzers.kernel_families import OTHER, family
+from traceanalyzer.analyzers.kernels.question import ANNOTATIONS, OWN_MARK, Question
+from traceanalyzer.analyzers.launching import launches
+from traceanalyzer.analyzers.names import matcher
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
+from traceanalyzer.frames.holding import hold, innermost
+from traceanalyzer.frames.intervals import nullable
+from traceanalyzer.trace import RECORD_HINTS, Trace
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, steps_pattern
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's device work.
+
+    Attributes:
+        path: the file.
+        work: one row a piece: rank, device, stream, name, family, length_ns, and the operator or
+            annotation that launched it where that was asked.
+        devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
+        unfinished: pieces without an end, which are not counted.
+    """
+
+    path: str
+    work: pl.DataFrame
+    devices: pl.DataFrame
+    unfinished: int
+
+
+def extract(trace: Trace, question: Question) -> Part:
+    """The device work of one rank.
+
+    Raises:
+        MissingData: no device work was recorded, or not what tells the groups apart.
+        OptionError: a pattern is not a regular expression.
+    """
+    _require(trace, DEVICE_WORK)
+    work = device_work(trace, question.patterns)
+    if work.is_empty():
+        raise MissingData(f"{trace.meta.path}: no device work that was recorded ever ends")
+    length = (pl.col("end") - pl.col("start")).alias("length_ns")
+    recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
+    unfinished = recorded - work.height
+    rows = work.select("rank", "device", "stream", "name", length).with_columns(_families(work))
+    if question.by in ("operator", "annotation"):
+        rows = rows.with_columns(_launched_in(trace, work, question.by))
+    return Part(trace.meta.path, rows, _devices(trace, work), unfinished)
+
+
+def _families(work: pl.DataFrame) -> pl.Series:
+    """The family of each piece of work; each distinct name is looked at once."""
+    keys = ["kind", "name", "sort"]
+    distinct = work.select(keys).unique()
+    known = [
+        COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
+        for kind, name, sort in distinct.iter_rows()
+    ]
+    told = distinct.with_columns(pl.Series("family", known, dtype=pl.String))
+    joined = work.select(keys).join(
+        told, on=keys, how="left", nulls_equal=True, maintain_order="left"
+    )
+    return joined["family"]
+
+
+def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
+    """The innermost operator or annotation around each piece's launch call, by name."""
+    _require(trace, LAUNCH_KINDS)
+    wanted = _operators(trace) if of == "operator" else _annotations(trace)
+    launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
+    slices = (
+        trace.events.lazy()
+        .filter(wanted, pl.col("dur") >= 0)
+        .select("pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+        .collect()
+    )
+    tree = hold(slices, ("pid", "tid"))
+    names = slices["name"].gather(innermost(launched, tree, ("pid", "tid"))).cast(pl.String)
+    launch = np.zeros(work.height, np.uint32)
+    known = np.zeros(work.height, np.bool_)
+    launch[launched["work"]] = np.arange(launched.height)
+    known[launched["work"]] = True
+    return names.gather(nullable("launch", launch, known)).alias(of)
+
+
+def _require(trace: Trace, kinds: Sequence[str]) -> None:
+    """The error that says how to record these kinds, where there is none."""
+    if not trace.events["kind"].is_in(kinds).any():
+        trace.require(*kinds)
+
+
+def _operators(trace: Trace) -> pl.Expr:
+    _require(trace, ("cpu_op",))
+    return pl.col("kind") == "cpu_op"
+
+
+def _annotations(trace: Trace) -> pl.Expr:
+    """The user's ranges and PyTorch's own, without those that are steps."""
+    marks = pl.col("name").cast(pl.String).str.contains(OWN_MARK, literal=True)
+    own = pl.col("kind").is_in(ANNOTATIONS) | ((pl.col("kind") == "cpu_op") & marks)
+    names = trace.events.lazy().filter(own).select(pl.col("name").unique()).collect()
+    is_step = matcher([steps_pattern()])
+    told = [name for name in names["name"].drop_nulls().cast(pl.String) if not is_step(name)]
+    if not told:
+        hint = RECORD_HINTS["user_annotation"]
+        raise MissingData(f"{trace.meta.path}: no annotation but steps was recorded; {hint}")
+    return own & pl.col("name").is_in(told)
+
+
+def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    length = pl.col("end") - pl.col("start")
+    busy = intervals.measure(work, DEVICE).rename({"length": "busy_ns"})
+    span = extent(work).select(*DEVICE, span_ns=length)
+    sums = work.group_by(DEVICE).agg(n=pl.len().cast(pl.Int64), total_ns=length.sum())
+    both = busy.join(span, on=DEVICE, nulls_equal=True).join(sums, on=DEVICE, nulls_equal=True)
+    path = pl.lit(trace.meta.path).alias("path")
+    return both.sort(DEVICE).select("rank", path, "device", "n", "total_ns", "busy_ns", "span_ns")

@@ -1,0 +1,41 @@
+"""The Python frames around each call."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.operators.question import FRAMES
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames.holding import nearest
+from traceanalyzer.frames.intervals import nullable
+from traceanalyzer.frames.nesting import ROOT
+from traceanalyzer.trace import RECORD_HINTS, Trace
+
+#: Between the frames of a stack, the innermost first.
+BETWEEN = "; "
+
+
+def python_stacks(trace: Trace, tree: pl.DataFrame, frames: int) -> pl.Series:
+    """The names of so many innermost Python frames around each call, null where there is none.
+
+    A frame is not around itself. Operators of the backward pass run in a thread without frames.
+
+    Raises:
+        MissingData: no Python frame was recorded.
+    """
+    is_frame = (tree["kind"] == FRAMES).to_numpy()
+    if not is_frame.any():
+        hint = RECORD_HINTS[FRAMES]
+        raise MissingData(f"{trace.meta.path}: no {FRAMES} events were recorded; {hint}")
+    around = nearest(tree, is_frame)
+    names = tree["name"].cast(pl.String)
+    levels: list[pl.Series] = []
+    at = around
+    while len(levels) < frames and (at != ROOT).any():
+        name = nullable("name", np.maximum(at, 0), at != ROOT).cast(pl.UInt32)
+        levels.append(names.gather(name).alias(str(len(levels))))
+        at = np.where(at == ROOT, ROOT, around[at])
+    text = pl.concat_str(pl.all(), separator=BETWEEN, ignore_nulls=True)
+    known = pl.when(pl.col("0").is_not_null())
+    return pl.DataFrame(levels).select(known.then(text).alias("stack")).to_series()

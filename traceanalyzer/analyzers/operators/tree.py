@@ -1,0 +1,103 @@
+"""The calls of each thread and what each had for itself, as PyTorch builds them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.operators.question import CALLS, FRAMES, MARKED, OTHER
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames.holding import hold, parents
+from traceanalyzer.frames.nesting import ROOT, Rows
+from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.trace import RECORD_HINTS, Trace
+from traceanalyzer.vocabulary import PROFILER_STEP
+
+#: Every step in one row.
+ANY_STEP = "ProfilerStep*"
+
+_STEP = re.compile(rf"{PROFILER_STEP}\d+")
+
+#: Bookkeeping of autograd and of the profiler: PyTorch counts it as its caller's own time.
+_UNNAMED = (
+    "profiler::_record_function_enter",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+    "aten::is_leaf",
+    "aten::output_nr",
+    "aten::_version",
+)
+
+
+def call_tree(trace: Trace) -> pl.DataFrame:
+    """Every call of a rank's threads, in the order of the trace, with what holds it.
+
+    Calls are operators, annotations, NVTX ranges, Python frames and the runtime calls they make; in
+    traces without any of these but the last, all other host slices. The steps of the profiler have
+    one name.
+
+    Returns:
+        ``event`` (row of ``events``), ``kind``, ``name``, ``thread`` (a number), ``start``,
+        ``end``, ``depth``, ``parent`` (row), and ``self_time``, which adds up to the time in which
+        the thread was in any call.
+
+    Raises:
+        MissingData: no call was recorded.
+    """
+    return hold(_calls(trace), ["thread"])
+
+
+def counted_as(tree: pl.DataFrame) -> Rows:
+    """The call that each call is counted as: itself but where it is the only one in its like.
+
+    PyTorch takes a call whose only call has the same name for one with it.
+    """
+    parent, name = parents(tree), tree["name"].to_physical().to_numpy()
+    held = np.flatnonzero(parent != ROOT).astype(np.int32)
+    like = held[name[held] == name[parent[held]]]
+    calls = np.bincount(parent[held], minlength=tree.height)
+    again = like[calls[parent[like]] == 1]
+    found = np.arange(tree.height, dtype=np.int32)
+    found[again] = parent[again]
+    while (further := found[found] != found).any():
+        found[further] = found[found[further]]
+    return found
+
+
+def unclosed(trace: Trace) -> int:
+    """Operators and annotations that never end, and are not counted."""
+    open_ended = pl.col("kind").is_in(MARKED) & pl.col("dur").is_null()
+    return trace.events.filter(open_ended).height
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    on_host = pl.col("device").is_null() & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+    kinds = trace.events["kind"]
+    if kinds.is_in((*MARKED, FRAMES)).any():
+        rows = trace.events.select(on_host & pl.col("kind").is_in((*MARKED, FRAMES, *CALLS)))
+    else:
+        rows = trace.events.select(on_host & (pl.col("kind") == OTHER))
+    event = rows.to_series().arg_true()
+    pid, tid = (trace.events[name].gather(event) for name in ("pid", "tid"))
+    thread = pl.Series("thread", numbered([pid, tid])[1])
+    calls = trace.events.select("kind", "name", "dur", start="ts")[event]
+    end = calls["start"] + calls["dur"]
+    calls = calls.drop("dur").with_columns(event.alias("event"), thread, end.alias("end"))
+    named = _named(calls)
+    if named.is_empty():
+        raise MissingData(
+            f"{trace.meta.path}: no operators were recorded; {RECORD_HINTS['cpu_op']}"
+        )
+    return named
+
+
+def _named(calls: pl.DataFrame) -> pl.DataFrame:
+    """The calls that have a row, under the name of their row."""
+    names = calls["name"].unique().drop_nulls().cast(pl.String)
+    unnamed = [name for name in names if name in _UNNAMED]
+    if unnamed or calls["name"].null_count():
+        calls = calls.filter(pl.col("name").is_not_null(), ~pl.col("name").is_in(unnamed))
+    steps = {name: ANY_STEP for name in names if _STEP.fullmatch(name)}
+    return calls.with_columns(pl.col("name").replace(steps)) if steps else calls

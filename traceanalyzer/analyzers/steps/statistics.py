@@ -1,0 +1,174 @@
+"""What is usual: warm-up told apart, the spread of each rank and among ranks, what grew."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from statistics import median
+
+import polars as pl
+
+#: What a step's time on a device is made of, adding up to it, and what to call it.
+DEVICE_PARTS = {
+    "compute_ns": "compute",
+    "exposed_communication_ns": "exposed communication",
+    "exposed_memory_ns": "exposed copies",
+    "idle_ns": "idle",
+}
+
+#: What Composer's host did within a batch.
+HOST_PARTS = {"forward_ns": "forward", "backward_ns": "backward"}
+
+#: What a part is called that grew; of communication and copies only what is exposed takes time.
+_SHORT = {
+    "compute_ns": "compute",
+    "exposed_communication_ns": "communication",
+    "exposed_memory_ns": "copies",
+    "idle_ns": "idle",
+    **HOST_PARTS,
+}
+
+#: What tells recordings apart.
+RECORDING = ("rank", "path")
+
+#: A first step that takes longer than so many medians of those after it, and than three quarters
+#: of them, is warm-up ...
+WARM_UP_FACTOR = 1.5
+
+#: ... if there are at least so many after it; and so many may be in a row.
+LEAST_AFTER, MOST_WARM_UP = 2, 10
+
+_GONE = pl.col("warm_up")
+
+
+def warm_up(durations: Sequence[int]) -> int:
+    """How many of the first steps take much longer than the ones after."""
+    most = max(min(MOST_WARM_UP, len(durations) - LEAST_AFTER), 0)
+    for first in range(most):
+        after = sorted(durations[first + 1 :])
+        most_of_them = after[-(-len(after) * 3 // 4) - 1]
+        if durations[first] <= max(WARM_UP_FACTOR * median(after), most_of_them):
+            return first
+    return most
+
+
+def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
+    """The steps with ``warm_up``, and how they differ from their recording's usual.
+
+    Args:
+        steps: see :func:`~.joining.joined`.
+        parts: columns of ``steps`` that its duration is made of.
+
+    Returns:
+        ``steps`` with warm_up; ratio, the duration over the median of the steps that are no
+        warm-up; and, for steps longer than that, grown, the part that exceeds its own median
+        by most (compute, communication and copies mean their exposed parts, idle, forward,
+        backward), and grown_ns, by how much; null where no parts are known.
+    """
+    leading = {
+        key: warm_up(own.unique("number").sort("number")["duration_ns"].to_list())
+        for key, own in steps.partition_by(RECORDING, as_dict=True).items()
+    }
+    counts = pl.DataFrame(
+        [(*key, count) for key, count in leading.items()],
+        schema={"rank": pl.Int32, "path": pl.String, "_leading": pl.Int64},
+        orient="row",
+    )
+    marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
+    marked = marked.with_columns(warm_up=pl.col("number") < pl.col("_leading")).drop("_leading")
+    usual = pl.col("duration_ns").filter(~_GONE).median().over(RECORDING)
+    return marked.with_columns(
+        ratio=pl.col("duration_ns") / usual, **_growth(parts, usual, [*RECORDING, "device"])
+    )
+
+
+def _growth(parts: Collection[str], usual: pl.Expr, lane: Sequence[str]) -> dict[str, pl.Expr]:
+    """``grown`` and ``grown_ns``: of rows longer than usual the part that exceeds its median."""
+    more = {part: pl.col(part) - pl.col(part).filter(~_GONE).median().over(lane) for part in parts}
+    most = pl.max_horizontal(*more.values()) if more else pl.lit(None, pl.Float64)
+    longer = (pl.col("duration_ns") > usual) & (most > 0)
+    which = pl.coalesce(
+        *(pl.when(growth == most).then(pl.lit(_SHORT[part])) for part, growth in more.items()),
+        pl.lit(None, pl.String),
+    )
+    return {
+        "grown": pl.when(longer).then(which),
+        "grown_ns": pl.when(longer).then(most.round().cast(pl.Int64)),
+    }
+
+
+def ranks(steps: pl.DataFrame) -> pl.DataFrame:
+    """One row a recording, over its steps that are no warm-up.
+
+    Returns:
+        rank, path, steps (how many count), warm_up (how many do not); mean_ns, median_ns, std_ns
+        (of the sample, null for a single step), min_ns, max_ns of the durations; cv_frac, std over
+        mean; between_ns, the time between these steps, and between_frac, its share of the time
+        from the first's start to the last's end.
+    """
+    each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True)
+    kept = each.filter(~_GONE)
+    length = pl.col("duration_ns")
+    # what lies before the first step that counts is not between any two
+    inner = pl.col("before_ns").slice(1).sum()
+    table = kept.group_by(RECORDING, maintain_order=True).agg(
+        steps=pl.len().cast(pl.Int64),
+        mean_ns=length.mean(),
+        median_ns=length.median(),
+        std_ns=length.std(),
+        min_ns=length.min(),
+        max_ns=length.max(),
+        between_ns=inner,
+        _all=length.sum() + inner,
+    )
+    gone = each.group_by(RECORDING).agg(warm_up=_GONE.sum().cast(pl.Int64))
+    return (
+        table.join(gone, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(
+            cv_frac=pl.col("std_ns") / pl.col("mean_ns"),
+            between_frac=pl.col("between_ns") / pl.col("_all"),
+        )
+        .drop("_all")
+    )
+
+
+def common(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
+    """The steps that two recordings or more have, over all of them; without warm-up.
+
+    Args:
+        steps: see :func:`judged`, and ``on``, what each row's rank is called.
+        parts: columns of ``steps`` that its duration is made of.
+
+    Returns:
+        One row a step, in their order: step, ranks (how many), duration_ns (their median), slowest
+        (``on`` of the one that took longest, the first of several), max_ns, spread_ns (max_ns less
+        the median), spread_frac (of the median); the parts' means over ranks and devices; ratio,
+        duration_ns over its own median, grown and grown_ns as in :func:`judged`.
+    """
+    each = steps.filter(~_GONE)
+    length = pl.col("duration_ns")
+    table = (
+        each.unique([*RECORDING, "number"], keep="first", maintain_order=True)
+        .group_by("step", maintain_order=True)
+        .agg(
+            pl.col("number").min(),
+            ranks=pl.len().cast(pl.Int64),
+            duration_ns=length.median(),
+            slowest=pl.col("on").get(length.arg_max()),
+            max_ns=length.max(),
+            warm_up=pl.lit(value=False),
+        )
+        .filter(pl.col("ranks") > 1)
+        .sort("number", "step")
+    )
+    means = each.group_by("step").agg(pl.col(parts).mean())
+    usual = length.median()
+    return (
+        table.join(means, on="step", how="left", maintain_order="left")
+        .with_columns(
+            spread_ns=pl.col("max_ns") - length,
+            spread_frac=(pl.col("max_ns") - length) / length,
+            ratio=length / usual,
+            **_growth(parts, usual, ["warm_up"]),
+        )
+        .drop("number", "warm_up")
+    )

@@ -1,0 +1,68 @@
+"""Idle time of devices, from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from traceanalyzer.analyzers import gpu_idle as idle
+from traceanalyzer.analyzers.gpu_idle import By, GpuIdle, Ground, Part
+from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.reading import Inputs
+from traceanalyzer.trace import Trace
+
+
+def gpu_idle(
+    inputs: Inputs,
+    *,
+    min_gap_ns: int = 10_000,
+    dataloader: str | Sequence[str] = (),
+    patterns: str | Sequence[str] = (),
+    by: By = "device",
+    library_names: str | Sequence[str] = (),
+    step_name: str | None = None,
+    **reading: Unpack[Reading],
+) -> GpuIdle:
+    """Why is the GPU idle, and what does waiting for the data loader cost?
+
+    The analysis is :func:`traceanalyzer.analyzers.gpu_idle.gpu_idle`, where causes and definitions
+    are. One file is in memory at a time; of several, what cannot be read is left out and named.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them, a rank each.
+        min_gap_ns: shorter gaps count as ``short_gap``, the ordinary distance of kernels.
+        dataloader: regular expressions of further host slices that are dataloading.
+        patterns: regular expressions of further kernels that are communication.
+        by: ``device``; ``process``: each process's part of a device; ``step``: steps come first.
+        library_names: whose innermost Python frame is told of each gap; none: the user's own code.
+        step_name: a regular expression of the slices that are steps.
+        **reading: format, rank, since_ns, until_ns, progress, seen, as for :func:`comm_outliers`.
+
+    Raises:
+        InputError: no file can be read.
+        MissingData: neither device work nor operators were recorded.
+        OptionError: an option makes no sense.
+    """
+
+    def take(trace: Trace) -> Ground:
+        return idle.lay(
+            trace,
+            patterns=_several(patterns),
+            by_process=by == "process",
+            step_name=step_name,
+        )
+
+    def measure(ground: Ground) -> Part:
+        return idle.measure(
+            ground,
+            min_gap_ns=min_gap_ns,
+            dataloader=_several(dataloader),
+            libraries=_several(library_names),
+        )
+
+    parts, skipped = gather(inputs, idle.NEEDS, measure, take=take, **reading)
+    return idle.combine(parts, min_gap_ns=min_gap_ns, by=by, notes=skipped_notes(skipped))
+
+
+def _several(words: str | Sequence[str]) -> Sequence[str]:
+    return [words] if isinstance(words, str) else words

@@ -1,0 +1,78 @@
+"""What operators and kernels cost, from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from traceanalyzer.analyzers import kernels as kernel
+from traceanalyzer.analyzers import operators as operator
+from traceanalyzer.analyzers.kernels import By, Kernels
+from traceanalyzer.analyzers.operators import Operators, SortBy
+from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.reading import Inputs
+
+
+def operators(
+    inputs: Inputs,
+    *,
+    sort_by: SortBy | None = None,
+    group_by_input_shape: bool = False,
+    group_by_stack: int = 0,
+    **reading: Unpack[Reading],
+) -> Operators:
+    """Which operators take the time, as PyTorch's ``key_averages`` sums them up?
+
+    The analysis is :func:`traceanalyzer.analyzers.operators.operators`. One file is in memory at a
+    time; the ranks are summed up.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        sort_by: the column to sort by, the largest first; None for self device time where there is
+            device work, else self host time.
+        group_by_input_shape: calls with other input shapes are other rows.
+        group_by_stack: calls from other Python frames are other rows: so many of the innermost
+            count; 0 for none.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: no operators were recorded, or not what is asked for.
+        OptionError: there is nothing of that name to sort by.
+    """
+    question = operator.Question(sort_by, group_by_input_shape, group_by_stack)
+    parts, skipped = gather(
+        inputs, question.needs, lambda trace: operator.extract(trace, question), **reading
+    )
+    return operator.combine(parts, question, skipped_notes(skipped))
+
+
+def kernels(
+    inputs: Inputs,
+    *,
+    by: By | None = None,
+    patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> Kernels:
+    """Which kernels, copies and sets take the devices' time, by family and by name?
+
+    The analysis is :func:`traceanalyzer.analyzers.kernels.kernels`; of files only device work is
+    read, and what launched it where that is asked.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        by: what kernels are told apart by besides: ``device``, ``stream``, ``rank``, ``operator``
+            or ``annotation``.
+        patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: no device work was recorded, or not what kernels are to be told apart by.
+        OptionError: a pattern is not a regular expression.
+    """
+    question = kernel.Question(by, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+    parts, skipped = gather(
+        inputs, question.needs, lambda trace: kernel.extract(trace, question), **reading
+    )
+    return kernel.combine(parts, question, skipped_notes(skipped))
