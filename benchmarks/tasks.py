@@ -69,7 +69,9 @@ def read_for(command: str) -> Callable[[str], tuple[float, int]]:
         from traceanalyzer import api
         from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401
 
-        needs = importlib.import_module(f"traceanalyzer.analyzers.{COMMANDS[command]}").NEEDS
+        analyzer = importlib.import_module(f"traceanalyzer.analyzers.{COMMANDS[command]}")
+        # what is needed of a file may depend on what is asked
+        needs = analyzer.NEEDS if hasattr(analyzer, "NEEDS") else analyzer.Question().needs
         start = time.perf_counter()
         trace = api.read(path, kinds=needs.kinds, names=needs.names, columns=needs.columns)
         return time.perf_counter() - start, trace.events.height

@@ -20,16 +20,27 @@ def mapped(
     return values.replace_strict(answers, default=None, return_dtype=dtype)
 
 
-def named(events: pl.DataFrame, patterns: Sequence[str]) -> pl.Expr:
+def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.Expr:
     """Whether an event's ``name`` matches any of the regular expressions.
+
+    Args:
+        events: the events, or their :func:`distinct` names where many are asked for.
+        patterns: the regular expressions.
 
     Raises:
         OptionError: a pattern is not a regular expression.
     """
     test = matcher(patterns)
-    names = events["name"].drop_nulls().unique().cast(pl.String)
+    names = distinct(events) if isinstance(events, pl.DataFrame) else events
     hits = [name for name in names if test(name)]
+    if not hits:
+        return pl.lit(value=False)
     return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+def distinct(events: pl.DataFrame) -> list[str]:
+    """The distinct names of events."""
+    return events["name"].unique().drop_nulls().cast(pl.String).to_list()
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:

@@ -38,7 +38,6 @@ class Spans(NamedTuple):
 
 def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """When is at least one interval running? Intervals that overlap or touch become one."""
-    frame = frame.filter(IS_INTERVAL)
     groups, (group,) = group_numbers(by, frame)
     return _to_frame(groups, _union(_spans(frame, group)))
 
@@ -51,8 +50,7 @@ def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
         without any interval has length 0. Without ``by`` one row, also for an empty frame.
     """
     groups, (group,) = group_numbers(by, frame)
-    valid = is_interval(frame)
-    runs = _union(_spans(frame.filter(valid), group[valid]))
+    runs = _union(_spans(frame, group))
     length = np.zeros(groups.height if by else 1, np.int64)
     np.add.at(length, runs.group, runs.end - runs.start)
     return pl.DataFrame([*groups, pl.Series("length", length)])
@@ -97,7 +95,7 @@ def first_running(
         null where none of them has one: disjoint intervals that cover the union of ``within``, one
         for each maximal run of one ``first``, sorted by group and start.
     """
-    parts = [frame.filter(IS_INTERVAL) for frame in (*frames, within)]
+    parts = (*frames, within)
     groups, numbers = group_numbers(by, *parts)
     spans = [_union(_spans(frame, group)) for frame, group in zip(parts, numbers, strict=True)]
     group, time, opened = _edges(spans)
@@ -138,26 +136,32 @@ def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = 
         the windows, null where the row is not an interval. Rows may overlap one another; each is
         measured for itself.
     """
-    windows = windows.filter(IS_INTERVAL)
     _, (group, window_group) = group_numbers(by, rows, windows)
     runs = _union(_spans(windows, window_group))
-    valid = is_interval(rows)
-    inner = _spans(rows.filter(valid), group[valid])
-    overlap = np.zeros(rows.height, np.int64)
-    overlap[valid] = _covered_before(runs, inner.group, inner.end)
-    overlap[valid] -= _covered_before(runs, inner.group, inner.start)
+    valid, (start, end) = is_interval(rows), bounds(rows)
+    overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
     return rows.with_columns(nullable("overlap", overlap, valid))
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:
     """Which rows have both bounds, in order."""
-    return frame.select(IS_INTERVAL.fill_null(value=False)).to_series().to_numpy()
+    start, end = bounds(frame)
+    valid = end >= start
+    for column in (frame["start"], frame["end"]):
+        if column.null_count():
+            valid &= column.is_not_null().to_numpy()
+    return valid
 
 
 def bounds(frame: pl.DataFrame) -> tuple[Ints, Ints]:
     """``start`` and ``end`` as arrays, 0 where null."""
-    start, end = (frame[name].cast(pl.Int64).fill_null(0).to_numpy() for name in ("start", "end"))
-    return start, end
+    return _integers(frame["start"]), _integers(frame["end"])
+
+
+def _integers(column: pl.Series) -> Ints:
+    if column.dtype != pl.Int64:
+        column = column.cast(pl.Int64)
+    return (column.fill_null(0) if column.null_count() else column).to_numpy()
 
 
 def group_numbers(
@@ -166,11 +170,11 @@ def group_numbers(
     """The distinct values of the columns ``by`` over all frames, sorted, and each row's number."""
     if not by:
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
+    if (only := _only_group(by, frames)) is not None:  # most often: one device, one rank
+        return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
     keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
     groups = keys.unique().sort(by)
     ends = np.cumsum([frame.height for frame in frames])[:-1]
-    if groups.height <= 1:  # most often: one device, one rank
-        return groups, tuple(np.split(np.zeros(keys.height, np.int64), ends))
     if groups.height <= _FEW and not any(column.null_count() for column in groups):
         number = _number_of_few(keys, groups)
     else:
@@ -178,6 +182,20 @@ def group_numbers(
         joined = keys.join(numbered, on=by, how="left", nulls_equal=True, maintain_order="left")
         number = joined["_group"].cast(pl.Int64).to_numpy()
     return groups, tuple(np.split(number, ends))
+
+
+def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
+    """The one group that all rows are of, where its values are integers or null; else None."""
+    held = [frame for frame in frames if frame.height]
+    for name in by:
+        columns = [frame[name] for frame in held]
+        if not all(column.dtype.is_integer() for column in columns):
+            return None
+        nulls = {column.null_count() / column.len() for column in columns}
+        ends = {end for column in columns for end in (column.min(), column.max())}
+        if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
+            return None
+    return (held or frames)[0].select(by).head(1)
 
 
 def _number_of_few(keys: pl.DataFrame, groups: pl.DataFrame) -> Ints:
@@ -231,7 +249,6 @@ def _combine(
 
     Nothing runs at the end of each group, where ``inside`` must be false, so no run leaves it.
     """
-    a, b = a.filter(IS_INTERVAL), b.filter(IS_INTERVAL)
     groups, (group_a, group_b) = group_numbers(by, a, b)
     group, time, opened = _edges([_union(_spans(a, group_a)), _union(_spans(b, group_b))])
     edge = np.diff(inside(opened & 1 > 0, opened & 2 > 0), prepend=False)
@@ -295,7 +312,12 @@ def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
 
 
 def _spans(frame: pl.DataFrame, group: Ints) -> Spans:
-    return Spans(group, *bounds(frame))
+    """The rows that have both bounds; what ends before it starts covers nothing."""
+    spans = Spans(group, *bounds(frame))
+    if not frame["start"].null_count() and not frame["end"].null_count():
+        return spans
+    valid = is_interval(frame)
+    return Spans(*(column[valid] for column in spans))
 
 
 def _to_frame(groups: pl.DataFrame, spans: Spans) -> pl.DataFrame:

@@ -65,15 +65,16 @@ def measure(
     hidden = intervals.intersect(loader, busy, _UNIT)
     windows = [*pieces, loader, copies, hidden, _exposed(ground)]
     marked = ground.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
+    measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     return Part(
         rank=ground.rank,
         path=ground.path,
         on_host=ground.on_host,
         host_known=ground.slices.height > 0,
         launches_known=ground.launched.height > 0,
-        units=_measured(units, windows),
+        units=measured.head(units.height).drop("step"),
         causes=_by_cause(pieces),
-        steps=_measured(marked, windows),
+        steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=filling.longest(ground, gaps, pieces, libraries),
         gap_count=gaps.height,
     )

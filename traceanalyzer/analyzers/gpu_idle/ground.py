@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.device_work import device_work
 from traceanalyzer.analyzers.gpu_idle import threads
 from traceanalyzer.analyzers.launching import launches
-from traceanalyzer.analyzers.names import named
+from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
@@ -32,6 +32,7 @@ class Ground:
         launched: work (row), thread, start, end: its launch calls.
         threads: unit, thread: the threads that feed each unit.
         slices: kind, name, thread, start, end: what ran on those threads.
+        names: the distinct names of those.
         collectives: unit, start, end: when the host itself ran one, on any thread.
     """
 
@@ -43,6 +44,7 @@ class Ground:
     launched: pl.DataFrame
     threads: pl.DataFrame
     slices: pl.DataFrame
+    names: list[str]
     collectives: pl.DataFrame
 
     @property
@@ -82,6 +84,7 @@ def lay(
         known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
     )
     pids = feeding.select("unit", "pid").unique()
+    slices = threads.slices(trace, known)
     runs = threads.host(trace).filter(named(trace.events, [_RUNS_COLLECTIVE])).collect()
     return Ground(
         rank=trace.meta.rank,
@@ -91,7 +94,8 @@ def lay(
         work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
         launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
         threads=feeding.select("unit", "thread"),
-        slices=threads.slices(trace, known),
+        slices=slices,
+        names=distinct(slices),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
     )
 

@@ -35,7 +35,7 @@ def saving(ground: Ground) -> pl.DataFrame:
 
 def running(ground: Ground) -> pl.DataFrame:
     """When a feeding thread runs an operator."""
-    return ground.of_units(ground.slices.filter(is_operator(ground.slices)))
+    return ground.of_units(ground.slices.filter(is_operator(ground.names)))
 
 
 def copying(ground: Ground) -> pl.DataFrame:
@@ -72,7 +72,7 @@ def launching(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
     slices = ground.slices.lazy()
     columns = ("thread", "start", "end")
     launch_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select(columns).collect()
-    operators = slices.filter(is_operator(ground.slices)).select(columns).collect()
+    operators = slices.filter(is_operator(ground.names)).select(columns).collect()
     runs = intervals.union(operators, _THREAD)
     points = ground.launched.select(*_THREAD, ts="start")
     held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
@@ -97,5 +97,5 @@ def extents(ground: Ground) -> pl.DataFrame:
 
 def _in(ground: Ground, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
     """When a feeding thread is in a slice of these kinds whose name matches a pattern."""
-    named_so = ground.slices.filter(named(ground.slices, patterns))
+    named_so = ground.slices.filter(named(ground.names, patterns))
     return ground.of_units(named_so.filter(pl.col("kind").is_in(kinds)))

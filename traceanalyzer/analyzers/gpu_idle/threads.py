@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -28,8 +30,8 @@ def slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     return joined.select("kind", "name", "thread", "start", "end").collect()
 
 
-def is_operator(events: pl.DataFrame) -> pl.Expr:
-    """Whether a slice is an operator, not a range around some."""
+def is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
+    """Whether a slice is an operator, not a range around some; see :func:`named`."""
     return (pl.col("kind") == "cpu_op") & named(events, [causes.OPERATOR])
 
 
