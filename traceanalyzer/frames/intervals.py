@@ -143,6 +143,15 @@ def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = 
     return rows.with_columns(nullable("overlap", overlap, valid))
 
 
+def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
+    """Which rows share time with any of the windows, whatever their groups?"""
+    runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
+    start, end = bounds(rows)
+    begun = np.searchsorted(runs.start, end, side="left")
+    found: Bools = (begun > np.searchsorted(runs.end, start, side="right")) & (end > start)
+    return found & is_interval(rows)
+
+
 def is_interval(frame: pl.DataFrame) -> Bools:
     """Which rows have both bounds, in order."""
     start, end = bounds(frame)

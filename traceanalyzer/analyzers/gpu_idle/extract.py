@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import polars as pl
 
@@ -60,7 +61,9 @@ def measure(
     idle = intervals.gaps(busy, _UNIT, units)
     short = pl.col("end") - pl.col("start") < min_gap_ns
     gaps = idle.filter(~short)
-    why = [loader, copies, *_other_causes(ground, gaps)]
+    # most slices run while the device is busy: only the others can tell why it is not
+    near = replace(ground, slices=ground.slices.filter(intervals.meets(ground.slices, gaps)))
+    why = [loader, copies, *_other_causes(near, gaps), host.extents(ground)]
     pieces = [busy, idle.filter(short), *_divided(gaps, why)]
     hidden = intervals.intersect(loader, busy, _UNIT)
     windows = [*pieces, loader, copies, hidden, _exposed(ground)]
@@ -104,20 +107,19 @@ def _spans(ground: Ground) -> pl.DataFrame:
 
 
 def _other_causes(ground: Ground, gaps: pl.DataFrame) -> list[pl.DataFrame]:
-    """When each of the causes after those of the input applies, in their order."""
+    """When each cause between those of the input and other host code applies, in their order."""
     return [
         host.calls(ground, causes.SYNCHRONISING),
         host.calls(ground, causes.MANAGING_MEMORY),
         host.saving(ground),
         host.pending(ground),
         host.launching(ground, gaps),
-        host.extents(ground),
     ]
 
 
 def _divided(gaps: pl.DataFrame, why: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """The gaps in pieces, by the first cause that applies; the last of the list: by none."""
-    near = [rows.filter(intervals.overlap_with(rows, gaps, _UNIT)["overlap"] > 0) for rows in why]
+    near = [rows.filter(intervals.meets(rows, gaps)) for rows in why]
     pieces = intervals.first_running(near, gaps, _UNIT)
     first = pl.col("first").fill_null(len(why))
     return [pieces.filter(first == place).drop("first") for place in range(len(why) + 1)]
