@@ -87,8 +87,10 @@ def _commands(results: Results) -> Iterator[Bar]:
     for m in results.of(*COMMANDS):
         command, trace = m.task, m.trace or ""
         reading = results.best(f"read for {command}", m.trace)
-        what = f"(`{command}` - imports) / reading what it needs"
-        yield Bar(what, trace, _ratio(_work(results, command, m.trace), reading), 1.5, "x")
+        imports = results.best(f"imports for {command}")
+        loading = None if reading is None or imports is None else imports + reading
+        what = f"`{command}` / starting and reading what it needs"
+        yield Bar(what, trace, _ratio(m.best, loading), 1.5, "x")
         megabytes = (m.size or 0) / 1e6
         yield Bar(f"peak memory, `{command}`", trace, _megabytes(m.peak_rss), megabytes, "MB")
         hta = results.best("HTA", m.trace)

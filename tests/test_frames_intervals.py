@@ -211,3 +211,15 @@ def test_more_groups_than_sixteen_bits_number() -> None:
     assert_frame_equal(intervals.union(frame.reverse(), ["g"]), frame)
     assert intervals.measure(frame, ["g"])["length"].to_list() == [2] * n
     assert length(frame) == n + 1
+
+
+@modest
+@given(frames(), frames(), st.sampled_from(OFFSETS))
+def test_meets_is_sharing_any_time(rows: pl.DataFrame, windows: pl.DataFrame, by: int) -> None:
+    rows, windows = shifted(rows, by), shifted(windows, by)
+    shared = intervals.overlap_with(rows, windows)["overlap"]
+    expected = [overlap is not None and overlap > 0 for overlap in shared]
+    assert intervals.meets(rows, windows).tolist() == expected
+    in_order = rows.sort("start")
+    shared = intervals.overlap_with(in_order, windows)["overlap"]
+    assert intervals.meets(in_order, windows).sum() == (shared > 0).sum()

@@ -148,8 +148,12 @@ def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
     runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
     start, end = bounds(rows)
     begun = np.searchsorted(runs.start, end, side="left")
-    found: Bools = (begun > np.searchsorted(runs.end, start, side="right")) & (end > start)
-    return found & is_interval(rows)
+    if (start[1:] >= start[:-1]).all():  # so that the few are searched for among the many
+        behind = np.searchsorted(start, runs.end, side="left")
+        ended = np.cumsum(np.bincount(behind, minlength=start.size + 1))[: start.size]
+    else:
+        ended = np.searchsorted(runs.end, start, side="right")
+    return (begun > ended) & (end > start) & is_interval(rows)
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:

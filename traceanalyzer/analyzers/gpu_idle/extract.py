@@ -119,8 +119,7 @@ def _other_causes(ground: Ground, gaps: pl.DataFrame) -> list[pl.DataFrame]:
 
 def _divided(gaps: pl.DataFrame, why: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """The gaps in pieces, by the first cause that applies; the last of the list: by none."""
-    near = [rows.filter(intervals.meets(rows, gaps)) for rows in why]
-    pieces = intervals.first_running(near, gaps, _UNIT)
+    pieces = intervals.first_running(why, gaps, _UNIT)
     first = pl.col("first").fill_null(len(why))
     return [pieces.filter(first == place).drop("first") for place in range(len(why) + 1)]
 
