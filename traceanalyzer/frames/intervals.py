@@ -68,11 +68,11 @@ def gaps(
             gap, one that is not in ``span`` is left out. Default: each group's first start to
             its last end.
     """
-    if span is None:
-        bounds = (pl.col("start").min(), pl.col("end").max())
-        known = frame.lazy().filter(IS_INTERVAL)
-        span = (known.group_by(by).agg(bounds) if by else known.select(bounds)).collect()
-    return subtract(span, frame, by)
+    if span is not None:
+        return subtract(span, frame, by)
+    groups, (group,) = group_numbers(by, frame)
+    spans = _spans(frame, group)
+    return _to_frame(groups, _between(_union(spans), *_extent(spans)))
 
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
@@ -213,11 +213,12 @@ def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFra
 
 def _number_of_few(keys: pl.DataFrame, groups: pl.DataFrame) -> Ints:
     """Each row's place among a few sorted groups without null: a search in each column's values."""
+    differ = [name for name in groups.columns if groups[name].n_unique() > 1]
+    if len(differ) == 1:
+        return groups[differ[0]].search_sorted(keys[differ[0]]).to_numpy().astype(np.int64)
     code, of_group = np.zeros(keys.height, np.int64), np.zeros(groups.height, np.int64)
-    for name in groups.columns:
+    for name in differ:
         values = groups[name].unique().sort()
-        if len(values) == 1:
-            continue
         place = values.search_sorted(keys[name]).to_numpy()
         code = code * len(values) + place
         of_group = of_group * len(values) + values.search_sorted(groups[name]).to_numpy()
@@ -228,6 +229,8 @@ def _number_of_few(keys: pl.DataFrame, groups: pl.DataFrame) -> Ints:
 
 def stable_order(group: Ints, time: Ints) -> Ints:
     """The order by (group, time), ties in the order given; near O(n) where ``time`` is sorted."""
+    if (time[1:] >= time[:-1]).all():
+        return np.argsort(narrow(group), kind="stable")
     order = np.argsort(time, kind="stable")
     return order[np.argsort(narrow(group)[order], kind="stable")]
 
@@ -275,14 +278,42 @@ def _union(spans: Spans) -> Spans:
     if not covers.all():
         spans = Spans(*(column[covers] for column in spans))
     group, start, end = _ordered(spans)
-    end = end.copy()
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    for low, high in itertools.pairwise([*first, group.size]):
+    if end is spans.end:
+        end = end.copy()
+    new_group = np.flatnonzero(group[1:] != group[:-1]) + 1
+    for low, high in itertools.pairwise([0, *new_group, group.size]):
         np.maximum.accumulate(end[low:high], out=end[low:high])
     begins = np.ones(group.size, np.bool_)
-    begins[1:] = (start[1:] > end[:-1]) | (group[1:] != group[:-1])
+    begins[1:] = start[1:] > end[:-1]
+    begins[new_group] = True
     last = np.flatnonzero(np.append(begins[1:], [True] * bool(group.size)))
     return Spans(group[begins], start[begins], end[last])
+
+
+def _extent(spans: Spans) -> tuple[Ints, Ints, Ints]:
+    """The groups that have an interval, if only of zero length, each's first start and last end."""
+    groups = int(spans.group.max(initial=-1)) + 1
+    lowest = np.full(groups, np.iinfo(np.int64).max)
+    highest = np.full(groups, np.iinfo(np.int64).min)
+    real = spans.end >= spans.start
+    group, start, end = spans if real.all() else (column[real] for column in spans)
+    np.minimum.at(lowest, group, start)
+    np.maximum.at(highest, group, end)
+    held = np.flatnonzero(highest >= lowest)
+    return held, lowest[held], highest[held]
+
+
+def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
+    """What lies between the runs of each group, and between them and its bounds."""
+    first, last = (np.searchsorted(runs.group, groups, side) for side in ("left", "right"))
+    at = np.concatenate([first, last])
+    group = np.insert(runs.group, at, np.tile(groups, 2))
+    # a bound is a run of no length, before the first and behind the last
+    start, end = (
+        np.insert(bound, at, np.concatenate([lowest, highest])) for bound in (runs.start, runs.end)
+    )
+    free = np.flatnonzero((group[1:] == group[:-1]) & (start[1:] > end[:-1]))
+    return Spans(group[free], end[free], start[free + 1])
 
 
 def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
@@ -296,11 +327,25 @@ def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
     )
     group = np.concatenate([np.tile(union.group, 2) for union in unions])
     time = np.concatenate([bound for union in unions for bound in (union.start, union.end)])
-    order = stable_order(group, time)
+    order = _grouped_order(group, time)
     step, group, time = step[order], group[order], time[order]
     settled = np.ones(time.size, np.bool_)
     settled[:-1] = (group[1:] != group[:-1]) | (time[1:] != time[:-1])
     return group[settled], time[settled], np.cumsum(step)[settled]
+
+
+def _grouped_order(group: Ints, time: Ints) -> Ints:
+    """The order by (group, time) of a few runs that are in that order already.
+
+    As one number both are merged, where it fits; as two they have to be sorted anew.
+    """
+    groups = int(group.max(initial=0)) + 1
+    if groups == 1:
+        return np.argsort(time, kind="stable")
+    first, last = int(time.min()), int(time.max())
+    if groups * (last - first + 1) > np.iinfo(np.int64).max:
+        return stable_order(group, time)
+    return np.argsort(group * (last - first + 1) + (time - first), kind="stable")
 
 
 def _ordered(spans: Spans) -> Spans:
