@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -94,6 +94,9 @@ def test_intersection_and_difference(a: pl.DataFrame, b: pl.DataFrame) -> None:
 
 @modest
 @given(frames())
+@example(
+    pl.DataFrame([(1, "a", 0, 0), (1, "a", 1, 1), (1, "b", 0, 0)], schema=SCHEMA, orient="row")
+)
 def test_gaps_and_busy_make_the_span(frame: pl.DataFrame) -> None:
     gaps = intervals.gaps(frame, BY)
     known = frame.filter(intervals.IS_INTERVAL)

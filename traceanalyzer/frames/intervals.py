@@ -305,13 +305,11 @@ def _extent(spans: Spans) -> tuple[Ints, Ints, Ints]:
 
 def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
     """What lies between the runs of each group, and between them and its bounds."""
-    first, last = (np.searchsorted(runs.group, groups, side) for side in ("left", "right"))
-    at = np.concatenate([first, last])
-    group = np.insert(runs.group, at, np.tile(groups, 2))
-    # a bound is a run of no length, before the first and behind the last
-    start, end = (
-        np.insert(bound, at, np.concatenate([lowest, highest])) for bound in (runs.start, runs.end)
-    )
+    # a bound is a run of no length: each group's first start, then its last end
+    behind = [np.searchsorted(runs.group, groups, side) for side in ("left", "right")]
+    at, bounds = np.stack(behind, axis=1).ravel(), np.stack([lowest, highest], axis=1).ravel()
+    group = np.insert(runs.group, at, np.repeat(groups, 2))
+    start, end = np.insert(runs.start, at, bounds), np.insert(runs.end, at, bounds)
     free = np.flatnonzero((group[1:] == group[:-1]) & (start[1:] > end[:-1]))
     return Spans(group[free], end[free], start[free + 1])
 
