@@ -89,6 +89,12 @@ HOST_KINDS: tuple[str, ...] = (
 #: Calls that launch device work and carry its correlation id.
 LAUNCH_KINDS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
 
+#: Calls that return when the device has done what they wait for, synchronous copies among them.
+SYNCHRONISING_CALLS: tuple[str, ...] = (
+    r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize",
+    r"^(?:cuda|hip|cu)Memcpy(?!.*(?:Async|Peer))",
+)
+
 #: A chrome trace's ``cat``, lower-cased, to a kind where the spelling differs from the kind's own.
 CATEGORY_ALIASES: dict[str, str] = {
     "operator": "cpu_op",

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer import vocabulary
+from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.frames import nesting
 from traceanalyzer.result import Result, Table
 from traceanalyzer.trace import Device, Meta, Trace
@@ -80,7 +81,6 @@ _ISSUES_SHOWN = {
     "first": "first",
 }
 
-_STEP_KINDS = ("user_annotation", "cpu_op")  # until 2021 Kineto wrote annotations as operators
 _LOSSES = ("error", "data_loss")
 _SEVERITIES = ("error", "data_loss", "notice", "info")
 
@@ -209,7 +209,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "path": meta.path,
         "rank": meta.rank,
         "span_ns": None if start is None or end is None else end - start,
-        "steps": _steps(events),
+        "steps": step_marks(trace)["step"].n_unique() or None,
         "events": events.height,
         "communication": communication.height,
         "communication_ns": communication["dur"].sum(),
@@ -237,13 +237,6 @@ def _is_communication(names: pl.Series) -> pl.Expr:
     name = pl.col("name").cast(pl.String)
     kernel = (pl.col("kind") == "kernel") & name.is_in(kernels.to_list())
     return kernel | (pl.col("device").is_null() & name.is_in(on_host))
-
-
-def _steps(events: pl.DataFrame) -> int | None:
-    """Training steps: distinct names of step annotations; None when none is marked."""
-    ranges = events.filter(pl.col("kind").is_in(_STEP_KINDS) & pl.col("dur").is_not_null())
-    names = ranges["name"].unique().cast(pl.String)
-    return int(names.str.contains(vocabulary.steps_pattern()).sum()) or None
 
 
 def _devices(devices: tuple[Device, ...]) -> str | None:

@@ -9,6 +9,9 @@ import polars as pl
 
 from traceanalyzer.errors import OptionError
 
+#: Where an object lies in memory tells nothing and makes two of a kind look different.
+ADDRESS = r" at 0x[0-9a-f]+"
+
 
 def mapped(
     values: pl.Series,

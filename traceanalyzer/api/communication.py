@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from traceanalyzer.analyzers import comm_outliers as comm
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.api.reading import Inputs, PathLike, Progress, each, read
+from traceanalyzer.api.gathering import Reading
+from traceanalyzer.api.reading import Inputs, PathLike, each, read, several
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 
@@ -20,14 +21,9 @@ def comm_outliers(
     baseline: Inputs | None = None,
     factor: float = 3.0,
     z: float = 3.5,
-    patterns: Sequence[str] = (),
+    patterns: str | Sequence[str] = (),
     min_wait_ns: int | None = None,
-    format: str | None = None,  # noqa: A002 - the command line's word
-    rank: int | None = None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-    progress: Progress | None = None,
-    seen: Callable[[Trace], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> CommOutliers:
     """Which collectives took unusually long, which rank was late, and what it was doing meanwhile.
 
@@ -43,28 +39,23 @@ def comm_outliers(
         z: ... and has a modified z-score above this.
         patterns: regular expressions of further kernel names that are communication.
         min_wait_ns: lateness worth naming; default a tenth of the median step, 1 ms without steps.
-        format: the files' format, to override detection by content.
-        rank: of several files, only those of this rank; of one file, its rank where it does not
-            tell or tells wrong.
-        since_ns: leave out what ends before this time after each file's first event.
-        until_ns: leave out what starts at or after this time after each file's first event.
-        progress: called with (bytes read, bytes in all) of each file while it is first read.
-        seen: called with each trace as it was first read, for its ``issues``.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
         InputError: a file cannot be read.
         MissingData: no communication in the inputs, or in the baseline.
         OptionError: a pattern or a number makes no sense.
     """
+    rank, seen = reading.get("rank"), reading.get("seen")
+    window = {name: reading.get(name) for name in ("since_ns", "until_ns")}
 
-    def reading(path: PathLike, needs: Needs, own_rank: int | None, **more: Any) -> Trace:
-        window = {"since_ns": since_ns, "until_ns": until_ns}
-        how = {"format": format, "rank": own_rank, **window, **more}
+    def read_for(needs: Needs, path: PathLike, own_rank: int | None, **more: Any) -> Trace:
+        how = {"format": reading.get("format"), "rank": own_rank, **window, **more}
         return read(path, kinds=needs.kinds, names=needs.names, **how)
 
     def parts(items: Sequence[Trace | str]) -> list[Part]:
         own_rank = rank if len(items) == 1 else None
-        wanted = [patterns] if isinstance(patterns, str) else patterns
+        wanted = several(patterns)
 
         def extracted(trace: Trace) -> list[Part]:
             chosen = (own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank))
@@ -75,12 +66,12 @@ def comm_outliers(
             if isinstance(item, Trace):
                 found += extracted(item)
                 continue
-            trace = reading(item, comm.NEEDS, own_rank, progress=progress)
+            trace = read_for(comm.NEEDS, item, own_rank, progress=reading.get("progress"))
             if seen:
                 seen(trace)
             own = extracted(trace)
             if any(part.wants_launches for part in own):
-                own = extracted(reading(item, comm.LAUNCHES, own_rank))
+                own = extracted(read_for(comm.LAUNCHES, item, own_rank))
             found += own
         if not found:
             raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
@@ -94,11 +85,11 @@ def comm_outliers(
         z=z,
         min_wait_ns=min_wait_ns,
     )
-    return comm.with_context(result, _contexts(result, items, reading))
+    return comm.with_context(result, _contexts(result, items, read_for))
 
 
 def _contexts(
-    result: CommOutliers, items: Sequence[Trace | str], reading: Callable[..., Trace]
+    result: CommOutliers, items: Sequence[Trace | str], read_for: Callable[..., Trace]
 ) -> list[Trace]:
     """Traces that show what late ranks were doing: those in memory, and files read again."""
     in_memory = [own for item in items if isinstance(item, Trace) for own in by_rank(item)]
@@ -109,7 +100,7 @@ def _contexts(
         windows.pop(trace.meta.path, None)
     whole = {"since_ns": None, "until_ns": None}
     again = [
-        reading(path, comm.CONTEXT, None, windows=stretches, **whole)
+        read_for(comm.CONTEXT, path, None, windows=stretches, **whole)
         for path, stretches in windows.items()
     ]
     return [*in_memory, *(own for trace in again for own in by_rank(trace))]

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers import launches as launching
 from traceanalyzer.analyzers.host_metrics import HostMetrics
 from traceanalyzer.analyzers.launches import Launches
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
-from traceanalyzer.api.reading import Inputs
+from traceanalyzer.api.reading import Inputs, several
 from traceanalyzer.trace import Trace
 
 
@@ -59,7 +59,7 @@ def host_metrics(
         MissingData: no counters were recorded, or none that matches.
         OptionError: a pattern is no regular expression.
     """
-    patterns = [counters] if isinstance(counters, str) else counters
+    patterns = several(counters)
     parts, skipped = gather(
         inputs, metrics.NEEDS, lambda trace: metrics.extract(trace, patterns), **reading
     )

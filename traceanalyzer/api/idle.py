@@ -8,7 +8,7 @@ from typing import Unpack
 from traceanalyzer.analyzers import gpu_idle as idle
 from traceanalyzer.analyzers.gpu_idle import By, GpuIdle, Ground, Part
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
-from traceanalyzer.api.reading import Inputs
+from traceanalyzer.api.reading import Inputs, several
 from traceanalyzer.trace import Trace
 
 
@@ -47,7 +47,7 @@ def gpu_idle(
     def take(trace: Trace) -> Ground:
         return idle.lay(
             trace,
-            patterns=_several(patterns),
+            patterns=several(patterns),
             by_process=by == "process",
             step_name=step_name,
         )
@@ -56,13 +56,9 @@ def gpu_idle(
         return idle.measure(
             ground,
             min_gap_ns=min_gap_ns,
-            dataloader=_several(dataloader),
-            libraries=_several(library_names),
+            dataloader=several(dataloader),
+            libraries=several(library_names),
         )
 
     parts, skipped = gather(inputs, idle.NEEDS, measure, take=take, **reading)
     return idle.combine(parts, min_gap_ns=min_gap_ns, by=by, notes=skipped_notes(skipped))
-
-
-def _several(words: str | Sequence[str]) -> Sequence[str]:
-    return [words] if isinstance(words, str) else words

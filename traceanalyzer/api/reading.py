@@ -30,8 +30,8 @@ _NO_TEXT = "its name is not UTF-8"
 def read(
     path: PathLike,
     *,
-    kinds: Iterable[str] | None = None,
-    names: Iterable[str] = (),
+    kinds: str | Iterable[str] | None = None,
+    names: str | Sequence[str] = (),
     columns: Iterable[str] = (),
     windows: Iterable[tuple[int, int]] = (),
     format: str | None = None,  # noqa: A002 - the command line's word
@@ -64,7 +64,7 @@ def read(
     """
     selection = Selection(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
-        names=(names,) if isinstance(names, str) else tuple(names),
+        names=several(names),
         columns=known(columns, _COLUMNS, "column"),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
     )
@@ -121,7 +121,7 @@ def each(
     return found
 
 
-def known(words: Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
+def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
     """The words, or one word, all of which must be among the names.
 
     Raises:
@@ -162,6 +162,11 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
 def _is_text(path: str) -> bool:
     """Whether a file's name is UTF-8; the tables, which hold it, know no other text."""
     return path.encode(errors="ignore").decode() == path
+
+
+def several(words: str | Sequence[str]) -> tuple[str, ...]:
+    """One word, or several, as several."""
+    return (words,) if isinstance(words, str) else tuple(words)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from traceanalyzer.analyzers import flamegraph as flame
 from traceanalyzer.analyzers import leaf_paths
 from traceanalyzer.analyzers.flamegraph import FlameGraph
 from traceanalyzer.analyzers.leaf_paths import By, GroupBy, LeafPaths, Match, Question
-from traceanalyzer.api.reading import Inputs, Progress, each, known, read
+from traceanalyzer.api.gathering import Reading
+from traceanalyzer.api.reading import Inputs, each, known, read, several
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS
@@ -28,12 +29,7 @@ def py_spy_report(
     drop_module: bool = False,
     exclude_idle_process: bool = False,
     rate: float | None = None,
-    format: str | None = None,  # noqa: A002 - the command line's word
-    rank: int | None = None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-    progress: Progress | None = None,
-    seen: Callable[[Trace], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> LeafPaths:
     """Which code was running when a sampling profiler looked, and whose it is.
 
@@ -53,24 +49,19 @@ def py_spy_report(
         drop_module: leave out module-level code, as itwinai's report does.
         exclude_idle_process: leave out samples without any Python frame.
         rate: samples a second; then the answer is in seconds.
-        format: the files' format, to override detection by content.
-        rank: of several files, only those of this rank; of one file, its rank.
-        since_ns: leave out what was before, where samples have a time.
-        until_ns: leave out what was then or later, where samples have a time.
-        progress: called with (bytes read, bytes in all) of each file.
-        seen: called with each trace, for its ``issues``.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
         InputError: no file can be read.
         MissingData: no samples.
         OptionError: an option makes no sense.
     """
-    names = (library_names,) if isinstance(library_names, str) else tuple(library_names)
+    names = several(library_names)
     asked = Question(
         names, match, aggregate_leaf_paths, group_by, by, drop_module, exclude_idle_process
     )
-    reading = _reading(("sample", "lane"), format, progress, seen, since_ns, until_ns)
-    parts, skipped = _extracted(inputs, lambda t: leaf_paths.extract(t, asked), reading, rank)
+    rank, wanted = reading.get("rank"), _reading(("sample", "lane"), reading)
+    parts, skipped = _extracted(inputs, lambda t: leaf_paths.extract(t, asked), wanted, rank)
     return leaf_paths.combine(parts, asked, rate=rate, skipped=skipped)
 
 
@@ -87,12 +78,7 @@ def flamegraph(
     min_frac: float | None = None,
     library_names: str | Sequence[str] = (),
     title: str | None = None,
-    format: str | None = None,  # noqa: A002 - the command line's word
-    rank: int | None = None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-    progress: Progress | None = None,
-    seen: Callable[[Trace], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> FlameGraph:
     """Which functions does the time, or whatever else was sampled, go into?
 
@@ -116,12 +102,7 @@ def flamegraph(
             heaviest.
         library_names: whose code stands out; none: the user's own code.
         title: of the picture.
-        format: the files' format, to override detection by content.
-        rank: of several files, only those of this rank; of one file, its rank.
-        since_ns: leave out what is before this time after each file's first event.
-        until_ns: leave out what is at or after this time; slices are cut there.
-        progress: called with (bytes read, bytes in all) of each file.
-        seen: called with each trace, for its ``issues``.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
         InputError: a file cannot be read.
@@ -138,13 +119,15 @@ def flamegraph(
             threads=threads,
             weight=weight,
             by=by,
-            since_ns=since_ns,
-            until_ns=until_ns,
+            since_ns=reading.get("since_ns"),
+            until_ns=reading.get("until_ns"),
         )
 
-    reading = _reading(wanted, format, progress, seen)
-    parts, skipped = _extracted(inputs, extracted, reading, rank)
-    bases, lost = _extracted(base, extracted, reading, rank) if base is not None else ([], [])
+    # slices are cut at the window's ends, which is done when they are extracted
+    whole: Reading = {**reading, "since_ns": None, "until_ns": None}
+    rank, read_whole = reading.get("rank"), _reading(wanted, whole)
+    parts, skipped = _extracted(inputs, extracted, read_whole, rank)
+    bases, lost = _extracted(base, extracted, read_whole, rank) if base is not None else ([], [])
     return flame.combine(
         parts,
         bases,
@@ -152,33 +135,26 @@ def flamegraph(
         reverse=reverse,
         focus=focus,
         min_frac=min_frac,
-        libraries=(library_names,) if isinstance(library_names, str) else tuple(library_names),
+        libraries=several(library_names),
         title=title,
         skipped=[*skipped, *lost],
     )
 
 
-def _reading(
-    kinds: Iterable[str],
-    format: str | None,  # noqa: A002
-    progress: Progress | None,
-    seen: Callable[[Trace], None] | None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-) -> Callable[[str, int | None], Trace]:
+def _reading(kinds: Iterable[str], how: Reading) -> Callable[[str, int | None], Trace]:
     """Reads a path, as of a rank, and shows it to ``seen``."""
 
     def reading(path: str, rank: int | None) -> Trace:
         trace = read(
             path,
             kinds=kinds,
-            format=format,
+            format=how.get("format"),
             rank=rank,
-            since_ns=since_ns,
-            until_ns=until_ns,
-            progress=progress,
+            since_ns=how.get("since_ns"),
+            until_ns=how.get("until_ns"),
+            progress=how.get("progress"),
         )
-        if seen:
+        if seen := how.get("seen"):
             seen(trace)
         return trace
 

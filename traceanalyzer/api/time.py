@@ -10,14 +10,14 @@ from traceanalyzer.analyzers import steps as stepping
 from traceanalyzer.analyzers.overlap import By, Overlap
 from traceanalyzer.analyzers.steps import Steps
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
-from traceanalyzer.api.reading import Inputs
+from traceanalyzer.api.reading import Inputs, several
 
 
 def overlap(
     inputs: Inputs,
     *,
     by: By = "device",
-    patterns: Sequence[str] = (),
+    patterns: str | Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Overlap:
     """How much of the communication is hidden behind compute, and what the rest of it costs.
@@ -36,7 +36,7 @@ def overlap(
         MissingData: no device work in the inputs, or no steps are marked and they are asked for.
         OptionError: a pattern is not a regular expression.
     """
-    wanted = [patterns] if isinstance(patterns, str) else patterns
+    wanted = several(patterns)
     parts, skipped = gather(
         inputs, overlapping.NEEDS, lambda trace: overlapping.extract(trace, wanted), **reading
     )

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers import operators as operator
 from traceanalyzer.analyzers.kernels import By, Kernels
 from traceanalyzer.analyzers.operators import Operators, SortBy
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
-from traceanalyzer.api.reading import Inputs
+from traceanalyzer.api.reading import Inputs, several
 
 
 def operators(
@@ -71,7 +71,7 @@ def kernels(
         MissingData: no device work was recorded, or not what kernels are to be told apart by.
         OptionError: a pattern is not a regular expression.
     """
-    question = kernel.Question(by, (patterns,) if isinstance(patterns, str) else tuple(patterns))
+    question = kernel.Question(by, several(patterns))
     parts, skipped = gather(
         inputs, question.needs, lambda trace: kernel.extract(trace, question), **reading
     )

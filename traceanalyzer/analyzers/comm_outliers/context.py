@@ -19,6 +19,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.late import Window
+from traceanalyzer.analyzers.names import ADDRESS
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
@@ -51,9 +52,6 @@ _HOST_KINDS = (
 _ISSUING = "^(?:" + "|".join((PARAM_COMMS, "c10d::", *NCCL_ANNOTATION_PREFIXES)) + ")"
 
 _ANNOTATIONS = ("user_annotation", "nvtx")
-
-#: Where an object lies in memory tells nothing and makes two of a kind look different.
-_ADDRESS = r" at 0x[0-9a-f]+"
 
 _PART = ("kind", "name", "within", "overlap_ns")
 
@@ -146,7 +144,7 @@ def _divide(window: Window, trace: Trace) -> list[pl.DataFrame]:
 def _largest(parts: pl.DataFrame, side: str, rest: str, left: int, length: int) -> pl.DataFrame:
     """The parts by name, and what they leave of the stretch; the largest first."""
     remainder = pl.DataFrame({"name": [rest], "overlap_ns": [left]})
-    named = pl.col("name").str.replace(_ADDRESS, "")
+    named = pl.col("name").str.replace(ADDRESS, "")
     return (
         pl.concat([parts, remainder], how="diagonal")
         .group_by("kind", named, "within")

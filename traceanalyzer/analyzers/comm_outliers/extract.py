@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import beside, describe
 from traceanalyzer.analyzers.comm_outliers.part import INSTANCES, Part
+from traceanalyzer.analyzers.kernel_names import function
 from traceanalyzer.analyzers.names import mapped
 from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.frames import linking
@@ -52,15 +52,10 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
 
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
-    kernel = mapped(instances["name"], kernel_family)
+    kernel = mapped(instances["name"], function)
     return instances.with_columns(
         pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
-
-
-def kernel_family(name: str) -> str:
-    """A kernel's name without return type, template arguments and parameters."""
-    return re.sub(r"[<(].*$", "", name.removeprefix("void ")).strip()
 
 
 def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.extract import kernel_family
 from traceanalyzer.analyzers.comm_outliers.part import Part
+from traceanalyzer.analyzers.kernel_names import function
 from traceanalyzer.analyzers.names import mapped
 from traceanalyzer.errors import MissingData
 
@@ -66,7 +66,7 @@ def instances(parts: Sequence[Part]) -> pl.DataFrame:
         worked = any(part.busy_ns is not None for part in parts)
         raise MissingData((_NO_COLLECTIVE if worked else _NO_DEVICE).format(where=where))
     joined = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
-    kernel = mapped(joined["name"], kernel_family)
+    kernel = mapped(joined["name"], function)
     return joined.with_row_index("id").with_columns(
         ts=pl.col("start") - pl.col("shift_ns"),
         duration_ns=pl.col("end") - pl.col("start"),

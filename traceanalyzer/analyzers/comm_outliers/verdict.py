@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.extract import kernel_family
 from traceanalyzer.analyzers.comm_outliers.ranks import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.kernel_names import function
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _outliers(result: CommOutliers) -> str:
     worst = outliers.row(0, named=True)
     ranks = outliers["rank"].n_unique()
     where = f"rank {worst['rank']}" if ranks == 1 else f"{ranks} ranks"
-    beside = f", beside {kernel_family(worst['beside'])}" if worst["beside"] else ""
+    beside = f", beside {function(worst['beside'])}" if worst["beside"] else ""
     return (
         f"{outliers.height} of {_number(result.n_events, 'collective')} "
         f"{'stands' if outliers.height == 1 else 'stand'} out, in {where}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
+
 BUSY = "busy"
 SHORT_GAP = "short_gap"
 DATALOADING = "dataloading"
@@ -57,14 +59,8 @@ HOST_TO_DEVICE = r"(?i)HtoD|host[ _-]?to[ _-]?device"
 #: A copy of fewer bytes is a number or a flag, not a batch.
 BATCH_BYTES = 64 * 1024
 
-#: Calls in which the host waits for the device.
-SYNCHRONISING = (
-    r"^(?:cuda|hip)(?:Device|Stream|Event)Synchronize",
-    r"^cu(?:Ctx|Stream|Event)Synchronize",
-    r"^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol)?(?:_ptsz|_ptds|_v\d+)*$",
-    r"^(?:cu|hip)Memcpy(?:DtoH|HtoD|DtoD)(?:_v\d+)?$",
-    r"^aten::(?:item|_local_scalar_dense|is_nonzero)$",
-)
+#: Calls and operators in which the host waits for the device.
+SYNCHRONISING = (*SYNCHRONISING_CALLS, r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 
 #: Calls that get memory from the driver or give it back.
 MANAGING_MEMORY = (

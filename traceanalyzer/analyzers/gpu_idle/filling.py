@@ -10,15 +10,12 @@ import polars as pl
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.ground import Ground
 from traceanalyzer.analyzers.libraries import by_component, is_own
-from traceanalyzer.analyzers.names import named
+from traceanalyzer.analyzers.names import ADDRESS, named
 from traceanalyzer.frames import linking
 from traceanalyzer.vocabulary import PYTHON_FRAME, steps_pattern
 
 #: Gaps that are looked into.
 LONGEST = 200
-
-#: Where an object lies in memory tells nothing and makes two of a kind look different.
-_ADDRESS = r" at 0x[0-9a-f]+"
 
 
 def longest(
@@ -119,7 +116,7 @@ def _around(middle: pl.DataFrame, ground: Ground) -> pl.DataFrame:
 
 def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
     return rows.unique("gap", keep="first", maintain_order=True).select(
-        "gap", pl.col("name").cast(pl.String).str.replace(_ADDRESS, "").alias(name)
+        "gap", pl.col("name").cast(pl.String).str.replace(ADDRESS, "").alias(name)
     )
 
 

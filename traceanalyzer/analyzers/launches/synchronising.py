@@ -8,14 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.names import named
 from traceanalyzer.frames import intervals, linking
-
-#: Calls that return when the device has done what they wait for, copies without ``Async`` among
-#: them.
-SYNCHRONISING = (
-    r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize",
-    r"^(?:cuda|hip)Memcpy(?!.*(?:Async|Peer))",
-    r"^cuMemcpy(?!.*(?:Async|Peer))",
-)
+from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 #: Copies between host and device, as CUPTI and ROCm name them.
 _ACROSS = r"HtoD|DtoH|Host"
@@ -37,7 +30,7 @@ def synchronising_calls(runtime: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.D
         work: rows of :func:`~.calls.with_launches`.
     """
     waited_for = pl.col("event").is_in(blocking_copies(work).implode())
-    found = runtime.filter(named(runtime, SYNCHRONISING) | waited_for)
+    found = runtime.filter(named(runtime, SYNCHRONISING_CALLS) | waited_for)
     chosen = found.filter(pl.col("start") <= work["launch_start"].max())
     return chosen.rename({"name": "call"}), found.height - chosen.height
 
