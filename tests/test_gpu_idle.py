@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -330,6 +331,20 @@ def test_several_ranks_are_apart() -> None:
     assert result.span_ns == 2 * gpu_idle(traces[0]).span_ns
     assert "2 GPUs are idle" in result.verdict
     assert [chart.name for chart in result.charts] == ["steps", "devices", "gaps"]
+
+
+def test_files_that_tell_no_rank_are_told_by_their_names() -> None:
+    traces = [
+        replace(own, sources=(replace(own.meta, path=f"run/{name}.json"),))
+        for own, name in ((trace(in_steps(), rank=None), name) for name in ("first", "second"))
+    ]
+    result = gpu_idle(traces)
+    assert [table.frame["file"].unique().sort().to_list() for table in result.tables[1:]] == [
+        ["first.json", "second.json"]
+    ] * 3
+    assert "file" in result.tables[1].columns
+    assert result.charts[1].frame["on"].n_unique() == 2
+    assert "file" not in gpu_idle(traces[0]).tables[1].columns
 
 
 # --- invariants ------------------------------------------------------------------------------

@@ -8,10 +8,14 @@ import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES
 from traceanalyzer.analyzers.gpu_idle.words import NAMES
+from traceanalyzer.analyzers.places import places
 from traceanalyzer.result import Chart
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+
+#: What tells units apart.
+UNIT = ("rank", "path", "device", "pid")
 
 
 def charts(result: GpuIdle) -> tuple[Chart, ...]:
@@ -24,10 +28,11 @@ def charts(result: GpuIdle) -> tuple[Chart, ...]:
 
 
 def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``on``: one word for a unit, of what tells it from the others."""
-    known = [name for name in ("rank", "device", "pid") if result.units[name].n_unique() > 1]
-    named = [pl.format(f"{name} {{}}", name) for name in known or ["rank"]]
-    return frame.with_columns(pl.concat_str(named, separator=", ", ignore_nulls=True).alias("on"))
+    """Adds ``on``: what a unit is called."""
+    called = pl.concat([result.units.select(UNIT), frame.select(UNIT)])
+    words = places(called).tail(frame.height)
+    process = pl.format("{} process {}", words, "pid")
+    return frame.with_columns(on=pl.coalesce(process, words))
 
 
 def _colors(result: GpuIdle) -> pl.Enum:

@@ -74,13 +74,13 @@ def combine(
     if min_gap_ns < 0:
         raise OptionError(f"a gap of {min_gap_ns} ns: it cannot be shorter than nothing")
     units = _joined(parts, "units")
-    key = ["rank", "device", "pid"]
+    key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
     gaps = _joined(parts, "gaps").sort(
-        pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 4
+        pl.col("end") - pl.col("start"), *key, "start", descending=[True] + [False] * 5
     )
     causes = _joined(parts, "causes").sort(
-        *key, "idle_ns", "cause", descending=[False] * 3 + [True, False]
+        *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
     return GpuIdle(
         by=by,
@@ -98,14 +98,14 @@ def combine(
 
 
 def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
-    """One table of all parts, with rank, device and pid in place of the unit's number.
+    """One table of all parts, with rank, path, device and pid in place of the unit's number.
 
     ``start_ns`` counts from the beginning of the unit's span.
     """
     found = []
     for part in parts:
-        rank = pl.lit(part.rank, pl.Int32).alias("rank")
-        units = part.units.select("unit", rank, "device", "pid", origin="start")
+        rank, path = pl.lit(part.rank, pl.Int32).alias("rank"), pl.lit(part.path).alias("path")
+        units = part.units.select("unit", rank, path, "device", "pid", origin="start")
         rows: pl.DataFrame = getattr(part, table)
         known = [name for name in ("device", "pid") if name in rows.columns]
         named = units.join(rows.drop(known), on="unit", maintain_order="left").drop("unit")

@@ -27,17 +27,17 @@ class GpuIdle(Result):
         launches_known: launch calls were joined to device work.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
-        units: a row a device (or process on a device, or training thread): rank, device, pid,
+        units: a row a device (or process on a device, or training thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
             up to end - start; ``loader_ns`` and ``copy_ns``, how long the loader and the copies of
             batches took, hidden or not, and ``hidden_loader_ns``, while the device was busy.
-        causes: a row a cause of each unit: rank, device, pid, cause, ``gaps`` (stretches),
+        causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
             ``idle_ns``, ``longest_ns``; those that do not occur have none.
-        steps: a row a step of each unit: rank, device, pid, step, start, end, ``start_ns`` (from
-            the unit's start), the columns of times of ``units`` for the step's time on the host,
+        steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
+            (from the unit's start), the columns of times of ``units`` for the step's time on the host,
             and ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
-        gaps: the longest gaps, at most 200 a rank: rank, device, pid, start, end, ``start_ns``,
-            step, cause (that most of it is due to), ``cause_ns``, before and after (device work on
+        gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
+            ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after (device work on
             either side), host_event, python, own_code and annotation (the innermost that ran for
             half of it or more).
         more_notes: what else is to be said.

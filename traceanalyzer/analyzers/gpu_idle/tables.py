@@ -9,12 +9,13 @@ import polars as pl
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_COPY, BUSY, CAUSES, DATALOADING
 from traceanalyzer.analyzers.gpu_idle.words import NAMES
 from traceanalyzer.analyzers.kernel_names import short_names
+from traceanalyzer.analyzers.places import short_paths, told_by_rank
 from traceanalyzer.result import Table
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 
-_KEY = {"rank": "rank", "device": "device", "pid": "process"}
+_KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
 
 
 def tables(result: GpuIdle) -> tuple[Table, ...]:
@@ -47,6 +48,7 @@ def _units(result: GpuIdle) -> Table:
     span = pl.col("end") - pl.col("start")
     input_ns = pl.col(f"{DATALOADING}_ns") + pl.col(f"{BATCH_COPY}_ns")
     frame = result.units.with_columns(
+        file=_files(result.units),
         span_ns=span,
         idle_ns=span - pl.col(f"{BUSY}_ns"),
         other_ns=span - pl.col(f"{BUSY}_ns") - input_ns,
@@ -69,6 +71,7 @@ def _steps(result: GpuIdle) -> Table:
     span = pl.col("end") - pl.col("start")
     input_ns = pl.col(f"{DATALOADING}_ns") + pl.col(f"{BATCH_COPY}_ns")
     frame = result.steps.with_columns(
+        file=_files(result.steps),
         step_ns=span,
         idle_ns=span - pl.col(f"{BUSY}_ns"),
         other_ns=span - pl.col(f"{BUSY}_ns") - input_ns,
@@ -104,6 +107,7 @@ def _gaps(result: GpuIdle) -> Table:
     names = pl.concat([result.gaps["before"], result.gaps["after"]]).drop_nulls()
     short = short_names(names)
     frame = result.gaps.with_columns(
+        file=_files(result.gaps),
         gap_ns=pl.col("end") - pl.col("start"),
         why=pl.col("cause").cast(pl.String).replace_strict(NAMES),
         range=pl.when(pl.col("annotation") != pl.col("host_event")).then("annotation"),
@@ -127,8 +131,15 @@ def _gaps(result: GpuIdle) -> Table:
     return Table("gaps", title, frame, {**_told(result, frame), **columns}, empty=empty)
 
 
+def _files(frame: pl.DataFrame) -> pl.Series:
+    return short_paths(frame["path"]) if frame.height else frame["path"]
+
+
 def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     """The columns that tell units apart, where there are several."""
     if result.units.height < 2:
         return {}
-    return {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
+    told = {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
+    if told_by_rank(result.units):
+        del told["file"]
+    return told
