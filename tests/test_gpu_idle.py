@@ -287,6 +287,19 @@ def test_without_kernels_the_training_thread_is_judged() -> None:
     assert "Loader-bound: 60.0 % of step time" in result.verdict
 
 
+def test_missing_gpu_work_is_said_to_be_missing(tmp_path: Any) -> None:
+    op = host("cpu_op", "aten::mm", 0, 100 * US)
+    launch = host("cuda_runtime", "cudaLaunchKernel", 10 * US, 2 * US, correlation=1)
+    assert "No GPU work was recorded" in gpu_idle(trace([op])).verdict
+    assert "GPU work is missing" in gpu_idle(trace([op, launch])).verdict
+    cut = tmp_path / "cut.json"
+    event = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}'
+    cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
+    assert "the file is cut off" in traceanalyzer.gpu_idle(cut).verdict
+    with pytest.raises(MissingData, match=r"\(this file is cut off: what is missing may have been"):
+        traceanalyzer.overlap(cut)
+
+
 def test_nothing_that_could_be_idle() -> None:
     with pytest.raises(MissingData, match=r"activities=\[ProfilerActivity.CPU, Profiler"):
         gpu_idle(trace([host("user_annotation", "x", 0, 5)]))

@@ -232,6 +232,11 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
     return keep
 
 
+def is_cut_off(trace: Trace) -> bool:
+    """Whether the end of a file is missing, as where a job was killed while it was written."""
+    return bool((trace.issues["code"] == "truncated").any())
+
+
 def issue_rows(found: Iterable[tuple[str, str, int, str | None]], rank: int | None) -> pl.DataFrame:
     """Rows of ``issues`` from (severity, code, count, first place)."""
     rows = [(*row, rank) for row in found]

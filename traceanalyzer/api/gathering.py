@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.api.reading import Inputs, Progress, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_cut_off
 
 Part = TypeVar("Part")
 
@@ -73,14 +73,17 @@ def gather(
     def taken(item: Trace | str) -> list[Any]:
         trace = item if isinstance(item, Trace) else _read(item, needs, own_rank, reading)
         chosen = [own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank)]
-        return chosen if take is None else [take(own) for own in chosen]
+        try:
+            return [(take or extract)(own) for own in chosen]
+        except MissingData as error:
+            raise _perhaps_cut_off(error, trace) from None
 
     parts: list[Part] = []
     skipped: list[Skipped] = []
     failed: InputError | MissingData | None = None
     for item in items:
         try:
-            parts.extend(extract(own) for own in taken(item))
+            parts.extend(extract(own) if take else own for own in taken(item))
         except (InputError, MissingData) as error:
             failed = failed or error
             path = item.meta.path if isinstance(item, Trace) else item
@@ -91,6 +94,13 @@ def gather(
     if not parts:
         raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
     return parts, skipped
+
+
+def _perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
+    """The error, which says that the file is cut off where it is: profilers write kernels last."""
+    if not is_cut_off(trace):
+        return error
+    return MissingData(f"{error} (this file is cut off: what is missing may have been at its end)")
 
 
 def skipped_notes(skipped: Sequence[Skipped]) -> tuple[str, ...]:

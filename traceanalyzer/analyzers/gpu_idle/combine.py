@@ -85,6 +85,7 @@ def combine(
     return GpuIdle(
         by=by,
         on_host=all(part.on_host for part in parts),
+        work_lost=any(part.work_lost for part in parts),
         host_known=all(part.host_known for part in parts),
         launches_known=all(part.launches_known or part.on_host for part in parts),
         min_gap_ns=min_gap_ns,

@@ -73,6 +73,7 @@ def measure(
         rank=ground.rank,
         path=ground.path,
         on_host=ground.on_host,
+        work_lost=ground.work_lost,
         host_known=ground.slices.height > 0,
         launches_known=ground.launched.height > 0,
         units=measured.head(units.height).drop("step"),

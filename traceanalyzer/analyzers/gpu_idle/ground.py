@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.gpu_idle import threads
 from traceanalyzer.analyzers.launching import launches
 from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_cut_off
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
 
 _RUNS_COLLECTIVE = "^(?:" + "|".join(HOST_COLLECTIVE_PREFIXES) + ")"
@@ -33,6 +33,7 @@ class Ground:
         threads: unit, thread: the threads that feed each unit.
         slices: kind, name, thread, start, end: what ran on those threads.
         names: the distinct names of those.
+        work_lost: there is no device work, yet some was launched, or the file is cut off.
         collectives: unit, start, end: when the host itself ran one, on any thread.
     """
 
@@ -45,6 +46,7 @@ class Ground:
     threads: pl.DataFrame
     slices: pl.DataFrame
     names: list[str]
+    work_lost: bool
     collectives: pl.DataFrame
 
     @property
@@ -96,6 +98,7 @@ def lay(
         threads=feeding.select("unit", "thread"),
         slices=slices,
         names=distinct(slices),
+        work_lost=work.is_empty() and (is_cut_off(trace) or threads.launches(trace)),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
     )
 

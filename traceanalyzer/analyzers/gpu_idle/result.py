@@ -23,6 +23,7 @@ class GpuIdle(Result):
         by: what was asked for.
         on_host: no device work was recorded; the units are the training threads of each rank, busy
             in operators.
+        work_lost: there is none, yet some was launched, or a file is cut off.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
         min_gap_ns: shorter gaps are ``short_gap``.
@@ -34,17 +35,19 @@ class GpuIdle(Result):
         causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
             ``idle_ns``, ``longest_ns``; those that do not occur have none.
         steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
-            (from the unit's start), the columns of times of ``units`` for the step's time on the host,
-            and ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
+            (from the unit's start), the columns of times of ``units`` for the step's time on the
+            host, and ``exposed_communication_ns`` (communication without compute, part of
+            ``busy_ns``).
         gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
-            ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after (device work on
-            either side), host_event, python, own_code and annotation (the innermost that ran for
-            half of it or more).
+            ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
+            (device work on either side), host_event, python, own_code and annotation (the innermost
+            that ran for half of it or more).
         more_notes: what else is to be said.
     """
 
     by: By
     on_host: bool
+    work_lost: bool
     host_known: bool
     launches_known: bool
     min_gap_ns: int

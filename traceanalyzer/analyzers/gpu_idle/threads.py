@@ -71,9 +71,18 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return (kernels if kernels.height else made).select("unit", *_THREAD).unique()
 
 
-def _unlinked(trace: Trace) -> pl.DataFrame:
+def launches(trace: Trace) -> bool:
+    """Whether any thread calls a launch, joined to device work or not."""
+    return _calling(trace).height > 0
+
+
+def _calling(trace: Trace) -> pl.DataFrame:
     launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
-    calling = host(trace).filter(launch).select(*_THREAD).unique().collect()
+    return host(trace).filter(launch).select(*_THREAD).unique().collect()
+
+
+def _unlinked(trace: Trace) -> pl.DataFrame:
+    calling = _calling(trace)
     if calling.height:
         return calling
     return host(trace).filter(is_operator(trace.events)).select(*_THREAD).unique().collect()

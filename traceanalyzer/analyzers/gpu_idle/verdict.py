@@ -44,7 +44,10 @@ def verdict(result: GpuIdle) -> str:
 
 def _who(result: GpuIdle) -> str:
     if result.on_host:
-        return "No GPU work was recorded, so the training thread is judged: it runs no operator"
+        why = "No GPU work was recorded"
+        if result.work_lost:
+            why = "GPU work is missing (the file is cut off, or was recorded without CUDA activity)"
+        return f"{why}, so the training thread is judged: it runs no operator"
     devices = result.units.height
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
