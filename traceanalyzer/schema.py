@@ -170,7 +170,7 @@ COUNTERS: tuple[Column, ...] = (
     Column("name", NAME, "", "counter's name, with its id where it has one"),
     Column("series", NAME, "", "key of the series within the counter"),
     Column("rank", pl.Int32, "", "global rank of the process", "not known"),
-    Column("pid", pl.Int64, "", "process id"),
+    Column("pid", pl.Int64, "", "process id", "a reading of the whole machine"),
     Column("value", pl.Float64, "", "the reading"),
 )
 

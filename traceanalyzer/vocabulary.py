@@ -40,6 +40,8 @@ KINDS: tuple[str, ...] = (
     # other profilers
     "nvtx",
     "osrt",
+    "mpi",
+    "sched",
     "sample",
     "async",
     "object",
@@ -83,6 +85,7 @@ HOST_KINDS: tuple[str, ...] = (
     "privateuse1_driver",
     "nvtx",
     "osrt",
+    "mpi",
     "other",
 )
 

@@ -13,8 +13,11 @@ class Needs:
         kinds: event kinds; ``counter``, ``flow`` and ``lane`` for those tables.
         names: substrings of names.
         columns: columns made only on request.
+        unused: columns of ``events`` that are not looked at; formats that store columns leave them
+            null.
     """
 
     kinds: frozenset[str]
     names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()

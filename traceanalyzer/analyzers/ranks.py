@@ -19,6 +19,19 @@ def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
     return found
 
 
+def of_rank(trace: Trace, rank: int | None, *, alone: bool) -> list[Trace]:
+    """The traces of one rank in a trace, or one for each where none is asked for.
+
+    A trace of one process that is the only input is of the rank that the user says.
+    """
+    held = by_rank(trace)
+    if rank is None:
+        return held
+    if alone and len(held) == 1:
+        return [trace.with_rank(rank)]
+    return [own for own in held if own.meta.rank == rank]
+
+
 def _of_rank(trace: Trace, rank: int | None) -> Trace:
     meta = next((m for m in trace.sources if m.rank == rank), trace.meta)
     own = trace.select(pl.col("rank").eq_missing(rank))

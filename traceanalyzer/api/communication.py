@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from traceanalyzer.analyzers import comm_outliers as comm
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
-from traceanalyzer.analyzers.ranks import by_rank
+from traceanalyzer.analyzers.ranks import by_rank, of_rank
 from traceanalyzer.api.gathering import Reading
 from traceanalyzer.api.reading import Inputs, PathLike, each, read, several
 from traceanalyzer.errors import OptionError
@@ -49,16 +49,15 @@ def comm_outliers(
     rank, seen = reading.get("rank"), reading.get("seen")
     window = {name: reading.get(name) for name in ("since_ns", "until_ns")}
 
-    def read_for(needs: Needs, path: PathLike, own_rank: int | None, **more: Any) -> Trace:
-        how = {"format": reading.get("format"), "rank": own_rank, **window, **more}
+    def read_for(needs: Needs, path: PathLike, **more: Any) -> Trace:
+        how = {"format": reading.get("format"), "unused": needs.unused, **window, **more}
         return read(path, kinds=needs.kinds, names=needs.names, **how)
 
     def parts(items: Sequence[Trace | str]) -> list[Part]:
-        own_rank = rank if len(items) == 1 else None
-        wanted = several(patterns)
+        wanted, alone = several(patterns), len(items) == 1
 
         def extracted(trace: Trace) -> list[Part]:
-            chosen = (own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank))
+            chosen = of_rank(trace, rank, alone=alone)
             return [comm.extract(own, wanted) for own in chosen]
 
         found: list[Part] = []
@@ -66,12 +65,12 @@ def comm_outliers(
             if isinstance(item, Trace):
                 found += extracted(item)
                 continue
-            trace = read_for(comm.NEEDS, item, own_rank, progress=reading.get("progress"))
+            trace = read_for(comm.NEEDS, item, progress=reading.get("progress"))
             if seen:
                 seen(trace)
             own = extracted(trace)
             if any(part.wants_launches for part in own):
-                own = extracted(read_for(comm.LAUNCHES, item, own_rank))
+                own = extracted(read_for(comm.LAUNCHES, item))
             found += own
         if not found:
             raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
@@ -100,7 +99,7 @@ def _contexts(
         windows.pop(trace.meta.path, None)
     whole = {"since_ns": None, "until_ns": None}
     again = [
-        read_for(comm.CONTEXT, path, None, windows=stretches, **whole)
+        read_for(comm.CONTEXT, path, windows=stretches, **whole)
         for path, stretches in windows.items()
     ]
     return [*in_memory, *(own for trace in again for own in by_rank(trace))]

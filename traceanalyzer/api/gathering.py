@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from traceanalyzer.analyzers.needs import Needs
-from traceanalyzer.analyzers.ranks import by_rank
+from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.reading import Inputs, Progress, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Trace, is_cut_off
@@ -68,11 +68,10 @@ def gather(
     """
     items = each(inputs)
     rank = reading.get("rank")
-    own_rank = rank if len(items) == 1 else None
 
     def taken(item: Trace | str) -> list[Any]:
-        trace = item if isinstance(item, Trace) else _read(item, needs, own_rank, reading)
-        chosen = [own for own in by_rank(trace) if rank in (None, own_rank, own.meta.rank)]
+        trace = item if isinstance(item, Trace) else _read(item, needs, reading)
+        chosen = of_rank(trace, rank, alone=len(items) == 1)
         try:
             return [(take or extract)(own) for own in chosen]
         except MissingData as error:
@@ -108,14 +107,14 @@ def skipped_notes(skipped: Sequence[Skipped]) -> tuple[str, ...]:
     return tuple(f"Left out: {one.path}: {one.why}." for one in skipped)
 
 
-def _read(path: str, needs: Needs, rank: int | None, reading: Reading) -> Trace:
+def _read(path: str, needs: Needs, reading: Reading) -> Trace:
     trace = read(
         path,
         kinds=needs.kinds,
         names=needs.names,
         columns=needs.columns,
+        unused=(*_OF_SAMPLES, "kernels", *needs.unused),
         format=reading.get("format"),
-        rank=rank,
         since_ns=reading.get("since_ns"),
         until_ns=reading.get("until_ns"),
         progress=reading.get("progress"),

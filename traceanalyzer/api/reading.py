@@ -33,6 +33,7 @@ def read(
     kinds: str | Iterable[str] | None = None,
     names: str | Sequence[str] = (),
     columns: Iterable[str] = (),
+    unused: Iterable[str] = (),
     windows: Iterable[tuple[int, int]] = (),
     format: str | None = None,  # noqa: A002 - the command line's word
     rank: int | None = None,
@@ -48,6 +49,8 @@ def read(
             for those tables); None for all. The fewer, the faster and smaller.
         names: substrings; events whose name holds one are read whatever their kind.
         columns: columns made only on request: ``args``, ``input_dims``.
+        unused: columns of ``events`` and side tables that you will not look at; a parser may leave
+            them null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         format: a format's name, to override detection by content.
         rank: the rank of the file, where it does not tell or tells wrong.
@@ -66,6 +69,7 @@ def read(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
         names=several(names),
         columns=known(columns, _COLUMNS, "column"),
+        unused=frozenset(unused),
         windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
     )
     source = Source(path)

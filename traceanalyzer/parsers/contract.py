@@ -22,6 +22,8 @@ class Selection:
         kinds: event kinds wanted, ``counter`` and ``flow`` for those tables; None means all.
         names: literal substrings; an event whose name holds one is wanted whatever its kind.
         columns: columns wanted beyond the ones always made (``args``, ``input_dims``).
+        unused: columns of ``events`` and side tables that the caller does not look at; a parser
+            may leave them null or empty.
         windows: (start, end) in ns on the file's clock; only events that overlap one of them are
             wanted. Empty for all.
     """
@@ -29,6 +31,7 @@ class Selection:
     kinds: frozenset[str] | None = None
     names: tuple[str, ...] = ()
     columns: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     windows: tuple[tuple[int, int], ...] = ()
 
     def wants(self, kind: str, name: str | None) -> bool:

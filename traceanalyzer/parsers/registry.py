@@ -10,13 +10,21 @@ from traceanalyzer.parsers import parquet
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.collapsed import parser as collapsed
 from traceanalyzer.parsers.contract import Format
+from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.speedscope import parser as speedscope
 
 #: Packages elsewhere add a Format under this entry-point group.
 ENTRY_POINTS = "traceanalyzer.parsers"
 
-_BUILT_IN = (chrome_trace.FORMAT, parquet.FORMAT, speedscope.FORMAT, collapsed.FORMAT)
+_BUILT_IN = (
+    chrome_trace.FORMAT,
+    parquet.FORMAT,
+    nsys_sqlite.FORMAT,
+    speedscope.FORMAT,
+    collapsed.FORMAT,
+    nsys_sqlite.REPORT,
+)
 
 
 @cache

@@ -141,5 +141,5 @@ def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
         return {}
     told = {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
     if told_by_rank(result.units):
-        del told["file"]
+        told.pop("file", None)
     return told

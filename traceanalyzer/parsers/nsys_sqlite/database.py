@@ -1,0 +1,360 @@
+"""A SQLite file of a stranger, read fast and without touching it.
+
+The file is opened read-only and immutable: no lock, no journal, nothing is written beside it, and
+views, triggers and virtual tables are never used. Columns are read in ranges of row ids, several at
+a time, into Arrow memory (ADBC). Two threads read 6 million rows of 8 columns in 1.7 s where
+``sqlite3`` takes 6.6 s to make tuples of them, and ``pandas.read_sql`` 17.5 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite
+import polars as pl
+import sqlite_utils
+
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.parsers.contract import Progress
+
+#: Rows read at once by a thread; more cost memory, fewer time.
+PIECE_ROWS = 1 << 18
+#: A damaged page holds about as many rows: what is smaller is not searched for readable ones.
+_SMALLEST = 64
+#: So many damaged places are searched around; a file with more is hardly worth the time.
+_MOST_DAMAGED = 2000
+_MAX_THREADS = 8
+#: Longer texts are not names; reading one of a gigabyte would take as much memory.
+_LONGEST_TEXT = 1 << 16
+_NO_DATABASE = "not an SQLite database, or an encrypted one"
+_ROW_IDS = ("rowid", "_rowid_", "oid")
+
+#: What ADBC and polars raise where SQLite does not like the file.
+_SQLITE_ERRORS = (adbc.Error, OSError, pl.exceptions.PolarsError)
+
+Shape = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+@dataclass
+class Losses:
+    """What could not be read, by table.
+
+    Attributes:
+        rows: how many rows may be lost, and the first of their row ids.
+        mistyped: values that are of another type than their column's.
+    """
+
+    rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+    mistyped: dict[str, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lose(self, table: str, rows: int, first: int) -> None:
+        """Count rows of a table."""
+        with self.lock:
+            before, at = self.rows.get(table, (0, first))
+            self.rows[table] = before + rows, min(at, first)
+
+
+class Database:
+    """An opened database: its tables with their columns, and rows of them.
+
+    Attributes:
+        tables: the columns of each table; views and virtual tables are not among them.
+        losses: what could not be read so far.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shown: str,
+        *,
+        cut_off: bool,
+        progress: Progress | None = None,
+    ) -> None:
+        self._uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
+        self._shown = shown
+        self._cut_off = cut_off
+        self.losses = Losses()
+        self.tables = self._introspected()
+        self._database = adbc_driver_sqlite.connect(self._uri)
+        self._connections: list[adbc.AdbcConnection] = []
+        self._mine = threading.local()
+        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        self._pool = ThreadPoolExecutor(min(threads, _MAX_THREADS))
+        self._damaged = 0
+        self._progress = progress
+        self._rows_read = self._expected = 0
+        self._size = Path(path).stat().st_size
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.shutdown(cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+        self._database.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def expect(self, *tables: str) -> None:
+        """Tell for the progress which tables will be read."""
+        self._expected = sum(last - first + 1 for t in tables for first, last in self._pieces(t))
+
+    def has(self, *tables: str) -> bool:
+        """Whether any of the tables is there."""
+        return any(table in self.tables for table in tables)
+
+    def read(
+        self,
+        table: str,
+        *,
+        integers: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        reals: Sequence[str] = (),
+        blobs: Sequence[str] = (),
+        where: str | None = None,
+        shape: Shape | None = None,
+    ) -> pl.DataFrame:
+        """Columns of a table, in the order of its rows.
+
+        Args:
+            table: its name; a table that is not there has no rows.
+            integers: columns of whole numbers; Int64. What is of another type is null and counted.
+            texts: columns of text; String. Bytes that are no UTF-8 are replaced.
+            reals: columns of numbers; Float64.
+            blobs: columns of bytes; Binary.
+            where: an SQL condition that rows must meet; only if it names columns that are there.
+            shape: what to make of each piece, in the thread that read it.
+
+        Returns:
+            The columns by these names; one that the table lacks is null.
+        """
+        query = _Query(table, tuple(integers), tuple(texts), tuple(reals), tuple(blobs), where)
+        have = self.tables.get(table)
+        if have is None:
+            empty = query.empty()
+            return shape(empty) if shape else empty
+        parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), self._pieces(table))
+        found = self._counted(parts)
+        if not found:
+            found = [shape(query.empty()) if shape else query.empty()]
+        return pl.concat(found, how="vertical", rechunk=False)
+
+    # --- what is there ---------------------------------------------------------------------
+
+    def _introspected(self) -> dict[str, tuple[str, ...]]:
+        try:
+            connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
+            # a plain schema entry must not make SQLite run functions of the file's choosing
+            connection.execute("PRAGMA trusted_schema = OFF")
+            if self._cut_off:
+                connection.execute("PRAGMA writable_schema = ON")  # else a short file is refused
+            with contextlib.closing(connection):
+                database = sqlite_utils.Database(connection)
+                return {
+                    table.name: tuple(column.name for column in table.columns)
+                    for table in database.tables
+                    if not (table.schema or "").lstrip().upper().startswith("CREATE VIRTUAL")
+                }
+        except sqlite3.Error as error:
+            raise self._unusable(str(error)) from None
+        except UnicodeError:
+            raise self._unusable("names of its tables are no text") from None
+
+    def _unusable(self, why: str) -> MalformedInput:
+        if "not a database" in why:
+            return MalformedInput(
+                self._shown, _NO_DATABASE, hint="export the report again: nsys export --type sqlite"
+            )
+        return MalformedInput(
+            self._shown,
+            f"cut off or damaged: {why}",
+            hint="export the report again: nsys export --type sqlite",
+        )
+
+    def _row_id(self, table: str) -> str:
+        """A name of the row id that is not hidden by a column."""
+        columns = {column.lower() for column in self.tables[table]}
+        return next((name for name in _ROW_IDS if name not in columns), "rowid")
+
+    def _pieces(self, table: str) -> Iterator[tuple[int, int]]:
+        """Ranges of row ids, the first and the last of each."""
+        if table not in self.tables:
+            return
+        row_id = self._row_id(table)
+        ends = []
+        for end in ("min", "max"):
+            query = f'SELECT {end}({row_id}) AS "id" FROM "{table}"'  # noqa: S608 - our own words
+            try:
+                ends.append(self._run(query)["id"].item())
+            except _SQLITE_ERRORS:
+                self.losses.lose(table, 1, 0)
+                return
+        first, last = ends
+        if first is None or last is None:
+            return
+        if last - first >= self._size:  # every row takes bytes: these ids are far apart
+            yield first, last
+            return
+        for low in range(first, last + 1, PIECE_ROWS):
+            yield low, min(low + PIECE_ROWS - 1, last)
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def _counted(self, parts: Iterator[pl.DataFrame]) -> list[pl.DataFrame]:
+        found = []
+        for part in parts:
+            found.append(part)
+            self._rows_read += part.height
+            if self._progress and self._expected:
+                share = min(self._rows_read / self._expected, 1.0)
+                self._progress(int(self._size * share), self._size)
+        return found
+
+    def _piece(self, query: _Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
+        row_id = self._row_id(query.table)
+        frame = self._rows(query, row_id, low, high)
+        return shape(frame) if shape else frame
+
+    def _rows(self, query: _Query, row_id: str, low: int, high: int) -> pl.DataFrame:
+        """Rows of a range; where a page is damaged, those before and behind it."""
+        bounds = f"{row_id} BETWEEN {low} AND {high}"
+        columns = self.tables[query.table]
+        try:
+            return query.decoded(self._run(query.sql(columns, bounds)))
+        except _SQLITE_ERRORS as error:
+            if "mismatch" in str(error):
+                return self._checked(query, bounds)
+        if high - low < _SMALLEST or self._damaged > _MOST_DAMAGED:
+            self._damaged += 1
+            self.losses.lose(query.table, high - low + 1, low)
+            return query.empty()
+        middle = (low + high) // 2
+        halves = (low, middle), (middle + 1, high)
+        return pl.concat([self._rows(query, row_id, *half) for half in halves])
+
+    def _checked(self, query: _Query, bounds: str) -> pl.DataFrame:
+        """Rows of which some values are not of their column's type: those are null."""
+        columns = self.tables[query.table]
+        frame = query.decoded(self._run(query.sql(columns, bounds, checked=True)))
+        wrong = self._run(query.mistyped(columns, bounds))["n"].item()
+        with self.losses.lock:
+            before = self.losses.mistyped.get(query.table, 0)
+            self.losses.mistyped[query.table] = before + (wrong or 0)
+        return frame
+
+    def _run(self, sql: str) -> pl.DataFrame:
+        """The rows of a query, on this thread's connection."""
+        connection = getattr(self._mine, "connection", None)
+        if connection is None:
+            connection = self._mine.connection = self._connected()
+        with adbc.AdbcStatement(connection) as statement:
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": str(1 << 16)})
+            statement.set_sql_query(sql)
+            stream: Any = statement.execute_query()[0]
+            return pl.DataFrame(stream)
+
+    def _connected(self) -> adbc.AdbcConnection:
+        connection = adbc.AdbcConnection(self._database)
+        self._connections.append(connection)
+        self._mine.connection = connection
+        pragmas = ["trusted_schema = OFF", "cell_size_check = ON"]
+        if self._cut_off:
+            pragmas.append("writable_schema = ON")
+        for pragma in pragmas:
+            self._run(f"PRAGMA {pragma}")
+        return connection
+
+
+@dataclass(frozen=True)
+class _Query:
+    """Columns of a table as SQL."""
+
+    table: str
+    integers: tuple[str, ...]
+    texts: tuple[str, ...]
+    reals: tuple[str, ...]
+    blobs: tuple[str, ...]
+    where: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return *self.integers, *self.texts, *self.reals, *self.blobs
+
+    def sql(self, have: Sequence[str], bounds: str, *, checked: bool = False) -> str:
+        """The query; its first row is a dummy that tells ADBC each column's type."""
+        types = {
+            **dict.fromkeys(self.integers, "0"),
+            **dict.fromkeys(self.texts, "x''"),
+            **dict.fromkeys(self.reals, "0.0"),
+            **dict.fromkeys(self.blobs, "x''"),
+        }
+        dummy = ", ".join(f'{value} AS "{name}"' for name, value in types.items())
+        columns = ", ".join(self._value(name, have, checked=checked) for name in self.names)
+        where = f"{bounds} AND ({self.where})" if self.where else bounds
+        return f'SELECT {dummy} UNION ALL SELECT {columns} FROM "{self.table}" WHERE {where}'  # noqa: S608
+
+    def _value(self, name: str, have: Sequence[str], *, checked: bool) -> str:
+        if name not in have:
+            return "NULL"
+        column = f'"{name}"'
+        if name in self.texts:
+            told = f"'(text of ' || octet_length({column}) || ' bytes)'"
+            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
+            return (
+                f"CASE WHEN {short} THEN CAST({column} AS BLOB)"
+                f" WHEN {column} IS NOT NULL THEN CAST({told} AS BLOB) END"
+            )
+        if name in self.blobs:
+            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
+            return f"CASE WHEN {short} THEN CAST({column} AS BLOB) END"
+        if name in self.reals:
+            return (
+                f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN CAST({column} AS REAL) END"
+            )
+        return f"CASE WHEN typeof({column}) = 'integer' THEN {column} END" if checked else column
+
+    def mistyped(self, have: Sequence[str], bounds: str) -> str:
+        """A query for the number of integers that are none."""
+        tests = " + ".join(
+            f"(typeof(\"{name}\") NOT IN ('integer', 'null'))"
+            for name in self.integers
+            if name in have
+        )
+        return f'SELECT sum({tests}) AS "n" FROM "{self.table}" WHERE {bounds}'  # noqa: S608
+
+    def decoded(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows behind the dummy, texts as text."""
+        own = rows.slice(1)
+        return own.with_columns(utf8(own[name]) for name in self.texts) if self.texts else own
+
+    def empty(self) -> pl.DataFrame:
+        return pl.DataFrame(
+            schema={
+                **dict.fromkeys(self.integers, pl.Int64),
+                **dict.fromkeys(self.texts, pl.String),
+                **dict.fromkeys(self.reals, pl.Float64),
+                **dict.fromkeys(self.blobs, pl.Binary),
+            }
+        )
+
+
+def utf8(binary: pl.Series) -> pl.Series:
+    """Bytes as text; what is no UTF-8 is replaced."""
+    try:
+        return binary.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        texts = [None if b is None else b.decode("utf-8", "replace") for b in binary]
+        return pl.Series(binary.name, texts, dtype=pl.String)

@@ -1,0 +1,189 @@
+"""What devices did: kernels, copies, sets, synchronisation, graphs, allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.parsers.nsys_sqlite import layout
+from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, none_if_unset, pid, span
+
+#: CUPTI's memory kinds, spelled as Kineto spells them.
+_MEMORY_KINDS = {
+    0: "Pageable",
+    1: "Pinned",
+    2: "Device",
+    3: "Array",
+    4: "Managed",
+    5: "Device Static",
+    6: "Managed Static",
+}
+#: CUPTI's kinds of copies; 11 to 13 are migrations of unified memory.
+_COPY_KINDS = {
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+    11: "UVM HtoD",
+    12: "UVM DtoH",
+    13: "UVM DtoD",
+}
+_SYNC_TYPES = {
+    1: "Event Sync",
+    2: "Stream Wait Event",
+    3: "Stream Sync",
+    4: "Context Sync",
+}
+_FREE = 1
+_KERNEL_SHAPE = {
+    "grid_x": "gridX",
+    "grid_y": "gridY",
+    "grid_z": "gridZ",
+    "block_x": "blockX",
+    "block_y": "blockY",
+    "block_z": "blockZ",
+    "registers": "registersPerThread",
+}
+_PLACE = ("start", "end", "deviceId", "streamId", "globalPid")
+
+
+def kernels(export: Export) -> pl.DataFrame:
+    """One row a kernel, named by its demangled name."""
+    shape = export.fills("kernels")
+    extra = (*_KERNEL_SHAPE.values(), "staticSharedMemory", "dynamicSharedMemory") if shape else ()
+    sizes = [
+        *(
+            pl.col(theirs).cast(pl.Int32, strict=False).alias(ours)
+            for ours, theirs in _KERNEL_SHAPE.items()
+        ),
+        (pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory")).alias("shared_memory"),
+    ]
+    name = pl.col("demangledName").cast(pl.UInt32, strict=False).alias("name")
+    rows = export.database.read(
+        layout.KERNEL,
+        integers=(*_PLACE, *_correlation(export), "demangledName", *extra),
+        where=export.inside(),
+        shape=lambda piece: piece.select(*_placed(export), name, *(sizes if shape else ())),
+    )
+    return rows.with_columns(export.named(rows["name"]), kind("kernel"))
+
+
+def copies(export: Export) -> pl.DataFrame:
+    """One row a copy, named as Kineto does: ``Memcpy HtoD (Pinned -> Device)``."""
+    key = ["copyKind", "srcKind", "dstKind"]
+    rows = export.database.read(
+        layout.MEMCPY,
+        integers=(*_PLACE, *_correlation(export), "bytes", *key),
+        where=export.inside(),
+        shape=lambda piece: piece.select(
+            *_placed(export), "bytes", pl.col(key).cast(pl.Int32, strict=False)
+        ),
+    )
+    return _worded(rows, key, _copy).with_columns(kind("gpu_memcpy"))
+
+
+def sets(export: Export) -> pl.DataFrame:
+    """One row a memset, named by what is set: ``Memset (Device)``."""
+    rows = export.database.read(
+        layout.MEMSET,
+        integers=(*_PLACE, *_correlation(export), "bytes", "memKind"),
+        where=export.inside(),
+        shape=lambda piece: piece.select(*_placed(export), "bytes", "memKind"),
+    )
+    return _worded(rows, ["memKind"], lambda of: f"Memset ({_memory(of)})").with_columns(
+        kind("gpu_memset")
+    )
+
+
+def synchronisation(export: Export) -> pl.DataFrame:
+    """One row a wait of the host for a stream, event or context, and of a stream for an event."""
+    rows = export.database.read(
+        layout.SYNCHRONIZATION,
+        integers=(*_PLACE, *_correlation(export), "syncType"),
+        where=export.inside(),
+        shape=lambda piece: piece.select(*_placed(export), "syncType"),
+    )
+    return _worded(rows, ["syncType"], _wait).with_columns(kind("cuda_sync"))
+
+
+def graphs(export: Export) -> pl.DataFrame:
+    """One row a launch of a whole graph, recorded in place of its kernels; a kernel to us."""
+    rows = export.database.read(
+        layout.GRAPH_TRACE,
+        integers=(*_PLACE, *_correlation(export), "graphId"),
+        where=export.inside(),
+        shape=lambda piece: piece.select(*_placed(export), "graphId"),
+    )
+    return _worded(rows, ["graphId"], lambda of: f"CUDA graph {of}").with_columns(kind("kernel"))
+
+
+def allocations(export: Export) -> pl.DataFrame:
+    """One row an allocation or a free of device, pinned or managed memory by the process.
+
+    ``allocated_bytes`` is the running sum of what is allocated of that sort on that device.
+    """
+    rows = export.database.read(
+        layout.MEMORY_USAGE,
+        integers=(
+            "start", "globalPid", "deviceId", "address", "bytes", "memKind", "memoryOperationType",
+        ),
+    ).sort("start", maintain_order=True)  # fmt: skip
+    frees = pl.col("memoryOperationType") == _FREE
+    size = pl.when(frees).then(-pl.col("bytes")).otherwise("bytes")
+    told = rows.select(
+        pid("globalPid"),
+        "memKind",
+        ts="start",
+        device=pl.col("deviceId").cast(pl.Int32, strict=False),
+        bytes=size,
+        address=pl.col("address").cast(pl.UInt64, strict=False),
+        kind=pl.when(frees)
+        .then(pl.lit("free_completed"))
+        .otherwise(pl.lit("alloc"))
+        .cast(schema.KIND),
+        allocated_bytes=size.cum_sum().over(pid("globalPid"), "deviceId", "memKind"),
+    )
+    named = _worded(told, ["memKind"], _memory)
+    return export.within(named)
+
+
+def _correlation(export: Export) -> tuple[str, ...]:
+    return ("correlationId",) if export.fills("correlation") else ()
+
+
+def _placed(export: Export) -> tuple[pl.Expr, ...]:
+    """When and where a piece of device work ran."""
+    stream = none_if_unset("streamId", "stream")
+    device = pl.col("deviceId").cast(pl.Int32, strict=False).alias("device")
+    place = (*span(), pid("globalPid"), device, stream)
+    return (*place, pl.col("correlationId").alias("correlation")) if _correlation(export) else place
+
+
+def _worded(rows: pl.DataFrame, key: list[str], word: Callable[..., str]) -> pl.DataFrame:
+    """The rows named by a function of the key columns, which are dropped."""
+    distinct = rows.select(key).unique(maintain_order=True)
+    names = [word(*values) for values in distinct.iter_rows()]
+    named = distinct.with_columns(name=pl.Series(names, dtype=schema.NAME))
+    joined = rows.join(named, on=key, how="left", nulls_equal=True, maintain_order="left")
+    return joined.drop(key)
+
+
+def _memory(of: int | None) -> str:
+    return "Unknown" if of is None else _MEMORY_KINDS.get(of, f"memory kind {of}")
+
+
+def _wait(of: int | None) -> str:
+    return "Sync" if of is None else _SYNC_TYPES.get(of, f"Sync type {of}")
+
+
+def _copy(of: int | None, source: int | None, target: int | None) -> str:
+    direction = "Unknown" if of is None else _COPY_KINDS.get(of, f"copy kind {of}")
+    return f"Memcpy {direction} ({_memory(source)} -> {_memory(target)})"

@@ -1,0 +1,236 @@
+"""Who was recorded: processes and their ranks, threads, GPUs, the host, the time.
+
+The rank of a process comes from the first of these that tells it: MPI; the communicators that NCCL
+made; a thread called ``MPI Rank 3``; for a single process with work on a GPU the file's name, then
+the environment nsys was started in (``RANK``, ``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``,
+``SLURM_PROCID``). Several such processes that nobody numbers are numbered by their devices, else in
+the order of their ids, and an issue says so.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from traceanalyzer.parsers.naming import rank_from_name
+from traceanalyzer.parsers.nsys_sqlite import layout, mpi, nvtx, payloads
+from traceanalyzer.parsers.nsys_sqlite.export import Export, pid, tid
+from traceanalyzer.trace import Device, Meta
+
+_MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+#: Rows of kernels looked at to see which process uses which device.
+_LOOKED_AT = 100_000
+#: The first event is looked for in so many first rows of each table.
+_FIRST_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is known about the processes of an export.
+
+    Attributes:
+        ranks: of each process that has one of its own.
+        rank: of the whole export, where it is one rank's.
+        world_size: number of ranks in the job, or None.
+        numbered: the ranks are our own numbers: nobody told any.
+        gpus: the GPU's number by process and the process's own number of it, where those differ
+            from process to process.
+    """
+
+    ranks: dict[int, int] = field(default_factory=dict)
+    rank: int | None = None
+    world_size: int | None = None
+    numbered: bool = False
+    gpus: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def of(self, process: pl.Expr) -> pl.Expr:
+        """The rank of each process id."""
+        if not self.ranks:
+            return pl.lit(self.rank, dtype=pl.Int32)
+        return process.replace_strict(self.ranks, default=None, return_dtype=pl.Int32)
+
+
+def identify(export: Export, path: str) -> Identity:
+    """Ranks of the processes of an export."""
+    devices = _devices_used(export)
+    gpus = _gpu_numbers(export, devices)
+    if told := mpi.ranks(export) or _named_threads(export):
+        return _told(told, max(told.values()) + 1 if len(told) > 1 else None, gpus)
+    if by_nccl := payloads.ranks(export):
+        size = max(size for _, size in by_nccl.values())
+        return _told({process: rank for process, (rank, _) in by_nccl.items()}, size, gpus)
+    if len(devices) > 1:
+        return Identity(_numbered(devices, gpus), numbered=True, gpus=gpus)
+    if (rank := rank_from_name(path)) is not None:
+        return Identity(rank=rank)
+    return _of_environment(export)
+
+
+def _told(ranks: dict[int, int], size: int | None, gpus: dict[tuple[int, int], int]) -> Identity:
+    """Ranks that the export tells; an export of one is that rank's with all its processes."""
+    if len(set(ranks.values())) == 1:
+        return Identity(rank=next(iter(ranks.values())), world_size=size, gpus=gpus)
+    return Identity(ranks, world_size=size, gpus=gpus)
+
+
+def describe(export: Export, identity: Identity, path: str, name: str) -> Meta:
+    """What the export says about itself."""
+    told = _pairs(export, next((t for t in layout.EXPORT if export.database.has(t)), ""))
+    version, number = told.get("EXPORT_PRODUCT_VERSION"), told.get("EXPORT_SCHEMA_VERSION")
+    session = export.database.read(layout.SESSION, integers=("utcEpochNs",)).drop_nulls()
+    return Meta(
+        path=path,
+        format=name,
+        version=f"{version} (schema {number})" if version else "before 2022",
+        epoch_ns=session.row(0)[0] if session.height else None,
+        start_ns=_first_event(export),
+        rank=identity.rank,
+        world_size=identity.world_size,
+        devices=_gpus(export),
+        host=_pairs(export, layout.SYSTEM).get("Hostname"),
+        weight_unit="samples" if export.database.has(layout.SAMPLES) else None,
+    )
+
+
+def lanes(export: Export, identity: Identity, seen: pl.DataFrame) -> pl.DataFrame:
+    """``lanes``: the processes seen, then their threads that have names.
+
+    Args:
+        export: the opened export.
+        identity: whose ranks to tell.
+        seen: the distinct pid and tid of events.
+    """
+    processes = export.database.read(
+        layout.PROCESSES, integers=("globalPid",), texts=("name",)
+    ).select(pid("globalPid"), label="name", tid=pl.lit(None, dtype=pl.Int64))
+    threads = _thread_names(export).select(pid("globalTid"), label="name", tid=tid("globalTid"))
+    known = pl.concat(
+        [processes.select("pid", "tid", "label"), threads.select("pid", "tid", "label")]
+    )
+    ours = set(seen["pid"].drop_nulls().unique())
+    rows = known.filter(pl.col("pid").is_in(ours)).unique(
+        ["pid", "tid"], keep="first", maintain_order=True
+    )
+    return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
+        rank=identity.of(pl.col("pid")),
+        pid="pid",
+        tid="tid",
+        label="label",
+        labels=pl.lit(None, dtype=pl.String),
+        sort_index=pl.lit(None, dtype=pl.Int64),
+        textual=pl.lit(value=False),
+    )
+
+
+def _pairs(export: Export, table: str) -> dict[str, str]:
+    rows = export.database.read(table, texts=("name", "value")).drop_nulls()
+    return dict(zip(rows["name"], rows["value"], strict=True))
+
+
+def _devices_used(export: Export) -> dict[int, set[int]]:
+    """Processes with work on devices, and the devices; from the first kernels, or the contexts."""
+    places = pl.DataFrame(schema={"globalPid": pl.Int64, "deviceId": pl.Int64})
+    for table in (layout.KERNEL, layout.MEMCPY):
+        first = f"rowid IN (SELECT rowid FROM {table} LIMIT {_LOOKED_AT})"  # noqa: S608
+        rows = export.database.read(table, integers=("globalPid", "deviceId"), where=first)
+        places = pl.concat([places, rows.unique()])
+    contexts = export.database.read(
+        layout.CUDA_CONTEXTS, integers=("processId", "deviceId")
+    ).drop_nulls()
+    streams = export.database.read(layout.CUDA_STREAMS, integers=("processId",)).drop_nulls()
+    found: dict[int, set[int]] = {}
+    for process, device in places.drop_nulls().select(pid("globalPid"), "deviceId").iter_rows():
+        found.setdefault(process, set()).add(device)
+    for process, device in contexts.iter_rows():
+        found.setdefault(process, {device})
+    for process in streams["processId"].unique().sort():
+        found.setdefault(process, set())
+    return found
+
+
+def _gpu_numbers(export: Export, used: dict[int, set[int]]) -> dict[tuple[int, int], int]:
+    """The GPU behind each process's own device number, where several processes are recorded."""
+    rows = export.database.read(
+        layout.CUDA_DEVICES, integers=("pid", "cudaId", "gpuId")
+    ).drop_nulls()
+    told = {(process, own): gpu for process, own, gpu in rows.iter_rows()}
+    meant: dict[int, set[int]] = {}
+    for (process, own), gpu in told.items():
+        if process in used:
+            meant.setdefault(own, set()).add(gpu)
+    return told if any(len(gpus) > 1 for gpus in meant.values()) else {}
+
+
+def _numbered(devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]) -> dict[int, int]:
+    """Processes numbered by device where each has one of its own, else in order of their ids."""
+    own = {
+        process: {gpus.get((process, device), device) for device in used}
+        for process, used in devices.items()
+    }
+    single = {process: min(used) for process, used in own.items() if len(used) == 1}
+    distinct = len(single) == len(own) and len(set(single.values())) == len(single)
+    ordered = sorted(own, key=lambda process: (single[process] if distinct else 0, process))
+    return {process: number for number, process in enumerate(ordered)}
+
+
+def _thread_names(export: Export) -> pl.DataFrame:
+    """Names of threads; of several the one of least priority number, which is the program's."""
+    rows = export.database.read(
+        layout.THREAD_NAMES, integers=("nameId", "priority", "globalTid")
+    ).drop_nulls(["nameId", "globalTid"])
+    ordered = rows.sort("priority", maintain_order=True).unique(
+        "globalTid", keep="first", maintain_order=True
+    )
+    names = export.named(ordered["nameId"]).cast(pl.String).alias("name")
+    return ordered.select("globalTid", names)
+
+
+def _named_threads(export: Export) -> dict[int, int]:
+    """Ranks by threads called ``MPI Rank 3``."""
+    found = {}
+    named = [*_thread_names(export).iter_rows(), *nvtx.thread_names(export).items()]
+    for thread, name in named:
+        if match := _MPI_THREAD.match(name or ""):
+            found[(thread >> 24) & 0xFFFFFF] = int(match[1])
+    return found
+
+
+def _of_environment(export: Export) -> Identity:
+    """The rank that the launcher told the process in which nsys was started."""
+    text = _pairs(export, layout.SYSTEM).get("DeviceEnvironment", "")
+    for rank, size in zip(_RANK_VARIABLES, _SIZE_VARIABLES, strict=True):
+        if (own := _variable(text, rank)) is not None:
+            return Identity(rank=own, world_size=_variable(text, size))
+    return Identity()
+
+
+def _variable(text: str, name: str) -> int | None:
+    match = re.search(rf"(?:^|;){name}=(\d{{1,7}})(?:;|$)", text)
+    return int(match[1]) if match else None
+
+
+def _gpus(export: Export) -> tuple[Device, ...]:
+    rows = export.database.read(
+        layout.GPUS, integers=("id", "cuDevice", "totalMemory"), texts=("name",)
+    )
+    numbered = rows.select(pl.coalesce("cuDevice", "id"), "name", "totalMemory").drop_nulls(
+        "cuDevice"
+    )
+    return tuple(
+        Device(*row) for row in numbered.unique(maintain_order=True).sort("cuDevice").iter_rows()
+    )
+
+
+def _first_event(export: Export) -> int | None:
+    """The earliest start in the first rows of the tables, which are about in order of time."""
+    firsts = []
+    for recording in layout.RECORDINGS:
+        time = "timestamp" if recording.table == layout.GPU_METRICS else "start"
+        head = f"rowid IN (SELECT rowid FROM {recording.table} LIMIT {_FIRST_ROWS})"  # noqa: S608
+        rows = export.database.read(recording.table, integers=(time,), where=head)
+        firsts.append(rows[time].min())
+    return min((first for first in firsts if isinstance(first, int)), default=None)

@@ -1,0 +1,69 @@
+"""The parser of Nsight Systems exports: a database in, a trace out."""
+
+from __future__ import annotations
+
+import re
+
+from traceanalyzer.errors import UnknownFormat
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+
+_MAGIC = b"SQLite format 3\0"
+#: Words in the definitions of tables, which lie in a file's first pages.
+_LIKELY = re.compile(
+    rb"StringIds|TARGET_INFO_|CUPTI_ACTIVITY|NVTX_EVENTS|META_DATA_EXPORT|EXPORT_META_DATA|ENUM_NSYS"
+    rb"|ThreadNames|ANALYSIS_DETAILS"
+)
+_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether this is an SQLite database with a table that nsys writes."""
+    return head.startswith(_MAGIC) and _LIKELY.search(head) is not None
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read an export; see :func:`traceanalyzer.parsers.nsys_sqlite.reader.parse`."""
+    from traceanalyzer.parsers.nsys_sqlite import reader
+
+    return reader.parse(source, selection, progress, FORMAT.name)
+
+
+def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether the name is that of a report, whose format only nsys itself can read."""
+    return path.lower().endswith(_REPORTS)
+
+
+def refuse_report(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001
+    """Says how to export a report.
+
+    Raises:
+        UnknownFormat: always.
+    """
+    raise UnknownFormat(
+        source.path,
+        "a report of Nsight Systems, which only nsys can read",
+        hint=f"nsys export --type sqlite {source.path}",
+    )
+
+
+FORMAT = Format(
+    name="nsys-sqlite",
+    suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
+    description="Nsight Systems: nsys export --type sqlite",
+    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
+    sniff=sniff,
+    parse=parse,
+    priority=90,
+)
+
+REPORT = Format(
+    name="nsys-rep",
+    suffixes=_REPORTS,
+    description="a report of Nsight Systems; says how to export it",
+    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html",
+    sniff=sniff_report,
+    parse=refuse_report,
+    priority=-1000,
+)
