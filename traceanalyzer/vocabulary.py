@@ -158,6 +158,8 @@ COMMUNICATION_WORDS: tuple[str, ...] = (
 HOST_COLLECTIVE_PREFIXES: tuple[str, ...] = ("gloo:", "mpi:", "ucc:")
 NCCL_ANNOTATION_PREFIXES: tuple[str, ...] = ("nccl:", "rccl:", "xccl:")
 PARAM_COMMS = "record_param_comms"
+#: NVTX ranges of NCCL's own calls, without those that only group others or ask for something.
+NCCL_CALL = r"nccl(?:All|Broadcast|Bcast|Reduce|Send|Recv|Gather|Scatter)\w*$"
 
 #: NCCL's spelling of the collectives, by the squeezed word (letters only) a profiler may use.
 _COLLECTIVES: dict[str, str] = {
@@ -262,5 +264,10 @@ PROFILER_STEP = "ProfilerStep#"
 
 
 def steps_pattern() -> str:
-    """Annotations that mark one training step."""
-    return rf"^(?:{PROFILER_STEP}\d+|Iteration\b.*|## ?(?:train|step|iteration).*)$"
+    """Annotations that mark one training step.
+
+    ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
+    recipes, and what people write themselves: ``step 3``, ``train_step_3``, ``iter: 3``.
+    """
+    own = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
+    return rf"^(?:{PROFILER_STEP}\d+|Iteration\b.*|## ?(?:train|step|iteration).*|{own})$"

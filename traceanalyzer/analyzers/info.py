@@ -219,7 +219,9 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
 
 def _overlapping(events: pl.DataFrame) -> list[dict[str, Any]]:
     """A finding when host slices of a thread cross, so that neither lies in the other."""
-    slices = events.filter(pl.col("tid").is_not_null(), pl.col("dur") >= 0)
+    # a thread leaves a core whatever it is doing
+    calls = pl.col("tid").is_not_null() & (pl.col("kind") != "sched")
+    slices = events.filter(calls, pl.col("dur") >= 0)
     spans = slices.select("pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"))
     crossing = np.flatnonzero(nesting.nest(spans, ["pid", "tid"])["lane"].to_numpy())
     if not len(crossing):

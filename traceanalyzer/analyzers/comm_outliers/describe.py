@@ -21,6 +21,7 @@ from traceanalyzer.vocabulary import (
     HOST_COLLECTIVE_PREFIXES,
     LAUNCH_KINDS,
     NCCL_ANNOTATION_PREFIXES,
+    NCCL_CALL,
     PARAM_COMMS,
     dtype_bytes,
 )
@@ -35,7 +36,7 @@ def communication(
     """The communication events of one rank, each with what is known about it.
 
     Device work where there is any; else, as in CPU runs, the host events that run a collective
-    (``gloo:*``, ``mpi:*``, ``ucc:*``). ``patterns`` are regular expressions of further names.
+    (``gloo:*``, ``mpi:*``, ``ucc:*``, calls of MPI). ``patterns`` are regular expressions of further names.
     ``issued`` is the time at which the host asked for it, null where the trace does not tell.
 
     The second value says whether reading the launch calls too would tell more: kernels lack their
@@ -66,7 +67,8 @@ def _device_communication(
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
     runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
-    return _with_collectives(hosts.filter(named(hosts, [runs, *patterns])), trace)
+    told = (pl.col("kind") == "mpi") & pl.col("event").is_in(trace.collectives["event"].implode())
+    return _with_collectives(hosts.filter(named(hosts, [runs, *patterns]) | told), trace)
 
 
 def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
@@ -87,11 +89,11 @@ def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 def host_calls(trace: Trace) -> pl.DataFrame:
     """One row per call that issued a collective: where it ran and what it tells.
 
-    ``record_param_comms`` encloses ``nccl:*``, and each knows things that the other does not:
+    ``record_param_comms`` encloses ``nccl:*`` and NCCL's own range, and each knows things that the other does not:
     rows that overlap on one thread are one call, described by whichever tells first. Columns:
     call, pid, tid, ts, end, external_ids, and the description.
     """
-    issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES)) + ")"
+    issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES, NCCL_CALL)) + ")"
     hosts = (
         trace.events.select("name", "tid", "dur")
         .with_row_index("event")

@@ -13,7 +13,9 @@ from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.step_marks import MARK_NAMES
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, PARAM_COMMS
 
-NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), (PARAM_COMMS, *MARK_NAMES))
+NEEDS = Needs(
+    frozenset((*DEVICE_WORK, "user_annotation", "nvtx", "mpi")), (PARAM_COMMS, *MARK_NAMES)
+)
 
 LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
 

@@ -21,9 +21,10 @@ class Rows:
     So no column lies in memory twice for longer than it takes to put it in order.
     """
 
-    def __init__(self, parts: Sequence[pl.DataFrame]) -> None:
+    def __init__(self, parts: list[pl.DataFrame]) -> None:
         self._heights = [part.height for part in parts]
         self._parts = [{name: part[name] for name in part.columns} for part in parts]
+        parts.clear()
         self.height = sum(self._heights)
         self.starts = np.cumsum([0, *self._heights])
 
@@ -60,17 +61,18 @@ class Rows:
         return pl.concat(found, how="diagonal") if found else pl.DataFrame()
 
 
-def assemble(parts: Sequence[pl.DataFrame], identity: Identity) -> dict[str, pl.DataFrame]:
+def assemble(parts: list[pl.DataFrame], identity: Identity) -> dict[str, pl.DataFrame]:
     """``events`` and the side tables that belong to them.
 
     Args:
-        parts: rows of one sort each, with columns of ``events`` and of side tables.
+        parts: rows of one sort each, with columns of ``events`` and of side tables; the list is
+            emptied.
         identity: the ranks of processes, and the numbers of GPUs.
     """
     rows = Rows(parts)
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
-    order = time_order(rows.look("ts", pl.Int64), rows.look("dur", pl.Int64))
+    order = time_order(rows.look("ts", pl.Int64), lambda: rows.look("dur", pl.Int64))
     tables = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
     columns = {}
     for column in schema.EVENTS:

@@ -27,7 +27,7 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
 
 #: Rows read at once by a thread; more cost memory, fewer time.
-PIECE_ROWS = 1 << 18
+PIECE_ROWS = 1 << 17
 #: A damaged page holds about as many rows: what is smaller is not searched for readable ones.
 _SMALLEST = 64
 #: So many damaged places are searched around; a file with more is hardly worth the time.
@@ -46,22 +46,15 @@ Shape = Callable[[pl.DataFrame], pl.DataFrame]
 
 @dataclass
 class Losses:
-    """What could not be read, by table.
+    """What could not be read, by table; a row that is asked for again is not lost again.
 
     Attributes:
-        rows: how many rows may be lost, and the first of their row ids.
-        mistyped: values that are of another type than their column's.
+        rows: ranges of row ids that are lost, by their first: how many.
+        mistyped: values that are of another type than their column's, by the first row id.
     """
 
-    rows: dict[str, tuple[int, int]] = field(default_factory=dict)
-    mistyped: dict[str, int] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def lose(self, table: str, rows: int, first: int) -> None:
-        """Count rows of a table."""
-        with self.lock:
-            before, at = self.rows.get(table, (0, first))
-            self.rows[table] = before + rows, min(at, first)
+    rows: dict[str, dict[int, int]] = field(default_factory=dict)
+    mistyped: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 class Database:
@@ -72,28 +65,21 @@ class Database:
         losses: what could not be read so far.
     """
 
-    def __init__(
-        self,
-        path: str,
-        shown: str,
-        *,
-        cut_off: bool,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, path: str, shown: str, progress: Progress | None = None) -> None:
         self._uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
         self._shown = shown
-        self._cut_off = cut_off
         self.losses = Losses()
-        self.tables = self._introspected()
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
         self._mine = threading.local()
+        self._damaged_schema = False
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._pool = ThreadPoolExecutor(min(threads, _MAX_THREADS))
         self._damaged = 0
         self._progress = progress
         self._rows_read = self._expected = 0
         self._size = Path(path).stat().st_size
+        self.tables = self._introspected()
 
     def close(self) -> None:
         """Close all connections."""
@@ -126,6 +112,7 @@ class Database:
         blobs: Sequence[str] = (),
         where: str | None = None,
         shape: Shape | None = None,
+        first: int | None = None,
     ) -> pl.DataFrame:
         """Columns of a table, in the order of its rows.
 
@@ -137,6 +124,7 @@ class Database:
             blobs: columns of bytes; Binary.
             where: an SQL condition that rows must meet; only if it names columns that are there.
             shape: what to make of each piece, in the thread that read it.
+            first: only so many row ids, from the first.
 
         Returns:
             The columns by these names; one that the table lacks is null.
@@ -146,7 +134,8 @@ class Database:
         if have is None:
             empty = query.empty()
             return shape(empty) if shape else empty
-        parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), self._pieces(table))
+        pieces = self._pieces(table, first)
+        parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
         found = self._counted(parts)
         if not found:
             found = [shape(query.empty()) if shape else query.empty()]
@@ -157,11 +146,9 @@ class Database:
     def _introspected(self) -> dict[str, tuple[str, ...]]:
         try:
             connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
-            # a plain schema entry must not make SQLite run functions of the file's choosing
-            connection.execute("PRAGMA trusted_schema = OFF")
-            if self._cut_off:
-                connection.execute("PRAGMA writable_schema = ON")  # else a short file is refused
             with contextlib.closing(connection):
+                connection.text_factory = _text
+                connection.execute("PRAGMA trusted_schema = OFF")
                 database = sqlite_utils.Database(connection)
                 return {
                     table.name: tuple(column.name for column in table.columns)
@@ -169,9 +156,25 @@ class Database:
                     if not (table.schema or "").lstrip().upper().startswith("CREATE VIRTUAL")
                 }
         except sqlite3.Error as error:
+            return self._salvaged(error)
+
+    def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
+        """The tables whose definitions can be read, where not all can."""
+        self._damaged_schema = True
+        names = 'SELECT CAST("name" AS BLOB) AS "name" FROM'
+        try:
+            listed = self._run(f"{names} pragma_table_list WHERE type = 'table'")
+        except _SQLITE_ERRORS:
             raise self._unusable(str(error)) from None
-        except UnicodeError:
-            raise self._unusable("names of its tables are no text") from None
+        found = {}
+        for table in utf8(listed["name"]):
+            quoted = table.replace("'", "''")
+            with contextlib.suppress(*_SQLITE_ERRORS):
+                columns = self._run(f"{names} pragma_table_info('{quoted}')")["name"]
+                found[table] = tuple(utf8(columns))
+        if not any(found.values()):
+            raise self._unusable(str(error))
+        return found
 
     def _unusable(self, why: str) -> MalformedInput:
         if "not a database" in why:
@@ -189,7 +192,7 @@ class Database:
         columns = {column.lower() for column in self.tables[table]}
         return next((name for name in _ROW_IDS if name not in columns), "rowid")
 
-    def _pieces(self, table: str) -> Iterator[tuple[int, int]]:
+    def _pieces(self, table: str, most: int | None = None) -> Iterator[tuple[int, int]]:
         """Ranges of row ids, the first and the last of each."""
         if table not in self.tables:
             return
@@ -200,11 +203,13 @@ class Database:
             try:
                 ends.append(self._run(query)["id"].item())
             except _SQLITE_ERRORS:
-                self.losses.lose(table, 1, 0)
+                self.losses.rows.setdefault(table, {})[0] = 1
                 return
         first, last = ends
         if first is None or last is None:
             return
+        if most is not None:
+            last = min(last, first + most - 1)
         if last - first >= self._size:  # every row takes bytes: these ids are far apart
             yield first, last
             return
@@ -226,33 +231,36 @@ class Database:
     def _piece(self, query: _Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
         frame = self._rows(query, row_id, low, high)
-        return shape(frame) if shape else frame
+        # copied, so that the driver's memory is free for the next piece
+        return (shape(frame) if shape else frame).rechunk()
 
     def _rows(self, query: _Query, row_id: str, low: int, high: int) -> pl.DataFrame:
         """Rows of a range; where a page is damaged, those before and behind it."""
         bounds = f"{row_id} BETWEEN {low} AND {high}"
         columns = self.tables[query.table]
         try:
-            return query.decoded(self._run(query.sql(columns, bounds)))
+            found = self._run(query.sql(columns, bounds))
+            if query.is_typed(found):
+                return query.decoded(found)
+            return self._checked(query, bounds, low)
         except _SQLITE_ERRORS as error:
             if "mismatch" in str(error):
-                return self._checked(query, bounds)
+                return self._checked(query, bounds, low)
         if high - low < _SMALLEST or self._damaged > _MOST_DAMAGED:
             self._damaged += 1
-            self.losses.lose(query.table, high - low + 1, low)
+            self.losses.rows.setdefault(query.table, {})[low] = high - low + 1
             return query.empty()
         middle = (low + high) // 2
         halves = (low, middle), (middle + 1, high)
         return pl.concat([self._rows(query, row_id, *half) for half in halves])
 
-    def _checked(self, query: _Query, bounds: str) -> pl.DataFrame:
+    def _checked(self, query: _Query, bounds: str, low: int) -> pl.DataFrame:
         """Rows of which some values are not of their column's type: those are null."""
         columns = self.tables[query.table]
         frame = query.decoded(self._run(query.sql(columns, bounds, checked=True)))
         wrong = self._run(query.mistyped(columns, bounds))["n"].item()
-        with self.losses.lock:
-            before = self.losses.mistyped.get(query.table, 0)
-            self.losses.mistyped[query.table] = before + (wrong or 0)
+        lost = self.losses.mistyped.setdefault(query.table, {})
+        lost[low] = max(lost.get(low, 0), wrong or 0)
         return frame
 
     def _run(self, sql: str) -> pl.DataFrame:
@@ -270,11 +278,12 @@ class Database:
         connection = adbc.AdbcConnection(self._database)
         self._connections.append(connection)
         self._mine.connection = connection
-        pragmas = ["trusted_schema = OFF", "cell_size_check = ON"]
-        if self._cut_off:
-            pragmas.append("writable_schema = ON")
-        for pragma in pragmas:
+        for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             self._run(f"PRAGMA {pragma}")
+        if self._damaged_schema:  # what can be read of the tables' definitions is taken
+            self._run("PRAGMA writable_schema = ON")
+            with contextlib.suppress(*_SQLITE_ERRORS):
+                self._run("SELECT name FROM sqlite_schema")
         return connection
 
 
@@ -335,6 +344,10 @@ class _Query:
         )
         return f'SELECT sum({tests}) AS "n" FROM "{self.table}" WHERE {bounds}'  # noqa: S608
 
+    def is_typed(self, rows: pl.DataFrame) -> bool:
+        """Whether the integers are: ADBC widens a column whose first rows are not."""
+        return all(rows.schema[name] == pl.Int64 for name in self.integers)
+
     def decoded(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows behind the dummy, texts as text."""
         own = rows.slice(1)
@@ -351,10 +364,14 @@ class _Query:
         )
 
 
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
 def utf8(binary: pl.Series) -> pl.Series:
     """Bytes as text; what is no UTF-8 is replaced."""
     try:
         return binary.cast(pl.String)
     except pl.exceptions.PolarsError:
-        texts = [None if b is None else b.decode("utf-8", "replace") for b in binary]
+        texts = [None if b is None else _text(b) for b in binary]
         return pl.Series(binary.name, texts, dtype=pl.String)

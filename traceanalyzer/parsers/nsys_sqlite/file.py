@@ -17,7 +17,7 @@ from traceanalyzer.parsers.source import Source
 _LOCKS = (0x40000000, 512)
 #: A header of a database: page size at 16, change counter at 24, pages at 28, valid-for at 92.
 _HEADER = struct.Struct(">16xH6xII60xI")
-_LARGEST_PAGE = 1 << 16
+_SMALLEST_PAGE, _LARGEST_PAGE = 1 << 9, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,30 @@ class File:
 
 @contextlib.contextmanager
 def on_disk(source: Source) -> Iterator[File]:
-    """The database as a file; a compressed one is unpacked to the system's temporary folder.
+    """The database as a file that SQLite can open.
+
+    A compressed one is unpacked to the system's temporary folder. One that is cut off is copied
+    there and made as long as its header says, with empty pages: SQLite opens no shorter one.
 
     Raises:
         MalformedInput: another process is writing it.
-        UnreadableFile: there is no room to unpack it.
+        UnreadableFile: there is no room for it.
     """
     if source.compression is None:
         _refuse_unfinished(source.path)
-        yield _measured(source.path)
-        return
+        file = _measured(source.path)
+        if not file.missing:
+            yield file
+            return
     with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
         path = os.path.join(folder, "export.sqlite")  # noqa: PTH118 - SQLite takes a name
         try:
-            with open(path, "wb") as file:  # noqa: PTH123
+            with open(path, "wb") as unpacked:  # noqa: PTH123
                 for block in source.blocks():
-                    file.write(block)
+                    unpacked.write(block)
+            file = _measured(path)
+            if file.missing:
+                os.truncate(path, file.size + file.missing)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UnreadableFile(
@@ -60,7 +68,7 @@ def on_disk(source: Source) -> Iterator[File]:
                 f"cannot be unpacked to {tempfile.gettempdir()}: {reason.lower()}",
                 hint="unpack it yourself, or set TMPDIR to a folder with room",
             ) from None
-        yield _measured(path)
+        yield file
 
 
 def _measured(path: str) -> File:
@@ -70,6 +78,8 @@ def _measured(path: str) -> File:
     if len(head) < _HEADER.size:
         return File(path, size, 0)
     page, changed, pages, valid_for = _HEADER.unpack(head)
+    # a number that no disk holds is damage
+    pages = min(pages, 64 * (size // _SMALLEST_PAGE))
     promised = pages * (_LARGEST_PAGE if page == 1 else page) if changed == valid_for else 0
     return File(path, size, max(promised - size, 0))
 

@@ -52,10 +52,11 @@ def of_rows(events: pl.DataFrame) -> Iterator[Finding]:
 
 def of_database(database: Database) -> Iterator[Finding]:
     """Rows on damaged pages, values of a wrong type."""
-    for table, (rows, first) in sorted(database.losses.rows.items()):
-        yield "data_loss", "unreadable-rows", rows, f"{table}, row {first}"
+    for table, rows in sorted(database.losses.rows.items()):
+        yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
     for table, values in sorted(database.losses.mistyped.items()):
-        yield "data_loss", "wrong-type", values, table
+        if count := sum(values.values()):
+            yield "data_loss", "wrong-type", count, table
 
 
 def of_export(export: Export, identity: Identity, version: str | None) -> Iterator[Finding]:
@@ -89,14 +90,15 @@ def _messages(export: Export) -> Iterator[Finding]:
 
 
 def _not_recorded(database: Database) -> Iterator[Finding]:
-    """Kinds of events that no table holds, with the option that records them."""
-    held = {k for r in layout.RECORDINGS if database.has(r.table) for k in r.kinds}
-    said: set[str] = set()
+    """What nsys was not asked to record, with the option that does.
+
+    A table that is missing beside one of the same option says that there was nothing to record.
+    """
+    said = {r.option for r in layout.RECORDINGS if database.has(r.table)}
     for recording in layout.RECORDINGS:
-        new = [kind for kind in recording.kinds if kind not in held | said]
-        if new:
-            said.update(new)
-            yield "info", "not-recorded", 1, f"{', '.join(new)}: nsys profile {recording.option}"
+        if recording.option not in said:
+            said.add(recording.option)
+            yield "info", "not-recorded", 1, f"{recording.what}: nsys profile {recording.option}"
 
 
 def _schema(version: str | None) -> tuple[int, int]:

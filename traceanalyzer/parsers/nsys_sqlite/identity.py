@@ -135,8 +135,7 @@ def _devices_used(export: Export) -> dict[int, set[int]]:
     """Processes with work on devices, and the devices; from the first kernels, or the contexts."""
     places = pl.DataFrame(schema={"globalPid": pl.Int64, "deviceId": pl.Int64})
     for table in (layout.KERNEL, layout.MEMCPY):
-        first = f"rowid IN (SELECT rowid FROM {table} LIMIT {_LOOKED_AT})"  # noqa: S608
-        rows = export.database.read(table, integers=("globalPid", "deviceId"), where=first)
+        rows = export.database.read(table, integers=("globalPid", "deviceId"), first=_LOOKED_AT)
         places = pl.concat([places, rows.unique()])
     contexts = export.database.read(
         layout.CUDA_CONTEXTS, integers=("processId", "deviceId")
@@ -228,9 +227,9 @@ def _gpus(export: Export) -> tuple[Device, ...]:
 def _first_event(export: Export) -> int | None:
     """The earliest start in the first rows of the tables, which are about in order of time."""
     firsts = []
-    for recording in layout.RECORDINGS:
-        time = "timestamp" if recording.table == layout.GPU_METRICS else "start"
-        head = f"rowid IN (SELECT rowid FROM {recording.table} LIMIT {_FIRST_ROWS})"  # noqa: S608
-        rows = export.database.read(recording.table, integers=(time,), where=head)
+    for table in (recording.table for recording in layout.RECORDINGS):
+        time = "timestamp" if table == layout.GPU_METRICS else "start"
+        happened = nvtx.HAPPENED if table == layout.NVTX else None
+        rows = export.database.read(table, integers=(time,), where=happened, first=_FIRST_ROWS)
         firsts.append(rows[time].min())
     return min((first for first in firsts if isinstance(first, int)), default=None)

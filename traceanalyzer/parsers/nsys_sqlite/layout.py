@@ -111,31 +111,30 @@ DESCRIBING_PREFIXES = ("ENUM_", "TARGET_INFO_", "sqlite_")
 
 @dataclass(frozen=True)
 class Recording:
-    """A table, the kinds of events it holds, and the option of ``nsys profile`` that records it."""
+    """A table of events: what they are, and the option of ``nsys profile`` that records them."""
 
     table: str
-    kinds: tuple[str, ...]
+    what: str
     option: str
 
 
 RECORDINGS = (
-    Recording(KERNEL, ("kernel",), "--trace=cuda"),
-    Recording(MEMCPY, ("gpu_memcpy",), "--trace=cuda"),
-    Recording(MEMSET, ("gpu_memset",), "--trace=cuda"),
-    Recording(SYNCHRONIZATION, ("cuda_sync",), "--trace=cuda"),
-    Recording(GRAPH_TRACE, ("kernel",), "--trace=cuda --cuda-graph-trace=graph"),
-    Recording(RUNTIME, ("cuda_runtime", "cuda_driver"), "--trace=cuda"),
-    Recording(NVTX, ("nvtx",), "--trace=nvtx"),
-    Recording(OSRT, ("osrt",), "--trace=osrt"),
-    Recording(OVERHEAD, ("overhead",), "--trace=cuda"),
-    Recording(CUDNN, ("other",), "--trace=cudnn"),
-    Recording(CUBLAS, ("other",), "--trace=cublas"),
-    Recording(MPI_COLLECTIVES, ("mpi",), "--trace=mpi"),
-    Recording(MPI_P2P, ("mpi",), "--trace=mpi"),
-    Recording(MPI_WAIT, ("mpi",), "--trace=mpi"),
-    Recording(MPI_OTHER, ("mpi",), "--trace=mpi"),
-    Recording(SCHED, ("sched",), "--cpuctxsw=process-tree"),
-    Recording(SAMPLES, ("sample",), "--sample=process-tree"),
-    Recording(MEMORY_USAGE, ("alloc", "free_completed"), "--cuda-memory-usage=true"),
-    Recording(GPU_METRICS, ("counter",), "--gpu-metrics-devices=all"),
+    Recording(KERNEL, "kernels", "--trace=cuda"),
+    Recording(GRAPH_TRACE, "whole CUDA graphs", "--trace=cuda"),
+    Recording(MEMCPY, "copies", "--trace=cuda"),
+    Recording(MEMSET, "memsets", "--trace=cuda"),
+    Recording(SYNCHRONIZATION, "synchronisation", "--trace=cuda"),
+    Recording(RUNTIME, "CUDA API calls", "--trace=cuda"),
+    Recording(NVTX, "NVTX ranges", "--trace=nvtx"),
+    Recording(OSRT, "calls of the C library that wait", "--trace=osrt"),
+    Recording(CUDNN, "cuDNN calls", "--trace=cudnn"),
+    Recording(CUBLAS, "cuBLAS calls", "--trace=cublas"),
+    Recording(MPI_COLLECTIVES, "MPI calls", "--trace=mpi"),
+    Recording(MPI_P2P, "MPI calls", "--trace=mpi"),
+    Recording(MPI_WAIT, "MPI calls", "--trace=mpi"),
+    Recording(MPI_OTHER, "MPI calls", "--trace=mpi"),
+    Recording(SAMPLES, "sampled stacks", "--sample=process-tree"),
+    Recording(SCHED, "threads on cores", "--cpuctxsw=process-tree"),
+    Recording(MEMORY_USAGE, "allocations of GPU memory", "--cuda-memory-usage=true"),
+    Recording(GPU_METRICS, "GPU metrics", "--gpu-metrics-devices=all"),
 )

@@ -24,6 +24,8 @@ _TEXT_EVENTS = (70, 71)
 _THREAD_NAME = 39
 _DOMAIN = 75
 _EVENTS = (PUSH_POP, START_END, _MARK, *_TEXT_EVENTS)
+#: An SQL condition: the row is a range or mark, not the creation of a domain or a name.
+HAPPENED = f'"eventType" IN ({", ".join(map(str, _EVENTS))})'
 _VALUES = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REALS = ("doubleValue", "floatValue")
 #: What ``emit_nvtx`` adds to the name of an operator begins with the first of these that is there.
@@ -39,7 +41,6 @@ def ranges(export: Export) -> pl.DataFrame:
     if not have:
         return pl.DataFrame(schema={"name": schema.NAME, "kind": schema.KIND})
     inside = export.inside()
-    events = f'"eventType" IN ({", ".join(map(str, _EVENTS))})'
     carried = "args" in export.selection.columns
     blobs = "binaryData" in have and layout.PAYLOAD_ENTRIES in export.database.tables
     rows = export.database.read(
@@ -49,7 +50,7 @@ def ranges(export: Export) -> pl.DataFrame:
         texts=("text", *(("jsonText",) if carried else ())),
         reals=_REALS if carried else (),
         blobs=("binaryData",) if blobs else (),
-        where=f"{events} AND ({inside})" if inside else events,
+        where=f"{HAPPENED} AND ({inside})" if inside else HAPPENED,
         shape=_shaped(carried=carried, blobs=blobs),
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")

@@ -44,6 +44,9 @@ _NUMBERS = {
     22: "<Q",
 }
 _CALL = "nccl"
+#: More is no message's size; times the ranks it must still fit 64 bits.
+_MOST_BYTES = 1 << 40
+_MOST_RANKS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -144,24 +147,27 @@ def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
     return {
         fields[_COMMUNICATOR]: fields[_RANKS]
         for fields in decoded
-        if _COMMUNICATOR in fields and _RANKS in fields
+        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < _MOST_RANKS
     }
 
 
 def _described(name: str, fields: dict[str, int], sizes: dict[int, int]) -> tuple[object, ...]:
     """Collective, dtype, elements in and out, group and its size; a byte is an element.
 
-    NCCL tells what a rank puts in, and for a reduce_scatter what it gets out.
+    NCCL tells what a rank puts in, and for a reduce_scatter what it gets out: a share of that.
     """
     collective = collective_of_word(name.removeprefix(_CALL))
     size, group = fields.get(_SIZE), fields.get(_COMMUNICATOR)
-    size = size if size is not None and size < 1 << 63 else None
-    out = collective == "reduce_scatter"
+    size = size if size is not None and size < _MOST_BYTES else None
+    ranks = sizes.get(group) if group is not None else None
+    put_in, got_out = size, None
+    if collective == "reduce_scatter" and size is not None:
+        put_in, got_out = None if ranks is None else size * ranks, size
     return (
         collective,
         None if size is None else "byte",
-        None if out else size,
-        size if out else None,
+        put_in,
+        got_out,
         None if group is None else f"{group:#x}",
-        sizes.get(group) if group is not None else None,
+        ranks,
     )

@@ -75,7 +75,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
     """
     with (
         on_disk(source) as file,
-        Database(file.path, source.path, cut_off=file.missing > 0, progress=progress) as database,
+        Database(file.path, source.path, progress) as database,
     ):
         if not database.has(*layout.TELLING):
             raise UnknownFormat(source.path, "an SQLite database, but no export of nsys")
