@@ -34,17 +34,26 @@ def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
 
 
 def _codes(column: pl.Series) -> tuple[Numbers, int]:
-    """A number below the second answer for each value of a column."""
+    """A number below the second answer for each value of a column, in the order of the values."""
     if column.dtype == pl.String:
         column = column.cast(pl.Categorical)
     if isinstance(column.dtype, pl.Categorical | pl.Enum):
         column = column.to_physical()
-    distinct = column.drop_nulls().unique().sort()
-    values = column.fill_null(distinct[0] if distinct.len() else 0).to_numpy()
-    found = np.searchsorted(distinct.to_numpy(), values).astype(np.int32)
+    least, most = column.min(), column.max()
+    low, high = (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
+    values = column.fill_null(low).to_numpy()
+    if high - low < _TABLE:  # a table of all possible values is quicker than a search
+        place = values if low == 0 else values - values.dtype.type(low)
+        occurs = np.zeros(high - low + 1, np.bool_)
+        occurs[place] = True
+        found = (np.cumsum(occurs, dtype=np.int32) - np.int32(1))[place]
+        distinct = int(occurs.sum())
+    else:
+        known = column.drop_nulls().unique().sort().to_numpy()
+        found, distinct = np.searchsorted(known, values).astype(np.int32), len(known)
     if column.null_count():
-        found[column.is_null().to_numpy()] = distinct.len()
-    return found, distinct.len() + 1
+        found[column.is_null().to_numpy()] = distinct
+    return found, distinct + 1
 
 
 def _dense(outer: Numbers, inner: Numbers, distinct: int) -> Numbers:

@@ -11,6 +11,8 @@ from traceanalyzer.analyzers.kernels.extract import Part
 from traceanalyzer.analyzers.kernels.question import By, Question
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.names import mapped
+from traceanalyzer.frames import statistics
+from traceanalyzer.frames.numbering import numbered
 
 #: What the busy time and the span that shares are of belong to: the device of the row where that
 #: is told, else all devices.
@@ -55,22 +57,27 @@ def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 def _summed(work: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
     """One row for each combination of the keys, the largest total first."""
-    length = pl.col("length_ns")
-    sums = work.group_by(keys).agg(
-        n=pl.len().cast(pl.Int64),
-        total_ns=length.sum(),
-        mean_ns=_whole(length.mean()),
-        min_ns=length.min(),
-        median_ns=_whole(length.median()),
-        p99_ns=_whole(length.quantile(0.99, "linear")),
-        max_ns=length.max(),
+    first, number = numbered([work[key] for key in keys])
+    told = work.select(keys)[first]
+    if "family" in keys:  # rows are sorted by its text
+        told = told.with_columns(pl.col("family").cast(pl.String))
+    found = statistics.grouped(work["length_ns"], number, len(first))
+    sums = told.hstack(
+        found.select(
+            "n",
+            pl.col("total").alias("total_ns"),
+            *(
+                pl.col(name).round().cast(pl.Int64).alias(f"{name}_ns")
+                for name in ("mean", "min", "median", "p99", "max")
+            ),
+        )
     )
     return _with_shares(sums, keys, scope)
 
 
 def _groups(work: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
     """One row a group, with the family that takes most of it."""
-    families = work.group_by(*group, "family").agg(
+    families = work.group_by(*group, pl.col("family").cast(pl.String)).agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
     ordered = families.sort("total_ns", "family", descending=[True, False])
@@ -104,7 +111,3 @@ def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -
 
 def _ratio(part: str, whole: str) -> pl.Expr:
     return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))
-
-
-def _whole(value: pl.Expr) -> pl.Expr:
-    return value.round().cast(pl.Int64)

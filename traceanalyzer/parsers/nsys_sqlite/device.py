@@ -52,7 +52,7 @@ _KERNEL_SHAPE = {
     "block_z": "blockZ",
     "registers": "registersPerThread",
 }
-_PLACE = ("start", "end", "deviceId", "streamId", "globalPid")
+_PLACE = ("start", "end", "deviceId", "globalPid")
 
 
 def kernels(export: Export) -> pl.DataFrame:
@@ -69,7 +69,7 @@ def kernels(export: Export) -> pl.DataFrame:
     name = pl.col("demangledName").cast(pl.UInt32, strict=False).alias("name")
     rows = export.database.read(
         layout.KERNEL,
-        integers=(*_PLACE, *_correlation(export), "demangledName", *extra),
+        integers=(*_place(export), "demangledName", *extra),
         where=export.inside(),
         shape=lambda piece: piece.select(*_placed(export), name, *(sizes if shape else ())),
     )
@@ -81,7 +81,7 @@ def copies(export: Export) -> pl.DataFrame:
     key = ["copyKind", "srcKind", "dstKind"]
     rows = export.database.read(
         layout.MEMCPY,
-        integers=(*_PLACE, *_correlation(export), "bytes", *key),
+        integers=(*_place(export), "bytes", *key),
         where=export.inside(),
         shape=lambda piece: piece.select(
             *_placed(export), "bytes", pl.col(key).cast(pl.Int32, strict=False)
@@ -94,7 +94,7 @@ def sets(export: Export) -> pl.DataFrame:
     """One row a memset, named by what is set: ``Memset (Device)``."""
     rows = export.database.read(
         layout.MEMSET,
-        integers=(*_PLACE, *_correlation(export), "bytes", "memKind"),
+        integers=(*_place(export), "bytes", "memKind"),
         where=export.inside(),
         shape=lambda piece: piece.select(*_placed(export), "bytes", "memKind"),
     )
@@ -107,7 +107,7 @@ def synchronisation(export: Export) -> pl.DataFrame:
     """One row a wait of the host for a stream, event or context, and of a stream for an event."""
     rows = export.database.read(
         layout.SYNCHRONIZATION,
-        integers=(*_PLACE, *_correlation(export), "syncType"),
+        integers=(*_place(export), "syncType"),
         where=export.inside(),
         shape=lambda piece: piece.select(*_placed(export), "syncType"),
     )
@@ -118,7 +118,7 @@ def graphs(export: Export) -> pl.DataFrame:
     """One row a launch of a whole graph, recorded in place of its kernels; a kernel to us."""
     rows = export.database.read(
         layout.GRAPH_TRACE,
-        integers=(*_PLACE, *_correlation(export), "graphId"),
+        integers=(*_place(export), "graphId"),
         where=export.inside(),
         shape=lambda piece: piece.select(*_placed(export), "graphId"),
     )
@@ -155,16 +155,24 @@ def allocations(export: Export) -> pl.DataFrame:
     return export.within(named)
 
 
-def _correlation(export: Export) -> tuple[str, ...]:
-    return ("correlationId",) if export.fills("correlation") else ()
+def _place(export: Export) -> tuple[str, ...]:
+    """The columns that tell when and where a piece of device work ran."""
+    stream = ("streamId",) if export.fills("stream") else ()
+    return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
 
 
-def _placed(export: Export) -> tuple[pl.Expr, ...]:
+def _placed(export: Export) -> list[pl.Expr]:
     """When and where a piece of device work ran."""
-    stream = none_if_unset("streamId", "stream")
-    device = pl.col("deviceId").cast(pl.Int32, strict=False).alias("device")
-    place = (*span(), pid("globalPid"), device, stream)
-    return (*place, pl.col("correlationId").alias("correlation")) if _correlation(export) else place
+    found = [
+        *span(),
+        pid("globalPid"),
+        pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
+    ]
+    if export.fills("stream"):
+        found.append(none_if_unset("streamId", "stream"))
+    if export.fills("correlation"):
+        found.append(pl.col("correlationId").alias("correlation"))
+    return found
 
 
 def _worded(rows: pl.DataFrame, key: list[str], word: Callable[..., str]) -> pl.DataFrame:
