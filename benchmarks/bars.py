@@ -54,6 +54,7 @@ def bars(results: Results) -> list[Bar]:
         *_steady(results),
         *_gzipped(results),
         *_stacks(results),
+        *_nsys(results),
         Bar("`--help`", "", results.best("--help"), 0.3, "s"),
         Bar("`comm-outliers`", "gen1.json", results.best("comm-outliers", "gen1.json"), 1.0, "s"),
     ]
@@ -86,6 +87,8 @@ def _commands(results: Results) -> Iterator[Bar]:
     """What a command takes: over reading what it needs, in memory, beside HTA's loading alone."""
     for m in results.of(*COMMANDS):
         command, trace = m.task, m.trace or ""
+        if trace.endswith(".sqlite"):
+            continue
         reading = results.best(f"read for {command}", m.trace)
         imports = results.best(f"imports for {command}")
         loading = None if reading is None or imports is None else imports + reading
@@ -151,6 +154,28 @@ def _stacks(results: Results) -> Iterator[Bar]:
         peer_time = results.best("flamegraph.pl", m.trace)
         faster = _ratio(peer_time, m.best)
         yield Bar("`flamegraph.pl` / `flamegraph`", m.trace or "", faster, 5, "x", at_least=True)
+
+
+def _nsys(results: Results) -> Iterator[Bar]:
+    """Exports of nsys: beside bare reading, beside pandas, in seconds and memory."""
+    exports = [m for m in results.measurements if m.trace and m.trace.endswith(".sqlite")]
+    speeds = {m.trace: m.megabytes_per_second for m in exports if m.task == "kernels"}
+    large = max(speeds, key=lambda name: (len(name or ""), name), default="")
+    for m in exports:
+        trace = m.trace or ""
+        if m.task == "kernels":
+            bare, pandas = (results.best(t, trace) for t in ("ADBC, bare columns", "pandas"))
+            yield Bar("`kernels` / bare columns, ADBC", trace, _ratio(m.best, bare), 2, "x")
+            yield Bar("pandas / `kernels`", trace, _ratio(pandas, m.best), 8, "x", at_least=True)
+            yield Bar("peak memory, `kernels`", trace, _megabytes(m.peak_rss), 700, "MB")
+        elif m.task in ("gpu-idle", "annotations") and trace == large:
+            yield Bar(f"`{m.task}`", trace, m.best, 20, "s")
+            yield Bar(f"peak memory, `{m.task}`", trace, _megabytes(m.peak_rss), 2500, "MB")
+    if len(speeds) > 1:
+        small = min(speeds, key=lambda name: (len(name or ""), name))
+        steady = _ratio(speeds[large], speeds[small])
+        what = "`kernels`, MB/s at 1.4 GB / at 100 MB"
+        yield Bar(what, large or "", steady, 0.85, "x", at_least=True)
 
 
 def _work(results: Results, command: str, trace: str | None) -> float | None:

@@ -22,6 +22,7 @@ FOLDER = ROOT / ".bench" / "inputs"
 REAL = ("v100_rank1of2_2020_allreduce", "mi300_rank0of8_rccl", "nccl_a100_rank0of2")
 
 _REPLICATED = "nccl_a100_rank0of2"
+_EXPORT = "mfu_2gpu_before"
 _EVENT_END = b"\n  },\n"
 _KEPT_KERNELS = 400
 #: Of a generated trace: bytes to each kernel, and the share left without kernels and arrows.
@@ -81,6 +82,11 @@ def shallow_stacks(count: int) -> Path:
     )
 
 
+def nsys_export(kernels: int) -> Path:
+    """A real export of two GPUs, its rows repeated with new times and ids."""
+    return _made(f"nsys{kernels}.sqlite", lambda target: _export(target, kernels))
+
+
 def gzipped(path: Path) -> Path:
     """The same trace compressed."""
     return _made(f"{path.name}.gz", lambda target: _compress(path, target))
@@ -112,6 +118,14 @@ def _stacks(target: Path, shape: str, *arguments: str) -> None:
 
 def _generate(target: Path, megabytes: float) -> None:
     _run(_tool("gen"), str(target), str(megabytes))
+
+
+def _export(target: Path, kernels: int) -> None:
+    source = target.with_suffix(".source")
+    packed = SHARED / "data" / "nsys" / f"{_EXPORT}.sqlite.gz"
+    source.write_bytes(gzip.decompress(packed.read_bytes()))
+    _run(SHARED / "tools" / "gen_nsys_sqlite.py", str(target), str(kernels), str(source))
+    source.unlink()
 
 
 def _thin(target: Path, megabytes: int) -> None:

@@ -27,6 +27,8 @@ from benchmarks.tasks import COMMANDS
 CORES = 2
 ROUNDS = 3
 SIZES_MB = (200, 1000)
+#: Kernels in exports of nsys: 100 MB and 1.4 GB.
+EXPORTS = (420_000, 6_000_000)
 
 #: What is timed on so many synthetic rows in memory.
 ALGEBRA = ("union", "gaps", "nest", "link")
@@ -69,6 +71,8 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
             found += _command(command, make(sizes_mb[0]))
     found.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
     found += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
+    found += _nsys(inputs.nsys_export(EXPORTS[0]), ["kernels"])
+    found += _nsys(inputs.nsys_export(EXPORTS[1]), ["kernels", "gpu-idle", "annotations"])
     small = inputs.generated(sizes_mb[0])
     found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
     for megabytes in sizes_mb:
@@ -78,6 +82,14 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
         found += _inflaters(path)
     found += [Case(name, small, [_OURS, "-I", _HERE / "routes.py", name, small]) for name in ROUTES]
     return found
+
+
+def _nsys(path: Path, commands: Sequence[str]) -> list[Case]:
+    return [
+        Case("ADBC, bare columns", path, _task(_OURS, "adbc_columns", path), memory=True),
+        Case("pandas", path, _task(peers.PYTHON, "pandas_kernels", path), memory=True),
+        *(Case(name, path, [_COMMAND, name, path], memory=True) for name in commands),
+    ]
 
 
 def _readers(path: Path) -> list[Case]:
