@@ -138,6 +138,18 @@ def test_a_huge_text_is_not_read(copy):
     assert "(text of 40000000 bytes)" in names
 
 
+def test_a_table_whose_name_is_no_text(copy):
+    data = copy.read_bytes()
+    copy.write_bytes(
+        data.replace(b'CREATE TABLE "GPU', b'CREATE TABLE "\xff\xfe\xfd').replace(
+            b"OSRT_API", b"OSRT\xff\xffPI"
+        )
+    )
+    trace = ta.read(copy)
+    assert kernels(trace) == 192
+    assert "osrt" not in trace.events["kind"].cast(pl.String)
+
+
 def test_far_apart_row_ids(copy):
     change(
         copy,

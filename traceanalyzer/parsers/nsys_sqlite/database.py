@@ -36,10 +36,12 @@ _MAX_THREADS = 8
 #: Longer texts are not names; reading one of a gigabyte would take as much memory.
 _LONGEST_TEXT = 1 << 16
 _NO_DATABASE = "not an SQLite database, or an encrypted one"
+#: What stands in place of bytes that are no UTF-8.
+_NO_TEXT = "\ufffd"
 _ROW_IDS = ("rowid", "_rowid_", "oid")
 
-#: What ADBC and polars raise where SQLite does not like the file.
-_SQLITE_ERRORS = (adbc.Error, OSError, pl.exceptions.PolarsError)
+#: What is raised where SQLite does not like the file; its message may hold the file's bytes.
+_SQLITE_ERRORS = (adbc.Error, sqlite3.Error, OSError, UnicodeError, pl.exceptions.PolarsError)
 
 Shape = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -150,12 +152,13 @@ class Database:
                 connection.text_factory = _text
                 connection.execute("PRAGMA trusted_schema = OFF")
                 database = sqlite_utils.Database(connection)
+                names = [name for name in database.table_names() if _NO_TEXT not in name]
                 return {
                     table.name: tuple(column.name for column in table.columns)
-                    for table in database.tables
+                    for table in map(database.table, names)
                     if not (table.schema or "").lstrip().upper().startswith("CREATE VIRTUAL")
                 }
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             return self._salvaged(error)
 
     def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
