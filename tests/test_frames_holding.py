@@ -83,6 +83,24 @@ def test_where_slices_nest_the_tree_is_that_of_nest(seed: int, size: int) -> Non
 
 
 @modest
+@given(slices(), st.integers(0, 1 << 30), st.sampled_from([100, 400]))
+def test_what_does_not_nest_changes_nothing_before_and_after(
+    crossing: pl.DataFrame, seed: int, size: int
+) -> None:
+    near = tree(seed, size, deepest=2)
+    far = near.with_columns(pl.col("start", "end") + 100_000)
+    odd = crossing.filter(intervals.IS_INTERVAL).select(pl.col("start", "end") + 50_000)
+    alone = [hold(part).drop("start", "end") for part in (near, odd, far)]
+    rows = [0, near.height, near.height + odd.height]
+    expected = [
+        part.with_columns((pl.col("parent") + first).cast(pl.UInt32))
+        for part, first in zip(alone, rows, strict=True)
+    ]
+    together = hold(pl.concat([near, odd, far])).drop("start", "end")
+    assert_frame_equal(together, pl.concat(expected))
+
+
+@modest
 @given(slices(), st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_does_not_matter(frame: pl.DataFrame, random: object) -> None:
     unlike = frame.unique(maintain_order=True).with_row_index("id")  # twins go by their row

@@ -201,7 +201,9 @@ def test_empty_frames(by: tuple[str, ...]) -> None:
     assert_frame_equal(intervals.gaps(empty, by), empty.select(columns))
     assert_frame_equal(intervals.gaps(one, by), empty.select(columns))
     assert_frame_equal(intervals.intersect(one, empty, by), empty.select(columns))
+    assert_frame_equal(intervals.intersect(empty, one, by), empty.select(columns))
     assert_frame_equal(intervals.subtract(one, empty, by), one.select(columns))
+    assert_frame_equal(intervals.subtract(empty, one, by), empty.select(columns))
     assert intervals.measure(empty, by)["length"].to_list() == ([] if by else [0])
     assert intervals.overlap_with(one, empty, by)["overlap"].to_list() == [0]
     assert intervals.overlap_with(empty, one, by)["overlap"].to_list() == []
@@ -214,6 +216,27 @@ def test_more_groups_than_sixteen_bits_number() -> None:
     assert_frame_equal(intervals.union(frame.reverse(), ["g"]), frame)
     assert intervals.measure(frame, ["g"])["length"].to_list() == [2] * n
     assert length(frame) == n + 1
+
+
+VALUES = {
+    pl.Int8: [None, -128, -1, 0, 127],
+    pl.Int64: [None, -(1 << 63), 5, 6, (1 << 63) - 1],
+    pl.UInt32: [None, 0, 70_000, 70_001, (1 << 32) - 1],
+    pl.UInt64: [(1 << 64) - 3, (1 << 64) - 2, (1 << 64) - 1],
+}
+
+
+@modest
+@given(st.data(), st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
+def test_groups_are_numbered_in_their_order(data: st.DataObject, types: list[type]) -> None:
+    row = st.tuples(*(st.sampled_from(VALUES[dtype]) for dtype in types))
+    rows = data.draw(st.lists(row, max_size=12))
+    frame = pl.DataFrame(rows, schema=list(zip("abc", types, strict=False)), orient="row")
+    first, second = frame.head(4), frame.slice(4)
+    groups, numbers = intervals.group_numbers(frame.columns, first, second)
+    assert_frame_equal(groups, frame.unique().sort(frame.columns))
+    for part, number in zip((first, second), numbers, strict=True):
+        assert_frame_equal(groups[number], part)
 
 
 @modest

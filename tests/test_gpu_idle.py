@@ -446,3 +446,8 @@ def test_every_cause_has_its_words() -> None:
 
     for table in (words.NAMES, words.WAITING, words.ADVICE):
         assert tuple(table) == CAUSES
+
+
+def test_files_and_traces_give_the_same() -> None:
+    path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    assert str(traceanalyzer.gpu_idle(path)) == str(gpu_idle(traceanalyzer.read(path)))

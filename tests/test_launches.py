@@ -7,9 +7,11 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import MS, US, device, host, step, trace
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import traceanalyzer
 from traceanalyzer.analyzers.device_work import device_work
 from traceanalyzer.analyzers.launches import Launches, launches
 from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
@@ -677,3 +679,8 @@ def test_synchronising_costs_are_those_counted_cell_by_cell(events: list[dict[st
         assert counted <= idle
         assert not counted & after
         after |= counted
+
+
+def test_files_and_traces_give_the_same() -> None:
+    path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    assert str(traceanalyzer.launches(path)) == str(launches(traceanalyzer.read(path)))

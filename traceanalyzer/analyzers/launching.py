@@ -21,21 +21,22 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         (its row number), launch (row of ``events``), rank, pid, tid, launch_name, launch_start,
         launch_end. A graph launch has many rows of work.
     """
-    calls = (
-        trace.events.lazy()
-        .with_row_index("launch")
-        .filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation").is_not_null())
-        .select(
-            "launch", "rank", "pid", "tid", "correlation",
-            launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
-        )
-        .collect()
+    found = launch_rows(trace, work)
+    joined = trace.events.select("rank", "pid", "tid", "name", "ts", "dur")[found["launch"]]
+    return joined.select(
+        *found, "rank", "pid", "tid",
+        launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
+
+
+def launch_rows(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """The first two columns of :func:`launches`; ``work`` needs pid and correlation alone."""
+    launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
+    calls = trace.events.select(launching).to_series().arg_true()
     # a file that does not tell the process of device work is one process's
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
-    found = linking.link(calls, work, within)
-    joined = calls.drop("correlation")[found["left"]]
-    return joined.insert_column(0, found["right"].alias("work"))
+    found = linking.link(trace.events.select(within)[calls], work, within)
+    return found.select(work="right", launch=calls.gather(found["left"]))
 
 
 def operators_of(launched: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
+import polars as pl
+
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.reading import Inputs, Progress, each, read
@@ -121,4 +123,12 @@ def _read(path: str, needs: Needs, reading: Reading) -> Trace:
     )
     if seen := reading.get("seen"):
         seen(trace)
-    return replace(trace, events=trace.events.drop(_OF_SAMPLES))
+    return _lightened(trace, needs)
+
+
+def _lightened(trace: Trace, needs: Needs) -> Trace:
+    """The trace without what is not looked at, whichever parser made it."""
+    types = trace.events.schema
+    unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
+    events = trace.events.drop(_OF_SAMPLES).with_columns(unused)
+    return replace(trace, events=events, kernels=trace.kernels.clear())

@@ -24,7 +24,7 @@ from traceanalyzer.frames.intervals import (
     narrow,
     nullable,
 )
-from traceanalyzer.frames.nesting import NEVER, ROOT, Rows, blocks, nest_exact, pairs, slice_order
+from traceanalyzer.frames.nesting import NEVER, ROOT, Rows, blocks, nest_mostly, pairs, slice_order
 from traceanalyzer.frames.numbering import Numbers, numbered
 
 #: So many slices that ended are passed one by one on the way up; beyond, a stack finds the way.
@@ -45,7 +45,7 @@ def hold(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     order = _in_order(group, start, end, valid)
     depth, parent = (np.zeros(frame.height, np.int32) for _ in range(2))
     own = np.zeros(frame.height, np.int64)
-    for lo, hi in blocks(group[order].astype(np.int64)):
+    for lo, hi in blocks(group[order]):
         rows = order[lo:hi]
         depth[rows], above, until = _hold_group(start[rows], end[rows])
         parent[rows] = np.where(above == ROOT, ROOT, rows[above])
@@ -82,7 +82,7 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
     edges = np.searchsorted(group[order], np.arange(number.max(initial=-1) + 2))
     time = points["ts"].cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
     at = np.full(points.height, ROOT)
-    for low, high in blocks(at_group[asked].astype(np.int64)):
+    for low, high in blocks(at_group[asked]):
         own = asked[low:high]
         rows = order[slice(*edges[at_group[own[0]] :][:2])]
         before = np.searchsorted(start[rows], time[own], side="right")
@@ -156,9 +156,19 @@ def _hold_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
 
     That is its end, or the start of the first slice that starts in it and outlives it.
     """
-    exact = nest_exact(start, end)
-    if exact is not None:
-        return *exact, end.copy()
+    found = nest_mostly(start, end)
+    if found is None:
+        return _hold_by_stack(start, end)
+    depth, parent, rest = found
+    until = end.copy()
+    if rest.size:
+        depth[rest], above, until[rest] = _hold_by_stack(start[rest], end[rest])
+        parent[rest] = np.where(above == ROOT, ROOT, rest[above])
+    return depth, parent, until
+
+
+def _hold_by_stack(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
+    """The same, slice by slice."""
     depth, parent, until = array("i"), array("i"), end.copy()
     ends, rows = [NEVER], [ROOT]  # the open slices, the innermost last
     for row, (since, last) in enumerate(pairs(start, end)):

@@ -21,7 +21,10 @@ import polars as pl
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: So many groups are numbered by searching among them: quicker than a join.
+#: Groups are counted in a table where it is not this much larger than the number of rows.
+_SMALL = 1 << 16
+
+#: So many values that are far apart are searched among.
 _FEW = 256
 
 #: Whether a row is an interval at all (null for a null bound, which a filter drops).
@@ -77,7 +80,7 @@ def gaps(
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """When is an interval of ``a`` and one of ``b`` running: the intersection of their unions."""
-    return _combine(a, b, by, lambda in_a, in_b: in_a & in_b)
+    return _combine(a if b.height else a.clear(), b, by, lambda in_a, in_b: in_a & in_b)
 
 
 def subtract(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
@@ -147,13 +150,14 @@ def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
     """Which rows share time with any of the windows, whatever their groups?"""
     runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
     start, end = bounds(rows)
-    begun = np.searchsorted(runs.start, end, side="left")
     if (start[1:] >= start[:-1]).all():  # so that the few are searched for among the many
         behind = np.searchsorted(start, runs.end, side="left")
         ended = np.cumsum(np.bincount(behind, minlength=start.size + 1))[: start.size]
     else:
         ended = np.searchsorted(runs.end, start, side="right")
-    return (begun > ended) & (end > start) & is_interval(rows)
+    # the first run that has not ended
+    begins = np.append(runs.start, np.iinfo(np.int64).max)[ended]
+    return (begins < end) & (end > start) & is_interval(rows)
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:
@@ -186,15 +190,8 @@ def group_numbers(
     if (only := _only_group(by, frames)) is not None:  # most often: one device, one rank
         return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
     keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
-    groups = keys.unique().sort(by)
-    ends = np.cumsum([frame.height for frame in frames])[:-1]
-    if groups.height <= _FEW and not any(column.null_count() for column in groups):
-        number = _number_of_few(keys, groups)
-    else:
-        numbered = groups.with_row_index("_group")
-        joined = keys.join(numbered, on=by, how="left", nulls_equal=True, maintain_order="left")
-        number = joined["_group"].cast(pl.Int64).to_numpy()
-    return groups, tuple(np.split(number, ends))
+    groups, number = _numbers_in_table(keys) or _numbers_by_join(keys)
+    return groups, tuple(np.split(number, np.cumsum([frame.height for frame in frames])[:-1]))
 
 
 def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
@@ -211,20 +208,52 @@ def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFra
     return (held or frames)[0].select(by).head(1)
 
 
-def _number_of_few(keys: pl.DataFrame, groups: pl.DataFrame) -> Ints:
-    """Each row's place among a few sorted groups without null: a search in each column's values."""
-    differ = [name for name in groups.columns if groups[name].n_unique() > 1]
-    if len(differ) == 1:
-        return groups[differ[0]].search_sorted(keys[differ[0]]).to_numpy().astype(np.int64)
-    code, of_group = np.zeros(keys.height, np.int64), np.zeros(groups.height, np.int64)
-    for name in differ:
-        values = groups[name].unique().sort()
-        place = values.search_sorted(keys[name]).to_numpy()
-        code = code * len(values) + place
-        of_group = of_group * len(values) + values.search_sorted(groups[name]).to_numpy()
-    number = np.zeros(int(of_group[-1]) + 1, np.int64)
-    number[of_group] = np.arange(groups.height)
-    return number[code]
+def _numbers_in_table(keys: pl.DataFrame) -> tuple[pl.DataFrame, Ints] | None:
+    """Each row's group, counted in a table of all there might be; None where that is too large."""
+    number, top = np.zeros(keys.height, np.int64), 0
+    for column in keys:
+        places = _places(column)
+        if places is None or (top + 1) * places[1] > keys.height + _SMALL:
+            return None
+        if places[1] > 1:
+            number = number * places[1] + places[0]
+            number = (np.cumsum(np.bincount(number) > 0) - 1)[number]
+            top = int(number.max())
+    rows = np.zeros(top + 1, np.uint32)
+    rows[number] = np.arange(keys.height, dtype=np.uint32)
+    return keys[rows], number
+
+
+def _places(column: pl.Series) -> tuple[Ints, int] | None:
+    """Each integer's place among those of a column, and how many places there are; null is first.
+
+    None where they are no integers, or many and far apart.
+    """
+    low, high, nulls = column.min(), column.max(), column.null_count()
+    if nulls == column.len() or (low == high and not nulls):
+        return np.zeros(column.len(), np.int64), 1
+    if not isinstance(low, int) or not isinstance(high, int) or not column.dtype.is_integer():
+        return None
+    values = (column.fill_null(low) if nulls else column).to_numpy()
+    if high - low < column.len() + _SMALL:
+        wide = values if values.dtype.itemsize == 8 else values.astype(np.int64)
+        place, count = (wide - wide.dtype.type(low)).astype(np.int64), high - low + 1
+    else:
+        distinct = column.drop_nulls().unique().sort().to_numpy()
+        if distinct.size > _FEW:
+            return None
+        place, count = np.searchsorted(distinct, values), distinct.size
+    return (np.where(column.is_null(), 0, place + 1), count + 1) if nulls else (place, count)
+
+
+def _numbers_by_join(keys: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
+    """Each row's group, whatever the columns hold."""
+    groups = keys.unique().sort(keys.columns)
+    numbered = groups.with_row_index("_group")
+    joined = keys.join(
+        numbered, on=keys.columns, how="left", nulls_equal=True, maintain_order="left"
+    )
+    return groups, joined["_group"].cast(pl.Int64).to_numpy()
 
 
 def stable_order(group: Ints, time: Ints) -> Ints:
@@ -246,6 +275,8 @@ def count_begun(begun: Spans, group: Ints, time: Ints) -> Ints:
     The last of them, if it is of the same group, is the latest to have started by then.
     """
     known = begun.start.size
+    if not begun.group.any() and not group.any():  # as of one group
+        return np.searchsorted(begun.start, time, side="right")
     order = stable_order(np.concatenate([begun.group, group]), np.concatenate([begun.start, time]))
     count = np.empty(order.size, np.int64)
     count[order] = np.cumsum(order < known)
@@ -263,8 +294,9 @@ def _combine(
 ) -> pl.DataFrame:
     """The maximal runs of time where ``inside`` holds for whether the unions of both are running.
 
-    Nothing runs at the end of each group, where ``inside`` must be false, so no run leaves it.
+    It must be false where ``a`` is not. So no run leaves its group, at the end of which nothing is.
     """
+    b = b if a.height else b.clear()
     groups, (group_a, group_b) = group_numbers(by, a, b)
     group, time, opened = _edges([_union(_spans(a, group_a)), _union(_spans(b, group_b))])
     edge = np.diff(inside(opened & 1 > 0, opened & 2 > 0), prepend=False)

@@ -83,9 +83,7 @@ def _dense(left: pl.DataFrame, right: pl.DataFrame) -> tuple[Ints, Ints] | None:
     """
     rows = left.height + right.height
     both = pl.concat([left, right], how="vertical_relaxed")
-    code = np.zeros(rows, np.int64)
-    valid = np.ones(rows, np.bool_)
-    size = 1
+    code, size = np.zeros(1, np.int64), 1
     for column in both:
         low, high = column.min(), column.max()
         if not column.dtype.is_integer() or not isinstance(low, int) or not isinstance(high, int):
@@ -93,9 +91,10 @@ def _dense(left: pl.DataFrame, right: pl.DataFrame) -> tuple[Ints, Ints] | None:
         size *= high - low + 1
         if size > _RANGE_PER_ROW * rows + _SMALL_RANGE:
             return None
-        valid &= column.is_not_null().to_numpy()
-        code = code * (high - low + 1) + column.fill_null(low).cast(pl.Int64).to_numpy() - low
-    code[~valid] = -1
+        code = code * (high - low + 1) + (column.fill_null(low).cast(pl.Int64).to_numpy() - low)
+    for column in both:
+        if column.null_count():
+            code[column.is_null().to_numpy()] = -1
     return code[: left.height], code[left.height :]
 
 
@@ -148,11 +147,14 @@ def _spans(
     _, (at_group, group) = group_numbers(by, points, intervals)
     start, end = bounds(intervals)
     rows = np.flatnonzero(is_interval(intervals) & (start < end))
-    asked = np.flatnonzero(points["ts"].is_not_null().to_numpy())
-    time = points["ts"].gather(asked).cast(pl.Int64).to_numpy()
+    asked, times = np.arange(points.height), points["ts"].cast(pl.Int64)
+    if times.null_count():
+        asked = np.flatnonzero(times.is_not_null().to_numpy())
+        at_group, times = at_group[asked], times.drop_nulls()
+    time = times.to_numpy()
     return (
         asked,
-        Spans(at_group[asked], time, time),
+        Spans(at_group, time, time),
         rows,
         Spans(group[rows], start[rows], end[rows]),
     )

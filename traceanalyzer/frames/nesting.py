@@ -26,6 +26,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.frames.intervals import (
+    Bools,
     Ints,
     bounds,
     group_numbers,
@@ -123,7 +124,7 @@ def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
     return order[np.argsort(narrow(group)[order], kind="stable")]
 
 
-def blocks(group: Ints) -> Iterator[tuple[int, int]]:
+def blocks(group: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     """Where each group begins and ends among rows ordered by group."""
     cuts = np.flatnonzero(np.diff(group)) + 1
     edges = [0, *cuts.tolist(), group.size] if group.size else []
@@ -133,22 +134,45 @@ def blocks(group: Ints) -> Iterator[tuple[int, int]]:
 def nest_exact(start: Ints, end: Ints) -> tuple[Rows, Rows] | None:
     """Depth and parent of the ordered slices of one group, if none outlives one open before it.
 
-    None when some slice does, and when there are so many depths that a stack is faster.
+    None when some slice does, and where :func:`nest_mostly` tells nothing.
+    """
+    if ((start[1:] < end[:-1]) & (end[:-1] < end[1:])).any():
+        return None  # most overlaps show between neighbours and spare the sorts
+    found = nest_mostly(start, end)
+    return None if found is None or found[2].size else found[:2]
+
+
+def nest_mostly(start: Ints, end: Ints) -> tuple[Rows, Rows, Rows] | None:
+    """Depth and parent of the ordered slices of one group, and the rows for which they are not so.
+
+    These are all slices of a stretch, between moments at which none is running, in which one
+    outlives another that was open before it. None when there are so few slices, or so many depths,
+    that a stack is faster.
     """
     if start.size < _SLICES_PER_DEPTH:
         return None
     holds = np.zeros(start.size, np.bool_)  # still open when the next one starts
     holds[:-1] = start[1:] < end[:-1]
-    if (holds[:-1] & (end[:-1] < end[1:])).any():
-        return None  # most overlaps show between neighbours and spare the sorts
-    ended = np.searchsorted(np.sort(end[holds]), start, side="right").astype(np.int32)
+    over = np.bincount(np.searchsorted(start, end[holds]), minlength=start.size + 1)
+    ended = np.cumsum(over[: start.size], dtype=np.int32)
     depth = np.cumsum(holds, dtype=np.int32) - holds - ended
     sizes = np.bincount(depth)
     if sizes.size * _SLICES_PER_DEPTH > start.size:
         return None
     parent = _last_above(depth, sizes)
-    nested = (parent == ROOT) | (end <= end[parent])
-    return (depth, parent) if nested.all() else None
+    crossing = (parent != ROOT) & (end > end[parent])
+    return depth, parent, _around(crossing, start, end)
+
+
+def _around(chosen: Bools, start: Ints, end: Ints) -> Rows:
+    """The ordered slices of each stretch, between moments when none runs, that has a chosen one."""
+    if not chosen.any():
+        return np.zeros(0, np.int32)
+    ended = np.ones(start.size, np.bool_)  # all slices before have
+    ended[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
+    first = np.flatnonzero(ended)
+    held = np.repeat(np.logical_or.reduceat(chosen, first), np.diff(first, append=start.size))
+    return np.flatnonzero(held).astype(np.int32)
 
 
 def _last_above(depth: Rows, sizes: Ints) -> Rows:

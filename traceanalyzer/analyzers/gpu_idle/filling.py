@@ -33,7 +33,8 @@ def longest(
         of the libraries (own_code), and the innermost annotation that is no step.
     """
     length = pl.col("end") - pl.col("start")
-    top = gaps.sort(length, "unit", "start", descending=[True, False, False]).head(LONGEST)
+    long = gaps.filter(length >= length.top_k(LONGEST).min())
+    top = long.sort(length, "unit", "start", descending=[True, False, False]).head(LONGEST)
     middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
     within = linking.enclosing(middle.select("ts"), ground.steps)["slice"]
     known = _between(_caused(top, pieces), ground.work).with_columns(

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.gpu_idle import threads
 from traceanalyzer.analyzers.launching import launches
 from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
+from traceanalyzer.frames.intervals import group_numbers
 from traceanalyzer.trace import Trace, is_cut_off
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
 
@@ -32,7 +33,7 @@ class Ground:
         launched: work (row), thread, start, end: its launch calls.
         threads: unit, thread: the threads that feed each unit.
         slices: kind, name, thread, start, end: what ran on those threads.
-        names: the distinct names of those.
+        names: all distinct names, those of slices among them.
         work_lost: there is no device work, yet some was launched, or the file is cut off.
         collectives: unit, start, end: when the host itself ran one, on any thread.
     """
@@ -75,10 +76,11 @@ def lay(
     steps = step_marks(trace, step_name)
     work = device_work(trace, patterns)
     keys = ["device", "pid"] if by_process else ["device"]
-    units = work.select(keys).unique().sort(keys).with_row_index("unit")
+    groups, (number,) = group_numbers(keys, work)
+    units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    work = work.join(units, on=keys, nulls_equal=True, maintain_order="left")
+    work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     calls = launches(trace, work)
     feeding = threads.feeding(trace, units, work, calls, steps)
     known = feeding.select("pid", "tid", "thread").unique("thread")
@@ -86,8 +88,8 @@ def lay(
         known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
     )
     pids = feeding.select("unit", "pid").unique()
-    slices = threads.slices(trace, known)
-    runs = threads.host(trace).filter(named(trace.events, [_RUNS_COLLECTIVE])).collect()
+    names = distinct(trace.events)
+    runs = threads.host(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
     return Ground(
         rank=trace.meta.rank,
         path=trace.meta.path,
@@ -96,8 +98,8 @@ def lay(
         work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
         launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
         threads=feeding.select("unit", "thread"),
-        slices=slices,
-        names=distinct(slices),
+        slices=threads.slices(trace, known),
+        names=names,
         work_lost=work.is_empty() and (is_cut_off(trace) or threads.launches(trace)),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
     )

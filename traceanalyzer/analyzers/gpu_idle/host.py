@@ -83,10 +83,12 @@ def launching(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
 def _queued(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
     """From the launch of the work that ends each gap to the gap's end."""
     begun = ground.work.select("unit", end="start")[ground.launched["work"]]
-    launch = ground.launched.select(launch="start")
-    queued = pl.concat([begun, launch], how="horizontal").join(gaps, on=["unit", "end"])
-    first = queued.group_by("unit", "start", "end").agg(pl.col("launch").min())
-    return first.select("unit", start=pl.max_horizontal("start", "launch"), end="end")
+    started = begun.with_columns(ground.launched["start"].alias("launch"))
+    ended = gaps.rename({"unit": "of"}).with_row_index("gap")
+    queued = started.join(ended, on="end").filter(pl.col("unit") == pl.col("of"))
+    launch = queued.group_by("gap").agg(pl.col("launch").min())
+    held = gaps[launch["gap"]]
+    return held.select("unit", start=pl.max_horizontal("start", launch["launch"]), end="end")
 
 
 def extents(ground: Ground) -> pl.DataFrame:

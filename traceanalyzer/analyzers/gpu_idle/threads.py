@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -15,19 +16,29 @@ from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 _THREAD = ["pid", "tid"]
 
+_ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+
 
 def host(trace: Trace) -> pl.LazyFrame:
     """Slices on threads of the host: kind, name, pid, tid, start, end."""
-    on_thread = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
     end = pl.col("ts") + pl.col("dur")
     columns = ("kind", "name", *_THREAD)
-    return trace.events.lazy().filter(on_thread).select(*columns, start="ts", end=end)
+    return trace.events.lazy().filter(_ON_HOST).select(*columns, start="ts", end=end)
 
 
 def slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
-    joined = host(trace).join(threads.lazy(), on=_THREAD, nulls_equal=True, maintain_order="left")
-    return joined.select("kind", "name", "thread", "start", "end").collect()
+    found = [np.zeros(0, np.uint32)]
+    for pid, tid in threads.select(_THREAD).iter_rows():  # they are few
+        own = pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid)
+        found.append(trace.events.select(_ON_HOST & own).to_series().arg_true().to_numpy())
+    rows = np.concatenate(found)
+    thread = threads["thread"].to_numpy().repeat([own.size for own in found[1:]])
+    order = np.argsort(rows, kind="stable")
+    return trace.events.select("kind", "name", "ts", "dur")[rows[order]].select(
+        "kind", "name", pl.Series("thread", thread[order]),
+        start="ts", end=pl.col("ts") + pl.col("dur"),
+    )  # fmt: skip
 
 
 def is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:

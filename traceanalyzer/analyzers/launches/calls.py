@@ -92,13 +92,10 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
     """All calls of the runtime and the driver: event, pid, tid, name, start, end; by start."""
-    return (
-        trace.events.lazy()
-        .select("kind", "pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
-        .with_row_index("event")
-        .filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("end") >= pl.col("start"))
-        .drop("kind")
-        .collect()
+    call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("dur") >= 0)
+    event = trace.events.select(call).to_series().arg_true()
+    return trace.events.select("pid", "tid", "name", "ts", "dur")[event].select(
+        event.alias("event"), "pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur")
     )
 
 

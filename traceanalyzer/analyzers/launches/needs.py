@@ -7,6 +7,7 @@ from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 NEEDS = Needs(
     kinds=frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *MARK_KINDS, "python_function")),
     names=MARK_NAMES,
+    unused=("external_id", "bytes"),
 )
 
 #: A kernel that runs shorter than this costs about as much to launch as it runs.

@@ -30,7 +30,7 @@ def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
         queue (its number), device, process, stream, ts, length, lasted (to the next change, at last
         to the end of the stream's last work); by queue and ts, a row for each moment of a change.
     """
-    groups, (group,) = group_numbers(STREAM, calls)
+    groups, (group, of_work) = group_numbers(STREAM, calls, work)
     leave = calls["start"].to_numpy()
     # work that seems to start before its call: the clocks differ
     enter = np.minimum(calls["launch_start"].to_numpy(), leave)
@@ -41,11 +41,11 @@ def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     settled = np.ones(time.size, np.bool_)
     settled[:-1] = (group[1:] != group[:-1]) | (time[1:] != time[:-1])
     group, time, length = group[settled], time[settled], length[settled]
-    ends = work.group_by(STREAM).agg(pl.col("end").max())
-    last = groups.join(ends, on=STREAM, how="left", maintain_order="left", nulls_equal=True)["end"]
+    last = np.full(groups.height, np.iinfo(np.int64).min)
+    np.maximum.at(last, of_work, work["end"].to_numpy())
     until = np.append(time[1:], 0)
     final = np.append(group[1:] != group[:-1], [True] * bool(group.size))
-    until[final] = last.to_numpy()[group[final]]
+    until[final] = last[group[final]]
     return pl.DataFrame(
         [
             pl.Series("queue", group),

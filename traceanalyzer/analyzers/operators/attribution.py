@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.device_work import device_work
-from traceanalyzer.analyzers.launching import launches
+from traceanalyzer.analyzers.launching import launch_rows
 from traceanalyzer.analyzers.operators.question import FRAMES, MARKED, OTHER
 from traceanalyzer.frames import linking
 from traceanalyzer.frames.holding import innermost, nearest
 from traceanalyzer.frames.intervals import Ints, nullable
 from traceanalyzer.frames.nesting import ROOT, Rows
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: c10's device types whose memory is the host's: CPU, MKLDNN, IDEEP.
 _HOST_TYPES = (0, 2, 5)
@@ -39,17 +39,16 @@ def launched_work(trace: Trace) -> pl.DataFrame:
     """All device work that has an end, with the call that launched it.
 
     Returns:
-        external_id, start, length_ns, launch (row of ``events``, null where it was not recorded).
+        external_id, launch (row of ``events``, null where it was not recorded), start, length_ns.
     """
-    work = device_work(trace)
-    found = launches(trace, work)
-    launch = np.zeros(work.height, np.uint32)
-    launch[found["work"]] = found["launch"]
-    known = np.zeros(work.height, np.bool_)
-    known[found["work"]] = True
-    length = (pl.col("end") - pl.col("start")).alias("length_ns")
-    return work.select("external_id", "start", length).with_columns(
-        nullable("launch", launch, known)
+    recorded = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
+    rows = trace.events.select(recorded).to_series().arg_true()
+    work = trace.events.select("pid", "correlation", "external_id", "ts", "dur")[rows]
+    found = launch_rows(trace, work)
+    launch, known = np.zeros(work.height, np.uint32), np.zeros(work.height, np.bool_)
+    launch[found["work"]], known[found["work"]] = found["launch"], True
+    return work.select(
+        "external_id", nullable("launch", launch, known), start="ts", length_ns="dur"
     )
 
 

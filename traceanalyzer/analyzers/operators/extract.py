@@ -72,11 +72,11 @@ def extract(trace: Trace, question: Question) -> Part:
     first, row = numbered(columns.get_columns())
     keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
     own = counted == np.arange(tree.height)
-    host = tree["self_time"].to_numpy(), (tree["end"] - tree["start"]).to_numpy()
+    self_host = tree["self_time"].to_numpy()
     sums = [
-        _summed("calls", own, row, keys),
-        _summed("self_host_ns", host[0], row, keys),
-        _summed("total_host_ns", host[1] * own, row, keys),
+        _summed("calls", own.astype(np.int64), row, keys),
+        _summed("self_host_ns", self_host, row, keys),
+        _summed("total_host_ns", (tree["end"] - tree["start"]).to_numpy() * own, row, keys),
     ]
     for name, values in (
         ("device_ns", device if work.height else None),
@@ -87,7 +87,7 @@ def extract(trace: Trace, question: Question) -> Part:
         total = None if values is None else with_descendants(values, tree) * own
         sums.append(_summed(f"total_{name}", total, row, keys))
     runs = _runs_operators(tree)
-    running = _summed("self_host_ns", host[0] * runs, row, keys)
+    running = _summed("self_host_ns", self_host * runs, row, keys)
     return Part(
         rank=trace.meta.rank,
         path=trace.meta.path,
@@ -101,7 +101,7 @@ def extract(trace: Trace, question: Question) -> Part:
     )
 
 
-def _summed(name: str, values: Ints | Bools | None, row: Numbers, keys: pl.DataFrame) -> pl.Series:
+def _summed(name: str, values: Ints | None, row: Numbers, keys: pl.DataFrame) -> pl.Series:
     """The sum of the values of each row, exactly; null where there are none."""
     if values is None:
         return pl.Series(name, [None] * keys.height, dtype=pl.Int64)

@@ -63,7 +63,8 @@ class Question:
         """What to read."""
         host = (*MARKED, FRAMES, OTHER, *CALLS)
         columns = ("input_dims",) if self.by_input_shape else ()
-        return Needs(frozenset((*host, *DEVICE_WORK, ALLOCATIONS)), columns=columns)
+        kinds = frozenset((*host, *DEVICE_WORK, ALLOCATIONS))
+        return Needs(kinds, columns=columns, unused=("category", "stream"))
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.names import distinct
 from traceanalyzer.analyzers.operators.question import CALLS, FRAMES, MARKED, OTHER
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.holding import hold, parents
@@ -74,30 +75,23 @@ def unclosed(trace: Trace) -> int:
 
 def _calls(trace: Trace) -> pl.DataFrame:
     on_host = pl.col("device").is_null() & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
-    kinds = trace.events["kind"]
-    if kinds.is_in((*MARKED, FRAMES)).any():
-        rows = trace.events.select(on_host & pl.col("kind").is_in((*MARKED, FRAMES, *CALLS)))
-    else:
-        rows = trace.events.select(on_host & (pl.col("kind") == OTHER))
-    event = rows.to_series().arg_true()
-    pid, tid = (trace.events[name].gather(event) for name in ("pid", "tid"))
-    thread = pl.Series("thread", numbered([pid, tid])[1])
-    calls = trace.events.select("kind", "name", "dur", start="ts")[event]
-    end = calls["start"] + calls["dur"]
-    calls = calls.drop("dur").with_columns(event.alias("event"), thread, end.alias("end"))
-    named = _named(calls)
-    if named.is_empty():
+    of_kind = pl.col("kind") == OTHER
+    if trace.events["kind"].is_in((*MARKED, FRAMES)).any():
+        of_kind = pl.col("kind").is_in((*MARKED, FRAMES, *CALLS))
+    names = distinct(trace.events)
+    unnamed = [name for name in names if name in _UNNAMED]
+    is_named = pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
+    event = trace.events.select(on_host & of_kind & is_named).to_series().arg_true()
+    if event.is_empty():
         raise MissingData(
             f"{trace.meta.path}: no operators were recorded; {RECORD_HINTS['cpu_op']}"
         )
-    return named
-
-
-def _named(calls: pl.DataFrame) -> pl.DataFrame:
-    """The calls that have a row, under the name of their row."""
-    names = calls["name"].unique().drop_nulls().cast(pl.String)
-    unnamed = [name for name in names if name in _UNNAMED]
-    if unnamed or calls["name"].null_count():
-        calls = calls.filter(pl.col("name").is_not_null(), ~pl.col("name").is_in(unnamed))
+    thread = numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
     steps = {name: ANY_STEP for name in names if _STEP.fullmatch(name)}
-    return calls.with_columns(pl.col("name").replace(steps)) if steps else calls
+    calls = trace.events.select("kind", "name", "ts", "dur")[event]
+    return calls.select(
+        event.alias("event"), "kind",
+        pl.col("name").replace(steps) if steps else "name",
+        pl.Series("thread", thread),
+        start="ts", end=pl.col("ts") + pl.col("dur"),
+    )  # fmt: skip

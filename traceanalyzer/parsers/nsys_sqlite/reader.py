@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -82,19 +82,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         unusable = findings.without_columns(database)
         export = Export(database, selection)
         identity = identify(export, source.path)
-        trace = _trace(export, identity, source.path, name)
+        trace, timeless = _trace(export, identity, source.path, name)
         issues = [
             *findings.of_file(file, source.damage),
             *unusable,
-            *findings.of_rows(trace.events),
+            *findings.of_rows(trace.events, timeless),
             *findings.of_database(database),
             *findings.of_export(export, identity, trace.meta.version),
         ]
-    usable = trace.events.drop_nulls("ts") if trace.events["ts"].null_count() else trace.events
-    return Trace(**{**vars(trace), "events": usable, "issues": issue_rows(issues, trace.meta.rank)})
+    return replace(trace, issues=issue_rows(issues, trace.meta.rank))
 
 
-def _trace(export: Export, identity: Identity, path: str, name: str) -> Trace:
+def _trace(export: Export, identity: Identity, path: str, name: str) -> tuple[Trace, int]:
+    """The trace without its issues, and the number of rows left out that have no time."""
     kinds = export.selection.kinds
     readers = [reader for reader in _READERS if _is_asked(export, reader)]
     sampled = (kinds is None or "sample" in kinds) and export.database.has(layout.SAMPLES)
@@ -109,6 +109,9 @@ def _trace(export: Export, identity: Identity, path: str, name: str) -> Trace:
     if sampled:
         samples, stacks = sampling.samples(export)
         parts.append(samples)
+    timeless = sum(part["ts"].null_count() for part in parts)
+    if timeless:
+        parts = [part.drop_nulls("ts") for part in parts]
     tables = assemble(parts, identity)
     if counted:
         tables["counters"] = counters.gpu_metrics(export)
@@ -116,7 +119,7 @@ def _trace(export: Export, identity: Identity, path: str, name: str) -> Trace:
         seen = tables["events"].select("pid", "tid").unique()
         tables["lanes"] = lanes(export, identity, seen)
     meta = describe(export, identity, path, name)
-    return Trace(sources=(meta,), **{**tables, "stacks": stacks})
+    return Trace(sources=(meta,), **{**tables, "stacks": stacks}), timeless
 
 
 def _is_asked(export: Export, reader: _Reader) -> bool:
