@@ -169,7 +169,7 @@ HOSTILE = 'q"\\ \n\t\x00\x1b[31m\x7f </script> \u2028 \ud7ff é 😀'
 
 def test_hostile_text_is_escaped_everywhere() -> None:
     trace = traced(
-        host(1, 1, name=HOSTILE, category=HOSTILE),
+        host(1, 1, kind="other", name=HOSTILE, category=HOSTILE),
         collectives=table("collectives", {"event": 0, "group": HOSTILE}),
         lanes=table("lanes", {"pid": 10, "tid": 11, "label": HOSTILE, "textual": True}),
         counters=table(
@@ -545,6 +545,8 @@ def test_gzip_is_the_same_text_and_the_same_bytes_every_time() -> None:
         ("B.JSON", "write_chrome_trace"),
         ("x.pt.trace.json.gz", "write_chrome_trace_gz"),
         ("x.parquet", "write_parquet"),
+        ("x.json.sqlite", "write_sqlite"),
+        ("x.db", "write_sqlite"),
     ],
 )
 def test_the_suffix_chooses_the_writer(name: str, function: str) -> None:
@@ -553,7 +555,7 @@ def test_the_suffix_chooses_the_writer(name: str, function: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "a.csv", "json", ".gz"])
 def test_an_unknown_suffix_names_the_known_ones(name: str) -> None:
-    with pytest.raises(OptionError, match=r"end in \.parquet, .* or \.json\.gz"):
+    with pytest.raises(OptionError, match=r"end in \.parquet, .* or \.db"):
         writer_for(name)
 
 

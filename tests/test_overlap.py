@@ -77,8 +77,9 @@ def test_a_stream_is_alone_while_no_other_runs() -> None:
         (20, 1, 40 * US, 0, 40 * US, 0, 20 * US),
         (21, 1, 40 * US, 0, 0, 40 * US, 30 * US),
     ]
-    assert [table.name for table in result.tables] == ["streams", "devices", "steps"]
-    assert [table.detail for table in result.tables] == [False, True, True]
+    names = ["streams", "devices", "steps", "low_utilisation"]
+    assert [table.name for table in result.tables] == names
+    assert [table.detail for table in result.tables] == [False, True, True, True]
 
 
 WORK = st.tuples(
@@ -188,6 +189,29 @@ def test_the_stretches_of_the_timeline_are_few_and_on_one_grid() -> None:
 
 
 # --- what is said ----------------------------------------------------------------------------
+
+
+def test_stretches_busy_for_less_than_half_are_told() -> None:
+    # of five stretches of 50 ms one is half busy, one is busy for 49 ms of 50, one for 24
+    events = [
+        device(GEMM, at * MS, dur * MS) for at, dur in ((0, 25), (50, 49), (101, 24), (249, 1))
+    ]
+    result = overlap(trace(events))
+    by_50 = result.timeline.with_columns(place=pl.col("at_ns") // (50 * MS))
+    measured = by_50.group_by("place").agg(pl.col("busy_ns", "span_ns").sum()).sort("place")
+    assert measured["busy_ns"].to_list() == [25 * MS, 49 * MS, 24 * MS, 0, MS]
+    low = result.to_polars("low_utilisation")
+    assert low.equals(result.timeline.filter(pl.col("busy_ns") * 2 < pl.col("span_ns")))
+    width = result.timeline["span_ns"].max()
+    assert any(
+        note.startswith(
+            f"Of {result.timeline.height} stretches of {width / MS:.0f} ms {low.height} "
+        )
+        for note in result.notes
+    )
+    full = overlap(trace([device(GEMM, 0, 10)]))
+    assert full.low.is_empty()
+    assert not any("stretches" in note for note in full.notes)
 
 
 def test_the_verdict_names_what_is_exposed_and_where_to_look() -> None:

@@ -10,12 +10,14 @@ import traceanalyzer
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 NAMES = [
-    "Chart", "CommOutliers", "Device", "FlameGraph", "GpuIdle", "HostMetrics", "Info", "InputError",
-    "Kernels", "Launches", "LeafPaths", "MalformedInput", "Meta", "MissingData", "Operators",
+    "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "FlameGraph",
+    "GpuIdle", "HostMetrics", "Info", "InputError", "Kernels", "Launches", "LeafPaths",
+    "MalformedInput", "Meta", "MissingData", "Operators",
     "OptionError", "OutputError", "Overlap", "Result", "Steps", "Table", "Trace",
-    "TraceAnalyzerError", "UnknownFormat", "UnreadableFile", "comm_outliers", "concat", "convert",
+    "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile",
+    "annotations", "comm_outliers", "concat", "convert", "cuda_api",
     "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info", "kernels", "launches",
-    "operators", "overlap", "py_spy_report", "read", "steps",
+    "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
 ]  # fmt: skip
 
 

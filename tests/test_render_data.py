@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import sqlite3
+from contextlib import closing
 
 import polars as pl
 import pytest
@@ -14,7 +16,8 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.render import FORMS, form_of, render
 from traceanalyzer.render import csv as as_csv
 from traceanalyzer.render import json as as_json
-from traceanalyzer.result import Table
+from traceanalyzer.render import sqlite as as_sqlite
+from traceanalyzer.result import Flame, Table
 
 
 def _result(frame: pl.DataFrame) -> Sample:
@@ -90,6 +93,70 @@ def test_json_keeps_hostile_names_exactly():
     assert [row["name"] for row in rows] == list(HOSTILE)
 
 
+def _database(image: bytes) -> closing[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(image)
+    return closing(connection)
+
+
+def test_sqlite_holds_every_row_and_column_in_raw_units():
+    frame = groups().frame
+    with _database(as_sqlite.render(ordinary())) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+        assert names == ["about", *(table.name for table in ordinary().tables)]
+        rows = connection.execute("SELECT * FROM groups")
+        assert [column[0] for column in rows.description] == frame.columns
+        found = rows.fetchall()
+        about = connection.execute("SELECT key, value FROM about").fetchall()
+    lists = {name for name, dtype in frame.schema.items() if dtype.is_nested()}
+    assert [
+        tuple(
+            json.loads(value) if name in lists and value else value
+            for name, value in zip(frame.columns, row, strict=True)
+        )
+        for row in found
+    ] == [tuple(row[name] for name in frame.columns) for row in frame.to_dicts()]
+    assert about[:2] == [("title", ordinary().title), ("verdict", ordinary().verdict)]
+    assert ("wait_ns", 48_200_000) in about
+    assert about[-1] == ("note", ordinary().notes[0])
+
+
+def test_sqlite_of_what_it_has_no_type_for():
+    frame = pl.DataFrame(
+        {
+            "real": [float("nan"), float("inf"), 0.5],
+            "large": pl.Series([2**64 - 1, 1, None], dtype=pl.UInt64),
+            "word": pl.Series(["a", None, "b"], dtype=pl.Categorical),
+            "flag": [True, None, False],
+            "group": [[1], None, []],
+        }
+    )
+    with _database(as_sqlite.render(_result(frame))) as connection:
+        assert connection.execute("SELECT * FROM t").fetchall() == [
+            (None, -1, "a", 1, "[1]"),
+            (None, 1, None, None, None),
+            (0.5, None, "b", 0, "[]"),
+        ]
+
+
+def test_sqlite_keeps_hostile_names_exactly():
+    with _database(as_sqlite.render(hostile())) as connection:
+        found = connection.execute("SELECT name FROM bad").fetchall()
+    assert [name for (name,) in found] == list(HOSTILE)
+
+
+def test_sqlite_top_and_a_flamegraph():
+    boxes = pl.DataFrame({"id": [0, 1], "name": ["a", "b"]})
+
+    class Burning(Sample):
+        flames = (Flame("fire", "Fire", "", "ns", boxes),)
+
+    with _database(as_sqlite.render(Burning(shown=(groups(),)), top=1)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM groups").fetchone() == (1,)
+        assert connection.execute("SELECT * FROM fire").fetchall() == [(0, "a")]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_rendered_the_same_twice(form):
     assert render(ordinary(), form) == render(ordinary(), form) != b""
@@ -97,7 +164,15 @@ def test_every_form_is_rendered_the_same_twice(form):
 
 @pytest.mark.parametrize(
     ("path", "form"),
-    [("a.csv", "csv"), ("b/c.HTML", "html"), ("x.png", "png"), ("x.txt", "table"), ("x", None)],
+    [
+        ("a.csv", "csv"),
+        ("b/c.HTML", "html"),
+        ("x.png", "png"),
+        ("x.txt", "table"),
+        ("x.sqlite", "sqlite"),
+        ("x.DB", "sqlite"),
+        ("x", None),
+    ],
 )
 def test_form_by_suffix(path, form):
     assert form_of(path) == form

@@ -8,12 +8,12 @@
 Names are loaded when they are first used, so that importing the package costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from traceanalyzer.analyzers.annotations import Annotations
+    from traceanalyzer.analyzers.api_calls import CudaApi
     from traceanalyzer.analyzers.comm_outliers import CommOutliers
     from traceanalyzer.analyzers.flamegraph import FlameGraph
     from traceanalyzer.analyzers.gpu_idle import GpuIdle
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(
         (
+            "annotations",
             "comm_outliers",
             "convert",
+            "cuda_api",
             "find_inputs",
             "flamegraph",
             "gpu_idle",
@@ -55,6 +57,7 @@ _HOME = {
             "py_spy_report",
             "read",
             "steps",
+            "transfers",
         ),
         "api",
     ),
@@ -73,7 +76,9 @@ _HOME = {
         ),
         "errors",
     ),
+    "Annotations": "analyzers.annotations",
     "CommOutliers": "analyzers.comm_outliers",
+    "CudaApi": "analyzers.api_calls",
     "FlameGraph": "analyzers.flamegraph",
     "GpuIdle": "analyzers.gpu_idle",
     "HostMetrics": "analyzers.host_metrics",
@@ -84,11 +89,14 @@ _HOME = {
     "Operators": "analyzers.operators",
     "Overlap": "analyzers.overlap",
     "Steps": "analyzers.steps",
+    "Transfers": "analyzers.transfers",
 }
 
 __all__ = [
+    "Annotations",
     "Chart",
     "CommOutliers",
+    "CudaApi",
     "Device",
     "FlameGraph",
     "GpuIdle",
@@ -110,11 +118,14 @@ __all__ = [
     "Table",
     "Trace",
     "TraceAnalyzerError",
+    "Transfers",
     "UnknownFormat",
     "UnreadableFile",
+    "annotations",
     "comm_outliers",
     "concat",
     "convert",
+    "cuda_api",
     "find_inputs",
     "flamegraph",
     "gpu_idle",
@@ -127,6 +138,7 @@ __all__ = [
     "py_spy_report",
     "read",
     "steps",
+    "transfers",
 ]
 
 

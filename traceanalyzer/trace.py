@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 
-#: How to record a kind that a question needs, for the message of :class:`MissingData`.
+#: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
 RECORD_HINTS: dict[str, str] = {
     "kernel": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
     "gpu_memcpy": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
@@ -21,7 +21,44 @@ RECORD_HINTS: dict[str, str] = {
     "user_annotation": "mark ranges with torch.profiler.record_function",
     "sample": "record with py-spy record -f raw -o FILE",
     "cpu_instant_event": "record with torch.profiler profile_memory=True",
+    "device work": "record with torch.profiler "
+    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+    "collective": "GPU collectives need torch.profiler "
+    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and MPI "
+    "ProfilerActivity.CPU",
+    "step": "call profiler.step() in the training loop, or mark steps with "
+    "torch.profiler.record_function",
+    "stack": "a flamegraph needs py-spy record, or torch.profiler with_stack=True",
+    "counter": "MosaicML Composer records the host's with "
+    "Profiler(sys_prof_cpu=True, sys_prof_memory=True, sys_prof_disk=True, sys_prof_net=True)",
 }
+
+_CUDA = "record with nsys profile --trace=cuda"
+_NO_OPERATORS = "nsys records none; record with torch.profiler"
+#: The same for traces of Nsight Systems, where it is another.
+_NSYS_HINTS: dict[str, str] = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"), _CUDA),
+    "cuda_sync": _CUDA,
+    "device work": "record with nsys profile --trace=cuda,nvtx,osrt",
+    "cpu_op": f"{_NO_OPERATORS} activities=[ProfilerActivity.CPU]",
+    "python_function": f"{_NO_OPERATORS} with_stack=True",
+    "cpu_instant_event": f"{_NO_OPERATORS} profile_memory=True",
+    "user_annotation": "mark ranges with NVTX (torch.cuda.nvtx.range) and record with nsys profile "
+    "--trace=nvtx",
+    "nvtx": "record with nsys profile --trace=nvtx",
+    "osrt": "record with nsys profile --trace=osrt",
+    "mpi": "record with nsys profile --trace=mpi",
+    "sched": "record with nsys profile --cpuctxsw=process-tree",
+    "sample": "record with nsys profile --sample=process-tree",
+    "alloc": "record with nsys profile --cuda-memory-usage=true",
+    "free_completed": "record with nsys profile --cuda-memory-usage=true",
+    "counter": "nsys profile --gpu-metrics-devices=all records those of the GPUs",
+    "collective": "GPU collectives need nsys profile --trace=cuda, those of MPI --trace=mpi",
+    "step": "mark steps with NVTX ranges (torch.cuda.nvtx.range), record with nsys profile "
+    "--trace=nvtx",
+    "stack": "a flamegraph needs nsys profile --sample=process-tree",
+}
+_NSYS = "nsys-sqlite"
 
 
 @dataclass(frozen=True)
@@ -66,6 +103,18 @@ class Meta:
     weight_unit: str | None = None
 
 
+def record_hint(meta: Meta, what: str) -> str:
+    """How the profiler that wrote a file records what is missing in it; empty where unknown.
+
+    Args:
+        meta: of the file.
+        what: a kind of events, or ``device work`` with what launched it, ``collective``, ``step``,
+            ``stack``, ``counter``.
+    """
+    hints = RECORD_HINTS | _NSYS_HINTS if meta.format == _NSYS else RECORD_HINTS
+    return hints.get(what, "")
+
+
 @dataclass(frozen=True)
 class Trace:
     """The tables of :mod:`traceanalyzer.schema`, frozen, and the metadata of each source file.
@@ -104,9 +153,10 @@ class Trace:
         """
         rows = self.events.filter(pl.col("kind").is_in(kinds))
         if rows.is_empty():
-            hint = next((RECORD_HINTS[k] for k in kinds if k in RECORD_HINTS), "")
+            hints = (record_hint(self.meta, kind) for kind in kinds)
+            hint = next((f"; {hint}" for hint in hints if hint), "")
             where = ", ".join(meta.path for meta in self.sources[:3])
-            raise MissingData(f"{where}: no {' or '.join(kinds)} events were recorded; {hint}")
+            raise MissingData(f"{where}: no {' or '.join(kinds)} events were recorded{hint}")
         return rows
 
     def with_rank(self, rank: int) -> Trace:

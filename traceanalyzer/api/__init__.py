@@ -5,16 +5,16 @@ What comes in are paths and options, what goes out are traces and results. The c
 first used, so that a question does not pay for the others.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.leaf_paths import By, GroupBy, Match
+    from traceanalyzer.api.annotated import annotations
     from traceanalyzer.api.communication import comm_outliers
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
+    from traceanalyzer.api.cuda import cuda_api, transfers
     from traceanalyzer.api.host import host_metrics, launches
     from traceanalyzer.api.idle import gpu_idle
     from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(("By", "GroupBy", "Match"), "analyzers.leaf_paths"),
+    "annotations": "api.annotated",
     "comm_outliers": "api.communication",
     "convert": "api.conversion",
+    **dict.fromkeys(("cuda_api", "transfers"), "api.cuda"),
     **dict.fromkeys(("flamegraph", "py_spy_report"), "api.stacks"),
     **dict.fromkeys(("overlap", "steps"), "api.time"),
     "gpu_idle": "api.idle",
@@ -38,9 +40,10 @@ _HOME = {
 }
 
 __all__ = [
-    "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "comm_outliers", "convert",
-    "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info", "kernels", "launches",
-    "natural", "operators", "overlap", "py_spy_report", "read", "steps",
+    "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations", "comm_outliers",
+    "convert", "cuda_api", "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info",
+    "kernels", "launches", "natural", "operators", "overlap", "py_spy_report", "read", "steps",
+    "transfers",
 ]  # fmt: skip
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+
+import polars as pl
 
 from traceanalyzer import files
+from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.reading import PathLike, Progress, read
+from traceanalyzer.errors import OptionError
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.trace import Trace
 
@@ -23,14 +28,19 @@ def convert(
     until_ns: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Write a trace as Parquet, Chrome JSON (``.json``, ``.json.gz``) or ``.speedscope.json``.
+    """Write a trace as Parquet, Chrome JSON, an SQLite database, or stacks for speedscope.
 
-    Nothing is left out, but speedscope takes the sampled stacks only. The file appears under its
-    name only when it is whole. Returns the trace; the other arguments are those of :func:`read`.
+    The suffix tells: ``.parquet``, ``.json``, ``.json.gz``, ``.sqlite``, ``.speedscope.json``.
+    Parquet and SQLite leave nothing out; what has no place in Chrome JSON is lost, and speedscope
+    takes the sampled stacks only. The file appears under its name only when it is whole. Returns
+    the trace.
+
+    Of a file that holds several ranks only ``rank`` is written; one of a single rank is said to be
+    of that rank. The other arguments are those of :func:`read`.
 
     Raises:
         InputError: the source cannot be read.
-        OptionError: the output's suffix names no form.
+        OptionError: the output's suffix names no form, or the source does not hold the rank.
         OutputError: the output exists and ``force`` is not given, or cannot be written.
     """
     target = os.fspath(output)
@@ -43,11 +53,20 @@ def convert(
             source,
             columns=_COLUMNS,
             format=format,
-            rank=rank,
             since_ns=since_ns,
             until_ns=until_ns,
             progress=progress,
         )
+        trace = trace if rank is None else _of_rank(trace, rank)
     with files.opened(target) as file:
         writer(trace, file)
     return trace
+
+
+def _of_rank(trace: Trace, rank: int) -> Trace:
+    found = of_rank(trace, rank, alone=True)
+    if not found:
+        raise OptionError(f"{trace.meta.path}: holds no rank {rank}")
+    told = pl.col("rank").is_null() | (pl.col("rank") == rank)
+    own = found[0]
+    return replace(own, lanes=own.lanes.filter(told), counters=own.counters.filter(told))

@@ -13,10 +13,21 @@ from traceanalyzer.cli.progress import progress
 from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OptionError
 
-_STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt")
+_STEM_ENDS = (
+    ".gz",
+    ".zst",
+    ".zip",
+    ".json",
+    ".pfw",
+    ".parquet",
+    ".trace",
+    ".pt",
+    ".sqlite",
+    ".db",
+)
 
 
-@click.command(short_help="To Parquet, or to Chrome JSON for Perfetto.")
+@click.command(short_help="To Parquet, to Chrome JSON for Perfetto, to SQLite.")
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option(
     "-o", "--output", "out", required=True, metavar="OUT", help="A file, or a folder for several."
@@ -24,11 +35,12 @@ _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @reading
 def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> None:
-    """Write a trace as Parquet, as Chrome JSON for Perfetto, or sampled stacks for speedscope.
+    """Write a trace as Parquet, Chrome JSON, an SQLite database, or stacks for speedscope.
 
-    OUT's suffix tells the form: .parquet, .json, .json.gz or .speedscope.json. Where IN is several
-    files or a folder, OUT is a folder, and each file becomes a Parquet file in it; every command
-    reads such a folder as it reads the originals.
+    OUT's suffix tells the form: .parquet, .json or .json.gz (for Perfetto), .sqlite or .db (for
+    SQL and Datasette), .speedscope.json. Where IN is several files or a folder, OUT is a folder,
+    and each file becomes a Parquet file in it; every command reads such a folder as it reads the
+    originals.
     """
     from traceanalyzer import api
     from traceanalyzer.exporters import writer_for

@@ -18,8 +18,8 @@ from traceanalyzer.render.text import prose
 #: Forms that are written to a file unless told otherwise.
 PICTURES: tuple[Form, ...] = ("svg", "html")
 
-_FORMS = (*PICTURES, "table", "json", "csv")
-_ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet")
+_FORMS = (*PICTURES, "table", "json", "csv", "sqlite")
+_ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 
 
 @click.command(short_help="A flamegraph of sampled stacks or nested slices.")

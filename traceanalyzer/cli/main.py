@@ -1,7 +1,5 @@
 """The program: its commands, and the only place that catches errors."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -10,6 +8,8 @@ import traceback
 
 import click
 
+from traceanalyzer.cli.annotations import annotations
+from traceanalyzer.cli.api_calls import api_calls
 from traceanalyzer.cli.comm_outliers import comm_outliers
 from traceanalyzer.cli.convert import convert
 from traceanalyzer.cli.flamegraph import flamegraph
@@ -22,6 +22,7 @@ from traceanalyzer.cli.operators import operators
 from traceanalyzer.cli.overlap import overlap
 from traceanalyzer.cli.py_spy_report import py_spy_report
 from traceanalyzer.cli.steps import steps
+from traceanalyzer.cli.transfers import transfers
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
@@ -43,7 +44,10 @@ for _command in (
     comm_outliers,
     operators,
     kernels,
+    annotations,
     launches,
+    api_calls,
+    transfers,
     host_metrics,
     py_spy_report,
     flamegraph,

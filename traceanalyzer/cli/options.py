@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
 ALL = "all"
-_DATA = (".parquet", ".sqlite", ".db", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg", ".md")
+_DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg", ".md")
 Command = Callable[..., None]
 
 
@@ -155,7 +155,7 @@ def writing(command: Command) -> Command:
         "--top",
         metavar=f"N|{ALL}",
         callback=rows,
-        help=f"Rows of each table. Default: {TOP['table']}, html {TOP['html']}, csv and json all.",
+        help=f"Rows of each table. Default: {TOP['table']}, html {TOP['html']}, as data all.",
     )
     @wraps(command)
     def wrapped(

@@ -1,9 +1,9 @@
 """Traces out: a :class:`~traceanalyzer.trace.Trace` enters, the bytes of a file leave.
 
-A writer is ``(trace, file) -> None`` and is chosen by the output's suffix; whatever it writes, a
-parser of this package reads back. Writers know formats, never paths, options or the terminal.
-They may import ``trace, schema, vocabulary, units, errors`` and ``frames``; the ``api`` and the
-``cli`` import them from here.
+A writer is ``(trace, file) -> None`` and is chosen by the output's suffix; whatever it writes, but
+for a database, a parser of this package reads back. Writers know formats, never paths, options or
+the terminal. They may import ``trace, schema, vocabulary, units, errors`` and ``frames``; the
+``api`` and the ``cli`` import them from here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _WRITERS: dict[str, tuple[str, str]] = {
     ".speedscope.json": ("speedscope", "write_speedscope"),
     ".json": ("chrome_trace", "write_chrome_trace"),
     ".json.gz": ("chrome_trace", "write_chrome_trace_gz"),
+    ".sqlite": ("sqlite", "write_sqlite"),
+    ".db": ("sqlite", "write_sqlite"),
 }
 
 #: Suffixes an output of ``convert`` can have.

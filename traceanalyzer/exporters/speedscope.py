@@ -9,7 +9,7 @@ import orjson
 import polars as pl
 
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _UNITS = {"samples": "none", "ns": "nanoseconds", "bytes": "bytes", None: "none"}
@@ -34,7 +34,7 @@ def write_speedscope(trace: Trace, file: IO[bytes]) -> None:
     if samples.is_empty():
         raise MissingData(
             f"{trace.meta.path}: no sampled stacks, and a speedscope profile holds nothing else; "
-            "record with py-spy record --format raw"
+            f"{record_hint(trace.meta, 'sample')}"
         )
     units = {meta.weight_unit for meta in trace.sources}
     if len(units) > 1:

@@ -16,13 +16,13 @@ from traceanalyzer.errors import OptionError
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
-Form = Literal["table", "csv", "json", "html", "svg", "png"]
+Form = Literal["table", "csv", "json", "sqlite", "html", "svg", "png"]
 
 #: What a result can be rendered to.
-FORMS: tuple[Form, ...] = ("table", "csv", "json", "html", "svg", "png")
+FORMS: tuple[Form, ...] = ("table", "csv", "json", "sqlite", "html", "svg", "png")
 
 #: Forms that no terminal can show.
-BINARY: tuple[Form, ...] = ("png",)
+BINARY: tuple[Form, ...] = ("png", "sqlite")
 
 #: Rows shown of each table unless told; forms for other programs hold all rows.
 TOP: dict[str, int] = {"table": 10, "html": 100}
@@ -30,6 +30,8 @@ TOP: dict[str, int] = {"table": 10, "html": 100}
 _SUFFIXES: dict[str, Form] = {
     ".csv": "csv",
     ".json": "json",
+    ".sqlite": "sqlite",
+    ".db": "sqlite",
     ".html": "html",
     ".htm": "html",
     ".svg": "svg",
@@ -67,6 +69,10 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         from traceanalyzer.render import json
 
         return json.render(result, top=top)
+    if to == "sqlite":
+        from traceanalyzer.render import sqlite
+
+        return sqlite.render(result, top=top)
     if to == "html":
         from traceanalyzer.render import html
 

@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.kernel_names import function
 from traceanalyzer.analyzers.names import mapped
 from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.frames import linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 
 
 def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
@@ -46,6 +46,7 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
         steps=steps.with_columns(pl.col("start", "end") + shift),
         unclosed=found.height - closed.height,
         wants_launches=wants_launches,
+        record_hint=record_hint(meta, "collective"),
         **beside.activity(trace, work, closed, compute),
     )
 

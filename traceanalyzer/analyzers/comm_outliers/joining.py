@@ -12,11 +12,7 @@ from traceanalyzer.analyzers.kernel_names import function
 from traceanalyzer.analyzers.names import mapped
 from traceanalyzer.errors import MissingData
 
-_NO_DEVICE = (
-    "{where}: no communication was recorded, nor any work of a GPU; GPU collectives need "
-    "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and "
-    "MPI ProfilerActivity.CPU"
-)
+_NO_DEVICE = "{where}: no communication was recorded, nor any work of a GPU; {hint}"
 _NO_COLLECTIVE = (
     "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
     "none); kernels with other names are found with --pattern"
@@ -64,7 +60,8 @@ def instances(parts: Sequence[Part]) -> pl.DataFrame:
         more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
         where = ", ".join(part.path for part in parts[:3]) + more
         worked = any(part.busy_ns is not None for part in parts)
-        raise MissingData((_NO_COLLECTIVE if worked else _NO_DEVICE).format(where=where))
+        said = _NO_COLLECTIVE if worked else _NO_DEVICE
+        raise MissingData(said.format(where=where, hint=parts[0].record_hint))
     joined = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
     kernel = mapped(joined["name"], function)
     return joined.with_row_index("id").with_columns(

@@ -50,6 +50,7 @@ class Part:
         unclosed: communication events without an end, which are not counted.
         wants_launches: reading the launch calls too would tell more about its collectives.
         rank_known: False once a rank was made up for a file that does not tell.
+        record_hint: how collectives are recorded with the profiler that wrote the file.
     """
 
     rank: int | None
@@ -67,3 +68,4 @@ class Part:
     unclosed: int = 0
     wants_launches: bool = False
     rank_known: bool = True
+    record_hint: str = ""

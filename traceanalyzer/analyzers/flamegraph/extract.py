@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.flamegraph import samples, slices
 from traceanalyzer.analyzers.flamegraph.groups import groups, of_threads
 from traceanalyzer.analyzers.flamegraph.part import Part, part
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import HOST_KINDS
 
 Weight = Literal["time", "count", "bytes"]
@@ -19,11 +19,6 @@ By = Literal["process", "thread", "rank", "file"]
 
 #: What is read of a file when no kinds are asked for.
 KINDS = frozenset(("sample", "lane", *HOST_KINDS))
-
-_NOTHING = (
-    "{where}: no stacks and no slices on a thread were recorded; a flamegraph needs py-spy record, "
-    "or torch.profiler with_stack=True"
-)
 
 
 def extract(
@@ -87,7 +82,10 @@ def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
         host = found & pl.col("device").is_null()
         if trace.events.select(host.any()).item():
             return host
-    raise MissingData(_NOTHING.format(where=trace.meta.path))
+    hint = record_hint(trace.meta, "stack")
+    raise MissingData(
+        f"{trace.meta.path}: no stacks and no slices on a thread were recorded; {hint}"
+    )
 
 
 def _window(

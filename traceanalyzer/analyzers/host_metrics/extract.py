@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.names import matcher
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import NS_PER_S
 
 NEEDS = Needs(kinds=frozenset(("counter", "lane")))
@@ -27,11 +27,6 @@ _UNIX = 10**18
 
 #: Counters named where none matches.
 _NAMED = 10
-
-_HINT = (
-    "no counters were recorded; MosaicML Composer records the host's with "
-    "Profiler(sys_prof_cpu=True, sys_prof_memory=True, sys_prof_disk=True, sys_prof_net=True)"
-)
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,8 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
     """
     path = trace.meta.path
     if trace.counters.is_empty():
-        raise MissingData(f"{path}: {_HINT}")
+        hint = record_hint(trace.meta, "counter")
+        raise MissingData(f"{path}: no counters were recorded; {hint}")
     chosen = _chosen(trace, patterns)
     if chosen.is_empty():
         there = trace.counters["name"].unique().cast(pl.String).sort().head(_NAMED)

@@ -17,7 +17,8 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.frames.holding import hold, innermost
 from traceanalyzer.frames.intervals import nullable
-from traceanalyzer.trace import RECORD_HINTS, Trace
+from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, steps_pattern
 
 
@@ -27,8 +28,8 @@ class Part:
 
     Attributes:
         path: the file.
-        work: one row a piece: rank, device, stream, name, family, length_ns, and the operator or
-            annotation that launched it where that was asked.
+        work: one row a piece: name, family, length_ns, and what tells its group where that was
+            asked: rank, device, stream, or the operator or annotation that launched it.
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
     """
@@ -53,7 +54,8 @@ def extract(trace: Trace, question: Question) -> Part:
     length = (pl.col("end") - pl.col("start")).alias("length_ns")
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
-    rows = work.select("rank", "device", "stream", "name", length).with_columns(_families(work))
+    told = [name for name in question.group if name in work.columns]
+    rows = work.select(*told, "name", length).with_columns(_families(work))
     if question.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, question.by))
     return Part(trace.meta.path, rows, _devices(trace, work), unfinished)
@@ -62,16 +64,12 @@ def extract(trace: Trace, question: Question) -> Part:
 def _families(work: pl.DataFrame) -> pl.Series:
     """The family of each piece of work; each distinct name is looked at once."""
     keys = ["kind", "name", "sort"]
-    distinct = work.select(keys).unique()
+    first, number = numbered([work[key] for key in keys])
     known = [
         COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
-        for kind, name, sort in distinct.iter_rows()
+        for kind, name, sort in work.select(keys)[first].iter_rows()
     ]
-    told = distinct.with_columns(pl.Series("family", known, dtype=pl.String))
-    joined = work.select(keys).join(
-        told, on=keys, how="left", nulls_equal=True, maintain_order="left"
-    )
-    return joined["family"]
+    return pl.Series("family", known, dtype=pl.Categorical()).gather(pl.Series(number))
 
 
 def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
@@ -113,7 +111,7 @@ def _annotations(trace: Trace) -> pl.Expr:
     is_step = matcher([steps_pattern()])
     told = [name for name in names["name"].drop_nulls().cast(pl.String) if not is_step(name)]
     if not told:
-        hint = RECORD_HINTS["user_annotation"]
+        hint = record_hint(trace.meta, "user_annotation")
         raise MissingData(f"{trace.meta.path}: no annotation but steps was recorded; {hint}")
     return own & pl.col("name").is_in(told)
 

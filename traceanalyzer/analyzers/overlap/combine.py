@@ -11,10 +11,7 @@ from traceanalyzer.analyzers.overlap.result import By, Overlap
 from traceanalyzer.analyzers.overlap.timeline import timeline
 from traceanalyzer.errors import MissingData, OptionError
 
-_NO_STEPS = (
-    "{paths}: no steps are marked; call profiler.step() in the training loop, or mark steps with "
-    "torch.profiler.record_function and name them with steps --step-name"
-)
+_NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --step-name"
 
 
 def combine(parts: Sequence[Part], *, by: By = "device", remarks: Sequence[str] = ()) -> Overlap:
@@ -32,7 +29,8 @@ def combine(parts: Sequence[Part], *, by: By = "device", remarks: Sequence[str] 
     )
     measured = [_absolute(part, "stretches", one_clock=one_clock) for part in parts]
     if by == "step" and steps.is_empty():
-        raise MissingData(_NO_STEPS.format(paths=", ".join(part.path for part in parts[:3])))
+        paths = ", ".join(part.path for part in parts[:3])
+        raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
     return Overlap(
         by=by,
         devices=_shares(devices),

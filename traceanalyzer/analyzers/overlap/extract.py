@@ -24,7 +24,7 @@ from traceanalyzer.analyzers.step_parts import per_device
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.frames.crowding import crowded
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Device work, and the annotations that mark steps.
@@ -34,9 +34,8 @@ STREAM = (*DEVICE, "stream")
 SORTS = (COMPUTE, COMMUNICATION, MEMORY)
 
 _NO_WORK = (
-    "{path}: no device work was recorded, so nothing can overlap; record with torch.profiler "
-    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]. Of runs without a GPU comm-outliers "
-    "compares the collectives and gpu-idle looks at the training thread"
+    "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
+    "comm-outliers compares the collectives and gpu-idle looks at the training thread"
 )
 
 
@@ -57,6 +56,7 @@ class Part:
             (of this stream alone), alone_ns (no other stream of the device running).
         stretches: a row a device and stretch of time, see :func:`~.timeline.stretches`.
         unfinished: pieces of work without an end, which are not counted.
+        step_hint: how steps are marked for the profiler that wrote the file.
     """
 
     rank: int | None
@@ -67,6 +67,7 @@ class Part:
     streams: pl.DataFrame
     stretches: pl.DataFrame
     unfinished: int
+    step_hint: str = ""
 
 
 def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
@@ -78,7 +79,8 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
     """
     work = device_work(trace, patterns)
     if work.is_empty():
-        raise MissingData(_NO_WORK.format(path=trace.meta.path))
+        hint = record_hint(trace.meta, "device work")
+        raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span = extent(work)
     recorded = trace.events.filter(pl.col("kind").is_in(DEVICE_WORK)).height
     devices, steps, over_time = _measured(
@@ -96,6 +98,7 @@ def extract(trace: Trace, patterns: Sequence[str] = ()) -> Part:
         streams=_streams(work),
         stretches=over_time.drop("step"),
         unfinished=recorded - work.height,
+        step_hint=record_hint(trace.meta, "step"),
     )
 
 

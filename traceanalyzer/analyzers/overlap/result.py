@@ -23,6 +23,8 @@ _PARTS = {
     "idle_ns": "idle",
 }
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
+#: A stretch of time in which a device is busy for less is told of.
+LOW_FRAC = 0.5
 _WHOLE = {
     "communication_ns": "communication",
     "overlap_frac": "hidden by compute",
@@ -75,15 +77,21 @@ class Overlap(Result):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """What is asked for by ``by``; the others in detail."""
+        """What is asked for by ``by``; the others, and when devices were little busy, in detail."""
         made = {"device": self._devices(), "step": self._steps(), "stream": self._streams()}
         first = made.pop(self.by)
-        return (first, *(replace(table, detail=True) for table in made.values()))
+        rest = (*made.values(), self._low())
+        return (first, *(replace(table, detail=True) for table in rest))
 
     @property
     def charts(self) -> tuple[Chart, ...]:
         """The parts as stacked bars, and how busy each device was over time."""
         return charts(self)
+
+    @property
+    def low(self) -> pl.DataFrame:
+        """The rows of ``timeline`` in which a device was busy for less than half of the time."""
+        return self.timeline.filter(pl.col("utilisation_frac") < LOW_FRAC)
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -119,6 +127,17 @@ class Overlap(Result):
             "alone_frac": "share of its busy",
         }
         return self._table("streams", "Streams", self.streams, columns)
+
+    def _low(self) -> Table:
+        columns = {
+            "device": "device",
+            "at_ns": "at",
+            "span_ns": "length",
+            "utilisation_frac": "busy",
+            **_PARTS,
+        }
+        title = "Stretches busy for less than half of the time"
+        return self._table("low_utilisation", title, self.low, columns)
 
     def _table(
         self,

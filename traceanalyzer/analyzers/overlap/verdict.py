@@ -118,6 +118,12 @@ def notes(result: Overlap) -> tuple[str, ...]:
     said = [adding_up]
     if result.by == "step":
         said.append("Device work counts for the step in which it runs, not that launched it.")
+    if low := result.low.height:
+        width, stretches = max(result.timeline["span_ns"]), result.timeline.height
+        said.append(
+            f"Of {stretches:,} stretches of {format_ns(width)} {low:,} are busy for less than half "
+            "of the time; --top all lists them, gpu-idle tells why."
+        )
     if result.unfinished:
         said.append(f"Not counted: {result.unfinished:,} pieces of device work without an end.")
     return tuple(said)

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.step_marks import MARK_KINDS, MARK_NAMES, step_mark
 from traceanalyzer.analyzers.step_parts import step_parts
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
@@ -108,9 +108,9 @@ def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Se
 
 def _no_steps(trace: Trace, step_name: str | None) -> str:
     """What to record or to ask for instead."""
+    hint = record_hint(trace.meta, "step")
     said = (
-        "no steps are marked; call profiler.step() in the training loop, or mark steps with "
-        "torch.profiler.record_function and name them with --step-name REGEX"
+        f"no steps are marked; {hint} and name them with --step-name REGEX"
         if step_name is None
         else f"no slice of the host matches --step-name {step_name!r}"
     )

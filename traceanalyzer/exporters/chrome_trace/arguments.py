@@ -1,8 +1,10 @@
 """The ``args`` of events as JSON text.
 
-Typed columns become the arguments that Kineto writes, under Kineto's names. A trace that was read
-with the arguments' own text (column ``args``) is written with that text and nothing else: all that
-is typed was read from it. Text that is no JSON, as damaged files leave it, becomes a JSON string.
+Typed columns become the arguments that Kineto writes, under Kineto's names. What was a Chrome trace
+and was read with the arguments' own text (column ``args``) is written with that text and nothing
+else: all that is typed was read from it. Text of other formats, such as the payload of an NVTX
+range, is one more argument, ``args``, and so is a ``category`` that is no word for a kind. Text
+that is no JSON, as damaged files leave it, becomes a JSON string.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ _MEMORY = {
     "reserved_bytes": "Total Reserved",
 }
 
+#: The format whose arguments are all of what is typed.
+_CHROME = "chrome-trace"
+
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -50,7 +55,8 @@ def with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         trace: the trace the rows are of.
-        rows: consecutive rows, with ``original``, the own tid of a row on an overflow track.
+        rows: consecutive rows, with ``original``, the own tid of a row on an overflow track, and
+            ``own_category``, whether the category is written elsewhere.
 
     Returns:
         The rows with ``arguments``, null where there are none.
@@ -66,16 +72,17 @@ def with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
         frame = frame.join(named, on="event", how="left", maintain_order="left")
     own_texts = [name for name in ("args", "input_dims") if name in frame.columns]
     frame = frame.with_columns(_valid(frame[name]) for name in own_texts)
-    if has_own_text(trace):
+    if _has_own_text(trace):
         return frame.with_columns(arguments=_with_origin())
-    typed = members(*_typed(frame))
+    typed = members(*_typed(frame), *_further(frame))
     built = pl.when(typed != "").then(pl.concat_str(pl.lit("{"), typed, pl.lit("}")))
     return frame.with_columns(arguments=built)
 
 
-def has_own_text(trace: Trace) -> bool:
-    """Whether the arguments' own text is there; a column of nulls was asked for and not stored."""
-    return "args" in trace.events.columns and trace.events["args"].count() > 0
+def _has_own_text(trace: Trace) -> bool:
+    """Whether the arguments' whole text is there; a column of nulls was asked for, not stored."""
+    is_chrome = all(meta.format == _CHROME for meta in trace.sources)
+    return is_chrome and "args" in trace.events.columns and trace.events["args"].count() > 0
 
 
 def _typed(frame: pl.DataFrame) -> list[pl.Expr]:
@@ -94,6 +101,13 @@ def _typed(frame: pl.DataFrame) -> list[pl.Expr]:
         pl.col("memory"),
         *input_dims,
     ]
+
+
+def _further(frame: pl.DataFrame) -> list[pl.Expr]:
+    """What the columns of other formats tell besides."""
+    category = pl.when(~pl.col("own_category")).then(quoted_column(frame["category"]))
+    text = [member("args", pl.col("args"))] * ("args" in frame.columns)
+    return [member("category", category), *text]
 
 
 def _with_origin() -> pl.Expr:

@@ -9,6 +9,7 @@ import polars as pl
 from traceanalyzer.exporters.chrome_trace.arguments import with_arguments
 from traceanalyzer.exporters.chrome_trace.text import member, members, microseconds, quoted_column
 from traceanalyzer.exporters.chrome_trace.tracks import PLACE
+from traceanalyzer.vocabulary import kind_of_category
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 #: Rows turned into text at once: some 50 MB.
 ROWS = 1 << 16
 
-#: Kinds that follow from an event's phase or name, not from its category.
-_WITHOUT_CATEGORY = ("other", "async", "sample", "object")
+#: Kinds that follow from an event's phase, whatever its category.
+_OF_PHASE = ("async", "sample", "object")
 
 #: Samples of a sampling profiler, written as ``samples``; others are events of their own.
 IS_SAMPLE = (pl.col("kind") == "sample") & pl.col("weight").is_not_null()
@@ -39,6 +40,7 @@ def slice_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
             .hstack(tracks.of_event.slice(first, ROWS))
             .join(tracks.places, on=PLACE, how="left", nulls_equal=True, maintain_order="left")
         )
+        rows = rows.with_columns(own_category=_is_kept(rows["category"]))
         texts = rows.select(_category(rows["category"]), quoted_column(rows["name"]))
         frame = with_arguments(trace, rows).with_columns(texts)
         yield frame.filter(~IS_SAMPLE).select(_event(frame)).to_series()
@@ -87,10 +89,28 @@ def _identity() -> list[pl.Expr]:
     ]
 
 
+def _is_kept(category: pl.Series) -> pl.Expr:
+    """Whether a row's category is written as its ``cat``: with it, a reader sees the row's kind.
+
+    That is so in what was a Chrome trace; the domain of an NVTX range is no word for its kind.
+    """
+    distinct = category.drop_nulls().unique()
+    kinds = [kind_of_category(text) for text in distinct.cast(pl.String)]
+    told = pl.col("category").replace_strict(
+        distinct, pl.Series(kinds, dtype=pl.String), default=None, return_dtype=pl.String
+    )
+    kind = pl.col("kind").cast(pl.String)
+    return (told == kind) | kind.is_in(_OF_PHASE) | _is_memory()
+
+
 def _category(category: pl.Series) -> pl.Expr:
     """The category as the file had it, else the kind, which Kineto's categories are."""
-    implied = pl.col("kind").is_in(_WITHOUT_CATEGORY) | (pl.col("name") == "[memory]").fill_null(
-        value=False
-    )
+    implied = pl.col("kind").is_in([*_OF_PHASE, "other"]) | _is_memory()
     kind = pl.concat_str(pl.lit('"'), pl.col("kind").cast(pl.String), pl.lit('"'))
-    return pl.coalesce(quoted_column(category), pl.when(~implied).then(kind))
+    own = pl.when("own_category").then(quoted_column(category))
+    return pl.coalesce(own, pl.when(~implied).then(kind)).alias("category")
+
+
+def _is_memory() -> pl.Expr:
+    """PyTorch's allocations, which their name tells."""
+    return (pl.col("name") == "[memory]").fill_null(value=False)

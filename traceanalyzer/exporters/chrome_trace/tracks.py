@@ -5,6 +5,10 @@ drops one that overlaps another partially. So
 
 * device rows lie where Kineto puts them: pid is the device, tid the stream (-1 where not known);
 * ids that were text are text again;
+* where device rows tell their process (nsys), whose tracks nothing names, these are called
+  ``GPU 0 (NVIDIA H100)`` and ``stream 7``; what belongs to a process and to none of its threads, as
+  ranges that end on another one than they began on, is drawn on a track of its own, tid -1;
+* stretches in which a thread was on a core lie on a track beside its own, ``(running)``;
 * a slice that does not nest goes to an overflow track: a tid from 1,000,000,000 on, named like its
   own thread with ``(overlap 1)`` behind it; ``"traceanalyzer tid"`` among the arguments of its
   slices, flow points and names says where they came from;
@@ -23,6 +27,7 @@ import polars as pl
 
 from traceanalyzer.exporters.chrome_trace.text import member, members, quoted_column
 from traceanalyzer.frames.nesting import nest
+from traceanalyzer.vocabulary import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +35,9 @@ if TYPE_CHECKING:
     from traceanalyzer.trace import Trace
 
 FIRST_OVERFLOW_TID = 1_000_000_000
+#: The lane of what a scheduler tells of a thread; overflow lanes lie below.
+_RUNNING = 1 << 31
+_NO_ID = -1
 ORIGINAL_TID = "traceanalyzer tid"
 
 PROCESS = ("rank", "pid")
@@ -57,9 +65,11 @@ class Tracks:
 
 def lay_out(trace: Trace) -> Tracks:
     """Find every row's track, name the tracks."""
-    of_event = _with_lanes(trace.events, _drawn(trace))
-    threads = _threads(trace, of_event)
-    processes = _processes(trace, threads)
+    drawn = _drawn(trace)
+    of_event = _with_lanes(trace.events, drawn)
+    unnamed = _unnamed(trace, drawn)
+    threads = _threads(trace, of_event, unnamed)
+    processes = _processes(trace, threads, unnamed)
     places = _places(of_event, threads, processes)
     names = pl.concat([_process_names(processes), _thread_names(places)])
     return Tracks(
@@ -73,18 +83,24 @@ def lay_out(trace: Trace) -> Tracks:
 def _drawn(trace: Trace) -> pl.DataFrame:
     """rank, pid and tid of the track each event is drawn on."""
     on_device = pl.col("tid").is_null()
-    pid = pl.when(on_device & pl.col("device").is_not_null()).then("device").otherwise("pid")
+    pid = pl.when(on_device & _is_of_device()).then("device").otherwise("pid")
     tid = pl.when(on_device).then("stream").otherwise("tid")
     drawn = trace.events.select(
         "rank",
-        pid.fill_null(-1).cast(pl.Int64).alias("pid"),
-        tid.fill_null(-1).alias("tid"),
+        pid.fill_null(_NO_ID).cast(pl.Int64).alias("pid"),
+        tid.fill_null(_NO_ID).alias("tid"),
         "device",
         "stream",
         synchronises=pl.col("kind") == "cuda_sync",
         on_device=on_device,
     )
     return _where_flows_say(drawn, trace.flows).select(*THREAD)
+
+
+def _is_of_device() -> pl.Expr:
+    """Rows without a thread that lie on a device; an allocation is one of its process."""
+    on_stream = pl.col("kind").is_in(DEVICE_KINDS) | pl.col("pid").is_null()
+    return pl.col("device").is_not_null() & on_stream
 
 
 def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
@@ -114,26 +130,71 @@ def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
 def _with_lanes(events: pl.DataFrame, drawn: pl.DataFrame) -> pl.DataFrame:
     """Lanes in which every slice nests exactly; a row that is no slice stays on its own track."""
     is_slice = pl.col("kind") != "async"
-    bounds = events.select(start="ts", end=pl.when(is_slice).then(pl.col("ts") + pl.col("dur")))
-    lane = nest(drawn.hstack(bounds), by=THREAD, tolerance=0)["lane"]
-    return drawn.with_columns(lane=lane.fill_null(0))
+    bounds = events.select(
+        start="ts",
+        end=pl.when(is_slice).then(pl.col("ts") + pl.col("dur")),
+        running=pl.col("kind") == "sched",
+    )
+    nested = nest(drawn.hstack(bounds), by=(*THREAD, "running"), tolerance=0)
+    lane = pl.col("lane").fill_null(0) + pl.when("running").then(_RUNNING).otherwise(0)
+    return drawn.with_columns(nested.select(lane.cast(pl.UInt32).alias("lane")))
 
 
-def _threads(trace: Trace, of_event: pl.DataFrame) -> pl.DataFrame:
+def _unnamed(trace: Trace, drawn: pl.DataFrame) -> pl.DataFrame:
+    """Names for the tracks of rows without a thread of which the process is known.
+
+    Returns:
+        rank, pid, tid -> ``track``, its name, and ``owner``, that of the process if it is a GPU.
+    """
+    names = {device.id: device.name for device in trace.meta.devices if device.name}
+    models = pl.lit(None, pl.String)
+    if names:
+        models = pl.col("device").replace_strict(names, default=None, return_dtype=pl.String)
+    stream = pl.when(pl.col("stream").is_null()).then(pl.lit("no stream"))
+    told = trace.events.select(
+        "device",
+        "stream",
+        on_device=_is_of_device(),
+        is_unnamed=pl.col("tid").is_null() & pl.col("pid").is_not_null(),
+    )
+    return (
+        drawn.hstack(told)
+        .filter("is_unnamed")
+        .unique(list(THREAD), maintain_order=True)
+        .select(
+            *THREAD,
+            track=pl.when("on_device")
+            .then(stream.otherwise(pl.format("stream {}", "stream")))
+            .otherwise(pl.lit("no thread")),
+            owner=pl.when("on_device").then(
+                pl.coalesce(
+                    pl.format("GPU {} ({})", "device", models), pl.format("GPU {}", "device")
+                )
+            ),
+        )
+    )
+
+
+def _threads(trace: Trace, of_event: pl.DataFrame, unnamed: pl.DataFrame) -> pl.DataFrame:
     """Every thread of the trace, with what ``lanes`` says about it and its id as JSON text."""
     used = pl.concat(
         frame.select(pl.col("rank"), pl.col("pid"), pl.col("tid"))
         for frame in (trace.lanes.drop_nulls("tid"), of_event, trace.flows)
     )
-    return _described(used.unique(maintain_order=True), trace.lanes, THREAD, "thread")
+    threads = _described(used.unique(maintain_order=True), trace.lanes, THREAD, "thread")
+    return _called(threads, unnamed, THREAD, "track")
 
 
-def _processes(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+def _processes(trace: Trace, threads: pl.DataFrame, unnamed: pl.DataFrame) -> pl.DataFrame:
     """Every process of the trace, likewise; numbered anew where there are several ranks."""
     lanes = trace.lanes.filter(pl.col("tid").is_null())
     used = pl.concat(frame.select(*PROCESS) for frame in (lanes, threads, trace.counters))
-    processes = _described(used.unique(maintain_order=True), lanes, PROCESS, "process")
-    if processes["rank"].n_unique() < 2:  # ids of one rank stay as they are
+    described = _described(used.unique(maintain_order=True), lanes, PROCESS, "process")
+    owners = unnamed.drop_nulls("owner").unique(list(PROCESS), maintain_order=True)
+    processes = _called(described, owners, PROCESS, "owner")
+    # readings of the whole machine are no rank's
+    of_ranks = processes.filter(pl.col("rank").is_not_null() | pl.col("pid").is_not_null())
+    if of_ranks["rank"].n_unique() < 2:  # ids of one rank stay as they are
         return processes
     rank = pl.col("rank").cast(pl.String).fill_null("unknown")
     number = pl.int_range(1, pl.len() + 1)
@@ -156,6 +217,15 @@ def _described(
     return frame.with_columns(text.alias(name), original=pl.lit(None, pl.String))
 
 
+def _called(
+    tracks: pl.DataFrame, names: pl.DataFrame, key: tuple[str, ...], name: str
+) -> pl.DataFrame:
+    """The tracks, those without a label called as ``names`` says."""
+    told = names.select(*key, name)
+    joined = tracks.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")
+    return joined.with_columns(label=pl.coalesce("label", name)).drop(name)
+
+
 def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFrame) -> pl.DataFrame:
     """Every thread in lane 0, and behind them the overflow tracks."""
     used = of_event.filter(pl.col("lane") > 0).unique().sort(*PLACE)
@@ -165,7 +235,11 @@ def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFra
         original="thread",
         thread=_free_ids(threads["tid"], used.height).cast(pl.String),
         label=pl.format(
-            "{} (overlap {})", pl.coalesce(pl.col("label").str.strip_chars(), "thread"), "lane"
+            "{} ({})",
+            pl.coalesce(pl.col("label").str.strip_chars(), "thread"),
+            pl.when(pl.col("lane") < _RUNNING)
+            .then(pl.format("overlap {}", "lane"))
+            .otherwise(pl.lit("running")),
         ),
     )
     own = threads.with_columns(lane=pl.lit(0, pl.UInt32))
