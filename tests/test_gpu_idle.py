@@ -117,6 +117,20 @@ def test_the_first_cause_that_fits_counts() -> None:
     }  # fmt: skip
 
 
+def test_the_profilers_own_overhead_parts_a_gap() -> None:
+    loader = host("user_annotation", LOADER, 100 * US, 100 * US)
+    flush = host("overhead", "Buffer Flush", 120 * US, 30 * US, tid=9)
+    before = host("overhead", "Instrumentation", -5 * US, 10 * US, tid=9)
+    result = busy_but((100, 200), loader, flush, before)
+    assert lost(result) == {"profiler_overhead": 30, "dataloading": 70}
+    gaps = result.gaps.sort("start").select("start_ns", pl.col("end") - pl.col("start"), "cause")
+    assert gaps.rows() == [
+        (100 * US, 20 * US, "dataloading"),
+        (150 * US, 50 * US, "dataloading"),
+    ]
+    adds_up(result)
+
+
 def test_queued_work_and_operators_that_launch_are_launch_overhead() -> None:
     work = [*launched(0, 100, -10), *launched(200, 1000, 150)]
     op = host("cpu_op", "aten::linear", 120 * US, 40 * US)

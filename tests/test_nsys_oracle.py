@@ -259,3 +259,54 @@ def test_baseline_tells_the_ratio_of_two_runs(shared: Path) -> None:
     assert table is not None
     assert table["ratio"].to_list() == pytest.approx([medians[0] / medians[1]], rel=1e-6)  # type: ignore[operator]
     assert table["n"].to_list() == [62]
+
+
+def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]:
+    """What is left of the reference's gaps beside the profiler's overhead, by a plain loop.
+
+    nsys takes overhead between the first and the last operation for busy, as the reference's notes
+    have it; its tables do so only where none of the overhead lies in a gap.
+    """
+    ends: dict[int, tuple[int, int]] = {}
+    for pid, start, end in device_work(export).select("pid", "start", "end").iter_rows():
+        first, last = ends.get(pid, (start, end))
+        ends[pid] = min(first, start), max(last, end)
+    profiler = export.events.filter(pl.col("kind") == "overhead").select("pid", "ts", "dur")
+    left = []
+    for pid, device, start, end, _ in gaps.iter_rows():
+        first, last = ends[pid]
+        held = sorted((ts, ts + dur) for p, ts, dur in profiler.iter_rows() if p == pid)
+        since = start
+        for lo, hi in held:
+            if first < lo and hi < last and lo < end and hi > since:
+                left.append((pid, device, since, max(lo, since)))
+                since = hi
+        left.append((pid, device, since, max(end, since)))
+    return [row for row in left if row[3] > row[2]]
+
+
+@every
+@pytest.mark.parametrize("least", [500_000_000, 20_000_000, 1_000_000], ids="{}ns".format)
+def test_gaps_by_process_are_those_of_nsys(export: Trace, shared: Path, least: int) -> None:
+    """``gpu_gaps``, but for its limit of rows."""
+    gaps = oracle(shared, name_of(export), "gpu_gaps_all")
+    expected = [row for row in without_overhead(export, gaps) if row[3] - row[2] >= least]
+    ours = ta.gpu_idle(export, by="process", min_gap_ns=least).gaps
+    assert rows(ours.select("pid", "device", "start", "end")) == sorted(expected, key=str)
+    if least == 500_000_000:
+        plain = gaps.filter(pl.col("duration_ns") >= least)
+        assert rows(ours.select("pid", "device", "start", "end")) == rows(plain.drop("duration_ns"))
+
+
+@every
+def test_all_gaps_and_overhead_are_the_idle_time(export: Trace, shared: Path) -> None:
+    name = name_of(export)
+    expected: dict[tuple[int, int], int] = {}
+    for pid, device, start, end in without_overhead(export, oracle(shared, name, "gpu_gaps_all")):
+        expected[pid, device] = expected.get((pid, device), 0) + end - start
+    units = ta.gpu_idle(export, by="process").units
+    idle = pl.col("end") - pl.col("start") - pl.col("busy_ns") - pl.col("profiler_overhead_ns")
+    told = units.select("pid", "device", idle.alias("idle")).iter_rows()
+    assert {(pid, device): gaps for pid, device, gaps in told} == expected
+    busy = oracle(shared, name, "gpu_busy").select("pid", "deviceId", "busy_union_ns")
+    assert rows(units.select("pid", "device", "busy_ns")) == rows(busy)

@@ -11,6 +11,7 @@ import polars as pl
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 BUSY = "busy"
+PROFILER = "profiler_overhead"
 SHORT_GAP = "short_gap"
 DATALOADING = "dataloading"
 BATCH_COPY = "batch_copy"
@@ -24,6 +25,7 @@ UNKNOWN = "unknown"
 
 #: Causes of idleness, the first that fits counts.
 CAUSES = (
+    PROFILER,
     SHORT_GAP,
     DATALOADING,
     BATCH_COPY,

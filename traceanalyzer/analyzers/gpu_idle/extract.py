@@ -32,7 +32,7 @@ def extract(
 
     Args:
         trace: one rank, read with :data:`~.needs.NEEDS`.
-        min_gap_ns: shorter gaps are the cause ``short_gap``, whatever the host did.
+        min_gap_ns: shorter gaps, after the profiler's own overhead is taken out, are the cause ``short_gap``, whatever the host did.
         dataloader: regular expressions of further slices that are dataloading.
         patterns: regular expressions of further kernels that are communication.
         by_process: a device is judged for each process that uses it.
@@ -58,13 +58,14 @@ def measure(
     loader, copies = host.loading(ground, dataloader), host.copying(ground)
     busy = _busy(ground, loader)
     units = _spans(ground)
-    idle = intervals.gaps(busy, _UNIT, units)
+    profiler = intervals.subtract(ground.overhead, busy, _UNIT)
+    idle = intervals.gaps(pl.concat([busy, profiler]), _UNIT, units)
     short = pl.col("end") - pl.col("start") < min_gap_ns
     gaps = idle.filter(~short)
     # most slices run while the device is busy: only the others can tell why it is not
     near = replace(ground, slices=ground.slices.filter(intervals.meets(ground.slices, gaps)))
     why = [loader, copies, *_other_causes(near, gaps), host.extents(ground)]
-    pieces = [busy, idle.filter(short), *_divided(gaps, why)]
+    pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
     hidden = intervals.intersect(loader, busy, _UNIT)
     windows = [*pieces, loader, copies, hidden, _exposed(ground)]
     marked = ground.steps.select("step", "start", "end").join(units.select("unit"), how="cross")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, SHORT_GAP
+from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.ground import Ground
 from traceanalyzer.analyzers.libraries import by_component, is_own
 from traceanalyzer.analyzers.names import ADDRESS, named
@@ -49,7 +49,7 @@ def _caused(gaps: pl.DataFrame, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     parts = [
         idle.select("unit", "start", "end", ts="start", sort=pl.lit(place, pl.UInt32))
         for place, idle in enumerate(pieces[1:])
-        if place != CAUSES.index(SHORT_GAP)  # none of these gaps is short
+        if CAUSES[place] not in (PROFILER, SHORT_GAP)  # none of these is in a long gap
     ]
     held = linking.label_by_interval(pl.concat(parts), gaps, ["unit"]).rename({"interval": "gap"})
     most = (

@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.device_work import device_work
 from traceanalyzer.analyzers.gpu_idle import threads
+from traceanalyzer.analyzers.gpu_idle.needs import OVERHEAD
 from traceanalyzer.analyzers.launching import launches
 from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
@@ -36,6 +37,8 @@ class Ground:
         names: all distinct names, those of slices among them.
         work_lost: there is no device work, yet some was launched, or the file is cut off.
         collectives: unit, start, end: when the host itself ran one, on any thread.
+        overhead: unit, start, end: when the profiler held up a process that uses the unit, between
+            the unit's first work and its last.
     """
 
     rank: int | None
@@ -49,6 +52,7 @@ class Ground:
     names: list[str]
     work_lost: bool
     collectives: pl.DataFrame
+    overhead: pl.DataFrame
 
     @property
     def on_host(self) -> bool:
@@ -102,7 +106,26 @@ def lay(
         names=names,
         work_lost=work.is_empty() and (is_cut_off(trace) or threads.launches(trace)),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
+        overhead=_overhead(trace, work, pids),
     )
+
+
+def _overhead(trace: Trace, work: pl.DataFrame, pids: pl.DataFrame) -> pl.DataFrame:
+    """When the profiler was busy with itself, strictly between the first work and the last.
+
+    A file that does not tell the process of device work is one process's.
+    """
+    end = pl.col("ts") + pl.col("dur")
+    rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
+        "pid", start="ts", end=end
+    )
+    ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
+    if work["pid"].null_count():
+        own = rows.join(ends, how="cross")
+    else:
+        own = rows.join(pids, on="pid").join(ends, on="unit")
+    inside = (pl.col("start") > pl.col("first")) & (pl.col("end") < pl.col("last"))
+    return own.filter(inside).select("unit", "start", "end")
 
 
 _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}

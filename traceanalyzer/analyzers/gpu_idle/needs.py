@@ -8,4 +8,7 @@ from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 #: Host slices that say what a thread was doing.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
 
-NEEDS = Needs(frozenset((*DEVICE_WORK, *HOST)), unused=("external_id",))
+#: What the profiler itself recorded as its own doing.
+OVERHEAD = "overhead"
+
+NEEDS = Needs(frozenset((*DEVICE_WORK, *HOST, OVERHEAD)), unused=("external_id",))

@@ -6,6 +6,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 
 #: Headings of tables.
 NAMES = {
+    causes.PROFILER: "profiler overhead",
     causes.SHORT_GAP: "short gaps",
     causes.DATALOADING: "data loading",
     causes.BATCH_COPY: "copying batches to the GPU",
@@ -20,6 +21,7 @@ NAMES = {
 
 #: Causes in a sentence: "the largest part is waiting for the data loader".
 WAITING = {
+    causes.PROFILER: "the profiler's own overhead, which is not there without it",
     causes.SHORT_GAP: "the ordinary pause between kernels",
     causes.DATALOADING: "waiting for the data loader",
     causes.BATCH_COPY: "waiting while the host copies batches to the GPU",
@@ -34,6 +36,7 @@ WAITING = {
 
 #: What may help; said of the largest cause only.
 ADVICE = {
+    causes.PROFILER: "Recording less (fewer kinds of events, fewer steps)",
     causes.SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
     causes.DATALOADING: "More loader workers (num_workers, prefetch_factor, persistent_workers), "
     "cheaper transforms or faster storage",
