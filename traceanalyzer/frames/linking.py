@@ -25,6 +25,7 @@ from traceanalyzer.frames.intervals import (
     nullable,
     stable_order,
 )
+from traceanalyzer.frames.matching import first_match
 from traceanalyzer.frames.nesting import (
     NEVER,
     ROOT,
@@ -34,11 +35,6 @@ from traceanalyzer.frames.nesting import (
     pairs,
     slice_order,
 )
-
-#: Ids are looked up in a table where their range is at most so many times the number of rows ...
-_RANGE_PER_ROW = 8
-#: ... and this much more.
-_SMALL_RANGE = 1 << 16
 
 
 def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
@@ -56,46 +52,9 @@ def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataF
         Row numbers ``left`` and ``right`` of each match, ordered by ``right``, each of its rows at
         most once.
     """
-    codes = _dense(left.select(on), right.select(on))
-    if codes is None:
-        first = left.select(on).with_row_index("left").unique(on, keep="first")
-        rows = right.select(on).with_row_index("right")
-        return rows.join(first, on=on, how="inner", maintain_order="left").select("left", "right")
-    of_left, of_right = codes
-    row_of = np.full(max(of_left.max(initial=-1), of_right.max(initial=-1)) + 1, -1, np.int32)
-    known = np.flatnonzero(of_left >= 0)[::-1]
-    row_of[of_left[known]] = (
-        known  # of several rows with one code the last written, the first, stays
-    )
-    asked = np.flatnonzero(of_right >= 0)
-    found = row_of[of_right[asked]]
-    hit = found >= 0
-    return pl.DataFrame(
-        {"left": found[hit].astype(np.uint32), "right": asked[hit].astype(np.uint32)}
-    )
-
-
-def _dense(left: pl.DataFrame, right: pl.DataFrame) -> tuple[Ints, Ints] | None:
-    """The ids of each row as one number of a small range, -1 where one is null.
-
-    None where they are not integers, or so far apart that a table of the range would be larger than
-    the rows: ids that a profiler counts up are not.
-    """
-    rows = left.height + right.height
-    both = pl.concat([left, right], how="vertical_relaxed")
-    code, size = np.zeros(1, np.int64), 1
-    for column in both:
-        low, high = column.min(), column.max()
-        if not column.dtype.is_integer() or not isinstance(low, int) or not isinstance(high, int):
-            return None
-        size *= high - low + 1
-        if size > _RANGE_PER_ROW * rows + _SMALL_RANGE:
-            return None
-        code = code * (high - low + 1) + (column.fill_null(low).cast(pl.Int64).to_numpy() - low)
-    for column in both:
-        if column.null_count():
-            code[column.is_null().to_numpy()] = -1
-    return code[: left.height], code[left.height :]
+    found = first_match(left, right, on)
+    hit = np.flatnonzero(found != ROOT)
+    return pl.DataFrame({"left": found[hit].astype(np.uint32), "right": hit.astype(np.uint32)})
 
 
 def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
