@@ -35,25 +35,27 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    work = (
-        trace.events.lazy()
-        .with_row_index("event")
-        .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
-        .select(
-            "event", "rank", "pid", "device", "stream", "kind", "name", "correlation",
-            "external_id", "bytes", "dur", start="ts",
-        )
-        .collect()
+    is_work = trace.events.select(
+        pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0).fill_null(value=False)
+    ).to_series()
+    # where nothing else was read, the columns are taken as they are
+    rows = trace.events if is_work.all() else trace.events.filter(is_work)
+    work = rows.select(
+        is_work.arg_true().alias("event"),
+        "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id", "bytes",
+        start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
-    told = pl.col("event").is_in(trace.collectives["event"].implode())
+    told = pl.lit(value=False)
+    if trace.collectives.height:
+        told = pl.col("event").is_in(trace.collectives["event"].implode())
     sort = (
         pl.when(named(work, [COMMUNICATION_PATTERN, *patterns]) | told)
-        .then(pl.lit(COMMUNICATION))
+        .then(pl.lit(COMMUNICATION, dtype=SORT))
         .when(pl.col("kind") == "kernel")
-        .then(pl.lit(COMPUTE))
-        .otherwise(pl.lit(MEMORY))
+        .then(pl.lit(COMPUTE, dtype=SORT))
+        .otherwise(pl.lit(MEMORY, dtype=SORT))
     )
-    return work.with_columns(end=pl.col("start") + pl.col("dur"), sort=sort.cast(SORT)).drop("dur")
+    return work.with_columns(sort=sort)
 
 
 def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:

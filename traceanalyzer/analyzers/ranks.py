@@ -4,35 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 
 def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
-    """One trace for each rank of each trace."""
+    """One trace for each rank of each trace.
+
+    In a trace of several ranks, processes that have none, such as a launcher, are left out unless
+    they use a device.
+    """
     found = []
     for trace in [traces] if isinstance(traces, Trace) else traces:
-        held = trace.events["rank"].unique().sort().to_list()
-        found += [trace] if len(held) <= 1 else [_of_rank(trace, rank) for rank in held]
+        found += apart([trace])
     return found
 
 
-def of_rank(trace: Trace, rank: int | None, *, alone: bool) -> list[Trace]:
+def of_rank(held: list[Trace], rank: int | None, *, alone: bool) -> list[Trace]:
     """The traces of one rank in a trace, or one for each where none is asked for.
 
     A trace of one process that is the only input is of the rank that the user says.
+
+    Args:
+        held: the trace; the list is emptied, so that it can be forgotten while it is divided.
+        rank: which, or None for all.
+        alone: the trace is the only input.
     """
-    held = by_rank(trace)
+    found = apart(held)
     if rank is None:
-        return held
-    if alone and len(held) == 1:
-        return [trace.with_rank(rank)]
-    return [own for own in held if own.meta.rank == rank]
+        return found
+    if alone and len(found) == 1:
+        return [found[0].with_rank(rank)]
+    return [own for own in found if own.meta.rank == rank]
 
 
-def _of_rank(trace: Trace, rank: int | None) -> Trace:
-    meta = next((m for m in trace.sources if m.rank == rank), trace.meta)
-    own = trace.select(pl.col("rank").eq_missing(rank))
-    return replace(own, sources=(replace(meta, rank=rank),))
+def apart(held: list[Trace]) -> list[Trace]:
+    """The trace in the list, which is emptied, divided by rank; a column at a time."""
+    trace = held.pop()
+    ranks = _ranks(trace.events)
+    if len(ranks) <= 1:
+        return [trace]
+    column = trace.events["rank"]
+    rows = [column.eq_missing(pl.Series([rank], dtype=pl.Int32)).arg_true() for rank in ranks]
+    side = {name: frame for name, frame in trace.tables.items() if name != "events"}
+    sources, columns = trace.sources, trace.events.get_columns()[::-1]
+    del trace, column
+    parts: list[dict[str, Any]] = [{} for _ in ranks]
+    while columns:
+        column = columns.pop()
+        for part, own in zip(parts, rows, strict=True):
+            empty = column.null_count() == column.len()
+            part[column.name] = pl.lit(None, column.dtype) if empty else column.gather(own)
+    found = []
+    for rank, own in zip(ranks, rows, strict=True):
+        meta = next((m for m in sources if m.rank == rank), sources[0])
+        part = parts.pop(0)
+        events = pl.DataFrame({n: c for n, c in part.items() if isinstance(c, pl.Series)})
+        events = events.select(
+            c if isinstance(c, pl.Series) else c.alias(n) for n, c in part.items()
+        )
+        tables = {name: _of_rank(name, frame, rank, own) for name, frame in side.items()}
+        found.append(Trace(sources=(replace(meta, rank=rank),), events=events, **tables))
+    return found
+
+
+def _ranks(events: pl.DataFrame) -> list[int | None]:
+    """The ranks that events belong to; None among them where it counts."""
+    ranks: list[int | None] = events["rank"].unique().sort().to_list()
+    if len(ranks) > 1 and ranks[0] is None:
+        working = pl.col("rank").is_null() & pl.col("kind").is_in(DEVICE_WORK)
+        if not events.select(working.any()).item():
+            return ranks[1:]
+    return ranks
+
+
+def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, rows: pl.Series) -> pl.DataFrame:
+    """What of a side table belongs to a rank, whose rows of ``events`` are these."""
+    if name in schema.EVENT_TABLES:
+        event = frame["event"].fill_null(0).to_numpy()
+        kept = rows.to_numpy()
+        place = np.searchsorted(kept, event)
+        hit = kept[np.minimum(place, len(kept) - 1)] == event if len(kept) else place < 0
+        bound = pl.Series(hit) & frame["event"].is_not_null()
+        moved = pl.Series("event", place.astype(np.uint32))
+        if name != "flows":
+            return frame.with_columns(moved).filter(bound)
+        frame = frame.with_columns(event=pl.when(bound).then(moved))
+    if "rank" not in frame.columns or name == "issues":
+        return frame
+    own = pl.col("rank").eq_missing(pl.lit(rank, dtype=pl.Int32))
+    # names and readings that are nobody's are everybody's
+    return frame.filter(own if name == "flows" else own | pl.col("rank").is_null())

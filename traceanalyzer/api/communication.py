@@ -57,7 +57,7 @@ def comm_outliers(
         wanted, alone = several(patterns), len(items) == 1
 
         def extracted(trace: Trace) -> list[Part]:
-            chosen = of_rank(trace, rank, alone=alone)
+            chosen = of_rank([trace], rank, alone=alone)
             return [comm.extract(own, wanted) for own in chosen]
 
         found: list[Part] = []

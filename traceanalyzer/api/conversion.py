@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-
-import polars as pl
 
 from traceanalyzer import files
 from traceanalyzer.analyzers.ranks import of_rank
@@ -64,9 +61,7 @@ def convert(
 
 
 def _of_rank(trace: Trace, rank: int) -> Trace:
-    found = of_rank(trace, rank, alone=True)
+    found = of_rank([trace], rank, alone=True)
     if not found:
         raise OptionError(f"{trace.meta.path}: holds no rank {rank}")
-    told = pl.col("rank").is_null() | (pl.col("rank") == rank)
-    own = found[0]
-    return replace(own, lanes=own.lanes.filter(told), counters=own.counters.filter(told))
+    return found[0]

@@ -72,12 +72,16 @@ def gather(
     rank = reading.get("rank")
 
     def taken(item: Trace | str) -> list[Any]:
-        trace = item if isinstance(item, Trace) else _read(item, needs, reading)
-        chosen = of_rank(trace, rank, alone=len(items) == 1)
-        try:
-            return [(take or extract)(own) for own in chosen]
-        except MissingData as error:
-            raise _perhaps_cut_off(error, trace) from None
+        held = [item if isinstance(item, Trace) else _read(item, needs, reading)]
+        chosen = of_rank(held, rank, alone=len(items) == 1)
+        found = []
+        while chosen:
+            own = chosen.pop(0)
+            try:
+                found.append((take or extract)(own))
+            except MissingData as error:
+                raise _perhaps_cut_off(error, own) from None
+        return found
 
     parts: list[Part] = []
     skipped: list[Skipped] = []

@@ -55,7 +55,9 @@ def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     groups, (group,) = group_numbers(by, frame)
     runs = _union(_spans(frame, group))
     length = np.zeros(groups.height if by else 1, np.int64)
-    np.add.at(length, runs.group, runs.end - runs.start)
+    if runs.group.size:  # runs are in the order of their groups
+        first = np.flatnonzero(np.diff(runs.group, prepend=-1))
+        length[runs.group[first]] = np.add.reduceat(runs.end - runs.start, first)
     return pl.DataFrame([*groups, pl.Series("length", length)])
 
 

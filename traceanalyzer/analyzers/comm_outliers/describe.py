@@ -36,8 +36,9 @@ def communication(
     """The communication events of one rank, each with what is known about it.
 
     Device work where there is any; else, as in CPU runs, the host events that run a collective
-    (``gloo:*``, ``mpi:*``, ``ucc:*``, calls of MPI). ``patterns`` are regular expressions of further names.
-    ``issued`` is the time at which the host asked for it, null where the trace does not tell.
+    (``gloo:*``, ``mpi:*``, ``ucc:*``, calls of MPI). ``patterns`` are regular expressions of
+    further names. ``issued`` is the time at which the host asked for it, null where the trace does
+    not tell.
 
     The second value says whether reading the launch calls too would tell more: kernels lack their
     message size, some host events describe collectives that no kernel is joined to, and no launch
@@ -89,9 +90,9 @@ def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
 def host_calls(trace: Trace) -> pl.DataFrame:
     """One row per call that issued a collective: where it ran and what it tells.
 
-    ``record_param_comms`` encloses ``nccl:*`` and NCCL's own range, and each knows things that the other does not:
-    rows that overlap on one thread are one call, described by whichever tells first. Columns:
-    call, pid, tid, ts, end, external_ids, and the description.
+    ``record_param_comms`` encloses ``nccl:*`` and NCCL's own range, and each knows things that
+    the other does not: rows that overlap on one thread are one call, described by whichever tells
+    first. Columns: call, pid, tid, ts, end, external_ids, and the description.
     """
     issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES, NCCL_CALL)) + ")"
     hosts = (

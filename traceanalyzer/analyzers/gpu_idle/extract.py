@@ -32,7 +32,8 @@ def extract(
 
     Args:
         trace: one rank, read with :data:`~.needs.NEEDS`.
-        min_gap_ns: shorter gaps, after the profiler's own overhead is taken out, are the cause ``short_gap``, whatever the host did.
+        min_gap_ns: shorter gaps, after the profiler's own overhead is taken out, are the cause
+            ``short_gap``, whatever the host did.
         dataloader: regular expressions of further slices that are dataloading.
         patterns: regular expressions of further kernels that are communication.
         by_process: a device is judged for each process that uses it.

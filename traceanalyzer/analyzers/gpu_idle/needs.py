@@ -11,4 +11,4 @@ HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "
 #: What the profiler itself recorded as its own doing.
 OVERHEAD = "overhead"
 
-NEEDS = Needs(frozenset((*DEVICE_WORK, *HOST, OVERHEAD)), unused=("external_id",))
+NEEDS = Needs(frozenset((*DEVICE_WORK, *HOST, OVERHEAD)), unused=("external_id", "stream"))

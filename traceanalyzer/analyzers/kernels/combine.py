@@ -67,7 +67,7 @@ def _summed(work: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.
             "n",
             pl.col("total").alias("total_ns"),
             *(
-                pl.col(name).round().cast(pl.Int64).alias(f"{name}_ns")
+                pl.col(name).round().cast(pl.Int64, strict=False).alias(f"{name}_ns")
                 for name in ("mean", "min", "median", "p99", "max")
             ),
         )

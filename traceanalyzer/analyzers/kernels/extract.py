@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.device_work import COMMUNICATION, DEVICE, device_work, extent
+from traceanalyzer.analyzers.device_work import COMMUNICATION, DEVICE, device_work
 from traceanalyzer.analyzers.kernel_families import OTHER, family
 from traceanalyzer.analyzers.kernels.question import ANNOTATIONS, OWN_MARK, Question
 from traceanalyzer.analyzers.launching import launches
@@ -117,10 +117,11 @@ def _annotations(trace: Trace) -> pl.Expr:
 
 
 def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    length = pl.col("end") - pl.col("start")
+    start, end = pl.col("start"), pl.col("end")
+    sums = work.group_by(DEVICE).agg(
+        n=pl.len().cast(pl.Int64), total_ns=(end - start).sum(), span_ns=end.max() - start.min()
+    )
     busy = intervals.measure(work, DEVICE).rename({"length": "busy_ns"})
-    span = extent(work).select(*DEVICE, span_ns=length)
-    sums = work.group_by(DEVICE).agg(n=pl.len().cast(pl.Int64), total_ns=length.sum())
-    both = busy.join(span, on=DEVICE, nulls_equal=True).join(sums, on=DEVICE, nulls_equal=True)
+    both = busy.join(sums, on=DEVICE, nulls_equal=True)
     path = pl.lit(trace.meta.path).alias("path")
     return both.sort(DEVICE).select("rank", path, "device", "n", "total_ns", "busy_ns", "span_ns")

@@ -63,6 +63,6 @@ class Question:
             return Needs(frozenset((*DEVICE_WORK, *LAUNCH_KINDS, "cpu_op")))
         if self.by == "annotation":
             return Needs(frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATIONS)), (OWN_MARK,))
-        unused = ("tid", "stream", "correlation", "external_id", "bytes")
+        unused = ("pid", "tid", "stream", "correlation", "external_id", "bytes")
         told = ("stream",) if self.by == "stream" else ()
         return Needs(frozenset(DEVICE_WORK), unused=tuple(set(unused) - set(told)))

@@ -28,7 +28,11 @@ from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Device work, and the annotations that mark steps.
-NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), MARK_NAMES)
+NEEDS = Needs(
+    frozenset((*DEVICE_WORK, "user_annotation", "nvtx")),
+    MARK_NAMES,
+    unused=("correlation", "external_id", "bytes"),
+)
 
 STREAM = (*DEVICE, "stream")
 SORTS = (COMPUTE, COMMUNICATION, MEMORY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import polars as pl
@@ -61,31 +61,43 @@ class Rows:
         return pl.concat(found, how="diagonal") if found else pl.DataFrame()
 
 
-def assemble(parts: list[pl.DataFrame], identity: Identity) -> dict[str, pl.DataFrame]:
+def assemble(
+    parts: list[pl.DataFrame], identity: Identity, unused: Container[str] = ()
+) -> dict[str, pl.DataFrame]:
     """``events`` and the side tables that belong to them.
 
     Args:
         parts: rows of one sort each, with columns of ``events`` and of side tables; the list is
             emptied.
         identity: the ranks of processes, and the numbers of GPUs.
+        unused: columns that need not be filled once the rank is known.
     """
     rows = Rows(parts)
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
     order = time_order(rows.look("ts", pl.Int64), lambda: rows.look("dur", pl.Int64))
     tables = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
-    columns = {}
-    for column in schema.EVENTS:
-        if rows.has(column.name):
-            whole = rows.take(column.name, column.dtype)
-            columns[column.name] = whole if order is None else whole.gather(order)
-    events = pl.DataFrame(columns).with_columns(rank=identity.of(pl.col("pid")))
+    events = _ordered(rows, order).with_columns(rank=identity.of(pl.col("pid")))
     tables["events"] = _on_gpus(events, identity).select(
-        pl.col(c.name) if c.name in events.columns else pl.lit(None, dtype=c.dtype).alias(c.name)
+        pl.col(c.name)
+        if c.name in events.columns and c.name not in unused
+        else pl.lit(None, dtype=c.dtype).alias(c.name)
         for c in schema.EVENTS
         if c.name in events.columns or not c.on_request
     )
     return tables
+
+
+def _ordered(rows: Rows, order: Order | None) -> pl.DataFrame:
+    """The columns of ``events`` that rows have, in order; two at a time, a core each."""
+    had = [column for column in schema.EVENTS if rows.has(column.name)]
+    found: list[pl.Series] = []
+    for pair in (had[place : place + 2] for place in range(0, len(had), 2)):
+        columns = pl.DataFrame([rows.take(column.name, column.dtype) for column in pair])
+        if order is not None:
+            columns = columns.select(pl.all().gather(pl.lit(pl.Series(order))))
+        found += columns.get_columns()
+    return pl.DataFrame(found)
 
 
 def _side_table(rows: Rows, fields: Sequence[schema.Column], order: Order | None) -> pl.DataFrame:

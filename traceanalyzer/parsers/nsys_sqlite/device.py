@@ -7,6 +7,7 @@ from collections.abc import Callable
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import layout
 from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, none_if_unset, pid, span
 
@@ -177,11 +178,10 @@ def _placed(export: Export) -> list[pl.Expr]:
 
 def _worded(rows: pl.DataFrame, key: list[str], word: Callable[..., str]) -> pl.DataFrame:
     """The rows named by a function of the key columns, which are dropped."""
-    distinct = rows.select(key).unique(maintain_order=True)
-    names = [word(*values) for values in distinct.iter_rows()]
-    named = distinct.with_columns(name=pl.Series(names, dtype=schema.NAME))
-    joined = rows.join(named, on=key, how="left", nulls_equal=True, maintain_order="left")
-    return joined.drop(key)
+    first, number = numbered([rows[column] for column in key])
+    words = [word(*values) for values in rows.select(key)[first].iter_rows()]
+    names = pl.Series("name", words, dtype=schema.NAME).gather(pl.Series(number))
+    return rows.drop(key).with_columns(names)
 
 
 def _memory(of: int | None) -> str:

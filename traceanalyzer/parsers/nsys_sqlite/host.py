@@ -28,18 +28,20 @@ def calls(export: Export) -> pl.DataFrame:
         tests.append(f'"eventClass" <> {_BACKTRACE}')
     driver = pl.col("eventClass").eq_missing(_DRIVER)
     words = pl.when(driver).then(pl.lit("cuda_driver")).otherwise(pl.lit("cuda_runtime"))
+    linked = export.fills("correlation")
     rows = export.database.read(
         layout.RUNTIME,
-        integers=(*_THREAD, "correlationId", "nameId", "eventClass"),
+        integers=(*_THREAD, *(("correlationId",) if linked else ()), "nameId", "eventClass"),
         where=_all(tests),
         shape=lambda piece: piece.select(
-            *_ran(),
+            *_ran(export),
             _name_id("nameId"),
-            correlation="correlationId",
+            *(("correlationId",) if linked else ()),
             kind=words.cast(schema.KIND),
         ),
     )
-    return rows.with_columns(export.named(rows["name"], _unversioned))
+    named = rows.with_columns(export.named(rows["name"], _unversioned))
+    return named.rename({"correlationId": "correlation"}, strict=False)
 
 
 def system_calls(export: Export) -> pl.DataFrame:
@@ -76,7 +78,7 @@ def running(export: Export) -> pl.DataFrame:
         pl.col("isSchedIn") != 0, pl.col("end").is_not_null()
     )
     told = slices.select(
-        *_ran(),
+        *_ran(export),
         kind("sched"),
         name=pl.lit("running").cast(schema.NAME),
         category=pl.format("cpu {}", "cpu").cast(schema.NAME),
@@ -89,14 +91,15 @@ def _named(export: Export, table: str, word: str, where: str | None = None) -> p
         table,
         integers=(*_THREAD, "nameId"),
         where=_all([export.inside(), where]),
-        shape=lambda piece: piece.select(*_ran(), _name_id("nameId")),
+        shape=lambda piece: piece.select(*_ran(export), _name_id("nameId")),
     )
     return rows.with_columns(export.named(rows["name"]), kind(word))
 
 
-def _ran() -> tuple[pl.Expr, ...]:
+def _ran(export: Export) -> list[pl.Expr]:
     """When and on which thread something ran."""
-    return *span(), pid("globalTid"), tid("globalTid")
+    ran = [*span(), pid("globalTid")]
+    return [*ran, tid("globalTid")] if export.fills("tid") else ran
 
 
 def _name_id(column: str) -> pl.Expr:

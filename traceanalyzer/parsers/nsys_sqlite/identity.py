@@ -22,8 +22,10 @@ from traceanalyzer.trace import Device, Meta
 _MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+#: Processes compared with one by one; more are looked up.
+_FEW = 8
 #: Rows of kernels looked at to see which process uses which device.
-_LOOKED_AT = 100_000
+_LOOKED_AT = 20_000
 #: The first event is looked for in so many first rows of each table.
 _FIRST_ROWS = 10_000
 
@@ -49,9 +51,12 @@ class Identity:
 
     def of(self, process: pl.Expr) -> pl.Expr:
         """The rank of each process id."""
-        if not self.ranks:
-            return pl.lit(self.rank, dtype=pl.Int32)
-        return process.replace_strict(self.ranks, default=None, return_dtype=pl.Int32)
+        if len(self.ranks) > _FEW:
+            return process.replace_strict(self.ranks, default=None, return_dtype=pl.Int32)
+        rank = pl.lit(self.rank, dtype=pl.Int32)
+        for own, told in self.ranks.items():
+            rank = pl.when(process == own).then(pl.lit(told, dtype=pl.Int32)).otherwise(rank)
+        return rank
 
 
 def identify(export: Export, path: str) -> Identity:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import layout, payloads
 from traceanalyzer.parsers.nsys_sqlite.database import Shape
 from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, span, tid
@@ -22,6 +23,8 @@ _MARK = 34
 #: Ranges and marks that a program wrote as text for a later import.
 _TEXT_EVENTS = (70, 71)
 _THREAD_NAME = 39
+#: Threads are named before much else is marked.
+_LOOKED_AT = 20_000
 _DOMAIN = 75
 _EVENTS = (PUSH_POP, START_END, _MARK, *_TEXT_EVENTS)
 #: An SQL condition: the row is a range or mark, not the creation of a domain or a name.
@@ -37,12 +40,12 @@ def ranges(export: Export) -> pl.DataFrame:
 
     With ``args`` asked for, the payload as JSON; a call of NCCL carries what it communicates.
     """
-    have = export.database.tables.get(layout.NVTX, ())
-    if not have:
-        return pl.DataFrame(schema={"name": schema.NAME, "kind": schema.KIND})
+    have = export.database.tables[layout.NVTX]
     inside = export.inside()
     carried = "args" in export.selection.columns
     blobs = "binaryData" in have and layout.PAYLOAD_ENTRIES in export.database.tables
+    created: list[pl.DataFrame] = []
+    wanted = f"{HAPPENED} AND ({inside})" if inside else HAPPENED
     rows = export.database.read(
         layout.NVTX,
         integers=("start", "end", "eventType", "globalTid", "endGlobalTid", "textId", "domainId")
@@ -50,28 +53,31 @@ def ranges(export: Export) -> pl.DataFrame:
         texts=("text", *(("jsonText",) if carried else ())),
         reals=_REALS if carried else (),
         blobs=("binaryData",) if blobs else (),
-        where=f"{HAPPENED} AND ({inside})" if inside else HAPPENED,
-        shape=_shaped(carried=carried, blobs=blobs),
+        where=f'({wanted}) OR "eventType" = {_DOMAIN}',
+        shape=_shaped(created, carried=carried, blobs=blobs),
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")
-    told = named.with_columns(kind("nvtx"), _domain_names(export, rows)).drop("domainId")
+    domains = _domain_names(export, rows, pl.concat(created))
+    told = named.with_columns(kind("nvtx"), domains).drop("domainId")
     return payloads.told(export, told) if blobs else told
 
 
 def thread_names(export: Export) -> dict[int, str]:
-    """Names that a program gave its threads, by global thread id."""
+    """Names that a program gave its threads when it began, by global thread id."""
     rows = export.database.read(
         layout.NVTX,
         integers=("globalTid", "textId"),
         texts=("text",),
         where=f'"eventType" = {_THREAD_NAME}',
+        first=_LOOKED_AT,
     ).drop_nulls("globalTid")
     registered = export.texts(rows["textId"])
     named = {thread: text or registered.get(number) for thread, number, text in rows.iter_rows()}
     return {thread: name for thread, name in named.items() if name}
 
 
-def _shaped(*, carried: bool, blobs: bool) -> Shape:
+def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape:
+    """What a piece of the table becomes; the domains created in it are added to a list."""
     crosses = pl.col("endGlobalTid").is_not_null() & (pl.col("endGlobalTid") != pl.col("globalTid"))
     thread = pl.when(~crosses).then(tid("globalTid")).alias("tid")
     columns = [
@@ -90,7 +96,13 @@ def _shaped(*, carried: bool, blobs: bool) -> Shape:
         columns.append(_args())
     if blobs:
         columns.append(pl.col("binaryData"))
-    return lambda piece: piece.select(columns)
+
+    def shaped(piece: pl.DataFrame) -> pl.DataFrame:
+        domain = piece["eventType"] == _DOMAIN
+        created.append(piece.filter(domain).select("globalTid", "textId", "domainId", "text"))
+        return (piece.filter(~domain) if domain.any() else piece).select(columns)
+
+    return shaped
 
 
 def _name_length() -> pl.Expr:
@@ -127,18 +139,10 @@ def _text(export: Export, rows: pl.DataFrame) -> pl.Series:
     return rows.select(pl.coalesce("name", registered).alias("name"))["name"]
 
 
-def _domain_names(export: Export, rows: pl.DataFrame) -> pl.Series:
+def _domain_names(export: Export, rows: pl.DataFrame, created: pl.DataFrame) -> pl.Series:
     """The domain of each row; one whose creation was not recorded is called by its number."""
-    key = ["pid", "domainId"]
-    distinct = rows.select(key).unique(maintain_order=True)
-    if not distinct.filter(pl.col("domainId") != 0).height:
-        return pl.Series("category", [None], dtype=schema.NAME).new_from_index(0, rows.height)
-    created = export.database.read(
-        layout.NVTX,
-        integers=("globalTid", "textId", "domainId"),
-        texts=("text",),
-        where=f'"eventType" = {_DOMAIN}',
-    )
+    if not (rows["domainId"] != 0).any():
+        return pl.repeat(None, rows.height, dtype=schema.NAME, eager=True).alias("category")
     registered = export.texts(created["textId"])
     told = {
         ((thread >> 24) & 0xFFFFFF, domain): text or registered.get(number)
@@ -146,12 +150,9 @@ def _domain_names(export: Export, rows: pl.DataFrame) -> pl.Series:
             ["globalTid", "domainId"]
         ).iter_rows()
     }
+    first, number = numbered([rows["pid"], rows["domainId"]])
     names = [
         None if not domain else told.get((process, domain)) or f"domain {domain}"
-        for process, domain in distinct.iter_rows()
+        for process, domain in rows.select("pid", "domainId")[first].iter_rows()
     ]
-    named = distinct.with_columns(category=pl.Series(names, dtype=schema.NAME))
-    joined = rows.select(key).join(
-        named, on=key, how="left", nulls_equal=True, maintain_order="left"
-    )
-    return joined["category"]
+    return pl.Series("category", names, dtype=schema.NAME).gather(pl.Series(number))

@@ -112,7 +112,7 @@ def _trace(export: Export, identity: Identity, path: str, name: str) -> tuple[Tr
     timeless = sum(part["ts"].null_count() for part in parts)
     if timeless:
         parts = [part.drop_nulls("ts") for part in parts]
-    tables = assemble(parts, identity)
+    tables = assemble(parts, identity, export.selection.unused - {"rank", "ts", "dur", "kind"})
     if counted:
         tables["counters"] = counters.gpu_metrics(export)
     if kinds is None or "lane" in kinds:

@@ -1,0 +1,76 @@
+"""A trace of several ranks divided into one each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from comm_traces import GEMM, US, device, host, trace
+
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.analyzers.ranks import apart, by_rank, of_rank
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FILES = [FIXTURES / "nsys" / "training.sqlite", FIXTURES / "nccl_8ranks"]
+
+
+def plain(frame: pl.DataFrame) -> pl.DataFrame:
+    texts = [n for n, t in frame.schema.items() if isinstance(t, pl.Categorical | pl.Enum)]
+    return frame.with_columns(pl.col(texts).cast(pl.String)) if texts else frame
+
+
+def whole(path: Path) -> ta.Trace:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return ta.concat([ta.read(file) for file in files])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_each_rank_gets_what_selecting_it_gives(path):
+    trace = whole(path)
+    parts = by_rank(trace)
+    assert [part.meta.rank for part in parts] == sorted(set(trace.events["rank"]))
+    for part in parts:
+        own = trace.select(pl.col("rank") == part.meta.rank)
+        for name in ("events", *schema.EVENT_TABLES):
+            if name != "flows":
+                assert plain(part.tables[name]).equals(plain(own.tables[name])), name
+        assert set(part.flows["rank"]) <= {part.meta.rank}
+        assert schema.check(part.tables) == []
+    assert sum(part.flows.height for part in parts) == trace.flows.height
+
+
+def test_arrows_follow_their_slices():
+    trace = whole(FILES[1])
+    for part in by_rank(trace):
+        bound = part.flows.drop_nulls("event")
+        assert bound.height
+        slices = part.events[bound["event"]]
+        assert (slices["ts"] <= bound["ts"]).all()
+        assert (slices["pid"].fill_null(bound["pid"]) == bound["pid"]).all()
+
+
+def test_a_launcher_without_rank_is_left_out():
+    work = [device(GEMM, 0, US, rank=0, pid=1), device(GEMM, 0, US, rank=1, pid=2, device=1)]
+    launcher = host("osrt", "poll", 0, US, rank=None, pid=9)
+    assert [t.meta.rank for t in by_rank(trace([*work, launcher]))] == [0, 1]
+    using = device(GEMM, 0, US, rank=None, pid=9)
+    assert [t.meta.rank for t in by_rank(trace([*work, launcher, using]))] == [None, 0, 1]
+
+
+def test_the_list_is_emptied_and_one_rank_stays_as_it_is():
+    one = trace([device(GEMM, 0, US)])
+    held = [one]
+    (found,) = apart(held)
+    assert found is one
+    assert held == []
+
+
+def test_the_user_says_the_rank_of_a_file_of_one():
+    one = trace([device(GEMM, 0, US)], rank=None)
+    assert [t.meta.rank for t in of_rank([one], 5, alone=True)] == [5]
+    assert of_rank([one], 5, alone=False) == []
+    two = trace([device(GEMM, 0, US, rank=0), device(GEMM, 0, US, rank=1)])
+    assert [t.meta.rank for t in of_rank([two], 1, alone=True)] == [1]
+    assert of_rank([two], 5, alone=True) == []
