@@ -241,6 +241,9 @@ def test_two_processes_are_two_ranks(shared: Path) -> None:
         pl.col("device").unique()
     )  # fmt: skip
     assert rows(of) == [(0, 144, [0]), (1, 145, [1])]
+    # the export has all of it on device 0
+    waits = trace.events.filter(pl.col("kind") == "cuda_sync").select("pid", "device").unique()
+    assert rows(waits) == [(144, 0), (145, 1)]
     assert trace.issues.filter(pl.col("code") == "ranks-numbered")["severity"].to_list() == [
         "notice"
     ]

@@ -127,8 +127,18 @@ def _side_table(rows: Rows, fields: Sequence[schema.Column], order: Order | None
 
 
 def _on_gpus(events: pl.DataFrame, identity: Identity) -> pl.DataFrame:
-    """Devices by the GPUs' numbers, where processes number them differently."""
-    if not identity.gpus or "device" not in events.columns:
+    """Devices by the GPUs' numbers, where processes number them differently.
+
+    Synchronisation is recorded on device 0 whichever device it is of: that of its process.
+    """
+    if "device" not in events.columns:
+        return events
+    waits = pl.col("kind") == "cuda_sync"
+    if any(identity.devices.values()) and events.select(waits.any()).item():
+        own = pl.col("pid").replace_strict(identity.devices, default=None, return_dtype=pl.Int32)
+        device = pl.when(waits).then(pl.coalesce(own, "device")).otherwise("device")
+        events = events.with_columns(device=device)
+    if not identity.gpus:
         return events
     known = pl.DataFrame(
         [(*own, gpu) for own, gpu in identity.gpus.items()],

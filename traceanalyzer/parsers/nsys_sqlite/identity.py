@@ -10,7 +10,7 @@ the order of their ids, and an issue says so.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -41,6 +41,7 @@ class Identity:
         numbered: the ranks are our own numbers: nobody told any.
         gpus: the GPU's number by process and the process's own number of it, where those differ
             from process to process.
+        devices: the device of each process that uses one only.
     """
 
     ranks: dict[int, int] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Identity:
     world_size: int | None = None
     numbered: bool = False
     gpus: dict[tuple[int, int], int] = field(default_factory=dict)
+    devices: dict[int, int] = field(default_factory=dict)
 
     def of(self, process: pl.Expr) -> pl.Expr:
         """The rank of each process id."""
@@ -60,26 +62,33 @@ class Identity:
 
 
 def identify(export: Export, path: str) -> Identity:
-    """Ranks of the processes of an export."""
+    """Ranks and devices of the processes of an export."""
     devices = _devices_used(export)
     gpus = _gpu_numbers(export, devices)
+    only = {process: next(iter(used)) for process, used in devices.items() if len(used) == 1}
+    return replace(_ranks(export, path, devices, gpus), devices=only, gpus=gpus)
+
+
+def _ranks(
+    export: Export, path: str, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
+) -> Identity:
     if told := mpi.ranks(export) or _named_threads(export):
-        return _told(told, max(told.values()) + 1 if len(told) > 1 else None, gpus)
+        return _told(told, max(told.values()) + 1 if len(told) > 1 else None)
     if by_nccl := payloads.ranks(export):
         size = max(size for _, size in by_nccl.values())
-        return _told({process: rank for process, (rank, _) in by_nccl.items()}, size, gpus)
+        return _told({process: rank for process, (rank, _) in by_nccl.items()}, size)
     if len(devices) > 1:
-        return Identity(_numbered(devices, gpus), numbered=True, gpus=gpus)
+        return Identity(_numbered(devices, gpus), numbered=True)
     if (rank := rank_from_name(path)) is not None:
         return Identity(rank=rank)
     return _of_environment(export)
 
 
-def _told(ranks: dict[int, int], size: int | None, gpus: dict[tuple[int, int], int]) -> Identity:
+def _told(ranks: dict[int, int], size: int | None) -> Identity:
     """Ranks that the export tells; an export of one is that rank's with all its processes."""
     if len(set(ranks.values())) == 1:
-        return Identity(rank=next(iter(ranks.values())), world_size=size, gpus=gpus)
-    return Identity(ranks, world_size=size, gpus=gpus)
+        return Identity(rank=next(iter(ranks.values())), world_size=size)
+    return Identity(ranks, world_size=size)
 
 
 def describe(export: Export, identity: Identity, path: str, name: str) -> Meta:
