@@ -2,7 +2,7 @@
 
 from setuptools import Extension, setup
 
-MODULES = ("chrome_trace/_scan", "collapsed/_frames")
+MODULES = ("chrome_trace/_scan", "collapsed/_frames", "nsys_sqlite/_pages")
 
 setup(
     ext_modules=[

@@ -1,9 +1,10 @@
 """A SQLite file of a stranger, read fast and without touching it.
 
 The file is opened read-only and immutable: no lock, no journal, nothing is written beside it, and
-views, triggers and virtual tables are never used. Columns are read in ranges of row ids, several at
-a time, into Arrow memory (ADBC). Two threads read 6 million rows of 8 columns in 1.7 s where
-``sqlite3`` takes 6.6 s to make tuples of them, and ``pandas.read_sql`` 17.5 s.
+views, triggers and virtual tables are never used. Whole numbers of ordinary tables are read from
+the pages themselves (:mod:`.pages`); everything else, and what is out of the ordinary, by SQLite in
+ranges of row ids, several at a time, into Arrow memory (ADBC). 6 million rows of 5 columns on two
+cores: 0.4 s, by ADBC alone 1.2 s; ``pandas.read_sql`` takes 10 s.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ import sqlite_utils
 
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
+from traceanalyzer.parsers.nsys_sqlite.pages import (
+    PageFile,
+    PageNumbers,
+    Place,
+    can_scan,
+    chunks,
+    places,
+)
 
 #: Rows read at once by a thread; more cost memory, fewer time.
 PIECE_ROWS = 1 << 17
@@ -81,11 +90,14 @@ class Database:
         self._progress = progress
         self._rows_read = self._expected = 0
         self._size = Path(path).stat().st_size
+        self._places: dict[str, Place] = {}
         self.tables = self._introspected()
+        self._pages = PageFile(path)
 
     def close(self) -> None:
         """Close all connections."""
         self._pool.shutdown(cancel_futures=True)
+        self._pages.close()
         for connection in self._connections:
             connection.close()
         self._database.close()
@@ -136,6 +148,11 @@ class Database:
         if have is None:
             empty = query.empty()
             return shape(empty) if shape else empty
+        plain = where is None and first is None and not (texts or reals or blobs)
+        if plain and can_scan(place := self._places.get(table), query.integers) and place:
+            scanned = self._scanned(query, place, shape)
+            if scanned is not None:
+                return scanned
         pieces = self._pieces(table, first)
         parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
         found = self._counted(parts)
@@ -153,6 +170,7 @@ class Database:
                 connection.execute("PRAGMA trusted_schema = OFF")
                 database = sqlite_utils.Database(connection)
                 names = [name for name in database.table_names() if _NO_TEXT not in name]
+                self._places = _located(connection, names)
                 return {
                     table.name: tuple(column.name for column in table.columns)
                     for table in map(database.table, names)
@@ -219,17 +237,38 @@ class Database:
         for low in range(first, last + 1, PIECE_ROWS):
             yield low, min(low + PIECE_ROWS - 1, last)
 
+    def _scanned(self, query: _Query, place: Place, shape: Shape | None) -> pl.DataFrame | None:
+        """The table by its pages; None where they are not all of the ordinary sort."""
+        leaves = self._pages.leaves(place.root)
+        if leaves is None:
+            return None
+
+        def scan(pages: PageNumbers) -> pl.DataFrame | None:
+            rows = self._pages.numbers(pages, place, query.integers)
+            return None if rows is None else shape(rows) if shape else rows
+
+        found = []
+        for part in self._pool.map(scan, chunks(leaves)):
+            if part is None:
+                return None
+            found.append(part)
+            self._read(part.height)
+        return pl.concat(found, how="vertical", rechunk=False)
+
     # --- reading ---------------------------------------------------------------------------
 
     def _counted(self, parts: Iterator[pl.DataFrame]) -> list[pl.DataFrame]:
         found = []
         for part in parts:
             found.append(part)
-            self._rows_read += part.height
-            if self._progress and self._expected:
-                share = min(self._rows_read / self._expected, 1.0)
-                self._progress(int(self._size * share), self._size)
+            self._read(part.height)
         return found
+
+    def _read(self, rows: int) -> None:
+        self._rows_read += rows
+        if self._progress and self._expected:
+            share = min(self._rows_read / self._expected, 1.0)
+            self._progress(int(self._size * share), self._size)
 
     def _piece(self, query: _Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
@@ -288,6 +327,22 @@ class Database:
             with contextlib.suppress(*_SQLITE_ERRORS):
                 self._run("SELECT name FROM sqlite_schema")
         return connection
+
+
+def _located(connection: sqlite3.Connection, tables: Sequence[str]) -> dict[str, Place]:
+    """Where the columns of tables lie, of those whose rows hold every column."""
+    roots = dict(
+        connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
+    )
+    found = {}
+    for table in tables:
+        quoted = table.replace('"', '""')
+        columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
+        stored = all(not hidden for *_, hidden in columns)
+        if stored and columns and roots.get(table):
+            rows = [(roots[table], name, kind, key) for _, name, kind, _, _, key, _ in columns]
+            found[table] = places(rows)
+    return found
 
 
 @dataclass(frozen=True)

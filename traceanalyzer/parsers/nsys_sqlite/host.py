@@ -22,23 +22,23 @@ _THREAD = ("start", "end", "globalTid")
 
 def calls(export: Export) -> pl.DataFrame:
     """One row a call of the CUDA runtime or driver, named without the version of its interface."""
-    have = export.database.tables.get(layout.RUNTIME, ())
-    tests = [export.inside()]
-    if "eventClass" in have:
-        tests.append(f'"eventClass" <> {_BACKTRACE}')
     driver = pl.col("eventClass").eq_missing(_DRIVER)
     words = pl.when(driver).then(pl.lit("cuda_driver")).otherwise(pl.lit("cuda_runtime"))
-    linked = export.fills("correlation")
+    linked = ("correlationId",) if export.fills("correlation") else ()
+    classed = "eventClass" in export.database.tables[layout.RUNTIME]
+
+    def shaped(piece: pl.DataFrame) -> pl.DataFrame:
+        backtraces = piece["eventClass"] == _BACKTRACE if classed else pl.Series([False])
+        calls = piece.filter(~backtraces.fill_null(value=False)) if backtraces.any() else piece
+        told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
+        kinds = words.cast(schema.KIND).alias("kind")
+        return calls.with_columns(**told).select(*_ran(export), _name_id("nameId"), *linked, kinds)
+
     rows = export.database.read(
         layout.RUNTIME,
-        integers=(*_THREAD, *(("correlationId",) if linked else ()), "nameId", "eventClass"),
-        where=_all(tests),
-        shape=lambda piece: piece.select(
-            *_ran(export),
-            _name_id("nameId"),
-            *(("correlationId",) if linked else ()),
-            kind=words.cast(schema.KIND),
-        ),
+        integers=(*_THREAD, "nameId", *linked, *(("eventClass",) if classed else ())),
+        where=export.inside(),
+        shape=shaped,
     )
     named = rows.with_columns(export.named(rows["name"], _unversioned))
     return named.rename({"correlationId": "correlation"}, strict=False)

@@ -1,0 +1,160 @@
+"""Whole numbers of a table read from the file's pages, without SQLite.
+
+Most of a large export is numbers in a few of many columns. SQLite walks every row through its
+virtual machine for them; the compiled scan looks at the row where it lies, three times as fast. It
+knows ordinary rows only: of anything else, and of damage, it reads nothing, and SQLite is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+try:
+    from traceanalyzer.parsers.nsys_sqlite import _pages
+except ImportError:  # pragma: no cover - built without a compiler
+    _pages = None  # type: ignore[assignment]
+
+PageNumbers = npt.NDArray[np.uint32]
+
+#: Pages scanned at once: 8 MB of 4 KiB each.
+AT_ONCE = 2048
+#: Page size at 16, bytes of each page that are not used at 20, pages at 28.
+_HEADER = struct.Struct(">16xH2xB7xI")
+_DEEPEST = 20
+_MOST_COLUMNS = 32
+_NOTHING = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where columns of a table lie.
+
+    Attributes:
+        root: the table's first page.
+        columns: the number of each column in a row.
+        key: the column that is another name of the row id, or None.
+    """
+
+    root: int
+    columns: dict[str, int]
+    key: str | None
+
+
+class PageFile:
+    """A database as pages; close it when done."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        page, unused, pages = _HEADER.unpack(os.pread(self._file, _HEADER.size, 0))
+        self.size = 1 << 16 if page == 1 else page
+        self.usable = self.size - unused
+        self.count = min(pages, os.fstat(self._file).st_size // max(self.size, 1))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def leaves(self, root: int) -> PageNumbers | None:
+        """The pages that hold a table's rows, in their order; None where that is not known."""
+        if _pages is None or self.usable < 480 or self.size < 512:
+            return None
+        level = np.array([root], np.uint32)
+        for _ in range(_DEEPEST):
+            if not self._are_pages(level):
+                return None
+            first = self.read(level[:1])
+            if first is None or first[0] != _INTERIOR:
+                return level if first is not None and len(np.unique(level)) == len(level) else None
+            below = []
+            for start in range(0, len(level), AT_ONCE):
+                held = self.read(level[start : start + AT_ONCE])
+                found = held and _pages.children(held, self.size, self.usable)
+                if not found:
+                    return None
+                below.append(np.frombuffer(found, np.uint32))
+            level = np.concatenate(below)
+        return None
+
+    def read(self, pages: PageNumbers) -> bytearray | None:
+        """The bytes of pages; those that lie side by side are read at once."""
+        held = bytearray(len(pages) * self.size)
+        view = memoryview(held)
+        cuts = np.flatnonzero(np.diff(pages.astype(np.int64)) != 1) + 1
+        for low, high in zip([0, *cuts], [*cuts, len(pages)], strict=True):
+            part = view[low * self.size : high * self.size]
+            if os.preadv(self._file, [part], (int(pages[low]) - 1) * self.size) != len(part):
+                return None
+        return held
+
+    def numbers(
+        self, pages: PageNumbers, place: Place, names: Sequence[str]
+    ) -> pl.DataFrame | None:
+        """Columns of the rows on these pages; None where a row is out of the ordinary."""
+        ordered = sorted(names, key=place.columns.__getitem__)
+        wanted = np.array([place.columns[name] for name in ordered], np.uint16)
+        key = ordered.index(place.key) if place.key in ordered else -1
+        held = self.read(pages)
+        found = held and _pages.numbers(held, self.size, self.usable, wanted.tobytes(), key)
+        if not found:
+            return None
+        columns, nulls = found
+        del held
+        frame = pl.DataFrame(
+            {
+                name: np.frombuffer(column, np.int64)
+                for name, column in zip(ordered, columns, strict=True)
+            }
+        )
+        empty = [name for at, name in enumerate(ordered) if nulls >> at & 1]
+        known = [pl.when(pl.col(name) != _NOTHING).then(name) for name in empty]
+        return frame.with_columns(known).select(names)
+
+    def _are_pages(self, numbers: PageNumbers) -> bool:
+        return (
+            0 < len(numbers) <= self.count
+            and int(numbers.min()) > 1
+            and int(numbers.max()) <= self.count
+        )
+
+
+#: The first byte of a page that holds the numbers of other pages.
+_INTERIOR = 5
+
+
+def chunks(pages: PageNumbers) -> Iterator[PageNumbers]:
+    """So many pages at a time."""
+    for start in range(0, len(pages), AT_ONCE):
+        yield pages[start : start + AT_ONCE]
+
+
+def can_scan(place: Place | None, names: Sequence[str]) -> bool:
+    """Whether these columns of a table can be asked for."""
+    return (
+        _pages is not None
+        and place is not None
+        and 0 < len(names) <= _MOST_COLUMNS
+        and all(name in place.columns for name in names)
+    )
+
+
+def places(rows: Sequence[tuple[Any, ...]]) -> Place:
+    """Where columns lie, from the root page and the table's columns.
+
+    Args:
+        rows: (root page, column, type, place in the primary key) in the order of the columns.
+    """
+    keys = [row for row in rows if row[3]]
+    alias = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+    return Place(
+        root=rows[0][0],
+        columns={row[1]: number for number, row in enumerate(rows)},
+        key=keys[0][1] if alias else None,
+    )
