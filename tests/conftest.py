@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
 GOLDEN = Path(__file__).parent / "golden"
+
+# a machine under load takes longer than any deadline
+settings.register_profile("traceanalyzer", deadline=None)
+settings.load_profile("traceanalyzer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -132,6 +133,25 @@ def test_samples_have_stacks():
     assert (above["name"], stacks["name"][above["parent"]]) == ("load_batch", "main")
     assert trace.meta.weight_unit == "samples"
     assert samples["weight"].sum() == samples.height
+
+
+def test_functions_without_a_symbol_are_one_a_library(tmp_path):
+    path = Path(shutil.copy(TRAINING, tmp_path / "copy.sqlite"))
+    with closing(sqlite3.connect(path)) as connection:
+        told = connection.execute("SELECT id, stackDepth FROM SAMPLING_CALLCHAINS")
+        for row, (sample, depth) in enumerate(told.fetchall()):
+            connection.execute("INSERT INTO StringIds VALUES (?, ?)", (9000 + row, hex(row)))
+            connection.execute(
+                "UPDATE SAMPLING_CALLCHAINS SET symbol = ? WHERE id = ? AND stackDepth = ?",
+                (9000 + row, sample, depth),
+            )
+        connection.commit()
+    trace, named = ta.read(path, kinds="sample"), ta.read(TRAINING, kinds="sample")
+    assert set(trace.stacks["name"]) == {"[unresolved]"}
+    assert set(trace.stacks["file"]) == set(named.stacks["file"])
+    # main and load_batch lie in one program, read in a library
+    assert trace.stacks["parent"].to_list() == [None, 0, 1]
+    assert trace.events["stack"].null_count() == named.events["stack"].null_count()
 
 
 def test_threads_on_cores():

@@ -19,6 +19,7 @@ import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, MalformedInput, UnknownFormat
 from traceanalyzer.parsers.nsys_sqlite import database as database_module
+from traceanalyzer.render import render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 TRAINING = FIXTURES / "nsys" / "training.sqlite"
@@ -46,6 +47,11 @@ def issues(trace: ta.Trace) -> dict[str, int]:
 
 def kernels(trace: ta.Trace) -> int:
     return trace.events.filter(pl.col("kind") == "kernel").height
+
+
+def answer(path: Path, to: Path) -> None:
+    """What ``kernels --to sqlite`` writes."""
+    to.write_bytes(render(ta.kernels(path), "sqlite"))
 
 
 def test_text_that_is_not_utf8(copy):
@@ -247,6 +253,14 @@ def test_another_database(tmp_path):
         ta.read(path)
     with pytest.raises(UnknownFormat, match="no export of nsys"):
         ta.read(path, format="nsys-sqlite")
+
+
+@pytest.mark.parametrize("write", [ta.convert, answer], ids=["convert", "answer"])
+def test_a_database_of_our_own(tmp_path, write):
+    path = tmp_path / "ours.sqlite"
+    write(TRAINING, path)
+    with pytest.raises(UnknownFormat, match=r"wrote for SQL and Datasette.*Parquet"):
+        ta.read(path)
 
 
 def test_a_report_says_how_to_export_it(tmp_path):

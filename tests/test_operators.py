@@ -185,6 +185,12 @@ def test_events_of_no_length_and_without_an_end() -> None:
     assert any("1 operators never end" in note for note in found.notes)
 
 
+def test_a_mark_needs_no_end() -> None:
+    mark = {**host("nvtx", "mark", 5, 0), "dur": None}
+    found = operators(trace([host("nvtx", "range", 0, 10), mark]))
+    assert (found.unclosed, list(table(found, "calls"))) == (0, ["range"])
+
+
 def test_a_single_event() -> None:
     found = operators(trace([op("f", 0, 10)], rank=None))
     assert table(found, "self_host_ns", "self_host_frac") == {"f": (10, 1.0)}
@@ -381,6 +387,12 @@ def test_rows_are_sorted_as_asked(word: Any) -> None:
     values = operators(made, sort_by=word).operators[column(word)].to_list()
     assert values == sorted(values, reverse=True)
     assert len(set(values)) > 1
+
+
+def test_of_rows_that_are_equal_the_longer_on_the_host_comes_first() -> None:
+    calls = [op("a", 0, 5), op("b", 10, 9), op("c", 20, 1), launch(20, 1, 1)]
+    found = operators(trace([*calls, device(GEMM, 30, 7, correlation=1)]))
+    assert found.operators["name"].to_list() == ["c", "b", "a", "cudaLaunchKernel"]
 
 
 # --- what is not there -------------------------------------------------------------------------

@@ -269,6 +269,21 @@ def test_everything_adds_up_on_every_trace(shared: Path) -> None:
             assert counted + found.outside_bytes == events["bytes"].sum(), name
 
 
+@pytest.mark.parametrize(
+    "name", ["mfu_2gpu_before", "mfu_2gpu_after", "power_iteration_t4", "saxpy_mpi_lazy_false"]
+)
+def test_nvtx_ranges_launch_what_they_hold(name: str, shared: Path) -> None:
+    """Kernels by the innermost range around their launch, as plain SQL sums them up."""
+    trace = api.read(shared / f"data/nsys/{name}.sqlite.gz")
+    kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
+    rows = operators(kernels).operators.filter(pl.col("kind") == "nvtx")
+    ours = rows.group_by("name").agg(kernel_ns=pl.col("self_device_ns").sum())
+    found = next((shared / "oracle/nsys" / name).glob("nvtx_innermost_kern_sum.csv*"))
+    call = pl.col("range").str.replace(r", (seq|op_id) = .*", "")
+    theirs = pl.read_csv(found).group_by(name=call).agg(pl.col("kernel_ns").sum())
+    assert dict(ours.filter(pl.col("kernel_ns") > 0).iter_rows()) == dict(theirs.iter_rows())
+
+
 def test_composers_slices_are_operators(shared: Path) -> None:
     found = operators(api.read(shared / "data/chrome/composer/ep0-ba0-rank0.json"))
     assert {"forward", "backward"} <= set(found.operators["name"].str.split("/").list.last())

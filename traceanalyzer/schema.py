@@ -17,6 +17,9 @@ from traceanalyzer.vocabulary import KINDS
 #: Version of these tables, stored in every file of our own form; raised when a table changes.
 VERSION = 1
 
+#: The application id in the header of an SQLite database of these tables, which nobody reads back.
+SQLITE_APPLICATION = int.from_bytes(b"TrAn")
+
 #: Footer keys of a Parquet file of our own form: version, sources' metadata, places of side tables.
 PARQUET_VERSION = "traceanalyzer.schema"
 PARQUET_SOURCES = "traceanalyzer.sources"

@@ -12,7 +12,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 
 #: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
-RECORD_HINTS: dict[str, str] = {
+_HINTS: dict[str, str] = {
     "kernel": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
     "gpu_memcpy": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
     "cpu_op": "record with torch.profiler activities=[ProfilerActivity.CPU]",
@@ -21,6 +21,8 @@ RECORD_HINTS: dict[str, str] = {
     "user_annotation": "mark ranges with torch.profiler.record_function",
     "sample": "record with py-spy record -f raw -o FILE",
     "cpu_instant_event": "record with torch.profiler profile_memory=True",
+    "input_dims": "record with torch.profiler record_shapes=True",
+    "other code": "a recording with_stack=True, or py-spy,",
     "device work": "record with torch.profiler "
     "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
     "collective": "GPU collectives need torch.profiler "
@@ -34,15 +36,20 @@ RECORD_HINTS: dict[str, str] = {
 }
 
 _CUDA = "record with nsys profile --trace=cuda"
-_NO_OPERATORS = "nsys records none; record with torch.profiler"
+_NOT_BY_NSYS = "nsys records none; record with torch.profiler"
 #: The same for traces of Nsight Systems, where it is another.
 _NSYS_HINTS: dict[str, str] = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"), _CUDA),
     "cuda_sync": _CUDA,
     "device work": "record with nsys profile --trace=cuda,nvtx,osrt",
-    "cpu_op": f"{_NO_OPERATORS} activities=[ProfilerActivity.CPU]",
-    "python_function": f"{_NO_OPERATORS} with_stack=True",
-    "cpu_instant_event": f"{_NO_OPERATORS} profile_memory=True",
+    "cpu_op": "PyTorch makes NVTX ranges of them in torch.autograd.profiler.emit_nvtx(); record "
+    "with nsys profile --trace=nvtx",
+    "python_function": f"{_NOT_BY_NSYS} with_stack=True",
+    "cpu_instant_event": "nsys does not see PyTorch's allocator; record with torch.profiler "
+    "profile_memory=True",
+    "input_dims": "those that PyTorch's emit_nvtx writes are not read; record with torch.profiler "
+    "record_shapes=True",
+    "other code": "a recording with more NVTX ranges, or py-spy for Python code,",
     "user_annotation": "mark ranges with NVTX (torch.cuda.nvtx.range) and record with nsys profile "
     "--trace=nvtx",
     "nvtx": "record with nsys profile --trace=nvtx",
@@ -109,9 +116,10 @@ def record_hint(meta: Meta, what: str) -> str:
     Args:
         meta: of the file.
         what: a kind of events, or ``device work`` with what launched it, ``collective``, ``step``,
-            ``stack``, ``counter``.
+            ``stack``, ``counter``; ``other code`` for what shows code that nothing tells of, in a
+            sentence that goes on with "shows which".
     """
-    hints = RECORD_HINTS | _NSYS_HINTS if meta.format == _NSYS else RECORD_HINTS
+    hints = _HINTS | _NSYS_HINTS if meta.format == _NSYS else _HINTS
     return hints.get(what, "")
 
 

@@ -19,7 +19,12 @@ _INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
 _STANDARD = re.compile(
     r"(?:[/\\]lib(?:64|32)?[/\\]python\d+(?:\.\d+)?t?|^[A-Za-z]:.*[/\\][Ll]ib)[/\\](?=\w)"
 )
-_NATIVE = re.compile(r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe)$|^\[|^(?:ld|lib)[\w.+-]*$")
+_NATIVE = re.compile(
+    r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe|out)$|^\[|^(?:ld|lib)[\w.+-]*$"
+    r"|(?:^|/)python[\d.]*t?$"
+    # a program: the whole path of a file without a suffix, be it that of a version
+    r"|^/(?:.*/)?(?:[^/.]|\.(?=\d))+$"
+)
 _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
 # what torch.fx compiled: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
@@ -102,7 +107,11 @@ def is_own(name: str | None, file: str | None) -> bool:
 
 
 def is_native(file: str) -> bool:
-    """Whether a frame's "file" is a shared library or a program, not source."""
+    """Whether a frame's "file" is a shared library or a program, not source.
+
+    A program is told by its whole path, as nsys writes it; a script without a suffix looks no
+    different there.
+    """
     return _NATIVE.search(file) is not None and not _SOURCE.search(file)
 
 

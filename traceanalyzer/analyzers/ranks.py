@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer import schema
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
@@ -86,7 +85,7 @@ def _ranks(events: pl.DataFrame) -> list[int | None]:
 
 def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, rows: pl.Series) -> pl.DataFrame:
     """What of a side table belongs to a rank, whose rows of ``events`` are these."""
-    if name in schema.EVENT_TABLES:
+    if "event" in frame.columns:
         event = frame["event"].fill_null(0).to_numpy()
         kept = rows.to_numpy()
         place = np.searchsorted(kept, event)

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.kernels import By, Kernels
 from traceanalyzer.analyzers.operators import Operators, SortBy
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
 from traceanalyzer.api.reading import Inputs, several
+from traceanalyzer.trace import Trace
 
 
 def operators(
@@ -41,9 +42,14 @@ def operators(
         OptionError: there is nothing of that name to sort by.
     """
     question = operator.Question(sort_by, group_by_input_shape, group_by_stack)
-    parts, skipped = gather(
-        inputs, question.needs, lambda trace: operator.extract(trace, question), **reading
-    )
+
+    def take(trace: Trace) -> operator.Ground:
+        return operator.lay(trace, question)
+
+    def measure(ground: operator.Ground) -> operator.Part:
+        return operator.measure(ground, question)
+
+    parts, skipped = gather(inputs, question.needs, measure, take=take, **reading)
     return operator.combine(parts, question, skipped_notes(skipped))
 
 

@@ -102,6 +102,12 @@ def require(source: Source) -> Format:
         return found
     if source.size == 0:
         raise UnknownFormat(source.path, "is empty")
+    if nsys_sqlite.written_by_us(source.head()):
+        raise UnknownFormat(
+            source.path,
+            "a database that traceanalyzer wrote for SQL and Datasette, which is not read again",
+            hint="give the trace it was made of, or a Parquet file of that",
+        )
     names = ", ".join(f.name for f in formats())
     what = source.damage or "is no format we know"
     raise UnknownFormat(

@@ -94,6 +94,7 @@ def combine(
         causes=causes,
         steps=steps,
         gaps=gaps,
+        hints=parts[0].hints,
         more_notes=tuple(notes),
     )
 

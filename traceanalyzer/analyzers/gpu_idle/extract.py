@@ -83,6 +83,7 @@ def measure(
         steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=filling.longest(ground, gaps, pieces, libraries),
         gap_count=gaps.height,
+        hints=ground.hints,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -14,10 +14,13 @@ from traceanalyzer.analyzers.launching import launches
 from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.frames.intervals import group_numbers
-from traceanalyzer.trace import Trace, is_cut_off
+from traceanalyzer.trace import Trace, is_cut_off, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
 
 _RUNS_COLLECTIVE = "^(?:" + "|".join(HOST_COLLECTIVE_PREFIXES) + ")"
+
+#: What may be missing, in the words of :func:`record_hint`.
+_MAY_LACK = ("device work", "step", "other code")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Ground:
         collectives: unit, start, end: when the host itself ran one, on any thread.
         overhead: unit, start, end: when the profiler held up a process that uses the unit, between
             the unit's first work and its last.
+        hints: how the profiler that wrote the file records what it lacks.
     """
 
     rank: int | None
@@ -53,6 +57,7 @@ class Ground:
     work_lost: bool
     collectives: pl.DataFrame
     overhead: pl.DataFrame
+    hints: Mapping[str, str]
 
     @property
     def on_host(self) -> bool:
@@ -107,6 +112,7 @@ def lay(
         work_lost=work.is_empty() and (is_cut_off(trace) or threads.launches(trace)),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
         overhead=_overhead(trace, work, pids),
+        hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -32,6 +33,7 @@ class Part:
         steps: unit, step, start, end and :data:`MEASURES`.
         gaps: the longest: unit, start, end, step, cause, cause_ns, and what is known of each.
         gap_count: idle stretches that are not short.
+        hints: how the profiler that wrote the file records what it lacks.
     """
 
     rank: int | None
@@ -45,3 +47,4 @@ class Part:
     steps: pl.DataFrame
     gaps: pl.DataFrame
     gap_count: int
+    hints: Mapping[str, str]

@@ -42,6 +42,7 @@ class GpuIdle(Result):
             ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
             (device work on either side), host_event, python, own_code and annotation (the innermost
             that ran for half of it or more).
+        hints: how the profiler that wrote the (first) file records what is missing.
         more_notes: what else is to be said.
     """
 
@@ -56,6 +57,7 @@ class GpuIdle(Result):
     causes: pl.DataFrame
     steps: pl.DataFrame
     gaps: pl.DataFrame
+    hints: Mapping[str, str]
     more_notes: tuple[str, ...] = ()
 
     @property

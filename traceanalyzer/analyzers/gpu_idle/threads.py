@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.needs import HOST
 from traceanalyzer.analyzers.names import named
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 _THREAD = ["pid", "tid"]
@@ -104,9 +104,9 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     running = host(trace).filter(is_operator(trace.events))
     busiest = running.group_by(_THREAD).agg(length).collect()
     if busiest.is_empty():
+        hint = record_hint(trace.meta, "device work")
         raise MissingData(
-            f"{trace.meta.path}: neither GPU work nor operators were recorded; record with "
-            "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            f"{trace.meta.path}: neither GPU work nor operators were recorded; {hint}"
         )
     if steps.height:
         return steps.select(_THREAD).head(1)

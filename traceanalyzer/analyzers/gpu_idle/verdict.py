@@ -36,7 +36,8 @@ def verdict(result: GpuIdle) -> str:
     said += _loading(result, largest=cause == DATALOADING)
     if lost / result.span_ns >= _LITTLE and cause not in (DATALOADING, UNKNOWN):
         per_step = _per_step(result, cause)
-        said.append(f"{ADVICE[cause]} would save {per_step} at most.")
+        advice = ADVICE[cause].format(code=result.hints["other code"])
+        said.append(f"{advice} would save {per_step} at most.")
     elif idle < _LITTLE:
         said.append("There is little to gain here; see kernels and overlap.")
     return " ".join(said)
@@ -109,6 +110,7 @@ def _per_step(result: GpuIdle, cause: str) -> str:
 def notes(result: GpuIdle) -> list[str]:
     """What was counted how, and what was not recorded."""
     said = []
+    recording = result.hints["device work"]
     loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
     if loader:
         behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
@@ -119,20 +121,21 @@ def notes(result: GpuIdle) -> list[str]:
     if result.on_host:
         said.append(
             "No GPU kernels are in the file: busy is the training thread in operators that are not "
-            "part of loading data. Record with activities=[CPU, CUDA] for the GPU's own idle time."
+            f"part of loading data. For the GPU's own idle time {recording}."
         )
     elif not result.host_known:
-        said.append(
-            "Nothing of the host was recorded, so causes are unknown; record with torch.profiler "
-            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
-        )
+        said.append(f"Nothing of the host was recorded, so causes are unknown; {recording}.")
     elif not result.launches_known:
         said.append(
             "No launch call belongs to the device work, so that all threads that launch or run "
-            "operators are looked at; record with torch.profiler activities=[CPU, CUDA]."
+            f"operators are looked at; {recording}."
         )
     if not result.steps.height:
-        said.append("No steps are marked (profiler.step(), --step-name): shares are of the span.")
+        marking = result.hints["step"]
+        said.append(
+            f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
+            "other slices with --step-name."
+        )
     short = result.causes.filter(pl.col("cause") == SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.min_gap_ns)

@@ -34,7 +34,7 @@ WAITING = {
     causes.UNKNOWN: "waiting for something that was not recorded",
 }
 
-#: What may help; said of the largest cause only.
+#: What may help; said of the largest cause only. ``code`` is what shows code that nothing tells of.
 ADVICE = {
     causes.PROFILER: "Recording less (fewer kinds of events, fewer steps)",
     causes.SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
@@ -49,7 +49,7 @@ ADVICE = {
     causes.CHECKPOINT_IO: "Saving asynchronously or less often",
     causes.PEER: "comm-outliers with the traces of all ranks tells who is late; punctual ranks",
     causes.LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
-    causes.HOST_CODE: "The longest gaps below tell where; recording with with_stack=True, or "
-    "py-spy, tells which lines. Moving it off the training loop",
+    causes.HOST_CODE: "The longest gaps below tell where; {code} shows which. Moving it off the "
+    "training loop",
     causes.UNKNOWN: "",
 }

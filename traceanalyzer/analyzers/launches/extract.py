@@ -32,7 +32,7 @@ from traceanalyzer.analyzers.launches.whereabouts import (
 from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 
@@ -85,9 +85,9 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
     if work.is_empty():
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
+        hint = record_hint(trace.meta, "device work")
         raise MissingData(
-            f"{trace.meta.path}: no launch call belongs to the recorded device work; record with "
-            "torch.profiler activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+            f"{trace.meta.path}: no launch call belongs to the recorded device work; {hint}"
         )
     calls, runtime = launch_calls(work), runtime_calls(trace)
     waits, after_last = synchronising.synchronising_calls(runtime, work)

@@ -10,13 +10,16 @@ from traceanalyzer.analyzers.operators.extract import SUMS, Part
 from traceanalyzer.analyzers.operators.question import Question, SortBy, column
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.errors import MissingData
-from traceanalyzer.trace import RECORD_HINTS
 
 #: What is told of host and device time, and in which unit.
 _PARTS = ("self", "self", "total", "total", "mean")
 _UNITS = ("ns", "frac", "ns", "frac", "ns")
 
-_HINTS = {"device": RECORD_HINTS["kernel"], "memory": RECORD_HINTS["cpu_instant_event"]}
+#: What is missing where there is nothing to sort by, and the kind that would tell.
+_LACKING = {
+    "device": ("device work", "kernel"),
+    "memory": ("allocation of that kind", "cpu_instant_event"),
+}
 
 
 def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()) -> Operators:
@@ -32,11 +35,12 @@ def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()
     sort_by = question.sort_by or ("self_host" if device_ns is None else "self_device")
     host_ns = int(rows["self_host_ns"].sum())
     rows = _with_shares(rows, host_ns, device_ns)
-    _require(rows, sort_by, parts[0].path)
+    _require(rows, sort_by, parts[0])
     ordered = rows.sort(
         column(sort_by),
+        "self_host_ns",  # many calls launch nothing, or allocate nothing
         *question.keys,
-        descending=[True, *(False for _ in question.keys)],
+        descending=[True, True, *(False for _ in question.keys)],
         nulls_last=True,
     )
     return Operators(
@@ -51,6 +55,7 @@ def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()
         operators=ordered,
         running=running.sort("self_host_ns", "name", "kind", descending=[True, False, False]),
         ranks=_ranks(parts),
+        code_hint=parts[0].hints["other code"],
         remarks=tuple(notes),
     )
 
@@ -64,12 +69,11 @@ def _summed(frames: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame
     )
 
 
-def _require(rows: pl.DataFrame, sort_by: SortBy, path: str) -> None:
+def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
     if rows[column(sort_by)].is_not_null().any():
         return
-    what = "memory" if "memory" in sort_by else "device"
-    missing = {"memory": "allocation of that kind", "device": "device work"}[what]
-    raise MissingData(f"{path}: no {missing} was recorded; {_HINTS[what]}")
+    what, kind = _LACKING["memory" if "memory" in sort_by else "device"]
+    raise MissingData(f"{part.path}: no {what} was recorded; {part.hints[kind]}")
 
 
 def _with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:

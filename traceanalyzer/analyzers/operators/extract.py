@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.operators.attribution import allocations, callers, launched_work
+from traceanalyzer.analyzers.operators.attribution import allocations, callers
+from traceanalyzer.analyzers.operators.ground import Ground, lay
 from traceanalyzer.analyzers.operators.question import Question
 from traceanalyzer.analyzers.operators.stacks import python_stacks
-from traceanalyzer.analyzers.operators.tree import call_tree, counted_as, unclosed
-from traceanalyzer.errors import MissingData
+from traceanalyzer.analyzers.operators.tree import call_tree, counted_as
 from traceanalyzer.frames.holding import with_descendants
 from traceanalyzer.frames.intervals import Bools, Ints
 from traceanalyzer.frames.nesting import ROOT, Rows
@@ -40,6 +41,7 @@ class Part:
         threads: threads that made calls.
         outside_bytes: allocated less freed in no call.
         unclosed: operators without an end, which are not counted.
+        hints: how the profiler that wrote the file records what it lacks, by kind.
     """
 
     rank: int | None
@@ -51,24 +53,25 @@ class Part:
     threads: int
     outside_bytes: int
     unclosed: int
+    hints: Mapping[str, str]
 
 
 def extract(trace: Trace, question: Question) -> Part:
-    """The operators of one rank.
+    """The operators of one rank: :func:`~.ground.lay`, then :func:`measure`."""
+    return measure(lay(trace, question), question)
 
-    Raises:
-        MissingData: no operator was recorded, or not what rows are to be told apart by.
-    """
-    work = launched_work(trace)  # before the tree, which is large
-    tree = call_tree(trace)
+
+def measure(ground: Ground, question: Question) -> Part:
+    """What one rank contributes."""
+    work, tree = ground.work, call_tree(ground.calls)
     length = work["length_ns"].to_numpy()
-    caller = callers(trace, work, tree)
+    caller = callers(work, tree)
     known = caller != ROOT
     device = np.zeros(tree.height, np.int64)
     np.add.at(device, caller[known], length[known])
-    memory = allocations(trace, tree)
+    memory = allocations(ground.instants, tree)
     counted = counted_as(tree)
-    columns = _keys(trace, tree, question, counted)
+    columns = _keys(tree, question, counted)
     first, row = numbered(columns.get_columns())
     keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
     own = counted == np.arange(tree.height)
@@ -89,15 +92,16 @@ def extract(trace: Trace, question: Question) -> Part:
     runs = _runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
     return Part(
-        rank=trace.meta.rank,
-        path=trace.meta.path,
+        rank=ground.rank,
+        path=ground.path,
         rows=keys.hstack(sums),
         running=keys.select("name", "kind").hstack([running]),
         device_ns=int(length.sum()) if work.height else None,
         unlaunched_ns=int(length[~known].sum()),
         threads=tree["thread"].n_unique(),
         outside_bytes=memory.outside,
-        unclosed=unclosed(trace),
+        unclosed=ground.unclosed,
+        hints=ground.hints,
     )
 
 
@@ -121,15 +125,11 @@ def _runs_operators(tree: pl.DataFrame) -> Bools:
     return tree["thread"].is_in(threads.implode()).to_numpy()
 
 
-def _keys(trace: Trace, tree: pl.DataFrame, question: Question, counted: Rows) -> pl.DataFrame:
+def _keys(tree: pl.DataFrame, question: Question, counted: Rows) -> pl.DataFrame:
     """The columns that tell rows apart, of the call that each one is counted as."""
     columns = [tree["name"], tree["kind"].gather(counted)]
     if question.by_input_shape:
-        dims = trace.events.get_column("input_dims", default=None)
-        if dims is None or dims.is_null().all():
-            what = "no input shapes were recorded; record with torch.profiler record_shapes=True"
-            raise MissingData(f"{trace.meta.path}: {what}")
-        columns.append(dims.gather(tree["event"].gather(counted)))
+        columns.append(tree["input_dims"].gather(counted))
     if question.by_stack:
-        columns.append(python_stacks(trace, tree, question.by_stack).gather(counted))
+        columns.append(python_stacks(tree, question.by_stack).gather(counted))
     return pl.DataFrame(columns)

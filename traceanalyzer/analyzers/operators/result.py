@@ -35,6 +35,7 @@ class Operators(Result):
             run operators: without those that only wait in Python, or for the network.
         ranks: one row a file and rank: ``rank``, ``path``, ``calls``, ``threads``, ``host_ns``,
             ``device_ns``.
+        code_hint: what shows the code that no call accounts for.
         remarks: what else is to be said.
     """
 
@@ -49,6 +50,7 @@ class Operators(Result):
     operators: pl.DataFrame
     running: pl.DataFrame
     ranks: pl.DataFrame
+    code_hint: str = ""
     remarks: tuple[str, ...] = ()
 
     @property

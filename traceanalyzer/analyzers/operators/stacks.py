@@ -6,29 +6,20 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.operators.question import FRAMES
-from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.holding import nearest
 from traceanalyzer.frames.intervals import nullable
 from traceanalyzer.frames.nesting import ROOT
-from traceanalyzer.trace import RECORD_HINTS, Trace
 
 #: Between the frames of a stack, the innermost first.
 BETWEEN = "; "
 
 
-def python_stacks(trace: Trace, tree: pl.DataFrame, frames: int) -> pl.Series:
+def python_stacks(tree: pl.DataFrame, frames: int) -> pl.Series:
     """The names of so many innermost Python frames around each call, null where there is none.
 
     A frame is not around itself. Operators of the backward pass run in a thread without frames.
-
-    Raises:
-        MissingData: no Python frame was recorded.
     """
-    is_frame = (tree["kind"] == FRAMES).to_numpy()
-    if not is_frame.any():
-        hint = RECORD_HINTS[FRAMES]
-        raise MissingData(f"{trace.meta.path}: no {FRAMES} events were recorded; {hint}")
-    around = nearest(tree, is_frame)
+    around = nearest(tree, (tree["kind"] == FRAMES).to_numpy())
     names = tree["name"].cast(pl.String)
     levels: list[pl.Series] = []
     at = around

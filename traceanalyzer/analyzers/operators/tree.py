@@ -13,7 +13,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.holding import hold, parents
 from traceanalyzer.frames.nesting import ROOT, Rows
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.trace import RECORD_HINTS, Trace
+from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import PROFILER_STEP
 
 #: Every step in one row.
@@ -32,22 +32,14 @@ _UNNAMED = (
 )
 
 
-def call_tree(trace: Trace) -> pl.DataFrame:
-    """Every call of a rank's threads, in the order of the trace, with what holds it.
-
-    Calls are operators, annotations, NVTX ranges, Python frames and the runtime calls they make; in
-    traces without any of these but the last, all other host slices. The steps of the profiler have
-    one name.
+def call_tree(calls: pl.DataFrame) -> pl.DataFrame:
+    """What holds each of :func:`all_calls`.
 
     Returns:
-        ``event`` (row of ``events``), ``kind``, ``name``, ``thread`` (a number), ``start``,
-        ``end``, ``depth``, ``parent`` (row), and ``self_time``, which adds up to the time in which
-        the thread was in any call.
-
-    Raises:
-        MissingData: no call was recorded.
+        The calls, each with ``depth``, ``parent`` (row), and ``self_time``, which adds up to the
+        time in which the thread was in any call.
     """
-    return hold(_calls(trace), ["thread"])
+    return hold(calls, ["thread"])
 
 
 def counted_as(tree: pl.DataFrame) -> Rows:
@@ -68,12 +60,25 @@ def counted_as(tree: pl.DataFrame) -> Rows:
 
 
 def unclosed(trace: Trace) -> int:
-    """Operators and annotations that never end, and are not counted."""
-    open_ended = pl.col("kind").is_in(MARKED) & pl.col("dur").is_null()
+    """Operators and annotations that never end, and are not counted; NVTX marks need no end."""
+    open_ended = pl.col("kind").is_in(MARKED) & (pl.col("kind") != "nvtx") & pl.col("dur").is_null()
     return trace.events.filter(open_ended).height
 
 
-def _calls(trace: Trace) -> pl.DataFrame:
+def all_calls(trace: Trace) -> pl.DataFrame:
+    """Every call of a rank's threads, in the order of the trace.
+
+    Calls are operators, annotations, NVTX ranges, Python frames and the runtime calls they make; in
+    traces without any of these but the last, all other host slices. The steps of the profiler have
+    one name.
+
+    Returns:
+        ``event`` (row of ``events``), ``kind``, ``name``, ``external_id``, ``thread`` (a number),
+        ``start``, ``end``.
+
+    Raises:
+        MissingData: no call was recorded.
+    """
     on_host = pl.col("device").is_null() & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
     of_kind = pl.col("kind") == OTHER
     if trace.events["kind"].is_in((*MARKED, FRAMES)).any():
@@ -83,15 +88,15 @@ def _calls(trace: Trace) -> pl.DataFrame:
     is_named = pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
     event = trace.events.select(on_host & of_kind & is_named).to_series().arg_true()
     if event.is_empty():
-        raise MissingData(
-            f"{trace.meta.path}: no operators were recorded; {RECORD_HINTS['cpu_op']}"
-        )
+        hint = record_hint(trace.meta, "cpu_op")
+        raise MissingData(f"{trace.meta.path}: no operators were recorded; {hint}")
     thread = numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
     steps = {name: ANY_STEP for name in names if _STEP.fullmatch(name)}
-    calls = trace.events.select("kind", "name", "ts", "dur")[event]
+    calls = trace.events.select("kind", "name", "external_id", "ts", "dur")[event]
     return calls.select(
         event.alias("event"), "kind",
         pl.col("name").replace(steps) if steps else "name",
+        "external_id",
         pl.Series("thread", thread),
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip

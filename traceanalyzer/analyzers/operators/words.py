@@ -36,7 +36,7 @@ def verdict(result: Operators) -> str:
         f"The host's threads{threads} were in calls for {format_ns(host_ns)} in sum, by self time "
         f"longest in {_heaviest(result.running, 'self_host_ns', host_ns)}."
     )
-    return " ".join([*said, *_meaning(result.running.row(0, named=True))])
+    return " ".join([*said, *_meaning(result.running.row(0, named=True), result.code_hint)])
 
 
 def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
@@ -48,15 +48,15 @@ def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
     return ", ".join(parts) or "none"
 
 
-def _meaning(row: dict[str, Any]) -> Iterator[str]:
+def _meaning(row: dict[str, Any], code_hint: str) -> Iterator[str]:
     """What self time of such a call is, where that is not plain."""
     name = row["name"]
     if LOADER.match(name):
         yield "That is the wait for the next batch; traceanalyzer gpu-idle says what it costs."
     elif row["kind"] in ("user_annotation", "nvtx") or name == ANY_STEP:
         yield (
-            f"Self time of {name} is Python code, or waiting, that no operator accounts for; a "
-            "recording with_stack=True shows which."
+            f"Self time of {name} is other code, or waiting, that no operator accounts for; "
+            f"{code_hint} shows which."
         )
     elif row["kind"] in CALLS and "ynchronize" in name:
         yield f"{name} is the host waiting for the device, not work of its own."

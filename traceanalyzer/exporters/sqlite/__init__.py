@@ -79,6 +79,7 @@ def _finish(database: sqlite_utils.Database, trace: Trace) -> None:
         database.execute(f'CREATE INDEX "{name}" ON "{table}" ({listed}){where}')
     for name, query in views.VIEWS.items():
         database.create_view(name, query)
+    database.execute(f"PRAGMA application_id = {schema.SQLITE_APPLICATION}")
     database.execute(f"PRAGMA user_version = {schema.VERSION}")
     database.execute(f"PRAGMA analysis_limit = {_ANALYSED}")
     database.execute("ANALYZE")

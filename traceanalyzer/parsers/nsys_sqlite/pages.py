@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ class PageFile:
         self.size = 1 << 16 if page == 1 else page
         self.usable = self.size - unused
         self.count = min(pages, os.fstat(self._file).st_size // max(self.size, 1))
+        self._mine = threading.local()
 
     def close(self) -> None:
         """Close the file."""
@@ -83,13 +85,15 @@ class PageFile:
             level = np.concatenate(below)
         return None
 
-    def read(self, pages: PageNumbers) -> bytearray | None:
-        """The bytes of pages; those that lie side by side are read at once."""
-        held = bytearray(len(pages) * self.size)
-        view = memoryview(held)
+    def read(self, pages: PageNumbers) -> memoryview | None:
+        """The bytes of pages, until this thread reads again; of neighbours at once."""
+        room = getattr(self._mine, "room", None)
+        if room is None or len(room) < len(pages) * self.size:
+            room = self._mine.room = bytearray(len(pages) * self.size)
+        held = memoryview(room)[: len(pages) * self.size]
         cuts = np.flatnonzero(np.diff(pages.astype(np.int64)) != 1) + 1
         for low, high in zip([0, *cuts], [*cuts, len(pages)], strict=True):
-            part = view[low * self.size : high * self.size]
+            part = held[low * self.size : high * self.size]
             if os.preadv(self._file, [part], (int(pages[low]) - 1) * self.size) != len(part):
                 return None
         return held
@@ -106,7 +110,6 @@ class PageFile:
         if not found:
             return None
         columns, nulls = found
-        del held
         frame = pl.DataFrame(
             {
                 name: np.frombuffer(column, np.int64)

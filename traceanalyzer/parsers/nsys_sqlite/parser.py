@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
@@ -15,12 +16,21 @@ _LIKELY = re.compile(
     rb"StringIds|TARGET_INFO_|CUPTI_ACTIVITY|NVTX_EVENTS|META_DATA_EXPORT|EXPORT_META_DATA|ENUM_NSYS"
     rb"|ThreadNames|ANALYSIS_DETAILS"
 )
+_APPLICATION = slice(68, 72)
+#: The table that a database of an answer has; such a database is small.
+_ANSWER = b"CREATE TABLE about (key TEXT"
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether this is an SQLite database with a table that nsys writes."""
     return head.startswith(_MAGIC) and _LIKELY.search(head) is not None
+
+
+def written_by_us(head: bytes) -> bool:
+    """Whether this is an SQLite database that our exporter wrote, or one of an answer."""
+    made = head[_APPLICATION] == schema.SQLITE_APPLICATION.to_bytes(4) or _ANSWER in head
+    return head.startswith(_MAGIC) and made
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
