@@ -55,22 +55,27 @@ def apart(held: list[Trace]) -> list[Trace]:
     sources, columns = trace.sources, trace.events.get_columns()[::-1]
     del trace, column
     parts: list[dict[str, Any]] = [{} for _ in ranks]
-    while columns:
-        column = columns.pop()
+    while columns:  # two at a time, a core each
+        pair = pl.DataFrame([columns.pop() for _ in range(min(2, len(columns)))])
         for part, own in zip(parts, rows, strict=True):
-            empty = column.null_count() == column.len()
-            part[column.name] = pl.lit(None, column.dtype) if empty else column.gather(own)
+            part.update(_gathered(pair, own))
     found = []
     for rank, own in zip(ranks, rows, strict=True):
         meta = next((m for m in sources if m.rank == rank), sources[0])
         part = parts.pop(0)
         events = pl.DataFrame({n: c for n, c in part.items() if isinstance(c, pl.Series)})
-        events = events.select(
-            c if isinstance(c, pl.Series) else c.alias(n) for n, c in part.items()
-        )
+        events = events.select(c if isinstance(c, pl.Expr) else n for n, c in part.items())
         tables = {name: _of_rank(name, frame, rank, own) for name, frame in side.items()}
         found.append(Trace(sources=(replace(meta, rank=rank),), events=events, **tables))
     return found
+
+
+def _gathered(columns: pl.DataFrame, rows: pl.Series) -> list[tuple[str, pl.Series | pl.Expr]]:
+    """Rows of some columns; of one that holds nothing, nothing in its place."""
+    empty = [n for n in columns.columns if columns[n].null_count() == columns.height]
+    held = columns.drop(empty).select(pl.all().gather(pl.lit(rows)))
+    nothing = [(n, pl.lit(None, columns.schema[n]).alias(n)) for n in empty]
+    return [*((column.name, column) for column in held), *nothing]
 
 
 def _ranks(events: pl.DataFrame) -> list[int | None]:

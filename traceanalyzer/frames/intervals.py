@@ -54,11 +54,49 @@ def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """
     groups, (group,) = group_numbers(by, frame)
     runs = _union(_spans(frame, group))
-    length = np.zeros(groups.height if by else 1, np.int64)
-    if runs.group.size:  # runs are in the order of their groups
-        first = np.flatnonzero(np.diff(runs.group, prepend=-1))
-        length[runs.group[first]] = np.add.reduceat(runs.end - runs.start, first)
+    length = _sums(runs.group, runs.end - runs.start, groups.height if by else 1)
     return pl.DataFrame([*groups, pl.Series("length", length)])
+
+
+def summary(frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """How many intervals each group has, how long they are together, and when any runs.
+
+    Returns:
+        The columns ``by``, n, total (the sum of lengths), length (of the union), start and end (of
+        all), one row for each group of the frame, sorted; without intervals start and end are 0.
+    """
+    groups, (group,) = group_numbers(by, frame)
+    spans = _ordered(_spans(frame, group))
+    size = groups.height
+    starts, ends = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    n = np.zeros(size, np.int64)
+    if spans.group.size:
+        first = _firsts(spans.group)
+        which = spans.group[first]
+        n[which] = np.diff(first, append=spans.group.size)
+        starts[which] = spans.start[first]
+        ends[which] = np.maximum.reduceat(spans.end, first)
+    total = _sums(spans.group, spans.end - spans.start, size)
+    runs = _union(spans)
+    del spans, group
+    length = _sums(runs.group, runs.end - runs.start, size)
+    told = {"n": n, "total": total, "length": length, "start": starts, "end": ends}
+    return pl.DataFrame([*groups, *(pl.Series(name, column) for name, column in told.items())])
+
+
+def _sums(group: Ints, values: Ints, groups: int) -> Ints:
+    """The sum of each group's values, which stand in the order of their groups."""
+    sums = np.zeros(groups, np.int64)
+    if group.size:
+        first = _firsts(group)
+        sums[group[first]] = np.add.reduceat(values, first)
+    return sums
+
+
+def _firsts(group: Ints) -> Ints:
+    """Where each group begins."""
+    changes: Ints = np.flatnonzero(group[1:] != group[:-1])
+    return np.concatenate([[0], changes + 1])
 
 
 def gaps(

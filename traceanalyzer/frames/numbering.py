@@ -24,10 +24,22 @@ def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
         The first row of each number, and each row's number.
     """
     number = np.zeros(columns[0].len(), np.int32)
+    size = 1
     for column in columns:
         own, distinct = _codes(column)
-        number = _dense(number, own, distinct)
-    first = np.zeros(number.max(initial=-1) + 1, np.int32)
+        if size * distinct > _TABLE:
+            number, size = _dense(number, size)
+        if size * distinct > _TABLE:
+            own, distinct = _dense(own, distinct)
+        if size * distinct > _TABLE:
+            pairs = number.astype(np.int64) * distinct + own
+            number = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
+            size = int(number.max(initial=-1)) + 1
+            continue
+        number = number * np.int32(distinct) + own if size > 1 else own
+        size *= distinct
+    number, size = _dense(number, size)
+    first = np.zeros(size, np.int32)
     rows = np.arange(number.size, dtype=np.int32)
     first[number[::-1]] = rows[::-1]
     return first, number
@@ -42,29 +54,22 @@ def _codes(column: pl.Series) -> tuple[Numbers, int]:
     least, most = column.min(), column.max()
     low, high = (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
     values = column.fill_null(low).to_numpy()
-    if high - low < _TABLE:  # a table of all possible values is quicker than a search
-        place = values if low == 0 else values - values.dtype.type(low)
-        occurs = np.zeros(high - low + 1, np.bool_)
-        occurs[place] = True
-        found = (np.cumsum(occurs, dtype=np.int32) - np.int32(1))[place]
-        distinct = int(occurs.sum())
+    if high - low < _TABLE:
+        shifted = values if low == 0 else values - values.dtype.type(low)
+        found, distinct = shifted.astype(np.int32), high - low + 1
     else:
         known = column.drop_nulls().unique().sort().to_numpy()
         found, distinct = np.searchsorted(known, values).astype(np.int32), len(known)
     if column.null_count():
         found[column.is_null().to_numpy()] = distinct
-    return found, distinct + 1
+        distinct += 1
+    return found, distinct
 
 
-def _dense(outer: Numbers, inner: Numbers, distinct: int) -> Numbers:
-    """One number for each pair that occurs, in the order of the pairs."""
-    combinations = (int(outer.max(initial=0)) + 1) * distinct
-    if combinations > _TABLE:
-        pairs = outer.astype(np.int64) * distinct + inner
-        found: Numbers = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
-        return found
-    pair = outer * np.int32(distinct) + inner
-    occurs = np.bincount(pair, minlength=combinations) > 0
+def _dense(number: Numbers, size: int) -> tuple[Numbers, int]:
+    """The same numbers, in their order, without those that do not occur, and how many there are."""
+    occurs = np.zeros(size, np.bool_)
+    occurs[number] = True
     dense = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
-    number: Numbers = dense[pair]
-    return number
+    found: Numbers = dense[number]
+    return found, int(occurs.sum())

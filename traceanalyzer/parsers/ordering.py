@@ -10,6 +10,8 @@ import polars as pl
 
 Order = npt.NDArray[np.uint32]
 
+_AT_ONCE = 1 << 20
+
 
 def time_order(ts: pl.Series, durations: Callable[[], pl.Series]) -> Order | None:
     """Row numbers by (ts, -dur, row), open-ended rows behind the closed ones of their start.
@@ -28,8 +30,7 @@ def time_order(ts: pl.Series, durations: Callable[[], pl.Series]) -> Order | Non
     if (start[1:] > start[:-1]).all():
         return None
     order = np.argsort(start, kind="stable").astype(np.uint32)
-    ordered = start[order]
-    same = ordered[1:] == ordered[:-1]
+    same = _repeated(start, order)
     if not same.any():
         return order
     tied = np.zeros(len(start), dtype=bool)
@@ -40,3 +41,12 @@ def time_order(ts: pl.Series, durations: Callable[[], pl.Series]) -> Order | Non
     length = durations().gather(rows).fill_null(-1).to_numpy()
     order[tied] = rows[np.lexsort((rows, -length, run))]
     return order
+
+
+def _repeated(start: npt.NDArray[np.int64], order: Order) -> npt.NDArray[np.bool_]:
+    """Which starts are those before them, in order; a part at a time, to save memory."""
+    same = np.zeros(len(order) - 1, np.bool_)
+    for low in range(0, len(same), _AT_ONCE):
+        some = start[order[low : low + _AT_ONCE + 1]]
+        same[low : low + _AT_ONCE] = some[1:] == some[:-1]
+    return same

@@ -25,14 +25,14 @@ _SCOPE: dict[By | None, tuple[str, ...]] = {
 
 def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()) -> Kernels:
     """The kernels of all ranks, summed up by family and by name."""
-    work = pl.concat([part.work for part in parts])
+    work, kernels = _joined(parts)
     devices = pl.concat([part.devices for part in parts]).sort(
         "rank", "path", "device", nulls_last=True
     )
     group = question.group
     scope = _scopes(devices, _SCOPE.get(question.by, ()))
-    brief = short_names(work["name"].unique().drop_nulls().cast(pl.String).to_list())
-    names = _summed(work, (*group, "name", "family"), scope)
+    brief = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
+    names = _summed(work, kernels, (*group, "name", "family"), scope)
     return Kernels(
         question=question,
         n=work.height,
@@ -40,14 +40,26 @@ def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()
         busy_ns=int(devices["busy_ns"].sum()),
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
-        families=_summed(work, (*group, "family"), scope),
+        families=_summed(work, kernels.select("family"), (*group, "family"), scope),
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
         ).with_columns(pl.col("name").cast(pl.String)),
-        groups=_groups(work, group, scope) if group else None,
+        groups=_groups(work, kernels, group, scope) if group else None,
         devices=devices.with_columns(busy_frac=_ratio("busy_ns", "span_ns")),
         remarks=tuple(notes),
     )
+
+
+def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The work of all parts, its kernels numbered alike, and those kernels."""
+    each = [part.kernels for part in parts]
+    first, number = numbered(pl.concat(each).get_columns())
+    held, below = [], 0
+    for part in parts:
+        own = number[below : below + part.kernels.height]
+        below += part.kernels.height
+        held.append(part.work.with_columns(kernel=pl.Series(own[part.work["kernel"].to_numpy()])))
+    return pl.concat(held), pl.concat(each)[first]
 
 
 def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -55,14 +67,28 @@ def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return devices.group_by(by).agg(sums) if by else devices.select(sums)
 
 
-def _summed(work: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
-    """One row for each combination of the keys, the largest total first."""
-    first, number = numbered([work[key] for key in keys])
-    told = work.select(keys)[first]
-    if "family" in keys:  # rows are sorted by its text
-        told = told.with_columns(pl.col("family").cast(pl.String))
-    found = statistics.grouped(work["length_ns"], number, len(first))
-    sums = told.hstack(
+def _summed(
+    work: pl.DataFrame, kernels: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame
+) -> pl.DataFrame:
+    """One row for each combination of the keys, the largest total first.
+
+    Args:
+        work: pieces of work, with ``kernel``.
+        kernels: what is told of each kernel; those that are told alike are one.
+        keys: the columns of ``work`` that tell groups apart, then those of ``kernels``.
+        scope: what shares are of.
+    """
+    group = [key for key in keys if key not in kernels.columns]
+    alike, same = numbered(kernels.get_columns())
+    number = same[work["kernel"].to_numpy()]
+    told = kernels[alike].get_columns()
+    if group:
+        kernel = pl.Series("kernel", number)
+        first, number = numbered([*(work[key] for key in group), kernel])
+        told = [work[key].gather(first) for key in group]
+        told += kernels[alike][kernel.gather(first)].get_columns()
+    found = statistics.grouped(work["length_ns"], number, told[0].len())
+    sums = pl.DataFrame(told).hstack(
         found.select(
             "n",
             pl.col("total").alias("total_ns"),
@@ -75,12 +101,16 @@ def _summed(work: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.
     return _with_shares(sums, keys, scope)
 
 
-def _groups(work: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
+def _groups(
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+) -> pl.DataFrame:
     """One row a group, with the family that takes most of it."""
-    families = work.group_by(*group, pl.col("family").cast(pl.String)).agg(
+    families = work.group_by(*group, "kernel").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
-    ordered = families.sort("total_ns", "family", descending=[True, False])
+    told = families.with_columns(kernels["family"].gather(families["kernel"]))
+    summed = told.group_by(*group, "family").agg(pl.col("n", "total_ns").sum())
+    ordered = summed.sort("total_ns", "family", descending=[True, False])
     total = pl.col("total_ns").sum()
     sums = ordered.group_by(group, maintain_order=True).agg(
         n=pl.col("n").sum(),

@@ -28,14 +28,16 @@ class Part:
 
     Attributes:
         path: the file.
-        work: one row a piece: name, family, length_ns, and what tells its group where that was
-            asked: rank, device, stream, or the operator or annotation that launched it.
+        work: one row a piece: kernel (row of ``kernels``), length_ns, and what tells its group
+            where that was asked: rank, device, stream, or the operator or annotation around it.
+        kernels: name and family of each kernel, copy and set.
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
     """
 
     path: str
     work: pl.DataFrame
+    kernels: pl.DataFrame
     devices: pl.DataFrame
     unfinished: int
 
@@ -55,21 +57,25 @@ def extract(trace: Trace, question: Question) -> Part:
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
     told = [name for name in question.group if name in work.columns]
-    rows = work.select(*told, "name", length).with_columns(_families(work))
+    devices = _devices(trace, work)
+    number, kernels = _kernels(work)
+    rows = work.select(*told, length).with_columns(number)
     if question.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, question.by))
-    return Part(trace.meta.path, rows, _devices(trace, work), unfinished)
+    return Part(trace.meta.path, rows, kernels, devices, unfinished)
 
 
-def _families(work: pl.DataFrame) -> pl.Series:
-    """The family of each piece of work; each distinct name is looked at once."""
+def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """The kernel that each piece of work is of, ``kernel``, and name and family of the kernels."""
     keys = ["kind", "name", "sort"]
     first, number = numbered([work[key] for key in keys])
-    known = [
+    distinct = work.select(keys)[first]
+    families = [
         COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
-        for kind, name, sort in work.select(keys)[first].iter_rows()
+        for kind, name, sort in distinct.iter_rows()
     ]
-    return pl.Series("family", known, dtype=pl.Categorical()).gather(pl.Series(number))
+    told = distinct.select("name", pl.Series("family", families, dtype=pl.String))
+    return pl.Series("kernel", number), told
 
 
 def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
@@ -117,11 +123,9 @@ def _annotations(trace: Trace) -> pl.Expr:
 
 
 def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    start, end = pl.col("start"), pl.col("end")
-    sums = work.group_by(DEVICE).agg(
-        n=pl.len().cast(pl.Int64), total_ns=(end - start).sum(), span_ns=end.max() - start.min()
-    )
-    busy = intervals.measure(work, DEVICE).rename({"length": "busy_ns"})
-    both = busy.join(sums, on=DEVICE, nulls_equal=True)
+    sums = intervals.summary(work, DEVICE)
     path = pl.lit(trace.meta.path).alias("path")
-    return both.sort(DEVICE).select("rank", path, "device", "n", "total_ns", "busy_ns", "span_ns")
+    return sums.sort(DEVICE).select(
+        "rank", path, "device", "n", total_ns="total", busy_ns="length",
+        span_ns=pl.col("end") - pl.col("start"),
+    )  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.nsys_sqlite.identity import Identity
 from traceanalyzer.parsers.ordering import Order, time_order
 
 #: Side tables whose columns may stand beside those of ``events`` in the rows.
@@ -61,43 +60,42 @@ class Rows:
         return pl.concat(found, how="diagonal") if found else pl.DataFrame()
 
 
-def assemble(
-    parts: list[pl.DataFrame], identity: Identity, unused: Container[str] = ()
-) -> dict[str, pl.DataFrame]:
+def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     """``events`` and the side tables that belong to them.
 
     Args:
         parts: rows of one sort each, with columns of ``events`` and of side tables; the list is
             emptied.
-        identity: the ranks of processes, and the numbers of GPUs.
-        unused: columns that need not be filled once the rank is known.
     """
     rows = Rows(parts)
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
-    order = time_order(rows.look("ts", pl.Int64), lambda: rows.look("dur", pl.Int64))
+    ts = rows.take("ts", pl.Int64)
+    order = time_order(ts, lambda: rows.look("dur", pl.Int64))
     tables = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
-    events = _ordered(rows, order).with_columns(rank=identity.of(pl.col("pid")))
-    tables["events"] = _on_gpus(events, identity).select(
-        pl.col(c.name)
-        if c.name in events.columns and c.name not in unused
-        else pl.lit(None, dtype=c.dtype).alias(c.name)
+    place = None if order is None else pl.Series(order)
+    del order
+    found = [ts if place is None else ts.gather(place)]
+    del ts
+    found += _ordered(rows, place)
+    events = pl.DataFrame(found)
+    tables["events"] = events.select(
+        pl.col(c.name) if c.name in events.columns else pl.lit(None, dtype=c.dtype).alias(c.name)
         for c in schema.EVENTS
         if c.name in events.columns or not c.on_request
     )
     return tables
 
 
-def _ordered(rows: Rows, order: Order | None) -> pl.DataFrame:
-    """The columns of ``events`` that rows have, in order; two at a time, a core each."""
-    had = [column for column in schema.EVENTS if rows.has(column.name)]
-    found: list[pl.Series] = []
-    for pair in (had[place : place + 2] for place in range(0, len(had), 2)):
-        columns = pl.DataFrame([rows.take(column.name, column.dtype) for column in pair])
-        if order is not None:
-            columns = columns.select(pl.all().gather(pl.lit(pl.Series(order))))
-        found += columns.get_columns()
-    return pl.DataFrame(found)
+def _ordered(rows: Rows, order: pl.Series | None) -> list[pl.Series]:
+    """The columns of ``events`` that rows still have, in order."""
+    found = []
+    for column in schema.EVENTS:
+        if rows.has(column.name):
+            whole = rows.take(column.name, column.dtype)
+            found.append(whole if order is None else whole.gather(order))
+            del whole
+    return found
 
 
 def _side_table(rows: Rows, fields: Sequence[schema.Column], order: Order | None) -> pl.DataFrame:
@@ -124,26 +122,3 @@ def _side_table(rows: Rows, fields: Sequence[schema.Column], order: Order | None
         )
         .sort("event")
     )
-
-
-def _on_gpus(events: pl.DataFrame, identity: Identity) -> pl.DataFrame:
-    """Devices by the GPUs' numbers, where processes number them differently.
-
-    Synchronisation is recorded on device 0 whichever device it is of: that of its process.
-    """
-    if "device" not in events.columns:
-        return events
-    waits = pl.col("kind") == "cuda_sync"
-    if any(identity.devices.values()) and events.select(waits.any()).item():
-        own = pl.col("pid").replace_strict(identity.devices, default=None, return_dtype=pl.Int32)
-        device = pl.when(waits).then(pl.coalesce(own, "device")).otherwise("device")
-        events = events.with_columns(device=device)
-    if not identity.gpus:
-        return events
-    known = pl.DataFrame(
-        [(*own, gpu) for own, gpu in identity.gpus.items()],
-        schema={"pid": pl.Int64, "device": pl.Int32, "gpu": pl.Int32},
-        orient="row",
-    )
-    joined = events.join(known, on=["pid", "device"], how="left", maintain_order="left")
-    return joined.with_columns(device=pl.coalesce("gpu", "device")).drop("gpu")

@@ -82,10 +82,10 @@ def copies(export: Export) -> pl.DataFrame:
     key = ["copyKind", "srcKind", "dstKind"]
     rows = export.database.read(
         layout.MEMCPY,
-        integers=(*_place(export), "bytes", *key),
+        integers=(*_place(export), *_size(export), *key),
         where=export.inside(),
         shape=lambda piece: piece.select(
-            *_placed(export), "bytes", pl.col(key).cast(pl.Int32, strict=False)
+            *_placed(export), *_size(export), pl.col(key).cast(pl.Int32, strict=False)
         ),
     )
     return _worded(rows, key, _copy).with_columns(kind("gpu_memcpy"))
@@ -95,9 +95,9 @@ def sets(export: Export) -> pl.DataFrame:
     """One row a memset, named by what is set: ``Memset (Device)``."""
     rows = export.database.read(
         layout.MEMSET,
-        integers=(*_place(export), "bytes", "memKind"),
+        integers=(*_place(export), *_size(export), "memKind"),
         where=export.inside(),
-        shape=lambda piece: piece.select(*_placed(export), "bytes", "memKind"),
+        shape=lambda piece: piece.select(*_placed(export), *_size(export), "memKind"),
     )
     return _worded(rows, ["memKind"], lambda of: f"Memset ({_memory(of)})").with_columns(
         kind("gpu_memset")
@@ -160,6 +160,10 @@ def _place(export: Export) -> tuple[str, ...]:
     """The columns that tell when and where a piece of device work ran."""
     stream = ("streamId",) if export.fills("stream") else ()
     return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
+
+
+def _size(export: Export) -> tuple[str, ...]:
+    return ("bytes",) if export.fills("bytes") else ()
 
 
 def _placed(export: Export) -> list[pl.Expr]:

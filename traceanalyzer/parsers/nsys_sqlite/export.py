@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.nsys_sqlite import layout
 from traceanalyzer.parsers.nsys_sqlite.database import Database
@@ -77,17 +77,12 @@ class Export:
 
         ``spelled`` is how each distinct string is written.
         """
-        distinct = ids.unique().drop_nulls().sort()
-        if distinct.is_empty():
-            return pl.Series(ids.name, [None], dtype=schema.NAME).new_from_index(0, len(ids))
+        first, number = numbered([ids])
+        distinct = ids.gather(first)
         known = self.texts(distinct)
-        words = [known[number] for number in distinct]
+        words = [None if own is None else known[own] for own in distinct]
         texts = pl.Series([w if w is None else spelled(w) for w in words], dtype=schema.NAME)
-        place = np.searchsorted(distinct.to_numpy(), ids.fill_null(distinct[0]).to_numpy())
-        names = texts.gather(pl.Series(place, dtype=pl.UInt32)).alias(ids.name)
-        if not ids.null_count():
-            return names
-        return names.to_frame().select(pl.when(ids.is_not_null()).then(ids.name))[ids.name]
+        return texts.gather(pl.Series(number)).alias(ids.name)
 
     def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows whose kind or name is asked for."""

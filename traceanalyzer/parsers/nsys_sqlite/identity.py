@@ -91,6 +91,35 @@ def _told(ranks: dict[int, int], size: int | None) -> Identity:
     return Identity(ranks, world_size=size)
 
 
+def identified(rows: pl.DataFrame, identity: Identity, *, processes: bool) -> pl.DataFrame:
+    """The rows with the rank of their process, without the process where it is not asked for."""
+    told = _on_gpus(rows, identity).with_columns(rank=identity.of(pl.col("pid")))
+    return told if processes else told.drop("pid")
+
+
+def _on_gpus(rows: pl.DataFrame, identity: Identity) -> pl.DataFrame:
+    """Devices by the GPUs' numbers, where processes number them differently.
+
+    Synchronisation is recorded on device 0 whichever device it is of: that of its process.
+    """
+    if "device" not in rows.columns:
+        return rows
+    waits = pl.col("kind") == "cuda_sync"
+    if any(identity.devices.values()) and rows.select(waits.any()).item():
+        own = pl.col("pid").replace_strict(identity.devices, default=None, return_dtype=pl.Int32)
+        device = pl.when(waits).then(pl.coalesce(own, "device")).otherwise("device")
+        rows = rows.with_columns(device=device)
+    if not identity.gpus:
+        return rows
+    known = pl.DataFrame(
+        [(*own, gpu) for own, gpu in identity.gpus.items()],
+        schema={"pid": pl.Int64, "device": pl.Int32, "gpu": pl.Int32},
+        orient="row",
+    )
+    joined = rows.join(known, on=["pid", "device"], how="left", maintain_order="left")
+    return joined.with_columns(device=pl.coalesce("gpu", "device")).drop("gpu")
+
+
 def describe(export: Export, identity: Identity, path: str, name: str) -> Meta:
     """What the export says about itself."""
     told = _pairs(export, next((t for t in layout.EXPORT if export.database.has(t)), ""))

@@ -47,6 +47,7 @@ _CALL = "nccl"
 #: More is no message's size; times the ranks it must still fit 64 bits.
 _MOST_BYTES = 1 << 40
 _MOST_RANKS = 1 << 22
+_LOOKED_AT = 500_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ def told(export: Export, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def ranks(export: Export) -> dict[int, tuple[int, int]]:
-    """Rank and number of ranks of each process, by the largest communicator it made."""
+    """Rank and number of ranks of each process, by the largest communicator it made.
+
+    Communicators are made when a program begins: only the first ranges are looked at.
+    """
     have = export.database.tables.get(layout.NVTX, ())
     if "binaryData" not in have or layout.PAYLOAD_ENTRIES not in export.database.tables:
         return {}
@@ -106,6 +110,7 @@ def ranks(export: Export) -> dict[int, tuple[int, int]]:
         integers=("globalTid",),
         blobs=("binaryData",),
         where=f'"binaryData" IS NOT NULL AND substr(CAST("binaryData" AS BLOB), 9, 4) IN ({here})',
+        first=_LOOKED_AT,
     )
     found: dict[int, tuple[int, int]] = {}
     for thread, data in rows.drop_nulls().iter_rows():

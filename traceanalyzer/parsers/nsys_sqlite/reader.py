@@ -24,7 +24,13 @@ from traceanalyzer.parsers.nsys_sqlite.assemble import assemble
 from traceanalyzer.parsers.nsys_sqlite.database import Database
 from traceanalyzer.parsers.nsys_sqlite.export import Export
 from traceanalyzer.parsers.nsys_sqlite.file import on_disk
-from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
+from traceanalyzer.parsers.nsys_sqlite.identity import (
+    Identity,
+    describe,
+    identified,
+    identify,
+    lanes,
+)
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace, issue_rows
 
@@ -104,15 +110,19 @@ def _trace(export: Export, identity: Identity, path: str, name: str) -> tuple[Tr
         *((layout.SAMPLES, layout.CALLCHAINS) if sampled else ()),
         *((layout.GPU_METRICS,) if counted else ()),
     )
-    parts = [export.selected(reader.read(export)) for reader in readers]
+    processes = export.fills("pid")
+    parts = [
+        identified(export.selected(reader.read(export)), identity, processes=processes)
+        for reader in readers
+    ]
     stacks = schema.empty("stacks")
     if sampled:
         samples, stacks = sampling.samples(export)
-        parts.append(samples)
+        parts.append(identified(samples, identity, processes=processes))
     timeless = sum(part["ts"].null_count() for part in parts)
     if timeless:
         parts = [part.drop_nulls("ts") for part in parts]
-    tables = assemble(parts, identity, export.selection.unused - {"rank", "ts", "dur", "kind"})
+    tables = assemble(parts)
     if counted:
         tables["counters"] = counters.gpu_metrics(export)
     if kinds is None or "lane" in kinds:
