@@ -191,6 +191,7 @@ LINE = st.one_of(
 @given(st.lists(LINE, max_size=12), st.lists(st.integers(0, 12), max_size=3))
 @example(['process 1:"x', " 0", 'y";f (z) 3', 'process 1:"x";a (b.py:1) 2'], [])
 @example(['process 1:"x', 'y";f (z) 3', "thread (4): q; r;a 3"], [1])
+@example([" 0", 'process 1:"x', " 0", "thread (4): q; r;a 3", " 0", 'y";f (z) 3'], [])
 def test_lines_at_once_are_lines_one_by_one(lines, cuts):
     """The same samples, whichever lines come together and whether they are taken all at once."""
     data = [line.encode() for line in lines]

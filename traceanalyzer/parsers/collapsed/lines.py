@@ -84,7 +84,7 @@ class Lines:
         lines = self._waiting + lines
         self._waiting = []
         at_once = self.dialect.columns == 1 and not self.dialect.austin
-        batch = self._batch(lines) if at_once else None
+        batch = self._batch(lines, last) if at_once else None
         place = 0  # of the first row that is neither taken nor dropped
         behind = 0  # the first row behind the last record
         dropped: list[int] = []
@@ -109,17 +109,22 @@ class Lines:
                 self._take(batch, place, len(lines), dropped)
         self._line += len(lines) - len(self._waiting)
 
-    def _batch(self, lines: list[bytes]) -> _Batch:
+    def _batch(self, lines: list[bytes], last: bool) -> _Batch:
         """All lines as if none were unusual, with the rows of those that are."""
         split = list(map(_at_last_space, lines))
         stacks = [stack for stack, _, _ in split]
         counts = [count for _, _, count in split]
         lanes = np.zeros(len(lines), np.uint32)
         if self.dialect.labelled:
+            behind = 0  # a command line that goes on: what looks like labels in it are none
             for row, (stack, count) in enumerate(zip(stacks, counts, strict=True)):
+                if row < behind:
+                    continue
                 # what is left as it is will be unusual for its label
                 if count.isdigit() and labels.is_closed(stack):
                     lanes[row], stacks[row] = labels.py_spy(stack, self.lanes)
+                elif _goes_on(lines[row]):
+                    behind = row + (_extent(lines, row, last) or len(lines))
         return _Batch(stacks, counts, lanes, self.numbers)
 
     def _take(self, batch: _Batch, start: int, end: int, dropped: list[int]) -> None:
@@ -143,8 +148,7 @@ class Lines:
         No lines: more are needed to tell. No stack: a comment, an empty line or a bad one.
         """
         line, used = lines[row], 1
-        start = labels.opened(line)
-        if start and not labels.closes(line[start:]):
+        if _goes_on(line):
             used = _extent(lines, row, last)
             line = b"\n".join(lines[row : row + used])
         line = line.rstrip()
@@ -230,6 +234,12 @@ def _whole(counts: list[bytes]) -> npt.NDArray[np.float64]:
     weights = np.fromiter(map(float, counts), np.float64, len(counts))
     weights[np.isinf(weights)] = np.nan
     return weights
+
+
+def _goes_on(line: bytes) -> bool:
+    """Whether a command line begins in this line and does not end in it."""
+    start = labels.opened(line)
+    return bool(start) and not labels.closes(line[start:])
 
 
 def _extent(lines: list[bytes], row: int, last: bool) -> int:
