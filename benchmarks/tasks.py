@@ -187,19 +187,26 @@ def adbc_columns(path: str) -> tuple[float, int]:
 
 
 def pandas_kernels(path: str) -> tuple[float, int]:
-    """Kernels summed up by name as most people write it: ``pandas.read_sql`` and ``groupby``."""
+    """What ``kernels`` tells, as most people write it: ``pandas.read_sql`` and ``groupby``."""
     import sqlite3
 
     import pandas as pd  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     start = time.perf_counter()
     connection = sqlite3.connect(path)
-    columns = ", ".join(_COLUMNS[_KERNELS])
-    kernels = pd.read_sql(f"SELECT {columns} FROM {_KERNELS}", connection)
     names = pd.read_sql("SELECT id, value FROM StringIds", connection).set_index("id")["value"]
-    kernels["duration"] = kernels["end"] - kernels["start"]
-    kernels["name"] = kernels["demangledName"].map(names)
-    sums = kernels.groupby("name")["duration"].agg(["count", "sum", "mean", "median", "min", "max"])
+    parts = []
+    for table, columns in _COLUMNS.items():
+        work = pd.read_sql(f"SELECT {', '.join(columns)} FROM {table}", connection)
+        work["duration"] = work["end"] - work["start"]
+        if table == _KERNELS:
+            work["name"] = work["demangledName"].map(names)
+        else:
+            work["name"] = "copy" if table == _COPIES else "set"
+        parts.append(work[["name", "duration"]].astype({"duration": "int64"}))
+    by_name = pd.concat(parts).groupby("name")["duration"]
+    sums = by_name.agg(["count", "sum", "mean", "median", "min", "max"])
+    sums["p99"] = by_name.quantile(0.99)
     return time.perf_counter() - start, len(sums)
 
 

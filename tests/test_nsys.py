@@ -311,5 +311,22 @@ def test_an_export_of_every_version_that_holds_nothing(shared, tmp_path):
         assert schema.check(trace.tables) == []
 
 
+def test_a_newer_schema_is_read_with_a_notice(tmp_path):
+    path = tmp_path / "newer.sqlite"
+    path.write_bytes(TRAINING.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "UPDATE META_DATA_EXPORT SET value = '4.1.0' WHERE name = 'EXPORT_SCHEMA_VERSION'"
+        )
+        connection.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN somethingNew INTEGER")
+        connection.execute("CREATE TABLE SOMETHING_NEW (start INTEGER, end INTEGER)")
+        connection.commit()
+    trace = ta.read(path)
+    said = dict(trace.issues.select("code", "first").iter_rows())
+    assert said["newer-schema"] == "2026.5.1.1 (schema 4.1.0); known is 3.30"
+    assert said["not-read"] == "SOMETHING_NEW"
+    assert trace.events.height == ta.read(TRAINING).events.height
+
+
 def test_kinds_are_known():
     assert {"sched", "mpi"} <= set(KINDS)
