@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import threading
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+#: What polars sets when it is imported.
+_ALLOCATOR = "_RJEM_MALLOC_CONF"
 _INTERVAL_S = 0.01
 #: Proportional memory costs the kernel a walk through all pages: one sample in so many.
 _PSS_EVERY = 10
@@ -39,7 +42,9 @@ def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
     """Run a command to its end; sampling its memory costs time, so do one or the other."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=_environment()
+        )
         sampler = _Sampler(process.pid) if sample_memory else None
         status = process.wait()
         wall = time.perf_counter() - start
@@ -51,6 +56,11 @@ def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
             lines = err.read().decode(errors="replace").strip().splitlines() or [""]
             return Run(wall, error=lines[-1] or f"status {status}")
     return Run(seconds, rows, peak_rss, peak_pss)
+
+
+def _environment() -> dict[str, str]:
+    """As a user's shell has it: polars, loaded here, sets its allocator for children too."""
+    return {name: value for name, value in os.environ.items() if name != _ALLOCATOR}
 
 
 def _told(output: bytes) -> tuple[float, int] | None:

@@ -69,9 +69,9 @@ def run() -> None:
     # nothing here multiplies matrices, yet a thread a core would be started to wait for that
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # polars keeps what it has freed for half a second, in each thread; given back sooner, and by
-    # all together, the peak is a tenth lower and nothing takes longer; at once, it is a quarter
-    # lower for large inputs, where it counts more than the time that it takes
-    decay = 0 if _named_bytes(sys.argv[1:]) > _LARGE else 50
+    # all together, the peak is a tenth lower and nothing takes longer; sooner still, it is lower
+    # again for large inputs, where it counts, and small ones would take longer
+    decay = 10 if _named_bytes(sys.argv[1:]) > _LARGE else 50
     os.environ.setdefault("_RJEM_MALLOC_CONF", f"narenas:1,dirty_decay_ms:{decay},muzzy_decay_ms:0")
     code = status(sys.argv[1:])
     gc.freeze()
