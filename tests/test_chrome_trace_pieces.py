@@ -97,9 +97,9 @@ def test_threads_do_not_change_the_order(threads: int, packed: bool, tmp_path: P
     data = adversarial(",\n", None)
     path = tmp_path / "a.json"
     path.write_bytes(gzip.compress(data) if packed else data)
-    with patched(pool, cores=lambda: threads), in_pieces(300):
+    with patched(pool, threads=lambda: threads), in_pieces(300):
         many = api.read(path)
-    with patched(pool, cores=lambda: threads), in_pieces(1 << 20):
+    with patched(pool, threads=lambda: threads), in_pieces(1 << 20):
         one = api.read(path)
     assert differences(many, one) == []
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from traceanalyzer.frames import intervals
+from traceanalyzer.frames.numbering import group_numbers
 
 BY = ["g", "h"]
 SCHEMA = {"g": pl.Int32, "h": pl.String, "start": pl.Int64, "end": pl.Int64}
@@ -90,6 +91,24 @@ def test_intersection_and_difference(a: pl.DataFrame, b: pl.DataFrame) -> None:
     either = intervals.union(pl.concat([a, b]), BY)
     lengths = [intervals.measure(x, BY)["length"].sum() for x in (a, b, either, both)]
     assert lengths[0] + lengths[1] == lengths[2] + lengths[3]
+
+
+@modest
+@given(frames())
+def test_a_summary_is_what_its_parts_are(frame: pl.DataFrame) -> None:
+    told = intervals.summary(frame, BY)
+    assert_frame_equal(told.select(*BY, "length"), intervals.measure(frame, BY))
+    known = (
+        pl.col("start").filter(intervals.IS_INTERVAL),
+        pl.col("end").filter(intervals.IS_INTERVAL),
+    )
+    expected = frame.group_by(BY).agg(
+        n=known[0].len().cast(pl.Int64),
+        total=(known[1] - known[0]).sum(),
+        start=known[0].min().fill_null(0),
+        end=known[1].max().fill_null(0),
+    )
+    assert_frame_equal(told.drop("length"), expected.sort(BY))
 
 
 @modest
@@ -223,6 +242,9 @@ VALUES = {
     pl.Int64: [None, -(1 << 63), 5, 6, (1 << 63) - 1],
     pl.UInt32: [None, 0, 70_000, 70_001, (1 << 32) - 1],
     pl.UInt64: [(1 << 64) - 3, (1 << 64) - 2, (1 << 64) - 1],
+    pl.Float64: [None, -0.5, 0.25, float("inf")],
+    pl.String: [None, "b", "a", ""],
+    pl.Boolean: [None, True, False],
 }
 
 
@@ -233,7 +255,7 @@ def test_groups_are_numbered_in_their_order(data: st.DataObject, types: list[typ
     rows = data.draw(st.lists(row, max_size=12))
     frame = pl.DataFrame(rows, schema=list(zip("abc", types, strict=False)), orient="row")
     first, second = frame.head(4), frame.slice(4)
-    groups, numbers = intervals.group_numbers(frame.columns, first, second)
+    groups, numbers = group_numbers(frame.columns, first, second)
     assert_frame_equal(groups, frame.unique().sort(frame.columns))
     for part, number in zip((first, second), numbers, strict=True):
         assert_frame_equal(groups[number], part)

@@ -37,13 +37,3 @@ def launch_rows(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
     found = linking.link(trace.events.select(within)[calls], work, within)
     return found.select(work="right", launch=calls.gather(found["left"]))
-
-
-def operators_of(launched: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
-    """The innermost of ``operators`` (rank, pid, tid, start, end) that was running at each launch.
-
-    Returns:
-        For each row of :func:`launches` a row number of ``operators``, null where none was running.
-    """
-    points = launched.select("rank", "pid", "tid", ts="launch_start")
-    return linking.enclosing(points, operators, ["rank", "pid", "tid"])["slice"]

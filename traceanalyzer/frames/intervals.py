@@ -18,14 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.frames.numbering import group_numbers
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-#: Groups are counted in a table where it is not this much larger than the number of rows.
-_SMALL = 1 << 16
-
-#: So many values that are far apart are searched among.
-_FEW = 256
 
 #: Whether a row is an interval at all (null for a null bound, which a filter drops).
 IS_INTERVAL = pl.col("end") >= pl.col("start")
@@ -221,81 +217,6 @@ def _integers(column: pl.Series) -> Ints:
     return (column.fill_null(0) if column.null_count() else column).to_numpy()
 
 
-def group_numbers(
-    by: Sequence[str], *frames: pl.DataFrame
-) -> tuple[pl.DataFrame, tuple[Ints, ...]]:
-    """The distinct values of the columns ``by`` over all frames, sorted, and each row's number."""
-    if not by:
-        return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    if (only := _only_group(by, frames)) is not None:  # most often: one device, one rank
-        return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
-    groups, number = _numbers_in_table(keys) or _numbers_by_join(keys)
-    return groups, tuple(np.split(number, np.cumsum([frame.height for frame in frames])[:-1]))
-
-
-def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
-    """The one group that all rows are of, where its values are integers or null; else None."""
-    held = [frame for frame in frames if frame.height]
-    for name in by:
-        columns = [frame[name] for frame in held]
-        if not all(column.dtype.is_integer() for column in columns):
-            return None
-        nulls = {column.null_count() / column.len() for column in columns}
-        ends = {end for column in columns for end in (column.min(), column.max())}
-        if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
-            return None
-    return (held or frames)[0].select(by).head(1)
-
-
-def _numbers_in_table(keys: pl.DataFrame) -> tuple[pl.DataFrame, Ints] | None:
-    """Each row's group, counted in a table of all there might be; None where that is too large."""
-    number, top = np.zeros(keys.height, np.int64), 0
-    for column in keys:
-        places = _places(column)
-        if places is None or (top + 1) * places[1] > keys.height + _SMALL:
-            return None
-        if places[1] > 1:
-            number = number * places[1] + places[0]
-            number = (np.cumsum(np.bincount(number) > 0) - 1)[number]
-            top = int(number.max())
-    rows = np.zeros(top + 1, np.uint32)
-    rows[number] = np.arange(keys.height, dtype=np.uint32)
-    return keys[rows], number
-
-
-def _places(column: pl.Series) -> tuple[Ints, int] | None:
-    """Each integer's place among those of a column, and how many places there are; null is first.
-
-    None where they are no integers, or many and far apart.
-    """
-    low, high, nulls = column.min(), column.max(), column.null_count()
-    if nulls == column.len() or (low == high and not nulls):
-        return np.zeros(column.len(), np.int64), 1
-    if not isinstance(low, int) or not isinstance(high, int) or not column.dtype.is_integer():
-        return None
-    values = (column.fill_null(low) if nulls else column).to_numpy()
-    if high - low < column.len() + _SMALL:
-        wide = values if values.dtype.itemsize == 8 else values.astype(np.int64)
-        place, count = (wide - wide.dtype.type(low)).astype(np.int64), high - low + 1
-    else:
-        distinct = column.drop_nulls().unique().sort().to_numpy()
-        if distinct.size > _FEW:
-            return None
-        place, count = np.searchsorted(distinct, values), distinct.size
-    return (np.where(column.is_null(), 0, place + 1), count + 1) if nulls else (place, count)
-
-
-def _numbers_by_join(keys: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
-    """Each row's group, whatever the columns hold."""
-    groups = keys.unique().sort(keys.columns)
-    numbered = groups.with_row_index("_group")
-    joined = keys.join(
-        numbered, on=keys.columns, how="left", nulls_equal=True, maintain_order="left"
-    )
-    return groups, joined["_group"].cast(pl.Int64).to_numpy()
-
-
 def stable_order(group: Ints, time: Ints) -> Ints:
     """The order by (group, time), ties in the order given; near O(n) where ``time`` is sorted."""
     if (time[1:] >= time[:-1]).all():
@@ -367,10 +288,8 @@ def _extent(spans: Spans) -> tuple[Ints, Ints, Ints]:
     groups = int(spans.group.max(initial=-1)) + 1
     lowest = np.full(groups, np.iinfo(np.int64).max)
     highest = np.full(groups, np.iinfo(np.int64).min)
-    real = spans.end >= spans.start
-    group, start, end = spans if real.all() else (column[real] for column in spans)
-    np.minimum.at(lowest, group, start)
-    np.maximum.at(highest, group, end)
+    np.minimum.at(lowest, spans.group, spans.start)
+    np.maximum.at(highest, spans.group, spans.end)
     held = np.flatnonzero(highest >= lowest)
     return held, lowest[held], highest[held]
 
@@ -440,12 +359,9 @@ def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
 
 
 def _spans(frame: pl.DataFrame, group: Ints) -> Spans:
-    """The rows that have both bounds; what ends before it starts covers nothing."""
-    spans = Spans(group, *bounds(frame))
-    if not frame["start"].null_count() and not frame["end"].null_count():
-        return spans
-    valid = is_interval(frame)
-    return Spans(*(column[valid] for column in spans))
+    """The rows that are intervals."""
+    spans, valid = Spans(group, *bounds(frame)), is_interval(frame)
+    return spans if valid.all() else Spans(*(column[valid] for column in spans))
 
 
 def _to_frame(groups: pl.DataFrame, spans: Spans) -> pl.DataFrame:

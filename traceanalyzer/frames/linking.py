@@ -20,7 +20,6 @@ from traceanalyzer.frames.intervals import (
     Spans,
     bounds,
     count_begun,
-    group_numbers,
     is_interval,
     nullable,
     stable_order,
@@ -35,6 +34,7 @@ from traceanalyzer.frames.nesting import (
     pairs,
     slice_order,
 )
+from traceanalyzer.frames.numbering import group_numbers
 
 
 def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:

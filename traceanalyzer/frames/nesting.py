@@ -29,12 +29,12 @@ from traceanalyzer.frames.intervals import (
     Bools,
     Ints,
     bounds,
-    group_numbers,
     is_interval,
     narrow,
     nullable,
     stable_order,
 )
+from traceanalyzer.frames.numbering import group_numbers
 
 Rows = npt.NDArray[np.int32]
 

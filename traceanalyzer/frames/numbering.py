@@ -9,9 +9,12 @@ import numpy.typing as npt
 import polars as pl
 
 Numbers = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int64]
 
 #: As many combinations are counted in a table; beyond, they are sorted.
 _TABLE = 1 << 22
+#: A table that is this much larger than the rows takes no time yet.
+_SMALL = 1 << 16
 
 
 def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
@@ -23,15 +26,16 @@ def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
     Returns:
         The first row of each number, and each row's number.
     """
-    number = np.zeros(columns[0].len(), np.int32)
-    size = 1
+    rows = columns[0].len()
+    number, size = np.zeros(rows, np.int32), 1
+    table = min(rows + _SMALL, _TABLE)
     for column in columns:
-        own, distinct = _codes(column)
-        if size * distinct > _TABLE:
+        own, distinct = _codes(column, table)
+        if size * distinct > table:
             number, size = _dense(number, size)
-        if size * distinct > _TABLE:
+        if size * distinct > table:
             own, distinct = _dense(own, distinct)
-        if size * distinct > _TABLE:
+        if size * distinct > table:
             pairs = number.astype(np.int64) * distinct + own
             number = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
             size = int(number.max(initial=-1)) + 1
@@ -40,21 +44,55 @@ def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
         size *= distinct
     number, size = _dense(number, size)
     first = np.zeros(size, np.int32)
-    rows = np.arange(number.size, dtype=np.int32)
-    first[number[::-1]] = rows[::-1]
+    first[number[::-1]] = np.arange(rows, dtype=np.int32)[::-1]
     return first, number
 
 
-def _codes(column: pl.Series) -> tuple[Numbers, int]:
-    """A number below the second answer for each value of a column, in the order of the values."""
+def group_numbers(
+    by: Sequence[str], *frames: pl.DataFrame
+) -> tuple[pl.DataFrame, tuple[Places, ...]]:
+    """The distinct values of the columns ``by`` over all frames, sorted, and each row's number."""
+    if not by:
+        return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
+    if (only := _only_group(by, frames)) is not None:  # most often: one device, one rank
+        return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
+    keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
+    first, number = numbered(keys.get_columns())
+    groups = keys[first].with_row_index("_number").sort(by)
+    place = np.empty(groups.height, np.int64)
+    place[groups["_number"].to_numpy()] = np.arange(groups.height)
+    bounds = np.cumsum([frame.height for frame in frames])[:-1]
+    return groups.drop("_number"), tuple(np.split(place[number], bounds))
+
+
+def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
+    """The one group that all rows are of, where its values are integers or null; else None."""
+    held = [frame for frame in frames if frame.height]
+    for name in by:
+        columns = [frame[name] for frame in held]
+        if not all(column.dtype.is_integer() for column in columns):
+            return None
+        nulls = {column.null_count() / column.len() for column in columns}
+        ends = {end for column in columns for end in (column.min(), column.max())}
+        if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
+            return None
+    return (held or frames)[0].select(by).head(1)
+
+
+def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
+    """A number below the second answer for each value of a column."""
     if column.dtype == pl.String:
         column = column.cast(pl.Categorical)
     if isinstance(column.dtype, pl.Categorical | pl.Enum):
         column = column.to_physical()
+    if not column.dtype.is_integer():
+        column = column.rank("dense")
     least, most = column.min(), column.max()
     low, high = (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
     values = column.fill_null(low).to_numpy()
-    if high - low < _TABLE:
+    if values.itemsize < np.int32().itemsize:  # too narrow for a difference
+        values = values.astype(np.int32)
+    if high - low < table:
         shifted = values if low == 0 else values - values.dtype.type(low)
         found, distinct = shifted.astype(np.int32), high - low + 1
     else:

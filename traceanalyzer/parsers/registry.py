@@ -108,6 +108,12 @@ def require(source: Source) -> Format:
             "a database that traceanalyzer wrote for SQL and Datasette, which is not read again",
             hint="give the trace it was made of, or a Parquet file of that",
         )
+    if nsys_sqlite.no_database(source.head(), source.path):
+        raise UnknownFormat(
+            source.path,
+            "named like an SQLite database and is none: another file, or encrypted",
+            hint="export the report again: nsys export --type sqlite REPORT",
+        )
     names = ", ".join(f.name for f in formats())
     what = source.damage or "is no format we know"
     raise UnknownFormat(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from traceanalyzer.frames.intervals import group_numbers
+from traceanalyzer.frames.numbering import group_numbers
 
 #: Collectives that should take equally long: same operation, size and group. Where the size is
 #: not recorded the kernel stands in for it, because NCCL picks it by size.

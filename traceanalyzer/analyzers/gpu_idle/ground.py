@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.gpu_idle.needs import OVERHEAD
 from traceanalyzer.analyzers.launching import launches
 from traceanalyzer.analyzers.names import distinct, named
 from traceanalyzer.analyzers.step_marks import step_marks
-from traceanalyzer.frames.intervals import group_numbers
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES
 

@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.launches.needs import FULL_QUEUE
-from traceanalyzer.frames.intervals import Ints, group_numbers, stable_order
+from traceanalyzer.frames.intervals import Ints, stable_order
+from traceanalyzer.frames.numbering import group_numbers
 
 #: What tells streams apart: each process has its own.
 STREAM = ["device", "process", "stream"]

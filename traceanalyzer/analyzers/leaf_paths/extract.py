@@ -11,7 +11,7 @@ from traceanalyzer.analyzers import libraries
 from traceanalyzer.analyzers.leaf_paths.frames import NONE, Frames, Ints, frames_of, nearest
 from traceanalyzer.analyzers.leaf_paths.question import By, GroupBy, Question
 from traceanalyzer.frames import stack_weights
-from traceanalyzer.frames.intervals import group_numbers
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace
 
 #: The path columns of the report; those of the library are null where none is in the stack.

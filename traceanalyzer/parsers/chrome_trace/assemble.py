@@ -24,6 +24,7 @@ from traceanalyzer.parsers.chrome_trace.flows import flow_table
 from traceanalyzer.parsers.chrome_trace.lanes import lane_table
 from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
 from traceanalyzer.parsers.chrome_trace.want import MEMORY, Want
+from traceanalyzer.parsers.ordering import Order, time_order
 from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
 
 _KINDS = pl.Series(KINDS, dtype=schema.KIND)
@@ -60,7 +61,8 @@ class Assembler:
         self._count_odd_durations()
         self.pid = self._lane("pid")
         self.tid = self._lane("tid")  # looks at pid
-        self.order = _time_order(self.ts, self.dur, self.file_order)
+        order = time_order(self.ts, self._lengths, self.file_order)
+        self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
         self.row_of = np.empty(len(self.order), dtype=np.uint32)
         self.row_of[self.order] = np.arange(len(self.order), dtype=np.uint32)
         self._sort()
@@ -83,6 +85,11 @@ class Assembler:
         return frames
 
     # --- rows of events --------------------------------------------------------------------
+
+    def _lengths(self, rows: Order) -> Ints:
+        """How long rows are; -1 is open-ended."""
+        dur: Ints = self.dur[rows]
+        return np.where(dur == NULL, -1, dur)
 
     def _sort(self) -> None:
         """Into the order of ``events``; one column after the other, so that only one is twice."""
@@ -322,28 +329,6 @@ class Assembler:
 
 
 _AXES = ("_x", "_y", "_z")
-
-
-def _time_order(ts: Ints, dur: Ints, file_order: Ints) -> Ints:
-    """Rows by (ts, -dur, file order); open-ended ones behind the closed ones of their start.
-
-    Nearly all times are distinct: one sort by time, then only the runs of equal times again.
-    """
-    if len(ts) < 2:
-        return np.arange(len(ts))
-    order = np.argsort(ts, kind="stable")
-    sorted_ts = ts[order]
-    same = sorted_ts[1:] == sorted_ts[:-1]
-    if not same.any():
-        return order
-    tied = np.zeros(len(ts), dtype=bool)
-    tied[1:] = same
-    tied[:-1] |= same
-    run = np.cumsum(~np.concatenate([[False], same]))[tied]
-    rows = order[tied]
-    length = np.where(dur[rows] == NULL, -1, dur[rows])
-    order[tied] = rows[np.lexsort((file_order[rows], -length, run))]
-    return order
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:

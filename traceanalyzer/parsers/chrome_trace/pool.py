@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,8 +11,7 @@ from traceanalyzer.parsers.chrome_trace.container import Piece
 from traceanalyzer.parsers.chrome_trace.text import Text
 from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.chrome_trace.worker import process
-
-_MAX_THREADS = 8
+from traceanalyzer.parsers.threads import threads
 
 
 def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[Piece, list[Batch]]]:
@@ -25,14 +23,14 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
     yield first, process(text.read(first.offset, first.length), first.offset, want)
     if first.last:
         return
-    threads = min(cores(), _MAX_THREADS)
+    most = threads()
     waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(most) as pool:
         try:
             for piece in pieces:
                 data = text.later(piece.offset, piece.length)
                 waiting.append((piece, pool.submit(_process, data, piece.offset, want)))
-                if len(waiting) > threads:
+                if len(waiting) > most:
                     done, result = waiting.popleft()
                     yield done, result.result()
             while waiting:
@@ -44,8 +42,3 @@ def batches(text: Text, pieces: Iterator[Piece], want: Want) -> Iterator[tuple[P
 
 def _process(data: Callable[[], bytes], offset: int, want: Want) -> list[Batch]:
     return process(data(), offset, want)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -71,7 +71,10 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
     ts = rows.take("ts", pl.Int64)
-    order = time_order(ts, lambda: rows.look("dur", pl.Int64))
+    order = time_order(
+        ts.to_numpy(),
+        lambda tied: rows.look("dur", pl.Int64).gather(tied).fill_null(-1).to_numpy(),
+    )
     tables = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
     place = None if order is None else pl.Series(order)
     del order

@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, none_if_unset, pid, span
+from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, name_id, none_if_unset, pid, span
 
 #: CUPTI's memory kinds, spelled as Kineto spells them.
 _MEMORY_KINDS = {
@@ -67,12 +67,13 @@ def kernels(export: Export) -> pl.DataFrame:
         ),
         (pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory")).alias("shared_memory"),
     ]
-    name = pl.col("demangledName").cast(pl.UInt32, strict=False).alias("name")
     rows = export.database.read(
         layout.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
         where=export.inside(),
-        shape=lambda piece: piece.select(*_placed(export), name, *(sizes if shape else ())),
+        shape=lambda piece: piece.select(
+            *_placed(export), name_id("demangledName"), *(sizes if shape else ())
+        ),
     )
     return rows.with_columns(export.named(rows["name"]), kind("kernel"))
 

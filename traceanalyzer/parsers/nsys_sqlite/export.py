@@ -97,8 +97,13 @@ class Export:
         return rows.filter(of_kind | named)
 
 
-def pid(column: str) -> pl.Expr:
+def process_of(thread: int) -> int:
     """The process id in a serialised global id: 8 bits hardware, 8 VM, 24 process, 24 thread."""
+    return (thread >> 24) & 0xFFFFFF
+
+
+def pid(column: str) -> pl.Expr:
+    """As :func:`process_of`, of a column."""
     return ((pl.col(column) // (1 << 24)) & 0xFFFFFF).alias("pid")
 
 
@@ -115,6 +120,11 @@ def span() -> tuple[pl.Expr, pl.Expr]:
 def none_if_unset(column: str, name: str) -> pl.Expr:
     """A stream or device, null where CUPTI wrote that there is none."""
     return pl.when(~pl.col(column).is_in(_NONE)).then(column).alias(name)
+
+
+def name_id(column: str) -> pl.Expr:
+    """The id of a string in a column, to be named by :meth:`Export.named`."""
+    return pl.col(column).cast(pl.UInt32, strict=False).alias("name")
 
 
 def kind(word: str) -> pl.Expr:

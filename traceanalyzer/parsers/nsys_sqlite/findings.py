@@ -17,8 +17,8 @@ Finding = tuple[str, str, int, str | None]
 
 #: The newest schema whose description has been read.
 _KNOWN_SCHEMA = (3, 30)
-#: How bad a message of nsys is, by its number; what is less is not said.
-_SEVERITIES = {2: "notice", 3: "notice", 4: "error"}
+#: Messages of nsys that warn or tell of an error; what is less is not said.
+_SEVERITIES = (2, 3, 4)
 _MOST_MESSAGES = 20
 _LONGEST_MESSAGE = 200
 
@@ -83,8 +83,8 @@ def _messages(export: Export) -> Iterator[Finding]:
     """Warnings and errors that nsys wrote while it recorded, each text once."""
     rows = export.database.read(layout.DIAGNOSTICS, integers=("severity",), texts=("text",))
     told = rows.drop_nulls().filter(pl.col("severity").is_in(_SEVERITIES))
-    counted = told.group_by("severity", "text", maintain_order=True).len()
-    for _severity, text, count in counted.head(_MOST_MESSAGES).iter_rows():
+    counted = told.group_by("text", maintain_order=True).len()
+    for text, count in counted.head(_MOST_MESSAGES).iter_rows():
         line = " ".join(text.split())
         yield "info", "nsys-message", count, line[:_LONGEST_MESSAGE]
 

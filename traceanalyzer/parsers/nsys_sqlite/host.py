@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, span, tid
+from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, name_id, pid, span, tid
 
 _DRIVER = 1
 #: Rows of RUNTIME that hold the backtrace of a call, which has its own row.
@@ -32,7 +32,7 @@ def calls(export: Export) -> pl.DataFrame:
         calls = piece.filter(~backtraces.fill_null(value=False)) if backtraces.any() else piece
         told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
         kinds = words.cast(schema.KIND).alias("kind")
-        return calls.with_columns(**told).select(*_ran(export), _name_id("nameId"), *linked, kinds)
+        return calls.with_columns(**told).select(*_ran(export), name_id("nameId"), *linked, kinds)
 
     rows = export.database.read(
         layout.RUNTIME,
@@ -91,7 +91,7 @@ def _named(export: Export, table: str, word: str, where: str | None = None) -> p
         table,
         integers=(*_THREAD, "nameId"),
         where=_all([export.inside(), where]),
-        shape=lambda piece: piece.select(*_ran(export), _name_id("nameId")),
+        shape=lambda piece: piece.select(*_ran(export), name_id("nameId")),
     )
     return rows.with_columns(export.named(rows["name"]), kind(word))
 
@@ -100,10 +100,6 @@ def _ran(export: Export) -> list[pl.Expr]:
     """When and on which thread something ran."""
     ran = [*span(), pid("globalTid")]
     return [*ran, tid("globalTid")] if export.fills("tid") else ran
-
-
-def _name_id(column: str) -> pl.Expr:
-    return pl.col(column).cast(pl.UInt32, strict=False).alias("name")
 
 
 def _category(word: str) -> pl.Expr:

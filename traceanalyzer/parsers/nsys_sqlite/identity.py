@@ -16,7 +16,7 @@ import polars as pl
 
 from traceanalyzer.parsers.naming import rank_from_name
 from traceanalyzer.parsers.nsys_sqlite import layout, mpi, nvtx, payloads
-from traceanalyzer.parsers.nsys_sqlite.export import Export, pid, tid
+from traceanalyzer.parsers.nsys_sqlite.export import Export, pid, process_of, tid
 from traceanalyzer.trace import Device, Meta
 
 _MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
@@ -237,7 +237,7 @@ def _named_threads(export: Export) -> dict[int, int]:
     named = [*_thread_names(export).iter_rows(), *nvtx.thread_names(export).items()]
     for thread, name in named:
         if match := _MPI_THREAD.match(name or ""):
-            found[(thread >> 24) & 0xFFFFFF] = int(match[1])
+            found[process_of(thread)] = int(match[1])
     return found
 
 

@@ -8,7 +8,15 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, span, tid
+from traceanalyzer.parsers.nsys_sqlite.export import (
+    Export,
+    kind,
+    name_id,
+    pid,
+    process_of,
+    span,
+    tid,
+)
 from traceanalyzer.vocabulary import collective_of_word
 
 _THREAD = ("start", "end", "globalTid", "textId")
@@ -29,7 +37,7 @@ def calls(export: Export) -> pl.DataFrame:
 def ranks(export: Export) -> dict[int, int]:
     """Rank of each process, as MPI numbered them."""
     rows = export.database.read(layout.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
-    return {(thread >> 24) & 0xFFFFFF: rank for thread, rank in rows.iter_rows()}
+    return {process_of(thread): rank for thread, rank in rows.iter_rows()}
 
 
 def _read(export: Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
@@ -39,12 +47,11 @@ def _read(export: Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
             pl.col("size").alias("bytes"),
             pl.coalesce("commUid", "commHandle").alias("group"),
         ]
-    name = pl.col("textId").cast(pl.UInt32, strict=False).alias("name")
     rows = export.database.read(
         table,
         integers=(*_THREAD, *more),
         where=export.inside(),
-        shape=lambda piece: piece.select(*columns, name),
+        shape=lambda piece: piece.select(*columns, name_id("textId")),
     )
     named = rows.with_columns(export.named(rows["name"]), kind("mpi"))
     if table != layout.MPI_COLLECTIVES:

@@ -15,10 +15,10 @@ from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import layout, payloads
 from traceanalyzer.parsers.nsys_sqlite.database import Shape
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, span, tid
+from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, process_of, span, tid
 
-PUSH_POP = 59
-START_END = 60
+_PUSH_POP = 59
+_START_END = 60
 _MARK = 34
 #: Ranges and marks that a program wrote as text for a later import.
 _TEXT_EVENTS = (70, 71)
@@ -26,7 +26,7 @@ _THREAD_NAME = 39
 #: Threads are named before much else is marked.
 _LOOKED_AT = 20_000
 _DOMAIN = 75
-_EVENTS = (PUSH_POP, START_END, _MARK, *_TEXT_EVENTS)
+_EVENTS = (_PUSH_POP, _START_END, _MARK, *_TEXT_EVENTS)
 #: An SQL condition: the row is a range or mark, not the creation of a domain or a name.
 HAPPENED = f'"eventType" IN ({", ".join(map(str, _EVENTS))})'
 _VALUES = ("uint64Value", "int64Value", "uint32Value", "int32Value")
@@ -145,7 +145,7 @@ def _domain_names(export: Export, rows: pl.DataFrame, created: pl.DataFrame) -> 
         return pl.repeat(None, rows.height, dtype=schema.NAME, eager=True).alias("category")
     registered = export.texts(created["textId"])
     told = {
-        ((thread >> 24) & 0xFFFFFF, domain): text or registered.get(number)
+        (process_of(thread), domain): text or registered.get(number)
         for thread, number, domain, text in created.drop_nulls(
             ["globalTid", "domainId"]
         ).iter_rows()

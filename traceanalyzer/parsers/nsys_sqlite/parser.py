@@ -20,6 +20,7 @@ _APPLICATION = slice(68, 72)
 #: The table that a database of an answer has; such a database is small.
 _ANSWER = b"CREATE TABLE about (key TEXT"
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+_DATABASES = (".sqlite", ".sqlite3", ".db")
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -31,6 +32,11 @@ def written_by_us(head: bytes) -> bool:
     """Whether this is an SQLite database that our exporter wrote, or one of an answer."""
     made = head[_APPLICATION] == schema.SQLITE_APPLICATION.to_bytes(4) or _ANSWER in head
     return head.startswith(_MAGIC) and made
+
+
+def no_database(head: bytes, path: str) -> bool:
+    """Whether the name is that of a database and the content is not."""
+    return path.lower().endswith(_DATABASES) and not head.startswith(_MAGIC)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:

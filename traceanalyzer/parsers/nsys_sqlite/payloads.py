@@ -14,7 +14,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export
+from traceanalyzer.parsers.nsys_sqlite.export import Export, process_of
 from traceanalyzer.vocabulary import collective_of_word
 
 _HEADER = struct.Struct("<IIIIQQ")
@@ -116,7 +116,7 @@ def ranks(export: Export) -> dict[int, tuple[int, int]]:
     for thread, data in rows.drop_nulls().iter_rows():
         fields = _decoded(data, schemas)
         size, rank = fields.get(_RANKS, 0), fields.get(_RANK)
-        process = (thread >> 24) & 0xFFFFFF
+        process = process_of(thread)
         if rank is not None and rank < size and size > found.get(process, (0, 0))[1]:
             found[process] = rank, size
     return found
