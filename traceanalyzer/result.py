@@ -113,6 +113,54 @@ class Flame:
 
 
 @dataclass(frozen=True)
+class Occupancy:
+    """What fills a memory over time, allocation by allocation, to draw as stacked areas.
+
+    The horizontal axis counts allocator events from 0; ``*_ns`` columns are their times, null in
+    all rows where the file has no times.
+
+    Attributes:
+        name: key of the drawing.
+        title: what the picture says.
+        subtitle: a line below it, or empty.
+        boxes: one row an allocation that is drawn by itself, by start: ``start`` Int64, the event
+            from which it is there (0: it was there before the first), ``end`` Int64, the event
+            from which it is not (``events`` where it stays), ``start_ns``, ``end_ns`` Int64 (null
+            where it begins before or stays), ``live_bytes`` Int64, ``stack`` UInt32 (row of
+            ``stacks``, or null), ``label`` String (the line of code to name it by), ``category``
+            String or null.
+        levels: one row a step of the curves, by event; a value holds until the next row:
+            ``event`` Int64, ``time_ns`` Int64, ``live_bytes`` Int64 (all allocations),
+            ``rest_bytes`` Int64 (those that have no box), ``reserved_bytes`` Int64 or null.
+        marks: moments to point at: ``event`` Int64, ``time_ns`` Int64, ``kind`` String (``peak`` or
+            ``oom``), ``label`` String.
+        spans: steps, drawn below: ``start``, ``end`` Int64, ``start_ns``, ``end_ns`` Int64,
+            ``label`` String.
+        stacks: ``id`` UInt32, its row number, and ``frames`` List(String), the innermost first.
+        segments: the memory held at the peak, by address: ``id`` UInt32, ``address`` UInt64,
+            ``total_bytes`` Int64, ``label`` String.
+        blocks: what is in them, by segment and offset: ``segment`` UInt32, ``offset_bytes`` Int64,
+            ``total_bytes`` Int64, ``state`` String (``live`` or ``free``), ``stack`` UInt32 or
+            null, ``label`` String or null.
+        events: how many events there are.
+        boxed_frac: share of all bytes x events of live allocations that the boxes hold.
+    """
+
+    name: str
+    title: str
+    subtitle: str
+    boxes: pl.DataFrame
+    levels: pl.DataFrame
+    marks: pl.DataFrame
+    spans: pl.DataFrame
+    stacks: pl.DataFrame
+    segments: pl.DataFrame
+    blocks: pl.DataFrame
+    events: int
+    boxed_frac: float
+
+
+@dataclass(frozen=True)
 class Result:
     """What every analyzer returns.
 
@@ -148,6 +196,11 @@ class Result:
     @property
     def flames(self) -> tuple[Flame, ...]:
         """Flamegraphs to draw."""
+        return ()
+
+    @property
+    def occupancies(self) -> tuple[Occupancy, ...]:
+        """What filled memories over time, to draw."""
         return ()
 
     @property
