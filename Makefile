@@ -42,7 +42,7 @@ clean: ## everything that make can make again
 	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c)
+$(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c traceanalyzer/parsers/*/*.h)
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(INSTALL) --editable .
 	@touch $@

@@ -45,7 +45,8 @@ def with_memory(made: Trace, device_types: Sequence[int | None]) -> Trace:
     events = made.events.with_row_index("event").filter(pl.col("kind") == "cpu_instant_event")
     types = {c.name: c.dtype for c in schema.MEMORY}
     rows = {"event": events["event"], "device_type": list(device_types)}
-    nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes"), [None] * len(device_types))
+    unknown = ("allocated_bytes", "reserved_bytes", "free_bytes")
+    nothing = dict.fromkeys(unknown, [None] * len(device_types))
     return replace(made, memory=pl.DataFrame({**rows, **nothing}, schema=types))
 
 

@@ -134,10 +134,11 @@ COLLECTIVES: tuple[Column, ...] = (
 )
 
 MEMORY: tuple[Column, ...] = (
-    _event_id("row of `events`: a `[memory]` instant"),
+    _event_id("row of `events`: a `[memory]` instant, an allocation, an out-of-memory error"),
     Column("device_type", pl.Int32, "", "c10 device type: 0 CPU, 1 CUDA, 6 HIP", "not recorded"),
     Column("allocated_bytes", pl.Int64, "B", "total allocated after the event", "not recorded"),
     Column("reserved_bytes", pl.Int64, "B", "total reserved after the event", "not recorded"),
+    Column("free_bytes", pl.Int64, "B", "free on the device at an out-of-memory error", "not told"),
 )
 
 LANES: tuple[Column, ...] = (
@@ -179,6 +180,7 @@ COUNTERS: tuple[Column, ...] = (
 
 SEGMENTS: tuple[Column, ...] = (
     Column("id", pl.UInt32, "row", "row number"),
+    Column("rank", pl.Int32, "", "global rank of the process", "not known"),
     Column("device", pl.Int32, "", "device ordinal"),
     Column("address", pl.UInt64, "", "start of the segment"),
     Column("total_bytes", pl.Int64, "B", "size"),

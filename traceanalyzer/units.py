@@ -12,6 +12,12 @@ NS_PER_S = 1_000_000_000
 
 _TIME_UNITS = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_BYTE_FACTORS: dict[str, int] = {
+    **{unit.lower(): 1024**power for power, unit in enumerate(_BYTE_UNITS)},
+    **{letter: 1024**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*")
 _DURATION = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*(ns|us|µs|ms|s|m|h)?\s*")
 
 
@@ -64,4 +70,17 @@ def parse_ns(text: str) -> int:
     if match is None:
         raise OptionError(f"{text!r} is not a duration; write it like 1.5s, 300us or 2m")
     factor = {**_TIME_UNITS, "m": 60 * NS_PER_S, "h": 3600 * NS_PER_S}[match[2] or "s"]
+    return round(float(match[1]) * factor)
+
+
+def parse_bytes(text: str) -> int:
+    """``"80GiB"``, ``"80G"``, ``"80 GB"`` (10^9) or plain bytes.
+
+    Raises:
+        OptionError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text.lower())
+    factor = _BYTE_FACTORS.get(match[2] or "b", 0) if match else 0
+    if match is None or not factor:
+        raise OptionError(f"{text!r} is not a size; write it like 80GiB or 512MiB")
     return round(float(match[1]) * factor)

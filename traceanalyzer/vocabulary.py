@@ -60,6 +60,19 @@ KINDS: tuple[str, ...] = (
     "other",
 )
 
+#: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
+ALLOCATOR_KINDS: tuple[str, ...] = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+)
+
 #: Pseudo-kinds: rows of their own tables, asked for by the same word.
 TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane")
 

@@ -10,6 +10,7 @@ from traceanalyzer.parsers import parquet
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.collapsed import parser as collapsed
 from traceanalyzer.parsers.contract import Format
+from traceanalyzer.parsers.memory_snapshot import parser as memory_snapshot
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.speedscope import parser as speedscope
@@ -21,6 +22,7 @@ _BUILT_IN = (
     chrome_trace.FORMAT,
     parquet.FORMAT,
     nsys_sqlite.FORMAT,
+    memory_snapshot.FORMAT,
     speedscope.FORMAT,
     collapsed.FORMAT,
     nsys_sqlite.REPORT,
@@ -113,6 +115,12 @@ def require(source: Source) -> Format:
             source.path,
             "named like an SQLite database and is none: another file, or encrypted",
             hint="export the report again: nsys export --type sqlite REPORT",
+        )
+    if pickled := memory_snapshot.no_snapshot(source):
+        raise UnknownFormat(
+            source.path,
+            f"{pickled}, but no memory snapshot; nothing in it was executed",
+            hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
     names = ", ".join(f.name for f in formats())
     what = source.damage or "is no format we know"

@@ -295,6 +295,7 @@ class Assembler:
             "device_type": nullable(self.device_type, pl.Int32),
             "allocated_bytes": nullable(slices.whole("total_allocated"), pl.Int64),
             "reserved_bytes": nullable(slices.whole("total_reserved"), pl.Int64),
+            "free_bytes": pl.repeat(None, len(self.memory_rows), dtype=pl.Int64, eager=True),
         }
         return pl.DataFrame(columns).sort("event")
 

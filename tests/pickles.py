@@ -1,0 +1,263 @@
+"""Pickles of memory snapshots: written by hand, by other picklers, and read back for comparison."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from traceanalyzer.parsers.memory_snapshot import machine, slow_machine
+from traceanalyzer.parsers.memory_snapshot.machine import Document, Machine, Refused
+
+#: Kinds of dicts, as of torch 1.13 to 2.13: the key that tells, and the fields.
+TABLES = (
+    ("filename", ("name", "filename", "line")),
+    ("action", ("action", "addr", "device_free", "size", "stream", "time_us", "frames", "pool_id")),
+    ("state", ("address", "size", "requested_size", "state", "frames", "history")),
+    ("total_size", ("device", "address", "total_size", "is_expandable", "frames", "blocks")),
+    ("stage", ("name", "stage", "device", "time_us")),
+    ("real_size", ("addr", "real_size", "frames")),
+)
+KEYS = tuple(dict.fromkeys(key for trigger, fields in TABLES for key in (*fields, trigger)))
+
+Outcome = Document | tuple[str, int]
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Machines made meanwhile are the slow ones."""
+    before = machine._machine
+    machine._machine = None
+    try:
+        yield
+    finally:
+        machine._machine = before
+
+
+def new(*, slow: bool = False) -> Machine:
+    """A machine for these tables."""
+    if slow:
+        with in_python():
+            made = Machine(KEYS, TABLES)
+        assert isinstance(made._machine, slow_machine.Machine)
+        return made
+    return Machine(KEYS, TABLES)
+
+
+def read(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Document:
+    """A pickle in blocks of so many bytes."""
+    made = new(slow=slow)
+    for start in range(0, len(data), size):
+        made.feed(data[start : start + size])
+    return made.close()
+
+
+def outcome(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Outcome:
+    """What became of a pickle, or why it was refused, and where."""
+    try:
+        return read(data, size, slow=slow)
+    except Refused as refused:
+        return refused.what, refused.offset
+
+
+def refusal(data: bytes) -> tuple[str, int]:
+    """Why both machines refuse a pickle, and where."""
+    fast, slow = outcome(data), outcome(data, slow=True)
+    assert fast == slow
+    assert isinstance(fast, tuple), "not refused"
+    return fast
+
+
+def loaded(data: bytes) -> Any:
+    """What pickle makes of it; for our own files only."""
+    return pickle.loads(data)  # noqa: S301
+
+
+# --- a document as objects -------------------------------------------------------------------
+
+
+class _Objects:
+    """A document's words as Python values; rows without fields that hold None."""
+
+    def __init__(self, document: Document) -> None:
+        self._of = document
+        self._runs = [
+            [memoryview(part).cast("Q").tolist() for part in pair]
+            for pair in (document.sequences, document.lists, document.dicts)
+        ]
+        self._columns = [
+            {name: memoryview(data).cast("Q").tolist() for name, data in columns.items()}
+            for _, columns in document.tables
+        ]
+
+        self._kept: dict[int, Any] = {}
+
+    def value(self, word: int) -> Any:
+        """A word's value; what may be shared is made once."""
+        if word not in self._kept:
+            made = self._made(word)
+            if word & 15 not in (7, 8) and (word & 15 != 11 or word >> 56):
+                return made
+            self._kept[word] = made
+        return self._kept[word]
+
+    def _made(self, word: int) -> Any:
+        tag, of = word & 15, word >> 4
+        if tag < 7:
+            return self._scalar(tag, of)
+        if tag == 11:
+            row, columns = of & (1 << 52) - 1, self._columns[of >> 52]
+            found = {name: self.value(column[row]) for name, column in columns.items()}
+            return {name: value for name, value in found.items() if value is not None}
+        ends, words = self._runs[{7: 0, 8: 0, 9: 1, 10: 2}[tag]]
+        if tag == 10:
+            pairs = [self.value(item) for item in words[2 * ends[of] : 2 * ends[of + 1]]]
+            return dict(zip(pairs[::2], pairs[1::2], strict=True))
+        items = [self.value(item) for item in words[ends[of] : ends[of + 1]]]
+        return tuple(items) if tag == 8 else items
+
+    def _scalar(self, tag: int, of: int) -> Any:
+        signed = of - (1 << 60) if of >> 59 else of
+        return [
+            lambda: None,
+            lambda: bool(of),
+            lambda: signed,
+            lambda: self._of.bigs[of],
+            lambda: self._of.floats[of],
+            lambda: self._of.strings[of].decode(errors="surrogatepass"),
+            lambda: (),
+        ][tag]()
+
+
+def objects(document: Document) -> Any:
+    """The whole as Python values, as :func:`expected` has them."""
+    return _Objects(document).value(document.root)
+
+
+def expected(value: Any, kept: dict[int, Any] | None = None) -> Any:
+    """A loaded snapshot with what the machine keeps: rows have their known fields only.
+
+    What is empty is an empty tuple, whichever container it was.
+    """
+    if not isinstance(value, list | tuple | dict):
+        return value
+    kept = {} if kept is None else kept  # by identity: stacks are shared
+    if id(value) not in kept:
+        kept[id(value)] = _expected(value, kept)
+    return kept[id(value)]
+
+
+def _expected(value: Any, kept: dict[int, Any]) -> Any:
+    if not value:
+        return ()
+    if not isinstance(value, dict):
+        return type(value)(expected(item, kept) for item in value)
+    for trigger, fields in TABLES:
+        if trigger in value:
+            known = {name: expected(value[name], kept) for name in fields if name in value}
+            return {name: item for name, item in known.items() if item is not None}
+    return {key: expected(item, kept) for key, item in value.items()}
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+def snapshot(events: int = 40, depth: int = 5) -> dict[str, Any]:
+    """A small snapshot with everything that is odd in genuine ones."""
+    frames = [
+        {"name": f"f{i}", "filename": f"/lib/ü{i % 7}.py", "line": i * 300} for i in range(depth)
+    ]
+    frames[-1]["line"] = (1 << 64) - 1
+    shared, empty = frames[: depth // 2 + 1], []
+    traces = [
+        {
+            "action": ("alloc", "free_requested", "free_completed")[i % 3],
+            "addr": 0x7F00_0000_0000 + 512 * i,
+            "size": i * 37 - 5,
+            "stream": 0,
+            "time_us": 1757253255215904 + i,
+            "compile_context": "N/A",
+            "pool_id": (0, i % 2),
+            "frames": (shared, list(frames), empty, frames[:1])[i % 4],
+        }
+        for i in range(events)
+    ]
+    traces.append({"action": "oom", "device_free": 1 << 33, "size": 70_000, "stream": 0})
+    blocks = [{"address": i, "size": 512, "state": "inactive", "frames": []} for i in range(3)]
+    return {
+        "segments": [
+            {"device": 0, "address": 1 << 62, "total_size": 1 << 21, "is_expandable": False}
+            | {"frames": shared, "blocks": blocks, "segment_pool_id": (0, 0)}
+        ],
+        "device_traces": [traces, []],
+        "allocator_settings": {"conf": "", "max_split_size": -1, "ratio": 0.25, "deep": {"1": 0}},
+        "external_annotations": [{"name": "step", "stage": "START", "device": 0, "time_us": 4}],
+        "nothing": None,
+        "large": [-(1 << 63), 1 << 59, (1 << 59) - 1, -(1 << 59), -(1 << 59) - 1, (1 << 71) - 1],
+        17: (True, 1.5, "x", None),
+    }
+
+
+def like_torch(value: Any) -> bytes:
+    """Protocol 2 as torch's own C++ pickler writes it: the memo gets what is already filled."""
+    out, kept = bytearray(b"\x80\x02"), {}
+
+    def put(key: Any) -> None:
+        number = kept[key] = len(kept)
+        out.extend(b"q" + bytes([number]) if number < 256 else b"r" + struct.pack("<I", number))
+
+    def get(number: int) -> None:
+        out.extend(b"h" + bytes([number]) if number < 256 else b"j" + struct.pack("<I", number))
+
+    def filled(begin: bytes, items: list[Any], end: bytes) -> None:
+        out.extend(begin + b"(")
+        for item in items:
+            write(item)
+        out.extend(end)
+
+    def write(one: Any) -> None:
+        key = one if isinstance(one, str) else id(one)
+        if isinstance(one, str | list | dict | tuple) and key in kept:
+            return get(kept[key])
+        if isinstance(one, str):
+            raw = one.encode()
+            out.extend(b"X" + struct.pack("<I", len(raw)) + raw)
+        elif isinstance(one, list):
+            filled(b"]", one, b"e")
+        elif isinstance(one, dict):
+            filled(b"}", [part for pair in one.items() for part in pair], b"u")
+        elif isinstance(one, tuple):
+            filled(b"", list(one), b"t")
+        else:
+            return out.extend(scalar(one))
+        return put(key)
+
+    write(value)
+    return bytes(out + b".")
+
+
+def scalar(value: Any) -> bytes:
+    """A value that is no container, as pickle writes it."""
+    if isinstance(value, str):
+        raw = value.encode()
+        return b"X" + struct.pack("<I", len(raw)) + raw
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def text(value: str) -> bytes:
+    """SHORT_BINUNICODE."""
+    return b"\x8c" + bytes([len(value.encode())]) + value.encode()
+
+
+def hand(*parts: bytes) -> bytes:
+    """A pickle of these opcodes, with PROTO before and STOP behind them."""
+    return b"\x80\x04" + b"".join(parts) + b"."
+
+
+FRAME = b"}(" + text("filename") + text("a.py") + text("line") + b"K\x01u"
+EVENT = b"}(" + text("action") + text("alloc") + text("addr") + b"K\x07u"

@@ -1,0 +1,111 @@
+"""The history of the allocator: what it did on each device, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.parsers.memory_snapshot import layout
+from traceanalyzer.parsers.memory_snapshot.stacks import Stacks
+from traceanalyzer.parsers.memory_snapshot.words import Ints, Reading, Table, Words
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS
+
+#: Words of an action that are not those of the schema.
+_ALIASES: Final = {"free": "free_completed"}
+#: Times beyond are no microseconds since 1970 that nanoseconds can hold.
+_LAST_US: Final = (1 << 63) // 1000 - 1
+_LEFTOVERS: Final = ("compile_context", "user_metadata", "pool_id")
+
+
+@dataclass(frozen=True)
+class History:
+    """What was recorded, device by device, each in the order of the file.
+
+    Attributes:
+        table: all rows of the file.
+        rows: those of ``table`` that belong to a device, in this order.
+        device: of each of them.
+        time_us: of each of them; null where the file has no time. Never earlier than the one before
+            on the same device.
+        backwards: how many were.
+    """
+
+    table: Table
+    rows: Ints
+    device: Ints
+    time_us: pl.Series
+    backwards: int
+
+    def words(self, name: str) -> Words:
+        """A field of each row."""
+        return self.table.words(name)[self.rows]
+
+
+def read(reading: Reading, traces: list[int]) -> History:
+    """The history of each device.
+
+    Args:
+        reading: the file.
+        traces: the words of the devices' lists.
+    """
+    table = reading.table(layout.EVENTS)
+    rows, device = reading.owners(np.array(traces, np.uint64), layout.EVENTS)
+    if not reading.document.complete:
+        # what stands in no list yet belongs to the one that the file's end cut off
+        rest = np.ones(table.height, np.bool_)
+        rest[rows] = False
+        rows = np.append(rows, np.flatnonzero(rest))
+        device = np.append(device, np.full(int(rest.sum()), max(len(traces) - 1, 0)))
+    told = reading.integers(table.words("time_us")[rows])
+    usable = ((told >= 0) & (told <= _LAST_US)).fill_null(value=False)
+    time = told.set(~usable, None)
+    kept = (
+        pl.DataFrame({"device": device, "time": time})
+        .select(pl.col("time").cum_max().forward_fill().over("device"))
+        .to_series()
+    )
+    return History(table, rows, device, kept, int((kept > time).sum()))
+
+
+def events(reading: Reading, found: History, stacks: Stacks, *, args: bool) -> pl.DataFrame:
+    """The rows of ``events`` that the history is, without ``ts``."""
+    spelled = reading.strings(found.words("action"))
+    kind = spelled.replace(_ALIASES)
+    frame = pl.DataFrame(
+        {
+            "kind": kind.set(~kind.is_in(ALLOCATOR_KINDS).fill_null(value=False), "other"),
+            "name": spelled,
+            "device": found.device,
+            "stream": reading.integers(found.words("stream")),
+            "bytes": reading.integers(found.words("size")),
+            "address": reading.integers(found.words("addr"), unsigned=True),
+            "stack": stacks.of(reading, found.words("frames")),
+        }
+    ).cast({"kind": schema.KIND, "name": schema.NAME, "device": pl.Int32})
+    return frame.with_columns(args=_arguments(reading, found)) if args else frame
+
+
+def free_bytes(reading: Reading, found: History) -> pl.Series:
+    """What an out-of-memory error says is free on the device; null for all other events."""
+    return reading.integers(found.words("device_free"))
+
+
+def _arguments(reading: Reading, found: History) -> pl.Expr:
+    """Fields that have no column, as JSON text."""
+    fields = []
+    for name in _LEFTOVERS:
+        if found.table.has(name):
+            words, place = np.unique(found.words(name), return_inverse=True)
+            values = [reading.value(int(word)) for word in words]
+            fields.append(pl.Series(name, [_text(value) for value in values]).gather(place))
+    if not fields:
+        return pl.lit(None, pl.String)
+    return pl.struct(fields).struct.json_encode()
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) or value is None else str(value)

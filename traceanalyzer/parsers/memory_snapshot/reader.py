@@ -1,0 +1,205 @@
+"""A snapshot's bytes in, the tables of a trace out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.parsers.contract import Progress, Selection
+from traceanalyzer.parsers.memory_snapshot import history, holdings, layout, marks, stacks
+from traceanalyzer.parsers.memory_snapshot.history import History
+from traceanalyzer.parsers.memory_snapshot.machine import Machine, Refused
+from traceanalyzer.parsers.memory_snapshot.words import Reading
+from traceanalyzer.parsers.naming import rank_from_name
+from traceanalyzer.parsers.ordering import Ints, Order, time_order
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Device, Meta, Trace, issue_rows
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS
+
+Finding = tuple[str, str, int, str | None]
+
+#: How a history is recorded; a snapshot without one tells only what was held when it was taken.
+RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
+
+_BLOCK = 1 << 22
+_US = 1000
+_WANTED = frozenset((*ALLOCATOR_KINDS, "user_annotation"))
+#: c10's number of a CUDA device.
+_CUDA = 1
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None, format_: str) -> Trace:
+    """Read a snapshot.
+
+    Events lie on a clock that starts with the first of them. A file that was cut off gives what is
+    whole in it.
+
+    Raises:
+        MalformedInput: the pickle holds what no snapshot does, or nothing of one.
+        UnreadableFile: the operating system refused.
+    """
+    rank = rank_from_name(source.path)
+    if selection.kinds is not None and not selection.kinds & _WANTED:
+        return Trace(sources=(Meta(path=source.path, format=format_, rank=rank),))
+    reading = _read(source, progress)
+    top = reading.fields(reading.document.root)
+    found = history.read(reading, reading.items(top.get(layout.TRACES, 0)))
+    of_stacks = stacks.read(
+        reading,
+        [
+            reading.table(number).words("frames")
+            for number in (layout.EVENTS, layout.BLOCKS, layout.SEGMENTS, layout.HISTORY)
+        ],
+    )
+    ranges, alone = marks.read(reading)
+    start_us = _earliest(found.time_us, ranges["time_us"])
+    told, memory = _events(reading, selection, found, of_stacks, ranges, start_us)
+    segments = holdings.segments(reading, of_stacks, rank)
+    blocks = holdings.blocks(reading, of_stacks, segments)
+    devices = sorted({*found.device.tolist(), *segments["device"].drop_nulls().to_list()})
+    if told.is_empty() and segments.is_empty():
+        hint = f"{RECORD}, and take the snapshot after it"
+        raise MalformedInput(
+            source.path, "a snapshot that holds no memory and no history", hint=hint
+        )
+    return Trace(
+        sources=(
+            Meta(
+                path=source.path,
+                format=format_,
+                epoch_ns=None if start_us is None else start_us * _US,
+                start_ns=None if start_us is None else 0,
+                rank=rank,
+                devices=tuple(Device(device) for device in devices),
+                extra=_extra(reading, top),
+            ),
+        ),
+        events=told.with_columns(rank=pl.lit(rank, pl.Int32)),
+        stacks=of_stacks.table,
+        memory=memory,
+        segments=segments,
+        blocks=blocks,
+        issues=issue_rows(_issues(source, reading, top, found, alone), rank),
+    )
+
+
+def _read(source: Source, progress: Progress | None) -> Reading:
+    machine = Machine(layout.KEYS, layout.TABLES)
+    try:
+        for block in source.blocks(_BLOCK, progress):
+            machine.feed(block)
+        document = machine.close()
+    except Refused as error:
+        raise MalformedInput(
+            source.path,
+            f"no memory snapshot, and not read further: {error.what}",
+            where=f"byte {error.offset:,}",
+            hint="torch.cuda.memory._dump_snapshot(FILE) writes one",
+        ) from None
+    return Reading(document)
+
+
+def _earliest(*times: pl.Series) -> int | None:
+    told = [int(low) for time in times if isinstance(low := time.min(), int)]
+    return min(told, default=None)
+
+
+def _events(
+    reading: Reading,
+    selection: Selection,
+    found: History,
+    of_stacks: stacks.Stacks,
+    ranges: pl.DataFrame,
+    start_us: int | None,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The tables ``events``, in its order, and ``memory``."""
+    start = start_us or 0
+    done = history.events(reading, found, of_stacks, args="args" in selection.columns)
+    done = done.with_columns(ts=(found.time_us - start) * _US)
+    marked = ranges.select(
+        "name",
+        "device",
+        kind=pl.lit("user_annotation", schema.KIND),
+        ts=(pl.col("time_us") - start) * _US,
+        dur=(pl.col("end_us") - pl.col("time_us")) * _US,
+    )
+    both = pl.concat([done, marked], how="diagonal").with_columns(
+        free_bytes=history.free_bytes(reading, found).extend_constant(None, marked.height)
+    )
+    if (wanted := _wanted(selection)) is not None:
+        both = both.filter(wanted)
+    order = None if both["ts"].null_count() else _order(both)
+    both = both if order is None else both[order]
+    free = both.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"), "free_bytes")
+    memory = free.drop_nulls().with_columns(device_type=pl.lit(_CUDA))
+    return _as_table(both, "events"), _as_table(memory, "memory")
+
+
+def _wanted(selection: Selection) -> pl.Expr | None:
+    """Which events are asked for; None for all."""
+    keep: list[pl.Expr] = []
+    if selection.kinds is not None:
+        named = pl.col("name").cast(pl.String).str.contains_any(list(selection.names or ("\0",)))
+        keep.append(pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds)) | named)
+    if selection.windows:
+        end = pl.col("ts") + pl.col("dur").fill_null(0)
+        inside = [(end >= low) & (pl.col("ts") < high) for low, high in selection.windows]
+        keep.append(pl.any_horizontal(inside))
+    return pl.all_horizontal(keep).fill_null(value=False) if keep else None
+
+
+def _order(events: pl.DataFrame) -> Order | None:
+    length = events["dur"].fill_null(-1).to_numpy()
+
+    def lengths(rows: Order) -> Ints:
+        return length[rows]
+
+    return time_order(events["ts"].to_numpy(), lengths)
+
+
+def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """The frame with all columns of a table, those it does not have being null."""
+    columns = [c for c in schema.TABLES[table] if not c.on_request or c.name in frame.columns]
+    return frame.select(
+        pl.col(c.name).cast(c.dtype)
+        if c.name in frame.columns
+        else pl.lit(None, c.dtype).alias(c.name)
+        for c in columns
+    )
+
+
+def _extra(reading: Reading, top: dict[str, int]) -> str | None:
+    """The allocator's settings, and how long the history could grow."""
+    names = (layout.SETTINGS, layout.MOST_ENTRIES, layout.OVERFLOWED)
+    told: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
+    return json.dumps(told, allow_nan=False, default=str) if told else None
+
+
+def _issues(
+    source: Source, reading: Reading, top: dict[str, int], found: History, alone: int
+) -> Iterator[Finding]:
+    document = reading.document
+    if not document.complete:
+        read = f"{document.consumed:,} bytes read"
+        yield ("data_loss", "truncated", 1, read)
+    if source.damage:
+        yield ("data_loss", "damaged-file", 1, source.damage)
+    if document.trailing:
+        yield ("notice", "trailing-bytes", document.trailing, None)
+    if lost := found.table.height - found.rows.size:
+        yield ("data_loss", "stray-events", lost, None)
+    if reading.wrong:
+        yield ("data_loss", "wrong-type", reading.wrong, None)
+    if found.rows.size <= 1:
+        yield ("notice", "no-history", 1, RECORD)
+    elif any(reading.value(top[layout.OVERFLOWED]) or () if layout.OVERFLOWED in top else ()):
+        yield ("notice", "history-overflowed", 1, "its oldest events were overwritten")
+    if found.backwards:
+        yield ("notice", "time-backwards", found.backwards, None)
+    if alone:
+        yield ("info", "open-annotations", alone, None)
