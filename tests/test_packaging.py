@@ -59,8 +59,11 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {n for n in names if not n.startswith(("traceanalyzer/", dist_info))} == set()
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.py")}
     assert modules <= set(names)
-    viewer = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("viewer.*")}
-    assert {"viewer.css", "viewer.js"} == {Path(name).name for name in viewer & set(names)}
+    viewers = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.[cj]s*")}
+    assert viewers <= set(names)
+    render = "traceanalyzer/render"
+    assert {f"{render}/flamegraph/viewer.js", f"{render}/occupancy/viewer.js"} <= viewers
+    assert {f"{render}/flamegraph/viewer.css", f"{render}/occupancy/viewer.css"} <= viewers
     assert any(re.fullmatch(r"traceanalyzer/.*/_scan\.abi3\.\w+", name) for name in names)
     assert {"traceanalyzer/py.typed", f"{dist_info}licenses/LICENSE"} <= set(names)
     assert b"traceanalyzer = traceanalyzer.cli.main:run" in entry_points

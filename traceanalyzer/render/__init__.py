@@ -77,7 +77,7 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         from traceanalyzer.render import html
 
         return html.page(result, top=top).encode()
-    if result.flames:
+    if result.flames and not result.occupancies:
         return _flamegraph(result, to)
     from traceanalyzer.render import plot
 

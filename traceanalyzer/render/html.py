@@ -6,17 +6,20 @@ import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render import flamegraph
+from traceanalyzer.render import flamegraph, occupancy
 from traceanalyzer.render.scale import cells, is_number
 from traceanalyzer.render.text import prose, shorten, visible
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Chart, Flame, Result, Table
+    from types import ModuleType
+
+    from traceanalyzer.result import Chart, Flame, Occupancy, Result, Table
 
 # Nothing may be fetched or run, whatever a trace's names hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
 _FRAME_HEIGHT = 640
+_OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
 _TAG = re.compile(r"<[^>]*>")
 
 _STYLE = """
@@ -43,8 +46,10 @@ _PAGE_STYLE = """
 body { margin: 0; }
 main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }
 """
-_FLAME_STYLE = """
+_WIDE_STYLE = """
 main { max-width: none; padding: 1em 1em 3em; }
+"""
+_FLAME_STYLE = """
 .traceanalyzer .flamegraph { overflow: visible; margin: 1em 0; }
 .traceanalyzer .flame-text pre { overflow-x: auto; font-size: 12px; }
 """
@@ -53,22 +58,21 @@ main { max-width: none; padding: 1em 1em 3em; }
 def page(result: Result, *, top: int | None = 100) -> str:
     """A whole page with tables and charts: nothing fetched, dark where wished.
 
-    No script, but for a flamegraph's viewer; the policy lets that one run and no other.
+    No script, but for the viewers of flamegraphs and of occupancies; the policy lets these run and
+    no other.
 
     Args:
         result: what to show.
         top: rows shown of each table; None shows all.
     """
-    charts = [_figure(result, chart) for chart in result.charts]
-    style, policy, script = _PAGE_STYLE, _POLICY, ""
-    if result.flames:
-        charts[:0] = [
-            flamegraph.inline(flame, f"flame-{number}")
-            for number, flame in enumerate(result.flames)
-        ]
-        style += flamegraph.style() + _FLAME_STYLE
-        policy += f"; script-src {flamegraph.script_hash()}"
-        script = f"<script>{flamegraph.script()}</script>"
+    drawings = [
+        *(occupancy.inline(one, f"memory-{at}") for at, one in enumerate(result.occupancies)),
+        *(flamegraph.inline(flame, f"flame-{at}") for at, flame in enumerate(result.flames)),
+        *(_figure(result, chart) for chart in result.charts),
+    ]
+    viewers = [occupancy] if result.occupancies else []
+    viewers += [flamegraph] if result.flames else []
+    style, policy = _PAGE_STYLE + _viewing(viewers), _policy(viewers)
     lines = [
         "<!doctype html>",
         '<html lang="en">',
@@ -81,27 +85,28 @@ def page(result: Result, *, top: int | None = 100) -> str:
         '<body class="traceanalyzer"><main>',
         f"<h1>{_prose(result.title)}</h1>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
-        *charts,
+        *drawings,
         *(_table(table, top, heading="h2") for table in result.tables),
         _notes(result, heading="h2"),
         "</main>",
-        script,
+        *(f"<script>{viewer.script()}</script>" for viewer in viewers),
         "</body></html>",
     ]
     return "\n".join(line for line in lines if line) + "\n"
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
-    """Title, verdict, flamegraphs, tables and notes for a notebook.
+    """Title, verdict, occupancies, flamegraphs, tables and notes for a notebook.
 
-    Charts are drawn by ``Result.plot()``. A flamegraph is a page of its own in a frame: its viewer
-    runs there, and cannot reach the notebook.
+    Charts are drawn by ``Result.plot()``. A drawing with a viewer is a page of its own in a frame:
+    the viewer runs there, and cannot reach the notebook.
     """
     lines = [
         f'<div class="traceanalyzer"><style>{_STYLE}</style>',
         f"<h3>{_prose(result.title)}</h3>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
-        *map(_framed, result.flames),
+        *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
+        *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
         *(_table(table, top, heading="h4") for table in result.tables),
         _notes(result, heading="h4"),
         "</div>",
@@ -109,17 +114,34 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _framed(flame: Flame) -> str:
-    policy = f"{_POLICY}; script-src {flamegraph.script_hash()}"
+def _viewing(viewers: list[ModuleType]) -> str:
+    """The style sheets of these viewers, and what they ask of the page."""
+    sheets = [viewer.style() for viewer in viewers]
+    more = _FLAME_STYLE if flamegraph in viewers else ""
+    return "".join(sheets) + (_WIDE_STYLE if viewers else "") + more
+
+
+def _policy(viewers: list[ModuleType]) -> str:
+    hashes = " ".join(viewer.script_hash() for viewer in viewers)
+    return f"{_POLICY}; script-src {hashes}" if viewers else _POLICY
+
+
+def _height(one: Occupancy) -> int:
+    return _OCCUPANCY_HEIGHT + (_SEGMENTS_HEIGHT if one.segments.height else 0)
+
+
+def _framed(drawing: Flame | Occupancy, viewer: ModuleType, height: int) -> str:
+    """A page of its own for a drawing, its viewer in a sandbox."""
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<style>{_PAGE_STYLE}{flamegraph.style()}{_FLAME_STYLE}</style></head><body>"
-        f"{flamegraph.inline(flame, 'flame')}<script>{flamegraph.script()}</script></body></html>"
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy([viewer])}">'
+        f"<style>{_STYLE}{_PAGE_STYLE}{_viewing([viewer])}</style></head>"
+        f'<body class="traceanalyzer">{viewer.inline(drawing, "drawing")}'
+        f"<script>{viewer.script()}</script></body></html>"
     )
     return (
-        f'<iframe sandbox="allow-scripts" title="{_prose(flame.title)}" srcdoc="{escape(page)}" '
-        f'style="width: 100%; height: {_FRAME_HEIGHT}px; border: 0"></iframe>'
+        f'<iframe sandbox="allow-scripts" title="{_prose(drawing.title)}" srcdoc="{escape(page)}" '
+        f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
 
 

@@ -1,4 +1,4 @@
-"""Charts of a result as matplotlib figures, SVG and PNG; the only place that loads matplotlib."""
+"""Drawings of a result as matplotlib figures, SVG and PNG; the only place that loads matplotlib."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.marks import MUTED, Marks, prepare
+from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.scale import cells
 from traceanalyzer.render.text import prose, shorten
 
@@ -79,22 +80,27 @@ class _Picture(Figure):
 
 
 def figure(result: Result, chart: str | None = None) -> Figure:
-    """One chart by name, or all charts of the result below one another.
+    """One drawing by name, or all of them: occupancies, and charts below.
 
     Raises:
-        OptionError: the result has no chart, or none of that name.
+        OptionError: the result has nothing to draw, or nothing of that name.
     """
+    filled = [one for one in result.occupancies if chart in (None, one.name)]
     chosen = [c for c in result.charts if chart in (None, c.name)]
-    if not chosen:
+    if not (filled or chosen):
         wanted = "no chart to draw" if chart is None else f"no chart {chart!r}"
-        names = ", ".join(c.name for c in result.charts)
+        known = [one.name for one in result.occupancies] + [c.name for c in result.charts]
+        names = ", ".join(known)
         raise OptionError(f"this result has {wanted}" + (f"; it has {names}" if names else ""))
     drawings = [prepare(c) for c in chosen]
-    heights = [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
+    heights = [memory.HEIGHT] * len(filled)
+    heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
     with mpl.rc_context(_STYLE):
         picture = _Picture(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
-        places = picture.subfigures(len(drawings), 1, height_ratios=heights, squeeze=False)
-        for drawing, place in zip(drawings, places.flat, strict=True):
+        places = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for occupancy, place in zip(filled, places, strict=False):
+            memory.draw(occupancy, place)
+        for drawing, place in zip(drawings, places[len(filled) :], strict=True):
             _draw(drawing, place)
     return picture
 

@@ -1,0 +1,546 @@
+"""Memory over time in a real browser: what is drawn, and what a person does with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+from browser import chromium, complaints, prefer, resize, visit
+from flames import training as burning
+from occupancies import BREAKOUT, Memory, empty, hostile, large, plain, training
+
+from traceanalyzer.render import html
+from traceanalyzer.render.occupancy.layout import columns, lay_out, stack
+
+STACKS = """
+const { memory } = document.querySelector('.occupancy').viewer;
+return Array.from(memory.event, (_, level) => memory.stackAt(level));
+"""
+SHOWN = """
+const { viewer } = document.querySelector('.occupancy');
+return Array.from(viewer.memory.columns(viewer.view, arguments[0], viewer.timed));
+"""
+# Painted pixels of each column, and how many bytes high they are.
+PAINTED = """
+const { stage } = document.querySelector('.occupancy').viewer, { width, height } = stage.canvas;
+const pixels = stage.canvas.getContext('2d').getImageData(0, 0, width, height).data;
+return [Array.from(stage.shown), Array.from({ length: width }, (_, x) => {
+  let count = 0;
+  for (let y = 0; y < height; y++) count += pixels[4 * (y * width + x) + 3] === 255;
+  return count / stage.scale;
+}), 1 / stage.scale];
+"""
+# Where a box or block is on the screen: the middle of what is seen of it, from the window's corner.
+BOX = """
+const { stage, memory } = document.querySelector('.occupancy').viewer;
+const bottom = memory.bottoms(arguments[0]), from = memory.first[arguments[0]];
+const seen = Array.from(stage.shown).map((level, column) => [level, column])
+  .filter(([level]) => bottom[level - from] !== undefined);
+const [level, column] = seen[seen.length >> 1], at = stage.canvas.getBoundingClientRect();
+const height = bottom[level - from] + memory.size[arguments[0]] / 2;
+return [at.left + column + 0.5, at.bottom - height * stage.scale];
+"""
+
+
+class Page:
+    """What a person does with the first figure of a page, and what they see."""
+
+    def __init__(self, window):
+        self.window = window
+
+    def run(self, script, *arguments):
+        return self.window.execute_script(script, *arguments)
+
+    @property
+    def view(self):
+        return self.run("return document.querySelector('.occupancy').viewer.view")
+
+    @property
+    def pinned(self):
+        return self.run("return document.querySelector('.occupancy').viewer.pinned")
+
+    def text(self, selector):
+        return self.window.find_element("css selector", selector).text
+
+    def texts(self, selector):
+        script = "return Array.from(document.querySelectorAll(arguments[0]), (e) => e.textContent)"
+        return self.run(script, selector)
+
+    def button(self, label):
+        self.window.find_element("xpath", f"//button[text()='{label}']").click()
+
+    def search(self, text):
+        field = self.window.find_element("css selector", "input")
+        field.clear()
+        field.send_keys(text)
+
+    def mouse(self, *events):
+        """Events of the pointer at places of the window: ``("move", x, y)``, ``("down", x, y)``."""
+        kinds = {"move": "mouseMoved", "down": "mousePressed", "up": "mouseReleased"}
+        for kind, x, y, *more in events:
+            about = {"button": "left", "clickCount": 1} if kind != "move" else {}
+            about |= dict(*more)
+            self.window.execute_cdp_cmd(
+                "Input.dispatchMouseEvent", {"type": kinds[kind], "x": x, "y": y, **about}
+            )
+
+    def wheel(self, x, y, turned):
+        wheel = {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": turned}
+        self.window.execute_cdp_cmd("Input.dispatchMouseEvent", wheel)
+        self.settle()
+
+    def click(self, x, y):
+        self.mouse(("move", x, y), ("down", x, y), ("up", x, y))
+
+    def press(self, *keys):
+        from selenium.webdriver import ActionChains
+
+        plot = self.window.find_element("css selector", ".plot")
+        self.run("arguments[0].focus()", plot)
+        for key in keys:
+            ActionChains(self.window).send_keys(key).perform()
+        self.settle()
+
+    def settle(self):
+        """Waits for what is drawn with the next frame."""
+        self.window.execute_async_script(
+            "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+        )
+
+    def box(self, number):
+        return self.run(BOX, number)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    yield from chromium(tmp_path_factory.mktemp("chromium"))
+
+
+@pytest.fixture
+def opened(window, tmp_path):
+    """``open_(occupancy, ...)`` opens a page; nothing else may be asked for, nothing complained."""
+    resize(window, 1400, 1000)
+    prefer(window, "light")
+
+    def open_(*made):
+        path = tmp_path / "page.html"
+        asked = visit(window, path, html.page(Memory(filled=made)))
+        assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+        return Page(window)
+
+    yield open_
+    assert complaints(window) == []
+    assert window.execute_script("return performance.getEntriesByType('resource').length") == 0
+
+
+# --- what is drawn ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [training(), plain(), large(300, boxes=150, depth=5)])
+def test_the_browser_stacks_as_python_does(opened, made):
+    page, layout = opened(made), lay_out(made)
+    every, levels = np.arange(len(layout.size)), np.arange(len(layout.event))
+    ours = stack(layout, every, levels, np.arange(len(levels) + 1.0))
+    for level, spots in enumerate(page.run(STACKS)):
+        edges = [0, *(top for _, _, top in spots)]
+        assert [low for _, low, _ in spots] == edges[: len(spots)]
+        assert edges[-1] == layout.live[level]
+        boxes = {box: low for box, low, _ in spots if box >= 0}
+        assert list(boxes) == np.flatnonzero(~np.isnan(ours.bottom[:, level])).tolist()
+        assert [ours.bottom[box, level] for box in boxes] == list(boxes.values())
+
+
+def test_the_ring_of_a_box_moves_with_it(opened):
+    made = training()
+    page, layout = opened(made), lay_out(made)
+    every, levels = np.arange(len(layout.size)), np.arange(len(layout.event))
+    ours = stack(layout, every, levels, np.arange(len(levels) + 1.0))
+    script = (
+        "const { memory } = document.querySelector('.occupancy').viewer;"
+        "return Array.from(memory.size, (_, box) => Array.from(memory.bottoms(box)))"
+    )
+    for bottoms, drawn in zip(page.run(script), ours.bottom, strict=True):
+        assert bottoms == drawn[~np.isnan(drawn)].tolist()
+
+
+@pytest.mark.parametrize("made", [training(), plain()])
+def test_columns_show_what_those_of_the_plot_show(opened, made):
+    page, layout = opened(made), lay_out(made)
+    for count in (50, 333, 1_000):
+        shown = columns(layout, count)[0]
+        assert layout.live[page.run(SHOWN, count)].tolist() == layout.live[shown].tolist()
+
+
+def test_the_painted_stack_is_as_high_as_what_is_live(opened):
+    made = large(600, boxes=300, depth=5)
+    page = opened(made)
+    levels, painted, pixel = page.run(PAINTED)
+    live = made.levels["live_bytes"].to_numpy()[levels]
+    assert np.abs(live - painted).max() <= pixel
+    assert max(painted) > 0.8 * live.max()
+
+
+def test_axes_marks_steps_and_legend_are_named(opened):
+    made = training()
+    page = opened(made)
+    assert page.texts(".lines text") == ["peak: 1,344 MiB", "out of memory: 512 MiB asked for"]
+    named = page.texts(".axes text")
+    assert {"0 B", "256 MiB", "1.25 GiB", "20 ms", "180 ms", "time", "step 0", "step 3"} <= {*named}
+    legend = page.text(".keys")
+    assert "optimizer state 528 MiB" in legend
+    assert "without a box 141 MiB" in legend
+    assert "reserved" in legend
+    steps = page.run("return document.querySelector('.reserved').getAttribute('d')").count("V")
+    assert steps == made.levels["reserved_bytes"][page.run(PAINTED)[0]].n_unique() - 1
+
+
+def test_marks_at_one_place_do_not_overlap(opened):
+    made = training(oom=56)
+    page = opened(made)
+    rows = page.run(
+        "const labels = Array.from(document.querySelectorAll('.said'));"
+        "return labels.map((label) => label.getBoundingClientRect().top)"
+    )
+    assert len(rows) == len(set(rows)) == 2
+
+
+def test_a_large_page_opens_and_draws_quickly(opened):
+    page = opened(large(4_000))
+    ready = "return performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
+    assert page.run(ready) < 5_000
+    spent = (
+        "const from = performance.now();"
+        "document.querySelector('.occupancy').viewer.show();"
+        "return performance.now() - from"
+    )
+    assert page.run(spent) < 1_000
+
+
+# --- what is told ----------------------------------------------------------------------------
+
+
+def test_pointing_tells_all_of_an_allocation(opened):
+    page = opened(training())
+    assert "128 MiB, the largest at the peak" in page.text(".told")
+    page.mouse(("move", *page.box(9)))
+    told = page.text(".told").splitlines()
+    assert told[0] == "57 MiB"
+    assert "from 4.6 ms to 30.75 ms, 26.15 ms" in told
+    assert page.texts(".told li") == [
+        "forward (layers.py:13)", "block3 (model.py:63)", "main (train.py:30)",
+        "<module> (train.py:41)",
+    ]  # fmt: skip
+    assert "57 MiB" in page.text(".tip.shown")
+    assert page.run("return document.querySelector('.ring').getAttribute('d')").startswith("M")
+    x, y = page.box(0)
+    page.mouse(("move", x, y))
+    assert "always" in page.text(".told")
+    page.mouse(("move", x, 2))
+    assert not page.window.find_elements("css selector", ".tip.shown")
+    assert "the largest at the peak" in page.text(".told")
+
+
+def test_a_click_keeps_it_until_the_next(opened):
+    page = opened(training())
+    page.click(*page.box(9))
+    assert page.pinned == 9
+    page.mouse(("move", *page.box(0)))
+    assert page.text(".told").startswith("57 MiB")
+    page.click(*page.box(9))
+    assert page.pinned is None
+    page.click(*page.box(9))
+    page.press("\ue00c")
+    assert page.pinned is None
+
+
+def test_the_rest_is_told_as_such(opened):
+    made = training()
+    page = opened(made)
+    top = page.run(
+        "const { stage, memory } = document.querySelector('.occupancy').viewer;"
+        "const at = stage.canvas.getBoundingClientRect(), top = memory.live[memory.peak];"
+        "const column = stage.shown.indexOf(memory.peak);"
+        "return [at.left + column + 0.5, at.bottom - (top - 1e6) * stage.scale]"
+    )
+    page.mouse(("move", *top))
+    assert page.text(".told").startswith("Allocations without a box")
+
+
+def test_arrows_go_through_the_stack_at_the_peak(opened):
+    from selenium.webdriver import Keys
+
+    page, layout = opened(training()), lay_out(training())
+    there = np.flatnonzero(layout.at_peak).tolist()
+    largest = max(there, key=lambda box: layout.size[box])
+    page.press(Keys.ARROW_UP)
+    assert page.pinned == largest
+    page.press(Keys.ARROW_DOWN)
+    assert page.pinned == there[there.index(largest) - 1]
+    page.press(Keys.ARROW_UP, Keys.ARROW_UP)
+    assert page.pinned == there[there.index(largest) + 1]
+
+
+@pytest.mark.parametrize(
+    "wanted", ["layers.py", "LAYERS", "backward", "no such frame", "optimizer"]
+)
+def test_search_says_what_its_finds_hold_at_the_peak(opened, wanted):
+    made = training()
+    page, layout = opened(made), lay_out(made)
+    frames = dict(made.stacks.iter_rows())
+    found = [
+        any(
+            wanted.lower() in text.lower()
+            for text in (*frames[row["stack"]], row["category"] or "")
+        )
+        for row in made.boxes.iter_rows(named=True)
+    ]
+    held = int(layout.size[layout.at_peak & np.array(found)].sum()) >> 20
+    page.search(wanted)
+    share = f"({100 * held / 1344:.1f} %)"
+    size = f"{held} MiB" if held else "0 B"
+    assert page.text(".matched") == f"{sum(found)} found: {size} at the peak {share}"
+
+
+def test_search_fades_what_it_does_not_find(opened):
+    page = opened(training())
+    color = (
+        "const { canvas } = document.querySelector('.occupancy').viewer.stage;"
+        "const at = canvas.getBoundingClientRect(), [x, y] = arguments[0];"
+        "const pixel = canvas.getContext('2d').getImageData(x - at.left, y - at.top, 1, 1);"
+        "return Array.from(pixel.data)"
+    )
+    inside, outside = page.box(9), page.box(0)
+    before = [page.run(color, place) for place in (inside, outside)]
+    page.search("layers.py:13")
+    page.settle()
+    after = [page.run(color, place) for place in (inside, outside)]
+    assert after[0] == before[0]
+    assert min(after[1][:3]) > 220 > min(before[1][:3])
+
+
+# --- zoom ------------------------------------------------------------------------------------
+
+
+def test_the_wheel_zooms_around_the_pointer_and_reset_leaves(opened):
+    page = opened(training())
+    whole, (x, y) = page.view, page.box(9)
+    page.wheel(x, y, 300)
+    assert page.view == whole  # the page scrolled instead
+    page.run("scrollTo(0, 0)")
+    page.wheel(x, y, -200)
+    once = page.view
+    assert once[1] - once[0] < 0.6 * whole[1]
+    assert once[0] < 17e6 < once[1]
+    page.wheel(x, y, -200)
+    assert page.view[1] - page.view[0] < once[1] - once[0]
+    page.button("Reset")
+    page.settle()
+    assert page.view == whole
+
+
+def test_a_drag_zooms_a_double_click_resets_and_shift_moves(opened):
+    page = opened(training())
+    whole = page.view
+    canvas = page.run(
+        "const at = document.querySelector('.plot canvas').getBoundingClientRect();"
+        "return [at.left, at.top + 100, at.width]"
+    )
+    left, y, width = canvas
+    quarter, half = left + width / 4, left + width / 2
+    page.mouse(("move", quarter, y), ("down", quarter, y), ("move", half, y), ("up", half, y))
+    page.settle()
+    assert page.view == pytest.approx([whole[1] / 4, whole[1] / 2], rel=1e-3)
+    assert page.pinned is None
+    page.mouse(
+        ("move", half, y),
+        ("down", half, y, {"modifiers": 8}),
+        ("move", quarter, y, {"modifiers": 8}),
+        ("up", quarter, y, {"modifiers": 8}),
+    )
+    page.settle()
+    assert page.view == pytest.approx([whole[1] * 5 / 16, whole[1] * 9 / 16], rel=1e-3)
+    page.click(half, y)
+    page.mouse(("down", half, y, {"clickCount": 2}), ("up", half, y, {"clickCount": 2}))
+    page.settle()
+    assert page.view == whole
+    assert page.pinned is None
+
+
+def test_keys_zoom_move_and_reset(opened):
+    from selenium.webdriver import Keys
+
+    page = opened(training())
+    whole = page.view
+    page.press("+")
+    assert page.view == [whole[1] / 4, whole[1] * 3 / 4]
+    page.press(Keys.ARROW_RIGHT)
+    assert page.view == pytest.approx([whole[1] * 0.35, whole[1] * 0.85])
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert page.view[1] == whole[1]
+    page.press("-")
+    assert page.view == whole
+    page.press("+", "+", "0")
+    assert page.view == whole
+    page.press("/", "adam")
+    assert "found" in page.text(".matched")
+
+
+def test_zooming_in_ends_at_a_few_events(opened):
+    page = opened(plain())
+    page.press(*"+" * 12)
+    assert page.view[1] - page.view[0] == 4
+
+
+def test_the_height_fits_what_changes_in_sight(opened):
+    made = training()
+    page = opened(made)
+    page.button("Fit height")
+    page.settle()
+    low, high = made.levels["live_bytes"].min(), made.levels["live_bytes"].max()
+    floor, ceiling = page.run(
+        "const { stage } = document.querySelector('.occupancy').viewer;"
+        "return [stage.floor, stage.ceiling]"
+    )
+    assert 0 < floor < low < high < ceiling < high * 1.1
+    assert "0 B" not in page.texts(".axes text")
+    levels, painted, pixel = page.run(PAINTED)
+    live = made.levels["live_bytes"].to_numpy()[levels]
+    assert np.abs(live - floor - painted).max() <= pixel
+    page.mouse(("move", *page.run(BOX.replace("height *", "(height - stage.floor) *"), 30)))
+    size = made.boxes["live_bytes"][30] >> 20
+    assert page.text(".told").startswith(f"{size} MiB")
+    page.press("f")
+    assert "0 B" in page.texts(".axes text")
+
+
+def test_time_and_events_show_the_same_stretch(opened):
+    made = training()
+    page = opened(made)
+    page.press("+")
+    before = page.view
+    first, last = page.run(SHOWN, 200)[0], page.run(SHOWN, 200)[-1]
+    page.button("Events")
+    page.settle()
+    assert "event" in page.texts(".axes text")
+    events = made.levels["event"].to_list()
+    assert events[first] <= page.view[0] <= events[first + 1]
+    assert events[last] <= page.view[1] <= events[last + 1]
+    page.button("Time")
+    assert page.view == pytest.approx(before)
+    page.button("Reset")
+    page.button("Events")
+    page.settle()
+    assert page.view == [0, 160]
+
+
+# --- segments --------------------------------------------------------------------------------
+
+
+def test_segments_say_what_is_free_and_who_holds_the_rest(opened):
+    made = training()
+    page = opened(made)
+    free = made.blocks.filter(state="free")["total_bytes"]
+    live = made.blocks.filter(state="live")["total_bytes"].sum()
+    assert f"{free.sum() >> 20} MiB free" in page.text(".occupancy")
+    assert f"in {free.len()} holes, the largest {free.max() >> 20} MiB" in page.text(".occupancy")
+    script = """
+    const { segments } = document.querySelector('.occupancy').viewer;
+    segments.canvas.scrollIntoView({ block: 'center' });
+    const at = segments.canvas.getBoundingClientRect();
+    return segments.pieces.map((piece) => [piece.segment, piece.until - piece.from,
+      at.left + piece.x + Math.min(piece.wide / 2, 8), at.top + piece.row * 23 + 9]);
+    """
+    pieces = page.run(script)
+    assert sum(size for _, size, _, _ in pieces) == made.segments["total_bytes"].sum()
+    assert live + free.sum() == made.segments["total_bytes"].sum()
+    page.mouse(("move", *pieces[0][2:]))
+    told = page.text(".tip.shown")
+    assert "MiB live" in told
+    assert "<module> (train.py:41)" in told
+    page.button("Most free first")
+    unused = (
+        made.blocks.filter(state="free").group_by("segment").agg(total=pl.col("total_bytes").sum())
+    )
+    assert page.run(
+        "const { segments } = document.querySelector('.occupancy').viewer;"
+        "return segments.free[segments.pieces[0].segment]"
+    ) == max(unused["total"])
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+def test_hostile_texts_are_shown_as_text(opened):
+    page = opened(hostile())
+    page.mouse(("move", *page.box(12)))
+    assert BREAKOUT in page.text(".told")
+    assert BREAKOUT in page.text(".tip.shown")
+    page.search("</script>")
+    assert page.text(".matched").startswith("13 found")
+    assert page.run("return document.images.length") == 0
+    assert page.window.title != "pwned"
+    assert len(page.run("return Array.from(document.scripts, (e) => e.type)")) == 2
+
+
+def test_figures_of_several_devices_do_not_meet(opened):
+    page = opened(training(), plain(), empty())
+    page.press("+")
+    views = page.run(
+        "return Array.from(document.querySelectorAll('.occupancy'), (e) => e.viewer?.view ?? null)"
+    )
+    assert views[0][0] > 0
+    assert views[1:] == [[0, 160], None]
+
+
+@pytest.mark.parametrize("width", [700, 1_400])
+def test_it_fits_the_window(opened, window, width):
+    resize(window, width, 900)
+    page = opened(training())
+    assert page.run("return document.documentElement.scrollWidth") == width
+    at = page.run("return document.querySelector('.plot').getBoundingClientRect().width")
+    assert width - 60 < at < width
+    for moved in (1_000, width):
+        resize(window, moved, 900)
+        page.settle()
+    size = "return document.querySelector('.plot').getBoundingClientRect().width"
+    assert page.run(size) == at
+
+
+def test_it_is_dark_where_wished_and_light_on_paper(opened, window):
+    pixel = (
+        "const { canvas } = document.querySelector('.occupancy').viewer.stage;"
+        "return canvas.getContext('2d').getImageData(200, canvas.height - 20, 1, 1).data[0]"
+    )
+    page = opened(training())
+    light = page.run(pixel)
+    prefer(window, "dark")
+    page.settle()
+    assert page.run(pixel) < light - 40
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.run(pixel) == light
+    assert page.run("return document.querySelector('details').open")
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run(pixel) < light - 40
+
+
+def test_both_viewers_live_on_one_page(opened, window, tmp_path):
+    class Both(Memory):
+        flames = (burning(),)
+
+    path = tmp_path / "both.html"
+    visit(window, path, html.page(Both(filled=(training(),))))
+    assert len(window.find_elements("css selector", ".live")) == 2
+
+
+def test_a_notebook_draws_it_in_a_frame(window, tmp_path):
+    resize(window, 1000, 1400)
+    notebook = f"<!doctype html><body>{Memory(filled=(training(),))._repr_html_()}</body>"
+    path = tmp_path / "notebook.html"
+    assert visit(window, path, notebook) == [path.as_uri()]
+    window.switch_to.frame(window.find_element("css selector", "iframe"))
+    page = Page(window)
+    page.press("+")
+    assert page.view[0] > 0
+    assert page.run("return document.documentElement.scrollHeight") <= 1_320
+    window.switch_to.default_content()
+    assert complaints(window) == []

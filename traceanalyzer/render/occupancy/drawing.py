@@ -1,0 +1,263 @@
+"""An occupancy on the axes of a plot: the largest boxes, the rest in one band, steps below."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traceanalyzer.render.occupancy import colors, scales, words
+from traceanalyzer.render.occupancy.layout import Stack, columns, largest, lay_out, stack, total
+from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+    from numpy.typing import NDArray
+
+    from traceanalyzer.render.occupancy.layout import Layout
+    from traceanalyzer.result import Occupancy
+
+#: Inches that a drawing is high.
+HEIGHT = 5.2
+_BOXES = 400
+# Columns, and the share of the height from which a step is drawn; boxes only move down, so that few
+# steps are left in the end.
+_FINENESS = (
+    *((1_000, 0.001), (700, 0.0015), (500, 0.002), (400, 0.003)),
+    *((300, 0.005), (200, 0.01), (150, 0.02), (100, 0.04)),
+)
+_POINTS = 50_000  # corners of all boxes; an SVG of them stays below 2 MB
+_HEADROOM = 1.04
+_PLOT_CHARS = 110  # letters along the axis
+_TITLE_CHARS, _LABEL_CHARS, _LABEL_ROWS = 72, 60, 3
+_RESERVED, _OOM, _PEAK = "#1f2328", "#cf222e", "#1f2328"
+_STRIPES = ("#e4e9ee", "#f0f3f6")
+
+
+def draw(occupancy: Occupancy, place: SubFigure) -> None:
+    """Draws all of it into a part of a figure."""
+    layout = lay_out(occupancy)
+    title = "\n".join(textwrap.wrap(prose(occupancy.title), _TITLE_CHARS))
+    place.suptitle(title, x=0.01, horizontalalignment="left")
+    steps = occupancy.spans.height > 0
+    ratios = [14, 1] if steps else [1]
+    axes = place.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)[:, 0]
+    ax = axes[0]
+    if not len(layout.live):
+        ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center")
+        return
+    chosen = largest(layout, _BOXES)
+    drawn, corners = _outlines(layout, chosen)
+    fills = colors.of_categories(layout.boxes["category"].drop_nulls())
+    grey = _bands(ax, layout, chosen, drawn, fills)
+    _boxes(ax, layout, chosen, corners, fills)
+    ax.stairs(drawn.reserved, drawn.edges, baseline=None, color=_RESERVED, lw=1.1, ls=(0, (4, 2)))
+    _axes(ax, axes[-1], layout)
+    ax.set_title(
+        "\n".join(
+            textwrap.wrap(words.drawn(occupancy, layout, chosen, bands=bool(fills)), _PLOT_CHARS)
+        ),
+        loc="left",
+        pad=8 + 11 * _marks(ax, occupancy, layout),
+    )
+    if steps:
+        _spans(axes[1], occupancy, layout)
+    _legend(ax, place, drawn, words.legend(layout, fills), grey)
+
+
+# --- the stack -------------------------------------------------------------------------------
+# All of it is drawn down to 0, the topmost first: what stands below covers it, and where steps are
+# left out no gap can open.
+
+
+def _outlines(
+    layout: Layout, chosen: NDArray[np.int64]
+) -> tuple[Stack, list[list[NDArray[np.float64]]]]:
+    """The stack, and the polygons of each box, as finely as a file of reasonable size allows."""
+    for count, seen in _FINENESS:
+        shown, edges = columns(layout, count)
+        drawn = stack(layout, chosen, shown, edges)
+        least = float(drawn.live.max()) * seen
+        corners = [
+            _polygons(edges, bottom + size, least)
+            for bottom, size in zip(drawn.bottom, drawn.size, strict=True)
+        ]
+        if sum(len(part) for parts in corners for part in parts) <= _POINTS:
+            break
+    return drawn, corners
+
+
+def _polygons(
+    edges: NDArray[np.float64], top: NDArray[np.float64], least: float
+) -> list[NDArray[np.float64]]:
+    """What lies below the top of one box, a piece for each time that it is there."""
+    there = np.flatnonzero(~np.isnan(top))
+    runs = np.split(there, np.flatnonzero(np.diff(there) > 1) + 1)
+    return [_polygon(edges, top, run, least) for run in runs if len(run)]
+
+
+def _polygon(
+    edges: NDArray[np.float64], top: NDArray[np.float64], run: NDArray[np.int64], least: float
+) -> NDArray[np.float64]:
+    """Steps along the top and back along 0; a step that is smaller than ``least`` waits."""
+    tops = top[run]
+    kept = [0]
+    for at in (np.flatnonzero(np.diff(tops)) + 1).tolist():
+        if abs(tops[at] - tops[kept[-1]]) >= least:
+            kept.append(at)
+    x = np.append(edges[run[kept]], edges[run[-1] + 1])
+    steps = np.stack([np.repeat(x, 2)[1:-1], np.repeat(tops[kept], 2)], axis=1)
+    return np.concatenate([steps, [[x[-1], 0], [x[0], 0]]])
+
+
+def _boxes(
+    ax: Axes,
+    layout: Layout,
+    chosen: NDArray[np.int64],
+    corners: list[list[NDArray[np.float64]]],
+    fills: dict[str, int],
+) -> None:
+    labels, categories = layout.boxes["label"], layout.boxes["category"]
+    highest = float(layout.live.max())
+    for box, parts in zip(chosen[::-1].tolist(), corners[::-1], strict=True):
+        shade = colors.LIGHT[colors.of_box(labels[box], categories[box], fills, box)]
+        tall = layout.size[box] > highest / 120
+        for part in parts:
+            edge = "#ffffff" if tall else "none"
+            ax.fill(part[:, 0], part[:, 1], facecolor=shade, edgecolor=edge, linewidth=0.3)
+
+
+def _bands(
+    ax: Axes, layout: Layout, chosen: NDArray[np.int64], drawn: Stack, fills: dict[str, int]
+) -> float:
+    """What is not drawn one by one, on top: a band for each category, and the grey one.
+
+    Gives the bytes of the grey band at the peak.
+    """
+    bands: list[tuple[NDArray[np.float64], int]] = []
+    top = drawn.live - drawn.rest
+    if fills:
+        smaller = np.setdiff1d(np.arange(len(layout.size)), chosen)
+        shades = np.array([fills.get(name or "", -1) for name in layout.boxes["category"]])
+        for fill in (-1, *fills.values()):
+            held = total(layout, smaller[shades[smaller] == fill], drawn.levels)
+            if held.any():
+                top = top + held
+                bands.append((top, colors.UNKNOWN if fill < 0 else fill + 1))
+    if (drawn.live > top).any():
+        bands.append((drawn.live, colors.REST))
+    for height, fill in reversed(bands):
+        ax.stairs(height, drawn.edges, fill=True, color=colors.LIGHT[fill], linewidth=0)
+    return float((drawn.live - top)[int(np.argmax(drawn.live))])
+
+
+# --- around it -------------------------------------------------------------------------------
+
+
+def _axes(ax: Axes, lowest: Axes, layout: Layout) -> None:
+    """Round ticks; the names of the axes."""
+    timed = layout.time is not None
+    top = _top(layout)
+    sizes = scales.byte_ticks(top)
+    places = scales.ticks(layout.axis()[1], timed=timed)
+    ax.set_yticks([at for at, _ in sizes], [said for _, said in sizes])
+    ax.set_ylim(0, top)
+    ax.grid(visible=False, axis="x")
+    lowest.set_xticks([at for at, _ in places], [said for _, said in places])
+    lowest.set_xlim(0, layout.axis()[1])
+    lowest.set_xlabel("time since the first event" if timed else "allocator event")
+
+
+def _top(layout: Layout) -> float:
+    reserved = layout.reserved[~np.isnan(layout.reserved)]
+    return max(float(layout.live.max()), float(reserved.max(initial=0)), 1.0) * _HEADROOM
+
+
+def _marks(ax: Axes, occupancy: Occupancy, layout: Layout) -> int:
+    """Lines at the peak and at failures, labels above the axes; gives the rows these take."""
+    end, timed = layout.axis()[1], layout.time is not None
+    rows = [-1.0] * _LABEL_ROWS
+    for mark in words.ranked(occupancy.marks).iter_rows(named=True):
+        at = mark["event"]
+        if timed:
+            at = (mark["time_ns"] or layout.origin_ns) - layout.origin_ns
+        shade, style = (_OOM, "-") if mark["kind"] == "oom" else (_PEAK, ":")
+        ax.axvline(at, color=shade, linewidth=1, linestyle=style)
+        label = shorten(prose(mark["label"]), _LABEL_CHARS)
+        wide = len(label) / _PLOT_CHARS
+        start = max(min(at / end, 1 - wide), 0.0)
+        row = next((row for row, taken in enumerate(rows) if taken < start), None)
+        if row is None:
+            continue
+        rows[row] = start + wide
+        ax.annotate(
+            label,
+            (start, 1),
+            (0, 4 + 11 * row),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=shade,
+            fontsize="small",
+        )
+    return sum(row >= 0 for row in rows)
+
+
+def _spans(ax: Axes, occupancy: Occupancy, layout: Layout) -> None:
+    """Steps as stripes, named where there is room."""
+    end, timed = layout.axis()[1], layout.time is not None
+    ax.set_yticks([])
+    ax.set_ylim(0, 1)
+    ax.grid(visible=False)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    named = -1.0
+    spans = occupancy.spans.sort("start")
+    shorter = words.without_prefix(spans)
+    for number, row in enumerate(spans.iter_rows(named=True)):
+        since, until = row["start"], row["end"]
+        if timed:
+            times = (row["start_ns"], row["end_ns"])
+            if None in times:
+                continue
+            since, until = (time - layout.origin_ns for time in times)
+        since, until = max(since, 0), min(until, end)
+        if until <= since:
+            continue
+        ax.axvspan(since, until, color=_STRIPES[number % 2], linewidth=0)
+        label, room = prose(row["label"] or ""), int((until - since) / end * _PLOT_CHARS)
+        if room < len(label):
+            label = prose(shorter[number])
+        if room >= min(len(label), 4) and since >= named:
+            said = shorten(label, max(room, 4))
+            ax.text((since + until) / 2, 0.45, said, ha="center", va="center", fontsize="small")
+            named = until
+
+
+def _legend(
+    ax: Axes, place: SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
+) -> None:
+    """The colours, with what each holds at the peak."""
+    entries = [(colors.LIGHT[fill], "s", text) for text, fill in named]
+    if grey:
+        entries.append((colors.LIGHT[colors.REST], "s", f"without a box {format_bytes(grey)}"))
+    handles = [
+        ax.plot([], [], ls="", marker=form, ms=7, mfc=shade, mec=shade)[0]
+        for shade, form, _ in entries
+    ]
+    if not np.isnan(drawn.reserved).all():
+        handles += ax.plot([], [], color=_RESERVED, lw=1.1, ls=(0, (4, 2)))
+        entries.append((_RESERVED, "", "reserved"))
+    if not entries:
+        return
+    legend = place.legend(
+        handles,
+        ["-"] * len(entries),  # set below: labels that start with "_" would be dropped
+        loc="outside right upper",
+        title="at the peak",
+        alignment="left",
+        handletextpad=0.5,
+    )
+    for text, (_, _, label) in zip(legend.get_texts(), entries, strict=True):
+        text.set_text(label)

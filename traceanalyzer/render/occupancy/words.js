@@ -1,0 +1,68 @@
+// Elements, and numbers as people read them.
+
+const SVG = 'http://www.w3.org/2000/svg', GROUPED = new Intl.NumberFormat('en');
+const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+const TIMES = [['s', 1e9], ['ms', 1e6], ['us', 1e3], ['ns', 1]];
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children.filter((child) => child !== null && child !== ''));
+  return element;
+}
+
+const html = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+
+function bytes(size) {
+  let unit = 0;
+  for (; Math.abs(size) >= 1024 && unit < SIZES.length - 1; unit++) size /= 1024;
+  return unit ? `${Number(size.toPrecision(4))} ${SIZES[unit]}` : `${Math.round(size)} B`;
+}
+
+function time(ns) {
+  const [unit, factor] = TIMES.find(([, one]) => Math.abs(ns) >= one) || TIMES.at(-1);
+  return `${Number((ns / factor).toPrecision(4))} ${unit}`;
+}
+
+const events = (count) => `${GROUPED.format(count)} event${count === 1 ? '' : 's'}`;
+const percent = (part, whole) => `${(100 * (whole ? part / whole : 0)).toFixed(1)} %`;
+
+/** Sizes from one to another, a power of two apart. */
+function byteTicks(from, to, most) {
+  const step = 2 ** Math.max(Math.ceil(Math.log2(Math.max(to - from, 1) / most)), 0);
+  const first = Math.ceil(from / step);
+  return Array.from({ length: Math.floor(to / step) - first + 1 }, (_, at) => (first + at) * step);
+}
+
+/** A size on an axis whose ticks are a step apart, in the unit that tells them apart. */
+function byteTick(size, step) {
+  const unit = Math.max(Math.floor(Math.log2(step * 8) / 10), 0);
+  if (size < 1024 ** (unit + 1)) return bytes(size);
+  return `${GROUPED.format(size / 1024 ** unit)} ${SIZES[unit]}`;
+}
+
+/** Places from one to another, 1, 2 or 5 of a power of ten apart. */
+function roundTicks([from, to], most) {
+  const rough = Math.max((to - from) / most, 1), power = 10 ** Math.floor(Math.log10(rough) + 1e-9);
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
+  const first = Math.ceil(from / step - 1e-9), count = Math.floor(to / step + 1e-9) - first + 1;
+  return Array.from({ length: Math.max(count, 0) }, (_, at) => (first + at) * step);
+}
+
+/** A place on the axis, as exact as its neighbours are far. */
+function place(x, step, timed) {
+  if (!timed) return GROUPED.format(Math.round(x));
+  if (!x) return '0';
+  const [unit, factor] = TIMES.find(([, one]) => Math.abs(x) >= one) || TIMES.at(-1);
+  const decimals = Math.min(Math.max(0, Math.ceil(-Math.log10(step / factor) - 1e-9)), 9);
+  return `${(x / factor).toFixed(decimals)} ${unit}`;
+}
+
+/** 0xAABBGGRR of a #rrggbb, as pixels are stored, mixed with another colour. */
+function pixel(color, other = color, share = 0) {
+  const parts = [1, 3, 5].map((at) => {
+    const [one, two] = [color, other].map((text) => parseInt(text.slice(at, at + 2), 16));
+    return Math.round(one + (two - one) * share);
+  });
+  return (255 << 24 | parts[2] << 16 | parts[1] << 8 | parts[0]) >>> 0;
+}
