@@ -353,6 +353,7 @@ def asked(monkeypatch):
 def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
     trace = str(_trace(tmp_path))
     options = ["--baseline", "other", "--factor", "5", "--pattern", "a", "--pattern", "b"]
+    options += ["--memory", "m.pickle"]
     assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
     seen = asked[0][1].pop("seen")
     assert callable(seen)
@@ -361,6 +362,7 @@ def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
             [trace],
             {
                 "baseline": "other",
+                "memory": ("m.pickle",),
                 "factor": 5.0,
                 "patterns": ("a", "b"),
                 "format": None,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.info import Info
     from traceanalyzer.analyzers.kernels import Kernels
     from traceanalyzer.analyzers.launches import Launches
+    from traceanalyzer.analyzers.memory import Memory, MemoryDiff, MemoryErrors, MemoryGrowth
     from traceanalyzer.analyzers.operators import Operators
-    from traceanalyzer.api import comm_outliers, convert, find_inputs, gpu_idle, info, read
+    from traceanalyzer.api import comm_outliers, convert, find_inputs, gpu_idle, info, memory, read
     from traceanalyzer.errors import (
         InputError,
         MalformedInput,
@@ -52,6 +53,10 @@ _HOME = {
             "info",
             "kernels",
             "launches",
+            "memory",
+            "memory_diff",
+            "memory_growth",
+            "memory_oom",
             "operators",
             "overlap",
             "py_spy_report",
@@ -86,6 +91,7 @@ _HOME = {
     "Kernels": "analyzers.kernels",
     "Launches": "analyzers.launches",
     "LeafPaths": "analyzers.leaf_paths",
+    **dict.fromkeys(("Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth"), "analyzers.memory"),
     "Operators": "analyzers.operators",
     "Overlap": "analyzers.overlap",
     "Steps": "analyzers.steps",
@@ -107,6 +113,10 @@ __all__ = [
     "Launches",
     "LeafPaths",
     "MalformedInput",
+    "Memory",
+    "MemoryDiff",
+    "MemoryErrors",
+    "MemoryGrowth",
     "Meta",
     "MissingData",
     "Operators",
@@ -133,6 +143,10 @@ __all__ = [
     "info",
     "kernels",
     "launches",
+    "memory",
+    "memory_diff",
+    "memory_growth",
+    "memory_oom",
     "operators",
     "overlap",
     "py_spy_report",

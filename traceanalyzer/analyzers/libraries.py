@@ -29,6 +29,8 @@ _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
 # what torch.fx compiled: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
 _COMPILED = re.compile(r"^<eval_with_key>|\.py:\d+ in \w+$")
+# of a library built somewhere else, whose paths tell nothing
+_C_SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|inl)$")
 _TYPED_IN = re.compile(r"<(?:stdin|ipython-input-.*|ipykernel.*)>|.*[/\\]ipykernel_\d+[/\\]\d+\.py")
 
 STANDARD_LIBRARY = "standard library"
@@ -93,14 +95,16 @@ def is_own(name: str | None, file: str | None) -> bool:
     """Whether a frame is the user's own code: in a file, and of no library known.
 
     Outside the standard library, the installed packages (``site-packages``, or where the path is
-    shortened :data:`KNOWN_PACKAGES`) and native libraries. Code without a file counts when it was
-    typed in: ``<stdin>``, a notebook's cell, the module of ``python -c``.
+    shortened :data:`KNOWN_PACKAGES`), native libraries and sources of C and C++. Code without a
+    file counts when it was typed in: ``<stdin>``, a notebook's cell, the module of ``python -c``.
     """
     if file in (None, "", "?") or is_native(file):
         return False
     if _TYPED_IN.fullmatch(file) or (file == "<string>" and name == "<module>"):
         return True
     if file.startswith("<") or _INSTALLED.search(file) or _COMPILED.search(file):
+        return False
+    if _C_SOURCE.search(file):
         return False
     first = _SOURCE.sub("", _inside(file)[0])
     return not _is_standard(file, first) and (_is_absolute(file) or first not in KNOWN_PACKAGES)

@@ -15,9 +15,12 @@ class Needs:
         columns: columns made only on request.
         unused: columns of ``events`` that are not looked at; formats that store columns leave them
             null.
+        samples: whether address, stack and weight are looked at, which events with a duration have
+            no use for.
     """
 
     kinds: frozenset[str]
     names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    samples: bool = False

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from traceanalyzer.api.cuda import cuda_api, transfers
     from traceanalyzer.api.host import host_metrics, launches
     from traceanalyzer.api.idle import gpu_idle
+    from traceanalyzer.api.memory import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
     from traceanalyzer.api.time import overlap, steps
@@ -33,6 +34,7 @@ _HOME = {
     "gpu_idle": "api.idle",
     **dict.fromkeys(("host_metrics", "launches"), "api.host"),
     "info": "api.contents",
+    **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.memory"),
     **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(
         ("Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"), "api.reading"
@@ -42,8 +44,8 @@ _HOME = {
 __all__ = [
     "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations", "comm_outliers",
     "convert", "cuda_api", "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info",
-    "kernels", "launches", "natural", "operators", "overlap", "py_spy_report", "read", "steps",
-    "transfers",
+    "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom", "natural",
+    "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
 ]  # fmt: skip
 
 

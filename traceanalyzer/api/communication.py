@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from traceanalyzer.analyzers import comm_outliers as comm
+from traceanalyzer.analyzers import memory as using
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank, of_rank
 from traceanalyzer.api.gathering import Reading
-from traceanalyzer.api.reading import Inputs, PathLike, each, read, several
+from traceanalyzer.api.reading import Inputs, PathLike, each, format_of, read, several
 from traceanalyzer.errors import OptionError
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Meta, Trace
+
+_SNAPSHOT = "memory-snapshot"
 
 
 def comm_outliers(
     inputs: Inputs,
     *,
     baseline: Inputs | None = None,
+    memory: Inputs = (),
     factor: float = 3.0,
     z: float = 3.5,
     patterns: str | Sequence[str] = (),
@@ -33,8 +38,11 @@ def comm_outliers(
     only in the stretches in which the others waited. One file is in memory at a time.
 
     Args:
-        inputs: a trace, a file or a folder, or several of them, a rank each.
+        inputs: a trace, a file or a folder, or several of them, a rank each. Memory snapshots among
+            them are taken for ``memory``.
         baseline: the same of another run, to compare each group's median with.
+        memory: memory snapshots, or traces with ``[memory]`` instants: was the device nearly full
+            when collectives were slow?
         factor: an outlier lasts longer than this many times its group's median ...
         z: ... and has a modified z-score above this.
         patterns: regular expressions of further kernel names that are communication.
@@ -43,52 +51,101 @@ def comm_outliers(
 
     Raises:
         InputError: a file cannot be read.
-        MissingData: no communication in the inputs, or in the baseline.
+        MissingData: no communication in the inputs, or in the baseline; nothing about memory in
+            what was given for it.
         OptionError: a pattern or a number makes no sense.
     """
-    rank, seen = reading.get("rank"), reading.get("seen")
-    window = {name: reading.get(name) for name in ("since_ns", "until_ns")}
-
-    def read_for(needs: Needs, path: PathLike, **more: Any) -> Trace:
-        how = {"format": reading.get("format"), "unused": needs.unused, **window, **more}
-        return read(path, kinds=needs.kinds, names=needs.names, **how)
-
-    def parts(items: Sequence[Trace | str]) -> list[Part]:
-        wanted, alone = several(patterns), len(items) == 1
-
-        def extracted(trace: Trace) -> list[Part]:
-            chosen = of_rank([trace], rank, alone=alone)
-            return [comm.extract(own, wanted) for own in chosen]
-
-        found: list[Part] = []
-        for item in items:
-            if isinstance(item, Trace):
-                found += extracted(item)
-                continue
-            trace = read_for(comm.NEEDS, item, progress=reading.get("progress"))
-            if seen:
-                seen(trace)
-            own = extracted(trace)
-            if any(part.wants_launches for part in own):
-                own = extracted(read_for(comm.LAUNCHES, item))
-            found += own
-        if not found:
-            raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
-        return found
-
-    items = each(inputs)
+    gathering = _Gathering(reading, several(patterns))
+    items, snapshots = _apart(each(inputs), reading.get("format"))
     result = comm.combine(
-        parts(items),
-        baseline=None if baseline is None else parts(each(baseline)),
+        gathering.parts(items),
+        baseline=None if baseline is None else gathering.parts(each(baseline)),
         factor=factor,
         z=z,
         min_wait_ns=min_wait_ns,
     )
-    return comm.with_context(result, _contexts(result, items, read_for))
+    result = comm.with_context(result, _contexts(result, items, gathering))
+    held = [fill for item in (*snapshots, *each(memory)) for fill in gathering.fills(item)]
+    return comm.with_memory(result, gathering.metas, held) if held else result
+
+
+def _apart(
+    items: Sequence[Trace | str], given: str | None
+) -> tuple[list[Trace | str], list[Trace | str]]:
+    """Traces, and the memory snapshots among them; those alone are taken for traces."""
+    own: list[Trace | str] = []
+    snapshots: list[Trace | str] = []
+    for item in items:
+        name = item.meta.format if isinstance(item, Trace) else given or format_of(item)
+        (snapshots if name == _SNAPSHOT else own).append(item)
+    return (own, snapshots) if own else (snapshots, [])
+
+
+@dataclass
+class _Gathering:
+    """What is wanted of each input.
+
+    Attributes:
+        how: how files are read.
+        patterns: of further kernel names that are communication.
+        metas: of the traces read, by path.
+    """
+
+    how: Reading
+    patterns: tuple[str, ...]
+    metas: dict[str, Meta] = field(default_factory=dict)
+
+    def parts(self, items: Sequence[Trace | str]) -> list[Part]:
+        """Every rank's communication.
+
+        Raises:
+            OptionError: there is none of the rank asked for.
+        """
+        alone, rank = len(items) == 1, self.how.get("rank")
+        found: list[Part] = []
+        for item in items:
+            found += self._own(item, alone=alone)
+        if not found:
+            raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
+        return found
+
+    def fills(self, item: Trace | str) -> list[using.Fill]:
+        """How full the devices of an input were."""
+        trace = item if isinstance(item, Trace) else self._whole(item)
+        return [fill for own in by_rank(trace) for fill in using.fills(own)]
+
+    def read(self, needs: Needs, path: PathLike, **more: Any) -> Trace:
+        """A file, or what of it is asked for."""
+        window = {name: self.how.get(name) for name in ("since_ns", "until_ns")}
+        how = {"format": self.how.get("format"), "unused": needs.unused, **window, **more}
+        return read(path, kinds=needs.kinds, names=needs.names, **how)
+
+    def _own(self, item: Trace | str, *, alone: bool) -> list[Part]:
+        if isinstance(item, Trace):
+            return self._extracted(item, alone=alone)
+        trace = self.read(comm.NEEDS, item, progress=self.how.get("progress"))
+        if seen := self.how.get("seen"):
+            seen(trace)
+        found = self._extracted(trace, alone=alone)
+        if any(part.wants_launches for part in found):
+            found = self._extracted(self.read(comm.LAUNCHES, item), alone=alone)
+        return found
+
+    def _extracted(self, trace: Trace, *, alone: bool) -> list[Part]:
+        self.metas |= {meta.path: meta for meta in trace.sources}
+        chosen = of_rank([trace], self.how.get("rank"), alone=alone)
+        return [comm.extract(own, self.patterns) for own in chosen]
+
+    def _whole(self, path: str) -> Trace:
+        """The history of memory counts as a whole, whatever stretch is asked about."""
+        trace = read(path, kinds=using.NEEDS.kinds, progress=self.how.get("progress"))
+        if seen := self.how.get("seen"):
+            seen(trace)
+        return trace
 
 
 def _contexts(
-    result: CommOutliers, items: Sequence[Trace | str], read_for: Callable[..., Trace]
+    result: CommOutliers, items: Sequence[Trace | str], gathering: _Gathering
 ) -> list[Trace]:
     """Traces that show what late ranks were doing: those in memory, and files read again."""
     in_memory = [own for item in items if isinstance(item, Trace) for own in by_rank(item)]
@@ -99,7 +156,7 @@ def _contexts(
         windows.pop(trace.meta.path, None)
     whole = {"since_ns": None, "until_ns": None}
     again = [
-        read_for(comm.CONTEXT, path, windows=stretches, **whole)
+        gathering.read(comm.CONTEXT, path, windows=stretches, **whole)
         for path, stretches in windows.items()
     ]
     return [*in_memory, *(own for trace in again for own in by_rank(trace))]

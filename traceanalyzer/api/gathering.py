@@ -119,7 +119,7 @@ def _read(path: str, needs: Needs, reading: Reading) -> Trace:
         kinds=needs.kinds,
         names=needs.names,
         columns=needs.columns,
-        unused=(*_OF_SAMPLES, "kernels", *needs.unused),
+        unused=(*_beside(needs), "kernels", *needs.unused),
         format=reading.get("format"),
         since_ns=reading.get("since_ns"),
         until_ns=reading.get("until_ns"),
@@ -130,9 +130,13 @@ def _read(path: str, needs: Needs, reading: Reading) -> Trace:
     return _lightened(trace, needs)
 
 
+def _beside(needs: Needs) -> tuple[str, ...]:
+    return () if needs.samples else _OF_SAMPLES
+
+
 def _lightened(trace: Trace, needs: Needs) -> Trace:
     """The trace without what is not looked at, whichever parser made it."""
     types = trace.events.schema
     unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
-    events = trace.events.drop(_OF_SAMPLES).with_columns(unused)
+    events = trace.events.drop(_beside(needs)).with_columns(unused)
     return replace(trace, events=events, kernels=trace.kernels.clear())

@@ -84,6 +84,16 @@ def read(
     return trace.between(since_ns, until_ns)
 
 
+def format_of(path: PathLike) -> str | None:
+    """The format of a file, told by its content; None where nothing recognises it.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    found = registry.detect(Source(path))
+    return None if found is None else found.name
+
+
 def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
     """Files to read, and files left out with the reason.
 

@@ -14,6 +14,13 @@ from traceanalyzer.errors import OptionError
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--baseline", metavar="OTHER", help="Compare with the same groups in OTHER.")
 @click.option(
+    "--memory",
+    metavar="PATH",
+    multiple=True,
+    help="Memory snapshots, or traces with [memory] instants: was the device nearly full when "
+    "collectives were slow? Snapshots among PATH... are found by themselves. Repeatable.",
+)
+@click.option(
     "--factor",
     metavar="X",
     type=float,
@@ -34,6 +41,7 @@ from traceanalyzer.errors import OptionError
 def comm_outliers(
     paths: tuple[str, ...],
     baseline: str | None,
+    memory: tuple[str, ...],
     factor: float,
     patterns: tuple[str, ...],
     plot: Plot,
@@ -48,5 +56,5 @@ def comm_outliers(
 
     if not factor > 1:  # nor is "nan"
         raise OptionError(f"--factor {factor:g}: an outlier lasts longer than 1 median")
-    options = {"baseline": baseline, "factor": factor, "patterns": patterns}
+    options = {"baseline": baseline, "memory": memory, "factor": factor, "patterns": patterns}
     answer(api.comm_outliers, paths, reading, writing, plot, **options)

@@ -19,6 +19,7 @@ from traceanalyzer.cli.host_metrics import host_metrics
 from traceanalyzer.cli.info import info
 from traceanalyzer.cli.kernels import kernels
 from traceanalyzer.cli.launches import launches
+from traceanalyzer.cli.memory import memory
 from traceanalyzer.cli.operators import operators
 from traceanalyzer.cli.overlap import overlap
 from traceanalyzer.cli.py_spy_report import py_spy_report
@@ -52,6 +53,7 @@ for _command in (
     api_calls,
     transfers,
     host_metrics,
+    memory,
     py_spy_report,
     flamegraph,
     convert,

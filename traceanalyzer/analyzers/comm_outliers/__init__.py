@@ -7,7 +7,12 @@ found in :data:`CONTEXT` of the result's ``windows``. :func:`comm_outliers` is a
 in memory. The public API and the command line are to import this.
 """
 
-from traceanalyzer.analyzers.comm_outliers.combine import combine, comm_outliers, with_context
+from traceanalyzer.analyzers.comm_outliers.combine import (
+    combine,
+    comm_outliers,
+    with_context,
+    with_memory,
+)
 from traceanalyzer.analyzers.comm_outliers.extract import extract
 from traceanalyzer.analyzers.comm_outliers.late import Window
 from traceanalyzer.analyzers.comm_outliers.needs import CONTEXT, LAUNCHES, NEEDS
@@ -25,4 +30,5 @@ __all__ = [
     "comm_outliers",
     "extract",
     "with_context",
+    "with_memory",
 ]

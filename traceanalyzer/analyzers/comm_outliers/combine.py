@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -12,13 +12,15 @@ from traceanalyzer.analyzers.comm_outliers import clocks, groups, joining, match
 from traceanalyzer.analyzers.comm_outliers import late as lateness
 from traceanalyzer.analyzers.comm_outliers.context import context as look_into
 from traceanalyzer.analyzers.comm_outliers.extract import extract
+from traceanalyzer.analyzers.comm_outliers.fullness import fullness
 from traceanalyzer.analyzers.comm_outliers.notes import notes
 from traceanalyzer.analyzers.comm_outliers.outliers import judge
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.memory.fill import Fill
 from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.errors import OptionError
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Meta, Trace
 
 
 def comm_outliers(
@@ -66,6 +68,19 @@ def with_context(result: CommOutliers, traces: Sequence[Trace]) -> CommOutliers:
         traces: traces of the late ranks, read with :data:`~.needs.CONTEXT`; others are ignored.
     """
     return replace(result, context=look_into(result.windows, traces))
+
+
+def with_memory(
+    result: CommOutliers, metas: Mapping[str, Meta], fills: Sequence[Fill]
+) -> CommOutliers:
+    """The same result, knowing how full devices were during its outliers.
+
+    Args:
+        result: of :func:`combine`.
+        metas: of the traces it was made of, by path.
+        fills: the memory of devices.
+    """
+    return replace(result, memory=fullness(result.outliers(), metas, fills))
 
 
 def combine(

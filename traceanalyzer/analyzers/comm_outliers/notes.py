@@ -140,3 +140,27 @@ def _if(found: object, note: str) -> str:
 def _list(ranks: Sequence[int | None]) -> str:
     more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
     return ", ".join(map(str, ranks[:_SHOWN])) + more
+
+
+def memory_notes(memory: pl.DataFrame | None) -> tuple[str, ...]:
+    """What keeps the memory of devices from being told during outliers."""
+    if memory is None:
+        return ()
+    if memory.is_empty():
+        return ("Memory was given of no rank and device that an outlier is of.",)
+    return tuple(
+        note
+        for note in (
+            _if(
+                memory["capacity_bytes"].null_count(),
+                "The trace does not tell how much memory the device has, so it is not known how "
+                "full it was.",
+            ),
+            _if(
+                not memory["aligned"].all(),
+                "Where memory and collectives do not share a clock, the most that was taken in the "
+                "whole history counts.",
+            ),
+        )
+        if note
+    )

@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import charts
 from traceanalyzer.analyzers.comm_outliers import context as looking
 from traceanalyzer.analyzers.comm_outliers.late import Window
+from traceanalyzer.analyzers.comm_outliers.notes import memory_notes
 from traceanalyzer.analyzers.comm_outliers.tables import tables
 from traceanalyzer.analyzers.comm_outliers.verdict import verdict
 from traceanalyzer.result import Chart, Result, Table
@@ -43,6 +44,8 @@ class CommOutliers(Result):
         windows: the stretches in which the rows of ``late`` kept others waiting.
         remarks: what was not counted, assumed or missing.
         context: what the late rank did in each of ``windows``, by number.
+        memory: how full the device was during each outlier, as :func:`~.fullness.fullness` has it;
+            None where nobody asked.
     """
 
     n_events: int
@@ -68,6 +71,7 @@ class CommOutliers(Result):
     windows: tuple[Window, ...]
     remarks: tuple[str, ...]
     context: pl.DataFrame = field(default_factory=lambda: looking.context((), ()))
+    memory: pl.DataFrame | None = None
 
     @property
     def title(self) -> str:
@@ -82,7 +86,7 @@ class CommOutliers(Result):
     @property
     def notes(self) -> tuple[str, ...]:
         """What was not counted, assumed or missing."""
-        return self.remarks
+        return (*self.remarks, *memory_notes(self.memory))
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -23,7 +23,8 @@ def tables(result: CommOutliers) -> tuple[Table, ...]:
     What compares ranks is left out where there is one rank only.
     """
     compared = () if result.baseline is None else (_baseline(result.baseline),)
-    alone = (*compared, _outliers(result), _groups(result))
+    beside = () if result.memory is None else (_memory(result.memory),)
+    alone = (*compared, _outliers(result), *beside, _groups(result))
     if result.n_ranks == 1:
         return (*alone, _ranks(result))
     in_detail = (_collectives(result), _steps(result), _context(result), _clocks(result))
@@ -186,3 +187,16 @@ def _table(
 
 def _has_data(frame: pl.DataFrame, name: str) -> bool:
     return name in frame.columns and frame[name].null_count() < frame.height
+
+
+def _memory(memory: pl.DataFrame) -> Table:
+    columns = {
+        "rank": "rank",
+        "step": "step",
+        "collective": "collective",
+        "duration_ns": "duration",
+        "taken_bytes": "memory taken",
+        "capacity_bytes": "of",
+        "taken_frac": "full",
+    }
+    return _table("memory", "Memory of the device during outliers", memory, columns, "not known")

@@ -40,9 +40,25 @@ def verdict(result: CommOutliers) -> str:
     found = [_slower(result.baseline), _late(result), _slow_everywhere(result), _outliers(result)]
     if not any(found):
         found.append(_nothing(result))
+    found.append(_memory(result.memory))
     if result.n_ranks == 1 and result.world_size != 1:
         found.append("One rank cannot tell waiting from slow communication: add the others' files.")
     return " ".join(sentence for sentence in found if sentence)
+
+
+def _memory(memory: pl.DataFrame | None) -> str:
+    """Whether the device was nearly full while collectives were slow."""
+    full = None if memory is None else memory.filter("near_full")
+    if memory is None or full is None or full.is_empty():
+        return ""
+    worst = full.sort("taken_frac", "id", descending=[True, False]).row(0, named=True)
+    return (
+        f"The device was nearly full during {full.height:,} of {memory.height:,} outliers: "
+        f"{format_bytes(worst['taken_bytes'])} of {format_bytes(worst['capacity_bytes'])} "
+        f"({format_frac(worst['taken_frac'])}) on rank {worst['rank']}. That leaves NCCL small "
+        "buffers, and the allocator stops the device to give memory back: keep some free, with a "
+        "smaller batch, or torch.cuda.memory.set_per_process_memory_fraction(0.9)."
+    )
 
 
 def _slower(baseline: pl.DataFrame | None) -> str:

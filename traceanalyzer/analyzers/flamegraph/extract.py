@@ -10,15 +10,16 @@ import polars as pl
 from traceanalyzer.analyzers.flamegraph import samples, slices
 from traceanalyzer.analyzers.flamegraph.groups import groups, of_threads
 from traceanalyzer.analyzers.flamegraph.part import Part, part
+from traceanalyzer.analyzers.memory.samples import at_peak, is_snapshot
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import HOST_KINDS
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
 
 Weight = Literal["time", "count", "bytes"]
 By = Literal["process", "thread", "rank", "file"]
 
 #: What is read of a file when no kinds are asked for.
-KINDS = frozenset(("sample", "lane", *HOST_KINDS))
+KINDS = frozenset(("sample", "lane", *HOST_KINDS, *ALLOCATOR_KINDS))
 
 
 def extract(
@@ -31,7 +32,7 @@ def extract(
     since_ns: int | None = None,
     until_ns: int | None = None,
 ) -> Part:
-    """A trace's stacks and their weights.
+    """A trace's stacks and their weights; of a memory snapshot the bytes live at the peak.
 
     Args:
         trace: samples with stacks, or slices that nest.
@@ -49,6 +50,8 @@ def extract(
         OptionError: there is no such thread, or no such weight.
         InputError: the trace's tables contradict one another.
     """
+    if not kinds and is_snapshot(trace):
+        trace = at_peak(trace)
     window = _window(trace, since_ns, until_ns)
     chosen = _chosen(trace, kinds)
     wanted = of_threads(trace, threads) & chosen

@@ -25,7 +25,7 @@ _COUNTS = {
 
 #: What frames say that are no functions, by their names.
 _STAND_INS = {
-    NO_STACK: NO_STACK + " is {} of it: samples that were taken where there was no frame to see.",
+    NO_STACK: NO_STACK + " is {} of it: where no frame was seen, or no stack recorded.",
     TOO_DEEP: TOO_DEEP + " is in {} of it: what lies deeper is not told apart.",
 }
 

@@ -8,9 +8,10 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers import libraries
-from traceanalyzer.analyzers.leaf_paths.frames import NONE, Frames, Ints, frames_of, nearest
+from traceanalyzer.analyzers.leaf_paths.frames import Frames, frames_of
 from traceanalyzer.analyzers.leaf_paths.question import By, GroupBy, Question
 from traceanalyzer.frames import stack_weights
+from traceanalyzer.frames.ancestors import NONE, Ints, nearest
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace
 

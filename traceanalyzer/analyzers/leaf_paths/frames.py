@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers import libraries
 from traceanalyzer.analyzers.leaf_paths.question import Question
+from traceanalyzer.frames.ancestors import NONE, Bools, Ints
 from traceanalyzer.trace import Trace
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-#: The parent of a root, and what is found where there is nothing.
-NONE = -1
 
 BUILT_IN = "built-in"
 
@@ -122,17 +116,3 @@ def _library(shown: pl.DataFrame, question: Question) -> Ints:
     place = {name: number for number, name in enumerate(question.libraries)}
     told = {path: NONE if (name := match(path)) is None else place[name] for path in set(paths)}
     return np.array([told[path] for path in paths], np.int64)
-
-
-def nearest(parent: Ints, wanted: Bools) -> Ints:
-    """For each node the innermost wanted one on its way to the root, itself included.
-
-    The paths double in length in every pass, so the deepest stack costs its logarithm.
-    """
-    found: Ints = np.where(wanted, np.arange(parent.size), parent)
-    rows = np.flatnonzero((found != NONE) & ~wanted)
-    while rows.size:
-        rows = rows[~wanted[found[rows]]]
-        found[rows] = found[found[rows]]
-        rows = rows[found[rows] != NONE]
-    return found

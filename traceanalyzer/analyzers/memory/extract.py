@@ -1,0 +1,45 @@
+"""What one rank contributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.memory.drawing import occupancy
+from traceanalyzer.analyzers.memory.ground import Window, ground
+from traceanalyzer.analyzers.memory.peak import Peak, measure
+from traceanalyzer.result import Occupancy
+from traceanalyzer.trace import Trace
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's devices.
+
+    Attributes:
+        peaks: of each device.
+        maps: the picture of each.
+        library: the libraries asked for.
+    """
+
+    peaks: tuple[Peak, ...]
+    maps: tuple[Occupancy, ...]
+    library: tuple[str, ...]
+
+
+def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (None, None)) -> Part:
+    """The memory of the devices of a trace of one rank.
+
+    Raises:
+        MissingData: it tells nothing of memory.
+    """
+    own = ground(trace, library_names, window=window)
+    maps = []
+    for of in own.ledgers:
+        words = (
+            f"rank {own.rank}" if own.rank is not None else "",
+            f"device {of.device}" if len(own.ledgers) > 1 else "",
+        )
+        where = " ".join(word for word in words if word)
+        maps.append(occupancy(of, own, f"memory_{own.rank}_{of.device}", where))
+    return Part(tuple(measure(of, own) for of in own.ledgers), tuple(maps), tuple(library_names))

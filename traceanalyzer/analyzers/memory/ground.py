@@ -1,0 +1,125 @@
+"""What one rank's file tells of its devices' memory, ready to be asked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.memory.ledger import Ledger, ledger
+from traceanalyzer.analyzers.memory.lines import Lines, lines
+from traceanalyzer.analyzers.memory.operations import operations, origin
+from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import steps_pattern
+
+#: Times after the first event, None for no bound.
+Window = tuple[int | None, int | None]
+
+_SETTINGS: Final = "allocator_settings"
+
+
+@dataclass(frozen=True)
+class Ground:
+    """One rank.
+
+    Attributes:
+        rank: of the file, or None.
+        path: the file.
+        settings: the allocator's, where the file tells them.
+        ledgers: one for each device.
+        segments: held at the end, on all devices.
+        blocks: what is in them.
+        lines: the code of each stack.
+        steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each step that is marked.
+        window: (since, until) in ns after the first event: what happens outside is not asked for.
+    """
+
+    rank: int | None
+    path: str
+    settings: dict[str, Any]
+    ledgers: tuple[Ledger, ...]
+    segments: pl.DataFrame
+    blocks: pl.DataFrame
+    lines: Lines
+    steps: pl.DataFrame
+    window: Window = (None, None)
+
+    def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Segments of a device, and the blocks in them."""
+        segments = self.segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+        return segments, self.blocks.filter(pl.col("segment").is_in(segments["id"].implode()))
+
+
+def ground(
+    trace: Trace,
+    library_names: Sequence[str] = (),
+    step_name: str | None = None,
+    window: Window = (None, None),
+) -> Ground:
+    """What a trace of one rank tells.
+
+    Args:
+        trace: read with :data:`~.operations.NEEDS`.
+        library_names: libraries whose frames count as one's own; by default the user's code does.
+        step_name: a regular expression of the annotations that are steps.
+        window: what to ask for, in ns after the first event.
+
+    Raises:
+        MissingData: nothing about memory was recorded, or no times, and a window is asked for.
+        OptionError: ``step_name`` is no regular expression.
+    """
+    if window != (None, None) and trace.events["ts"].null_count():
+        raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
+    ledgers = []
+    for of in operations(trace):
+        own = trace.segments.filter(pl.col("device").eq_missing(pl.lit(of.device, pl.Int32)))
+        held = trace.blocks.filter(pl.col("segment").is_in(own["id"].implode()))
+        known = of.noted == "snapshot" and trace.segments.height > 0
+        ledgers.append(ledger(of, held, int(own["total_bytes"].sum()) if known else None))
+    return Ground(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        settings=_settings(trace.meta.extra),
+        ledgers=tuple(ledgers),
+        segments=trace.segments,
+        blocks=trace.blocks,
+        lines=lines(trace, library_names),
+        steps=_steps(trace, step_name),
+        window=window,
+    )
+
+
+def _settings(extra: str | None) -> dict[str, Any]:
+    told = json.loads(extra) if extra else {}
+    found = told.get(_SETTINGS) if isinstance(told, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
+    try:
+        re.compile(step_name or "")
+    except re.error as error:
+        raise OptionError(f"--step-name {step_name!r}: {error}") from None
+    kinds = ("user_annotation", "nvtx")
+    name = pl.col("name").cast(pl.String)
+    return (
+        trace.events.lazy()
+        .filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
+        .with_columns(ts=pl.col("ts") - origin(trace))
+        .select(name.alias("name"), "device", "ts", end=pl.col("ts") + pl.col("dur"))
+        .filter(pl.col("name").str.contains(step_name or steps_pattern()))
+        .sort("ts", "end")
+        .collect()
+    )
+
+
+def positions(of: Ledger, times: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The position at each time: how many events have happened by then."""
+    ts = of.rows["ts"].to_numpy()
+    return np.searchsorted(ts, times.to_numpy(), side="right").astype(np.int64)

@@ -1,0 +1,154 @@
+"""What grows from step to step: memory that nobody gives back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.memory.drawing import of_device
+from traceanalyzer.analyzers.memory.ground import Ground, Window, ground, positions
+from traceanalyzer.analyzers.memory.ledger import Ints, Ledger
+from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.trace import Trace
+from traceanalyzer.units import parse_ns
+
+#: From so many steps in a row on in which a line's live bytes grow, it is suspected.
+SUSPECT_STEPS: Final = 3
+
+_EVENTS: Final = re.compile(r"\d+")
+_LINE: Final = ("function", "file", "line")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's growth.
+
+    Attributes:
+        steps: a row a boundary: rank, path, device, step, name, event, time_ns, live_bytes.
+        growth: a row a stack: rank, path, device, function, file, line, own, first_bytes,
+            last_bytes, grown_bytes, grown_steps (in a row, up to the last), per_step_bytes, stack.
+    """
+
+    steps: pl.DataFrame
+    growth: pl.DataFrame
+
+
+def extract(
+    trace: Trace,
+    library_names: Sequence[str] = (),
+    step_name: str | None = None,
+    step_every: str | None = None,
+    window: Window = (None, None),
+) -> Part:
+    """How the memory of a trace of one rank grows.
+
+    Args:
+        trace: read with :data:`~.operations.NEEDS`.
+        library_names: libraries whose frames name an allocation.
+        step_name: a regular expression of the annotations that are steps.
+        step_every: a time (``250ms``) or a number of events that makes a step instead.
+        window: (since, until) in ns after the first event.
+
+    Raises:
+        MissingData: it tells nothing of memory, or marks no steps.
+        OptionError: an option is no time, number or regular expression.
+    """
+    own = ground(trace, library_names, step_name, window)
+    steps, growth = [], []
+    for of in own.ledgers:
+        first, last = of.between(*window)
+        marks = _boundaries(of, own, step_every).filter(pl.col("position").is_between(first, last))
+        if marks.height < 2:
+            continue
+        at = marks["position"].to_numpy()
+        place = [
+            pl.lit(own.rank, pl.Int32).alias("rank"),
+            pl.lit(own.path).alias("path"),
+            pl.lit(of.device, pl.Int32).alias("device"),
+        ]
+        steps.append(marks.select(*place, "step", "name", event="position", time_ns="time_ns",
+                                  live_bytes=pl.Series(of.live[at])))  # fmt: skip
+        growth.append(_growth(of, own, at).select(*place, pl.all()))
+    if not steps:
+        raise MissingData(
+            f"{own.path}: fewer than two steps are marked; call profiler.step() while memory is "
+            "recorded, or say --step-every TIME"
+        )
+    return Part(pl.concat(steps), pl.concat(growth))
+
+
+def _boundaries(of: Ledger, own: Ground, step_every: str | None) -> pl.DataFrame:
+    """The ends of steps: step (a number), name, position, time_ns."""
+    if step_every is not None:
+        at, times = _every(of, step_every)
+        names: list[str | None] = [None] * at.size
+    else:
+        if of.rows["ts"].null_count():
+            return pl.DataFrame(schema={"position": pl.Int64})
+        marked = of_device(own.steps, of.device).unique(["name", "end"], maintain_order=True)
+        marked = marked.sort("end")
+        at, times, names = positions(of, marked["end"]), marked["end"], marked["name"].to_list()
+    return pl.DataFrame(
+        {"step": range(at.size), "name": names, "position": at, "time_ns": times},
+        schema={"step": pl.Int64, "name": pl.String, "position": pl.Int64, "time_ns": pl.Int64},
+    )
+
+
+def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
+    ts = of.rows["ts"]
+    if _EVENTS.fullmatch(step_every):
+        size = int(step_every)
+        if not size:
+            raise OptionError("--step-every is a time, or a number of events above 0")
+        at = np.arange(size, of.positions, size)
+        return at, ts.gather(at - 1)
+    length = parse_ns(step_every)
+    if length <= 0:
+        raise OptionError("--step-every is a time above 0, or a number of events")
+    if ts.null_count() or not ts.len():
+        raise OptionError("--step-every: the file has no times; give a number of events")
+    times = pl.Series(np.arange(int(ts[0]) + length, int(ts[-1]) + 1, length), dtype=pl.Int64)
+    return positions(of, times), times
+
+
+def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
+    """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
+    recorded = of.allocations.filter(pl.col("origin") != "freed")
+    keys = recorded["stack"].fill_null(np.iinfo(np.uint32).max).to_numpy()
+    stacks, group = np.unique(keys, return_inverse=True)
+    first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
+    last = np.searchsorted(at, recorded["end"].to_numpy(), side="left")
+    change = np.zeros((stacks.size, at.size + 1), np.int64)
+    size = recorded["bytes"].to_numpy()
+    np.add.at(change, (group, first), size)
+    np.subtract.at(change, (group, last), size)
+    live = np.cumsum(change, axis=1)[:, :-1]
+    grew = np.diff(live, axis=1) > 0
+    # how many steps in a row up to the last
+    steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
+    grown = live[:, -1] - live[:, 0]
+    told = pl.Series(stacks).replace(np.iinfo(np.uint32).max, None)
+    paths: list[Any] = [
+        None if row is None else ";".join(reversed(own.lines.path(row))) for row in told.to_list()
+    ]
+    found = own.lines.of(told.cast(pl.UInt32)).with_columns(
+        first_bytes=pl.Series(live[:, 0]),
+        last_bytes=pl.Series(live[:, -1]),
+        grown_bytes=pl.Series(grown),
+        grown_steps=pl.Series(steady).cast(pl.Int64),
+        per_step_bytes=pl.Series(grown // max(at.size - 1, 1)),
+        stack=pl.Series(paths, dtype=pl.String),
+    )
+    return found.filter(pl.col("grown_bytes") != 0).sort(
+        "grown_bytes", *_LINE, "stack", descending=[True, False, False, False, False]
+    )
+
+
+def suspects(growth: pl.DataFrame) -> pl.DataFrame:
+    """Stacks whose live bytes grew in each of the last :data:`SUSPECT_STEPS` steps at least."""
+    return growth.filter(pl.col("grown_steps") >= SUSPECT_STEPS, pl.col("grown_bytes") > 0)

@@ -1,0 +1,236 @@
+"""Which allocations there were, from when to when, and what they add up to at every moment.
+
+A position is a moment between events: 0 before the first, k after the k-th. An allocation is there
+at the positions from its ``start`` up to, not including, its ``end``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer.analyzers.memory.operations import Noted, Operations
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: How an allocation is known: from its event, only from its free, only from the blocks at the end.
+ORIGIN = pl.Enum(("recorded", "freed", "held"))
+ACTIVE: Final = ("active_allocated", "active_pending_free")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a history fits what the allocator held at its end.
+
+    Attributes:
+        before_n: allocations that were there before the history began ...
+        before_bytes: ... and their sizes.
+        reused_n: allocations at an address where one was already.
+        twice_n: frees of what was freed before; not counted.
+        resized_n: allocations of another size at their free, or in the snapshot's blocks.
+        lost_n: allocations that are never freed and are in no block.
+        difference_bytes: live at the end less what the blocks hold; None where no block is known.
+    """
+
+    before_n: int
+    before_bytes: int
+    reused_n: int
+    twice_n: int
+    resized_n: int
+    lost_n: int
+    difference_bytes: int | None
+
+    @property
+    def consistent(self) -> bool:
+        """Whether history and blocks agree."""
+        return not (self.reused_n or self.twice_n or self.lost_n or self.difference_bytes)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One device's allocations.
+
+    Attributes:
+        device: its ordinal, or None.
+        noted: what the history is made of.
+        rows: the events, as :class:`~.operations.Operations` has them.
+        allocations: a row an allocation: ``start``, ``end`` (positions), ``bytes``, ``address``,
+            ``stack`` (that allocated it; of one freed only, that freed it), ``freed_by`` (the
+            stack, or null), ``origin``.
+        live: bytes of all allocations at each position.
+        reserved: bytes of all segments at each position, or None.
+        quality: how well the history fits its end.
+    """
+
+    device: int | None
+    noted: Noted
+    rows: pl.DataFrame
+    allocations: pl.DataFrame
+    live: Ints
+    reserved: Ints | None
+    quality: Quality
+
+    @property
+    def positions(self) -> int:
+        """Moments there are: events and one."""
+        return self.live.size
+
+    def alive(self, position: int) -> pl.DataFrame:
+        """The allocations that are there at a position."""
+        return self.allocations.filter(pl.col("start") <= position, pl.col("end") > position)
+
+    def between(self, since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
+        """The first and last position of a stretch of time; all of them where neither is given."""
+        time = self.rows["ts"]
+        first = 0 if since_ns is None else int((time < since_ns).sum())
+        last = self.positions - 1 if until_ns is None else int((time < until_ns).sum())
+        return min(first, last), last
+
+    def time_ns(self, position: int) -> int | None:
+        """When a position begins; None before the first event, and where there are no times."""
+        if not 0 < position <= self.rows.height:
+            return None
+        found = self.rows["ts"][position - 1]
+        return None if found is None else int(found)
+
+
+def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> Ledger:
+    """The allocations of one device.
+
+    An allocation begins at its event and ends when its address is freed. A free of an address that
+    nobody is known to have allocated means that the block was there before the history began, and
+    so was a block that the snapshot holds although no allocation of it is known.
+
+    Args:
+        of: what was done.
+        blocks: blocks held at the end by the segments of the device, with ``address``,
+            ``size_bytes``, ``requested_bytes``, ``state``, ``stack``; may be empty.
+        reserved_bytes: the sizes of those segments; None where they are not known.
+    """
+    rows = of.rows
+    n = rows.height
+    pairs = _pairs(rows)
+    held = blocks.filter(pl.col("state").cast(pl.String).is_in(ACTIVE)).select(
+        "address", "stack", bytes=pl.coalesce("requested_bytes", "size_bytes")
+    )
+    opened = pairs.filter(pl.col("end") > n)
+    ghosts = held.join(opened.select("address"), on="address", how="anti", maintain_order="left")
+    before = ghosts.select(
+        start=pl.lit(0, pl.Int64), end=pl.lit(n + 1, pl.Int64), bytes="bytes", address="address",
+        stack="stack", freed_by=pl.lit(None, pl.UInt32), origin=pl.lit("held", ORIGIN),
+    )  # fmt: skip
+    found = pl.concat([pairs.drop("resized", "reused"), before]).sort(
+        "start", "end", "address", maintain_order=True
+    )
+    live = _running(found, n)
+    noted_before = _unaccounted(rows, live)
+    if noted_before:
+        live = live + noted_before
+        found = pl.concat([_anonymous(noted_before, n), found])
+    matched = opened.join(held, on="address", suffix="_held")
+    is_snapshot = of.noted == "snapshot" and reserved_bytes is not None
+    old = found.filter(pl.col("start") == 0)
+    return Ledger(
+        device=of.device,
+        noted=of.noted,
+        rows=rows,
+        allocations=found,
+        live=live,
+        reserved=_reserved(rows, reserved_bytes),
+        quality=Quality(
+            before_n=old.height,
+            before_bytes=int(old["bytes"].sum()),
+            reused_n=int(pairs["reused"].sum()),
+            twice_n=_freed_twice(rows),
+            resized_n=int(pairs["resized"].sum())
+            + int((matched["bytes"] != matched["bytes_held"]).sum()),
+            lost_n=opened.height - matched.height if is_snapshot else 0,
+            difference_bytes=int(live[-1]) - int(held["bytes"].sum()) if is_snapshot else None,
+        ),
+    )
+
+
+def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
+    """Allocations with the event that ends each: the next one at the same address."""
+    n = rows.height
+    at = (
+        rows.select("address", "bytes", "stack", "change", start=pl.int_range(1, n + 1))
+        .filter(pl.col("change") != 0, pl.col("address").is_not_null())
+        .sort("address", maintain_order=True)
+    )
+    following = pl.col("address").shift(-1) == pl.col("address")
+    first = (pl.col("address").shift(1) != pl.col("address")).fill_null(value=True)
+    pair = following & (pl.col("change").shift(-1) == -1)
+    found = at.with_columns(
+        end=pl.when(following).then(pl.col("start").shift(-1)),
+        freed_by=pl.when(pair).then(pl.col("stack").shift(-1)),
+        resized=(pair & (pl.col("bytes").shift(-1) != pl.col("bytes"))).fill_null(value=False),
+        reused=(following & (pl.col("change").shift(-1) == 1)).fill_null(value=False),
+        first=first,
+    )
+    size = pl.col("bytes").fill_null(0)
+    recorded = found.filter(pl.col("change") == 1).select(
+        "start", pl.col("end").fill_null(n + 1), size, "address", "stack", "freed_by",
+        pl.lit("recorded", ORIGIN).alias("origin"), "resized", "reused",
+    )  # fmt: skip
+    freed = found.filter(pl.col("change") == -1, "first").select(
+        pl.lit(0, pl.Int64).alias("start"), pl.col("start").alias("end"), size, "address", "stack",
+        pl.col("stack").alias("freed_by"), pl.lit("freed", ORIGIN).alias("origin"),
+        pl.lit(value=False).alias("resized"), pl.lit(value=False).alias("reused"),
+    )  # fmt: skip
+    return pl.concat([recorded, freed])
+
+
+def _freed_twice(rows: pl.DataFrame) -> int:
+    at = rows.filter(pl.col("change") != 0).sort("address", maintain_order=True)
+    again = (pl.col("address").shift(1) == pl.col("address")) & (pl.col("change").shift(1) == -1)
+    return int(at.select((again & (pl.col("change") == -1)).sum()).item())
+
+
+def _running(allocations: pl.DataFrame, n: int) -> Ints:
+    """Bytes of the allocations that are there at each position."""
+    change = np.zeros(n + 2, np.int64)
+    size = allocations["bytes"].to_numpy()
+    np.add.at(change, allocations["start"].to_numpy(), size)
+    np.subtract.at(change, allocations["end"].to_numpy(), size)
+    return np.cumsum(change)[:-1]
+
+
+def _unaccounted(rows: pl.DataFrame, live: Ints) -> int:
+    """What the profiler says was allocated before its first event, less what is known of it."""
+    told = rows.select("allocated_bytes", position=pl.int_range(1, pl.len() + 1)).drop_nulls()
+    if told.is_empty():
+        return 0
+    total, position = told.row(0)
+    return max(int(total) - int(live[position]), 0)
+
+
+def _anonymous(size: int, n: int) -> pl.DataFrame:
+    """What was there before the first event, of which nothing but the sum is known."""
+    return pl.select(
+        start=pl.lit(0, pl.Int64),
+        end=pl.lit(n + 1, pl.Int64),
+        bytes=pl.lit(size, pl.Int64),
+        address=pl.lit(None, pl.UInt64),
+        stack=pl.lit(None, pl.UInt32),
+        freed_by=pl.lit(None, pl.UInt32),
+        origin=pl.lit("held", ORIGIN),
+    )
+
+
+def _reserved(rows: pl.DataFrame, at_end: int | None) -> Ints | None:
+    """Bytes of segments at each position: what there is at the end, less what came since."""
+    told = rows["reserved_bytes"]
+    if told.null_count() < told.len():
+        known = told.forward_fill().backward_fill()
+        return np.concatenate([known[:1].to_numpy(), known.to_numpy()]).astype(np.int64)
+    if at_end is None:
+        return None
+    change = rows.select((pl.col("segment_change") * pl.col("bytes").fill_null(0)).alias("c"))["c"]
+    grown = np.concatenate([[0], np.cumsum(change.to_numpy())]).astype(np.int64)
+    return grown + (at_end - int(grown[-1]))

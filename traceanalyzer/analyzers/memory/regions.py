@@ -1,0 +1,177 @@
+"""The memory that a device held at a moment, and where in it there was room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.memory.ledger import Ledger
+
+#: The allocator rounds sizes up to a multiple of this.
+ROUND: Final = 512
+#: Segments of this size are for requests up to SMALL_REQUEST, and no others use them.
+SMALL_SEGMENT: Final = 2 << 20
+SMALL_REQUEST: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Memory held at a position.
+
+    Attributes:
+        segments: ``id``, ``address``, ``total_bytes``, by address: what belongs together;
+            ``small``: those for requests up to 1 MiB, which serve no others.
+        blocks: ``segment``, ``offset_bytes``, ``total_bytes``, ``state`` (``live`` or ``free``),
+            ``stack``, by segment and offset: the whole of each segment.
+    """
+
+    segments: pl.DataFrame
+    blocks: pl.DataFrame
+
+    def largest_free(self, request: int) -> int:
+        """The largest run of free bytes in segments that serve requests of this size."""
+        kind = self.segments.select("small", segment="id")
+        free = self.blocks.filter(pl.col("state") == "free").join(kind, on="segment")
+        serving = free.filter(pl.col("small") == (request <= SMALL_REQUEST))
+        largest = serving["total_bytes"].max()
+        return int(largest) if isinstance(largest, int) else 0
+
+    @property
+    def free_bytes(self) -> int:
+        """All that is free."""
+        return int(self.blocks.filter(pl.col("state") == "free")["total_bytes"].sum())
+
+
+def regions(
+    of: Ledger, segments: pl.DataFrame, blocks: pl.DataFrame, position: int
+) -> Regions | None:
+    """The memory held at a position; None where no segments are known.
+
+    What is held at the end is known, so later segments are taken away and those that were given
+    back since are put in again. Of allocations that are gone at the end the true size is not known:
+    it is what was asked for, rounded up, so that a little less may have been free.
+
+    Args:
+        of: the device's allocations.
+        segments: of the device, at the end.
+        blocks: in them.
+        position: the moment.
+    """
+    if of.reserved is None:
+        return None
+    held = _held(of, segments, position)
+    alive = of.alive(position).filter(pl.col("address").is_not_null())
+    true_size = blocks.select("address", true="size_bytes").unique("address", keep="first")
+    stays = pl.col("end") >= of.positions
+    rounded = ((pl.col("bytes") + ROUND - 1) // ROUND).clip(1) * ROUND
+    taken = alive.join(true_size, on="address", how="left", maintain_order="left").select(
+        pl.col("address").cast(pl.Int64, strict=False),
+        "stack",
+        size=pl.when(stays).then(pl.coalesce("true", rounded)).otherwise(rounded),
+    ).drop_nulls("address").sort("address")  # fmt: skip
+    return Regions(
+        held.select("id", pl.col("address").cast(pl.UInt64), "total_bytes", _small(held, segments)),
+        _filled(held, taken),
+    )
+
+
+def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
+    """Runs of addresses held; neighbours that were asked for one by one stay apart."""
+    later = of.rows[position:].filter(
+        pl.col("segment_change") != 0, pl.col("address").is_not_null()
+    )
+    kind = later["kind"].cast(pl.String)
+    start = np.concatenate([segments["address"].to_numpy(), later["address"].to_numpy()]).astype(
+        np.int64
+    )
+    size = np.concatenate(
+        [segments["total_bytes"].to_numpy(), later["bytes"].fill_null(0).to_numpy()]
+    )
+    weight = np.concatenate(
+        [np.ones(segments.height, np.int64), -later["segment_change"].cast(pl.Int64).to_numpy()]
+    )
+    cuts = np.concatenate(
+        [
+            segments["address"].to_numpy().astype(np.int64),
+            later.filter(kind.is_in(["segment_alloc", "segment_free"]))["address"]
+            .to_numpy()
+            .astype(np.int64),
+        ]
+    )
+    at = np.concatenate([start, start + size, cuts])
+    change = np.concatenate([weight, -weight, np.zeros(cuts.size, np.int64)])
+    points, place = np.unique(at, return_inverse=True)
+    depth = np.zeros(points.size, np.int64)
+    np.add.at(depth, place, change)
+    inside = np.cumsum(depth)[:-1] > 0
+    if not points.size or not inside.any():
+        return pl.DataFrame(schema={"id": pl.UInt32, "address": pl.Int64, "total_bytes": pl.Int64})
+    is_cut = np.isin(points[:-1], cuts)
+    first = inside & (is_cut | ~np.concatenate([[False], inside[:-1]]))
+    run = np.cumsum(first) - 1
+    starts = points[:-1][first]
+    sizes = np.bincount(run[inside], (points[1:] - points[:-1])[inside], starts.size)
+    return pl.DataFrame({"address": starts, "total_bytes": sizes.astype(np.int64)}).with_row_index(
+        "id"
+    )
+
+
+def _small(held: pl.DataFrame, segments: pl.DataFrame) -> pl.Series:
+    """Which are for small requests: by the segment there at the end, else by their size."""
+    known = segments.select(
+        pl.col("address").cast(pl.Int64, strict=False), type=pl.col("segment_type").cast(pl.String)
+    ).drop_nulls().sort("address")  # fmt: skip
+    small = pl.Series("small", held["total_bytes"] == SMALL_SEGMENT)
+    if known.is_empty():
+        return small
+    place = np.searchsorted(known["address"].to_numpy(), held["address"].to_numpy(), "right") - 1
+    at = known[np.maximum(place, 0)]
+    same = (at["address"] == held["address"]) & pl.Series(place >= 0)
+    return (at["type"] == "small").zip_with(same, small).alias("small")
+
+
+def _filled(held: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
+    """Each segment as live and free blocks, end to end."""
+    start, size = held["address"].to_numpy(), held["total_bytes"].to_numpy()
+    at, length = taken["address"].to_numpy(), taken["size"].to_numpy()
+    segment = np.searchsorted(start, at, side="right") - 1
+    inside = (segment >= 0) & (at < (start + size)[segment]) if start.size else segment >= 0
+    kept = taken.filter(pl.Series(inside))
+    segment, at, length = segment[inside], at[inside], length[inside]
+    live = pl.DataFrame(
+        {"segment": segment, "offset": at - start[segment] if start.size else at, "size": length,
+         "stack": kept["stack"]}
+    )  # fmt: skip
+    end = pl.col("offset") + pl.col("size")
+    totals = held.select(segment=pl.col("id").cast(pl.Int64), total="total_bytes")
+    after = live.with_columns(begins=end, until=pl.col("offset").shift(-1).over("segment")).join(
+        totals, on="segment"
+    )
+    behind = after.select(
+        "segment", offset="begins", size=pl.coalesce("until", "total") - pl.col("begins")
+    )
+    first = live.group_by("segment").agg(pl.col("offset").min().alias("size"))
+    ahead = totals.join(first, on="segment", how="left").select(
+        "segment", offset=pl.lit(0, pl.Int64), size=pl.coalesce("size", "total")
+    )
+    free = pl.concat([ahead, behind]).filter(pl.col("size") > 0)
+    return (
+        pl.concat(
+            [
+                live.with_columns(state=pl.lit("live")),
+                free.with_columns(stack=pl.lit(None, pl.UInt32), state=pl.lit("free")),
+            ],
+            how="diagonal",
+        )
+        .sort("segment", "offset")
+        .select(
+            pl.col("segment").cast(pl.UInt32),
+            offset_bytes="offset",
+            total_bytes="size",
+            state="state",
+            stack="stack",
+        )
+    )
