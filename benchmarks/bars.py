@@ -55,6 +55,7 @@ def bars(results: Results) -> list[Bar]:
         *_gzipped(results),
         *_stacks(results),
         *_nsys(results),
+        *_snapshots(results),
         Bar("`--help`", "", results.best("--help"), 0.3, "s"),
         Bar("`comm-outliers`", "gen1.json", results.best("comm-outliers", "gen1.json"), 1.0, "s"),
     ]
@@ -178,6 +179,30 @@ def _nsys(results: Results) -> Iterator[Bar]:
         steady = _ratio(speeds[large], speeds[small])
         what = "`kernels`, MB/s at 1.4 GB / at 100 MB"
         yield Bar(what, large or "", steady, 0.85, "x", at_least=True)
+
+
+def _snapshots(results: Results) -> Iterator[Bar]:
+    """Memory snapshots: beside bare unpickling, beside PyTorch's viewer."""
+    for m in results.of("read snapshot"):
+        trace, bare = m.trace or "", results.find("pickle.load", m.trace)
+        if bare is None:
+            continue
+        yield Bar("tables / `pickle.load`", trace, _ratio(m.best, bare.best), 3, "x")
+        limit = _megabytes(bare.peak_rss) or 0
+        yield Bar("peak memory, tables", trace, _megabytes(m.peak_rss), limit, "MB")
+    for m in results.of("memory page"):
+        peer, trace = results.find("trace_plot", m.trace), m.trace or ""
+        yield Bar("`memory`", trace, results.best("memory", m.trace), 8, "s")
+        yield Bar("`memory`'s page", trace, _megabytes(m.rows), 5, "MB")
+        if peer:
+            faster = _ratio(peer.best, m.best)
+            yield Bar("`trace_plot` / `memory`", trace, faster, 4, "x", at_least=True)
+            smaller = _ratio(peer.rows, m.rows)
+            yield Bar("page of `trace_plot` / ours", trace, smaller, 40, "x", at_least=True)
+    large = results.find("read snapshot", "snapshot5000000.pickle")
+    if large:
+        peak = _megabytes(large.peak_rss)
+        yield Bar("peak memory, tables", large.trace or "", peak, 6000, "MB")
 
 
 def _work(results: Results, command: str, trace: str | None) -> float | None:

@@ -87,6 +87,15 @@ def nsys_export(kernels: int) -> Path:
     return _made(f"nsys{kernels}.sqlite", lambda target: _export(target, kernels))
 
 
+def snapshot(events: int) -> Path:
+    """A synthetic memory snapshot of one device."""
+    script = SHARED / "tools" / "gen_memory_snapshot.py"
+    return _made(
+        f"snapshot{events}.pickle",
+        lambda target: _run(script, str(target), "--events", str(events)),
+    )
+
+
 def gzipped(path: Path) -> Path:
     """The same trace compressed."""
     return _made(f"{path.name}.gz", lambda target: _compress(path, target))

@@ -13,9 +13,13 @@ from benchmarks.inputs import ROOT
 PACKAGES = ("traceinsight", "orjson", "isal", "zlib-ng", "pydantic", "itwinai")
 #: Installed without what they require: the report needs neither ray nor torch.
 ALONE = ("itwinai",)
+#: Draws memory snapshots; in an environment of its own, for its size.
+TORCH = "torch==2.13.0"
 
 _FOLDER = ROOT / ".bench"
 _VENV = _FOLDER / "venv"
+_TORCH = _FOLDER / "torch"
+TORCH_PYTHON = _TORCH / "bin" / "python"
 _NYTPROF = "libdevel-nytprof-perl"
 PYTHON = _VENV / "bin" / "python"
 _DONE = _VENV / ".installed"
@@ -32,6 +36,15 @@ def install() -> None:
     subprocess.run([*pip, "install", "-q", "--upgrade", *whole], check=True)
     subprocess.run([*pip, "install", "-q", "--upgrade", "--no-deps", *ALONE], check=True)
     _DONE.write_text(" ".join(PACKAGES))
+
+
+def install_torch() -> bool:
+    """Make PyTorch's environment if it is not there yet; False where it cannot be had."""
+    if not TORCH_PYTHON.is_file():
+        print(f"installing {TORCH} into {_TORCH}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", _TORCH], check=True)
+    pip = [str(TORCH_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    return subprocess.run([*pip, TORCH, "numpy"], check=False).returncode == 0
 
 
 def flamegraph_pl() -> Path | None:

@@ -29,6 +29,8 @@ ROUNDS = 3
 SIZES_MB = (200, 1000)
 #: Kernels in exports of nsys: 100 MB and 1.4 GB.
 EXPORTS = (420_000, 6_000_000)
+#: Events in memory snapshots.
+SNAPSHOTS = (100_000, 1_000_000, 5_000_000)
 
 #: What is timed on so many synthetic rows in memory.
 ALGEBRA = ("union", "gaps", "nest", "link")
@@ -73,6 +75,8 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     found += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
     found += _nsys(inputs.nsys_export(EXPORTS[0]), ["kernels"])
     found += _nsys(inputs.nsys_export(EXPORTS[1]), ["kernels", "gpu-idle", "annotations"])
+    for events in SNAPSHOTS:
+        found += _snapshots(inputs.snapshot(events), page=events == SNAPSHOTS[1])
     small = inputs.generated(sizes_mb[0])
     found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
     for megabytes in sizes_mb:
@@ -90,6 +94,22 @@ def _nsys(path: Path, commands: Sequence[str]) -> list[Case]:
         Case("pandas", path, _task(peers.PYTHON, "pandas_kernels", path), memory=True),
         *(Case(name, path, [_COMMAND, name, path], memory=True) for name in commands),
     ]
+
+
+def _snapshots(path: Path, *, page: bool) -> list[Case]:
+    """Loading beside bare unpickling; drawing beside PyTorch's own viewer."""
+    found = [
+        Case("pickle.load", path, _task(_OURS, "pickle_load", path), memory=True),
+        Case("read snapshot", path, _task(_OURS, "read_snapshot", path), memory=True),
+        Case("memory", path, [_COMMAND, "memory", path], memory=True),
+    ]
+    if not page:
+        return found
+    found.append(Case("memory page", path, _task(_OURS, "memory_page", path), memory=True))
+    if peers.install_torch():
+        viewer = _task(peers.TORCH_PYTHON, "trace_plot", path)
+        found.append(Case("trace_plot", path, viewer, memory=True))
+    return found
 
 
 def _readers(path: Path) -> list[Case]:

@@ -11,7 +11,9 @@ import gc
 import importlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +212,48 @@ def pandas_kernels(path: str) -> tuple[float, int]:
     return time.perf_counter() - start, len(sums)
 
 
+# --- pickles ---
+
+
+def pickle_load(path: str) -> tuple[float, int]:
+    """The yardstick: a snapshot to dicts and lists; garbage collection off."""
+    import pickle
+
+    gc.disable()
+    start = time.perf_counter()
+    with Path(path).open("rb") as file:
+        found = pickle.load(file)  # made by a generator of ours
+    return time.perf_counter() - start, sum(map(len, found["device_traces"]))
+
+
+def read_snapshot(path: str) -> tuple[float, int]:
+    """A snapshot to all tables, checked opcode by opcode."""
+    from traceanalyzer import api
+    from traceanalyzer.parsers.memory_snapshot import reader  # noqa: F401 - loaded when it is used
+
+    start = time.perf_counter()
+    trace = api.read(path)
+    return time.perf_counter() - start, trace.events.height
+
+
+def memory_page(path: str) -> tuple[float, int]:
+    """``traceanalyzer memory`` from start to page; its "rows" are the page's bytes."""
+    return _drawn([Path(sys.executable).with_name("traceanalyzer"), "memory", path])
+
+
+def trace_plot(path: str) -> tuple[float, int]:
+    """PyTorch's viewer from start to page; its "rows" are the page's bytes."""
+    return _drawn([sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", path])
+
+
+def _drawn(command: list[Any]) -> tuple[float, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        start = time.perf_counter()
+        subprocess.run([*command, "-o", page], check=True, capture_output=True)
+        return time.perf_counter() - start, page.stat().st_size
+
+
 # --- algebra ---------------------------------------------------------------------------------
 
 
@@ -293,6 +337,7 @@ TASKS = {
     **{
         task.__name__: task
         for task in (
+            *(pickle_load, read_snapshot, memory_page, trace_plot),
             *(orjson_loads, read, hta, plain_loop, itwinai_report),
             *(adbc_columns, pandas_kernels, union, gaps, nest, link),
         )
