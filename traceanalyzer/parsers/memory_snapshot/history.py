@@ -81,7 +81,7 @@ def events(reading: Reading, found: History, stacks: Stacks, *, args: bool) -> p
             "name": spelled,
             "device": found.device,
             "stream": reading.integers(found.words("stream")),
-            "bytes": reading.integers(found.words("size")),
+            "bytes": reading.sizes(found.words("size")),
             "address": reading.integers(found.words("addr"), unsigned=True),
             "stack": stacks.of(reading, found.words("frames")),
         }
@@ -91,7 +91,7 @@ def events(reading: Reading, found: History, stacks: Stacks, *, args: bool) -> p
 
 def free_bytes(reading: Reading, found: History) -> pl.Series:
     """What an out-of-memory error says is free on the device; null for all other events."""
-    return reading.integers(found.words("device_free"))
+    return reading.sizes(found.words("device_free"))
 
 
 def _arguments(reading: Reading, found: History) -> pl.Expr:

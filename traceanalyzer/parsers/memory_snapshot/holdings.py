@@ -18,7 +18,7 @@ def segments(reading: Reading, stacks: Stacks, rank: int | None) -> pl.DataFrame
     """The table ``segments``, in the order of the file."""
     table = reading.table(layout.SEGMENTS)
     sizes = {
-        f"{name.split('_')[0]}_bytes": reading.integers(table.words(name)).fill_null(0)
+        f"{name.split('_')[0]}_bytes": reading.sizes(table.words(name)).fill_null(0)
         for name in ("total_size", "allocated_size", "active_size")
     }
     columns = {
@@ -39,7 +39,7 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
     """The table ``blocks``. One without an address lies behind the one before it."""
     table = reading.table(layout.BLOCKS)
     rows, segment = reading.owners(reading.table(layout.SEGMENTS).words("blocks"), layout.BLOCKS)
-    size = reading.integers(table.words("size")).fill_null(0)[rows]
+    size = reading.sizes(table.words("size")).fill_null(0)[rows]
     state = reading.strings(table.words("state"))[rows].replace(_ALIASES).fill_null("?")
     requested, stack = _asked_for(reading, table, stacks)
     found = pl.DataFrame(
@@ -56,7 +56,7 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
     start = pl.Series(of_segments["address"])[segment]
     return found.with_columns(
         segment=pl.col("segment").cast(pl.UInt32),
-        address=pl.coalesce("address", start + before.cast(pl.UInt64)),
+        address=pl.coalesce("address", start + before.cast(pl.UInt64, strict=False)),
         state=pl.col("state").cast(schema.NAME),
         # an inactive block is nobody's: what it says was asked for is of its last owner, or 0
         requested_bytes=pl.when(pl.col("state") != "inactive").then("requested_bytes"),
@@ -65,13 +65,13 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
 
 def _asked_for(reading: Reading, table: Table, stacks: Stacks) -> tuple[pl.Series, pl.Series]:
     """The size that was asked for, and the stack of who did; older files have it in a history."""
-    requested = reading.integers(table.words("requested_size"))
+    requested = reading.sizes(table.words("requested_size"))
     stack = stacks.of(reading, table.words("frames"))
     if not table.has("history"):
         return requested, stack
     past = reading.table(layout.HISTORY)
     latest = reading.first_rows(table.words("history"), layout.HISTORY)
-    size = _at(reading.integers(past.words("real_size")), latest)
+    size = _at(reading.sizes(past.words("real_size")), latest)
     by = _at(stacks.of(reading, past.words("frames")), latest)
     return requested.zip_with(requested.is_not_null(), size), stack.zip_with(
         stack.is_not_null(), by

@@ -25,6 +25,8 @@ _BITS = np.uint64(4)
 _TAG = np.uint64(15)
 _ROW_BITS = np.uint64(52)
 _ROW_MASK = np.uint64((1 << 52) - 1)
+#: Sizes beyond are not those of memory.
+MOST_BYTES = 1 << 44
 #: Levels of nested containers turned into Python values.
 _DEEPEST = 6
 #: Values of one container turned into Python values.
@@ -93,6 +95,13 @@ class Reading:
         return (
             column if valid.all() else pl.select(pl.when(pl.Series(valid)).then(column)).to_series()
         )
+
+    def sizes(self, words: Words) -> pl.Series:
+        """Bytes; null where there are none. No device has as many as :data:`MOST_BYTES`."""
+        found = self.integers(words)
+        wrong = ((found < 0) | (found >= MOST_BYTES)).fill_null(value=False)
+        self.wrong += int(wrong.sum())
+        return found.set(wrong, None)
 
     def codes(self, words: Words) -> Ints:
         """Numbers of texts; -1 where there is none."""
