@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import polars as pl
@@ -81,7 +82,10 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
         MissingData: no device work, or not the calls that launched it.
         OptionError: ``step_name`` is no regular expression.
     """
-    work = with_launches(trace, device_work(trace))
+    with ThreadPoolExecutor(1) as pool:
+        placing = pool.submit(places_of, trace)
+        work = with_launches(trace, device_work(trace))
+        places = placing.result()
     if work.is_empty():
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
@@ -98,7 +102,7 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
         calls=calls,
         waits=waits,
         python=python_frames(trace, moments(waits.select("pid", "tid", ts="start"))),
-        places=places_of(trace),
+        places=places,
         steps=step_marks(trace, step_name),
         without_work=without_work(runtime, calls),
         after_last=after_last,
@@ -108,23 +112,27 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
 def measure(ground: Ground) -> Part:
     """What one rank contributes."""
     work, calls = ground.work, ground.calls
-    launched, waited = _placed(ground)
-    streams, course = _queues(calls, work)
-    idle = device_gaps(work)
-    gaps = launch_gaps(idle, ground.waits)
-    found = stretches(gaps, idle, work)
+    with ThreadPoolExecutor(1) as pool:  # where calls were is half of it, and needs nothing else
+        placed = pool.submit(_placed, ground)
+        streams, course = _queues(calls, work)
+        idle = device_gaps(work)
+        gaps = launch_gaps(idle, ground.waits)
+        found = stretches(gaps, idle, work)
+        waiting = waiting_for(calls, gaps, found)
+        in_steps = _measured_steps(ground.steps, found, gaps)
+        launched, waited = placed.result()
     return Part(
         rank=ground.rank,
         path=ground.path,
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited",
-            **launched, waiting_ns=waiting_for(calls, gaps, found),
+            **launched, waiting_ns=waiting,
         ),
         devices=_devices(work),
         streams=streams,
         queue=course,
         stretches=_in_steps(most_launched_in(found, calls, launched), ground.steps),
-        steps=_measured_steps(ground.steps, found, gaps),
+        steps=in_steps,
         short=_short_kernels(work),
         synchronising=synchronising.by_place(synchronising.costs(ground.waits, work), waited),
         without_work=ground.without_work,
