@@ -524,3 +524,52 @@ def test_a_window_keeps_what_was_there_before_it() -> None:
 def test_a_step_name_that_is_no_expression() -> None:
     with pytest.raises(OptionError, match="--step-name"):
         ta.memory_growth(path("leak"), step_name="(")
+
+
+# --- instants of torch.profiler --------------------------------------------------------------
+
+
+def profiled(tmp_path: Path) -> Path:
+    """A trace with ``[memory]`` instants: two operators in a frame, one of them freed."""
+
+    def slice_(cat: str, name: str, ts: int, dur: int) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+
+    def instant(ts: int, address: int, size: int, total: int, kind: int = 1) -> dict[str, Any]:
+        args = {"Bytes": size, "Addr": address, "Device Type": kind, "Device Id": 0,
+                "Total Allocated": total, "Total Reserved": 4096}  # fmt: skip
+        return {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "ts": ts,
+                "pid": 1, "tid": 1, "args": args}  # fmt: skip
+
+    events = [
+        slice_("user_annotation", "ProfilerStep#1", 0, 100),
+        slice_("python_function", "/home/ada/train.py(12): step", 0, 60),
+        slice_("cpu_op", "aten::mm", 10, 10),
+        instant(15, 0x1000, 1024, 1536),
+        slice_("cpu_op", "aten::add", 30, 10),
+        instant(35, 0x2000, 512, 2048),
+        instant(36, 0x9000, 4096, 4096, kind=0),
+        instant(50, 0x2000, -512, 1536),
+        slice_("cpu_op", "aten::relu", 70, 10),
+        instant(75, 0x3000, 256, 1792),
+    ]
+    made = tmp_path / "trace.json"
+    made.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return made
+
+
+def test_instants_give_the_curve_that_they_know(tmp_path: Path) -> None:
+    found = ta.memory(profiled(tmp_path))
+    assert found.timeline["live_bytes"].to_list() == [512, 1536, 2048, 1536, 1792]
+    row = found.devices.row(0, named=True)
+    assert (row["peak_bytes"], row["peak_ns"], row["reserved_peak_bytes"]) == (2048, 35_000, 4096)
+    assert (row["start_bytes"], row["end_bytes"], row["difference_bytes"]) == (512, 1792, None)
+
+
+def test_instants_are_named_by_what_ran(tmp_path: Path) -> None:
+    found = ta.memory(profiled(tmp_path))
+    lines = found.lines.select("function", "line", "own", "live_bytes").rows()
+    assert lines == [("step", 12, True, 1536), (None, None, None, 512)]
+    late = ta.memory(profiled(tmp_path), since_ns=70_000).lines
+    assert dict(late.select("function", "live_bytes").rows())["aten::relu"] == 256
+    assert "step (train.py:12)" in found.occupancies[0].boxes["label"].to_list()

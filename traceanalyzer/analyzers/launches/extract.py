@@ -24,13 +24,13 @@ from traceanalyzer.analyzers.launches.stretches import (
     stretches,
     waiting_for,
 )
-from traceanalyzer.analyzers.launches.whereabouts import (
+from traceanalyzer.analyzers.step_marks import step_marks
+from traceanalyzer.analyzers.whereabouts import (
     Places,
     moments,
     places_of,
     python_frames,
 )
-from traceanalyzer.analyzers.step_marks import step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, record_hint

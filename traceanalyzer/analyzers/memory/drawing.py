@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.memory import regions
 from traceanalyzer.analyzers.memory.categories import UNKNOWN, categories
-from traceanalyzer.analyzers.memory.ground import Ground, positions
+from traceanalyzer.analyzers.memory.ground import Ground, known_stack, positions
 from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.analyzers.memory.lines import frame_text
 from traceanalyzer.analyzers.memory.peak import peak_position, thinned
@@ -43,10 +43,9 @@ def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
     at = peak_position(of, ground.window)
     held = regions.regions(of, *ground.of_device(of.device), at)
     blocks = _blocks(held)
-    own = pl.when(pl.col("origin") != "freed").then("stack")
-    boxes = boxes.with_columns(stack=own)
+    labels = _labels(ground.code(of, boxes))
+    boxes = boxes.with_columns(stack=known_stack(boxes))
     stacks, numbers = _stacks(ground, pl.concat([boxes["stack"], blocks["stack"]]))
-    labels = _labels(ground, boxes["stack"])
     return Occupancy(
         name=name,
         title=f"Memory of {where}" if where else "Memory over time",
@@ -69,7 +68,7 @@ def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
         stacks=stacks,
         segments=_segments(held),
         blocks=blocks.with_columns(
-            stack=numbers[boxes.height :], label=_labels(ground, blocks["stack"])
+            stack=numbers[boxes.height :], label=_labels(ground.lines.of(blocks["stack"]))
         ),
         events=of.positions,
         boxed_frac=frac,
@@ -190,6 +189,6 @@ def _stacks(ground: Ground, used: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
     return table, used.replace_strict(number, default=None, return_dtype=pl.UInt32)
 
 
-def _labels(ground: Ground, stacks: pl.Series) -> pl.Series:
-    told = ground.lines.of(stacks).select("function", "file", "line").rows()
+def _labels(code: pl.DataFrame) -> pl.Series:
+    told = code.select("function", "file", "line").rows()
     return pl.Series([frame_text(*row) for row in told], dtype=pl.String)

@@ -14,6 +14,7 @@ import polars as pl
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledger
 from traceanalyzer.analyzers.memory.lines import Lines, lines
 from traceanalyzer.analyzers.memory.operations import operations, origin
+from traceanalyzer.analyzers.memory.where import Where, where
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import steps_pattern
@@ -36,6 +37,7 @@ class Ground:
         segments: held at the end, on all devices.
         blocks: what is in them.
         lines: the code of each stack.
+        where: where threads were, for allocations that have no stack; None where they have.
         steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each step that is marked.
         window: (since, until) in ns after the first event: what happens outside is not asked for.
     """
@@ -47,8 +49,17 @@ class Ground:
     segments: pl.DataFrame
     blocks: pl.DataFrame
     lines: Lines
+    where: Where | None
     steps: pl.DataFrame
     window: Window = (None, None)
+
+    def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
+        """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
+        if self.where is None:
+            return self.lines.of(known_stack(allocations))
+        begun = pl.col("start") > 0
+        event = allocations.select(pl.when(begun).then(pl.col("start") - 1)).to_series()
+        return self.where.of(of.rows["event"].gather(event))
 
     def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Segments of a device, and the blocks in them."""
@@ -77,7 +88,9 @@ def ground(
     if window != (None, None) and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
     ledgers = []
+    noted = "snapshot"
     for of in operations(trace):
+        noted = of.noted
         own = trace.segments.filter(pl.col("device").eq_missing(pl.lit(of.device, pl.Int32)))
         held = trace.blocks.filter(pl.col("segment").is_in(own["id"].implode()))
         known = of.noted == "snapshot" and trace.segments.height > 0
@@ -90,9 +103,16 @@ def ground(
         segments=trace.segments,
         blocks=trace.blocks,
         lines=lines(trace, library_names),
+        where=where(trace, library_names) if noted == "instants" else None,
         steps=_steps(trace, step_name),
         window=window,
     )
+
+
+def known_stack(allocations: pl.DataFrame) -> pl.Series:
+    """The stacks of allocations; of one freed only, the stack is that of who freed it."""
+    own = pl.when(pl.col("origin") != "freed").then("stack")
+    return allocations.select(own).to_series()
 
 
 def _settings(extra: str | None) -> dict[str, Any]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory.drawing import of_device
-from traceanalyzer.analyzers.memory.ground import Ground, Window, ground, positions
+from traceanalyzer.analyzers.memory.ground import (
+    Ground,
+    Window,
+    ground,
+    known_stack,
+    positions,
+)
 from traceanalyzer.analyzers.memory.ledger import Ints, Ledger
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
@@ -119,11 +125,13 @@ def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
 def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
     recorded = of.allocations.filter(pl.col("origin") != "freed")
-    keys = recorded["stack"].fill_null(np.iinfo(np.uint32).max).to_numpy()
-    stacks, group = np.unique(keys, return_inverse=True)
+    code = own.code(of, recorded).with_columns(row=known_stack(recorded))
+    groups = code.unique(maintain_order=True).with_row_index("group")
+    numbered = code.join(groups, on=code.columns, nulls_equal=True, maintain_order="left")
+    group = numbered["group"].to_numpy()
     first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
     last = np.searchsorted(at, recorded["end"].to_numpy(), side="left")
-    change = np.zeros((stacks.size, at.size + 1), np.int64)
+    change = np.zeros((groups.height, at.size + 1), np.int64)
     size = recorded["bytes"].to_numpy()
     np.add.at(change, (group, first), size)
     np.subtract.at(change, (group, last), size)
@@ -132,11 +140,11 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     # how many steps in a row up to the last
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
     grown = live[:, -1] - live[:, 0]
-    told = pl.Series(stacks).replace(np.iinfo(np.uint32).max, None)
-    paths: list[Any] = [
-        None if row is None else ";".join(reversed(own.lines.path(row))) for row in told.to_list()
+    paths: list[str | None] = [
+        None if row is None else ";".join(reversed(own.lines.path(row)))
+        for row in groups["row"].to_list()
     ]
-    found = own.lines.of(told.cast(pl.UInt32)).with_columns(
+    found = groups.select("function", "file", "line", "own").with_columns(
         first_bytes=pl.Series(live[:, 0]),
         last_bytes=pl.Series(live[:, -1]),
         grown_bytes=pl.Series(grown),

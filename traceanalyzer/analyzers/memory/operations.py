@@ -19,9 +19,18 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 Noted = Literal["snapshot", "instants", "calls"]
 
-#: Allocations and frees, and the ranges they lie in.
+#: Allocations and frees, the ranges they lie in, and the code that was running.
 NEEDS = Needs(
-    frozenset((*ALLOCATOR_KINDS, "cpu_instant_event", "user_annotation", "nvtx")),
+    frozenset(
+        (
+            *ALLOCATOR_KINDS,
+            "cpu_instant_event",
+            "cpu_op",
+            "nvtx",
+            "python_function",
+            "user_annotation",
+        )
+    ),
     unused=("category", "correlation", "external_id"),
     samples=True,
 )

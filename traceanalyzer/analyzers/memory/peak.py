@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory.categories import categories
-from traceanalyzer.analyzers.memory.ground import Ground, Window
+from traceanalyzer.analyzers.memory.ground import Ground, Window, known_stack
 from traceanalyzer.analyzers.memory.ledger import ACTIVE, Ledger
 
 #: Points kept of a curve.
 POINTS: Final = 2000
 
-DEVICE: Final = ("rank", "path", "device")
+LINE: Final = ("function", "file", "line", "own")
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,18 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
         live_frac (of all that is live), before_n (of them there before the history), stack (the
         frames, the outermost first, ``;`` between), row (of ``stacks``).
     """
-    told = of.allocations.with_columns(categories(of, ground.lines)).filter(
-        pl.col("start") <= position, pl.col("end") > position
-    )
-    # of one freed only, the stack is that of who freed it
-    own = pl.when(pl.col("origin") != "freed").then("stack").alias("row")
+    there = (pl.col("start") <= position) & (pl.col("end") > position)
+    told = of.allocations.with_columns(categories(of, ground.lines)).filter(there)
+    told = told.with_columns(*ground.code(of, told), known_stack(told).alias("row"))
+    keys = ("row", "category", "confidence", *LINE)
     summed = (
-        told.with_columns(own)
-        .group_by("row", "category", "confidence")
+        told.group_by(keys)
         .agg(
             n=pl.len().cast(pl.Int64),
             live_bytes=pl.col("bytes").sum(),
             before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
         )
-        .sort("live_bytes", "row", "category", descending=[True, False, False], nulls_last=True)
+        .sort("live_bytes", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
     )
     paths = {
         row: ";".join(reversed(ground.lines.path(row)))
@@ -89,7 +87,7 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
         pl.lit(of.device, pl.Int32).alias("device"),
         "category",
         "confidence",
-        *ground.lines.of(summed["row"]),
+        *LINE,
         "n",
         "live_bytes",
         live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),

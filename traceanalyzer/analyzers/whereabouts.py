@@ -99,12 +99,14 @@ def places_of(trace: Trace) -> Places:
     )
 
 
-def python_frames(trace: Trace, at: Moments) -> pl.Series:
-    """The innermost Python frame of the user's own code at each moment, else of any with a line."""
+def python_frames(
+    trace: Trace, at: Moments, own: Callable[[str | None, str | None], bool] = is_own
+) -> pl.Series:
+    """The innermost Python frame of one's own code at each moment, else of any with a line."""
     rows = _slices(trace, "python_function")
     lined = rows.filter(~named(rows, [_NO_LINE]))
-    own = _named(at, lined.filter(_own(lined["name"])), _innermost)
-    return pl.select(pl.coalesce(own, _named(at, lined, _innermost))).to_series()
+    first = _named(at, lined.filter(_own(lined["name"], own)), _innermost)
+    return pl.select(pl.coalesce(first, _named(at, lined, _innermost))).to_series()
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
@@ -188,8 +190,8 @@ def _free(slices: pl.DataFrame) -> Ints:
     return np.flatnonzero((slices["start"] >= ended).fill_null(value=True).to_numpy())
 
 
-def _own(names: pl.Series) -> pl.Expr:
-    """Whether a frame's name is that of the user's own code."""
+def _own(names: pl.Series, is_own: Callable[[str | None, str | None], bool]) -> pl.Expr:
+    """Whether a frame's name is that of one's own code."""
     distinct = names.unique().drop_nulls().to_frame("name")
     told = distinct.select(pl.col("name").cast(pl.String).str.extract_groups(PYTHON_FRAME)).unnest(
         "name"
