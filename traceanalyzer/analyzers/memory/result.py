@@ -17,11 +17,8 @@ _DEVICES: Final = {
     "peak_bytes": "peak in use",
     "peak_ns": "at",
     "reserved_peak_bytes": "peak reserved",
-    "reserved_at_peak_bytes": "reserved at the peak",
-    "start_bytes": "at the start",
-    "end_bytes": "at the end",
-    "reserved_end_bytes": "reserved at the end",
-    "fragmentation_frac": "of it unused",
+    "end_bytes": "in use at the end",
+    "fragmentation_frac": "unused",
     "inactive_split_bytes": "split",
     "largest_free_bytes": "largest free",
 }
@@ -51,6 +48,9 @@ _STACKS: Final = {
 }
 _CHURN: Final = {
     "on": "device",
+    "start_bytes": "in use at the start",
+    "reserved_at_peak_bytes": "reserved at the peak",
+    "reserved_end_bytes": "reserved at the end",
     "events": "events",
     "allocations": "allocations",
     "segment_allocs": "segments taken",
