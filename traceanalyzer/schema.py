@@ -187,6 +187,7 @@ SEGMENTS: tuple[Column, ...] = (
     Column("allocated_bytes", pl.Int64, "B", "bytes in allocated blocks"),
     Column("active_bytes", pl.Int64, "B", "bytes in allocated or pending-free blocks"),
     Column("stream", pl.Int64, "", "stream the segment belongs to", "not recorded"),
+    Column("pool", NAME, "", "private pool, such as that of a CUDA graph", "the allocator's own"),
     Column("segment_type", NAME, "", "small or large", "not recorded"),
     Column("expandable", pl.Boolean, "", "an expandable segment", "not recorded"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),

@@ -28,7 +28,7 @@ _NATIVE = re.compile(
 _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
 # what torch.fx compiled: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
-_COMPILED = re.compile(r"^<eval_with_key>|\.py:\d+ in \w+$")
+_COMPILED = re.compile(r"^<eval_with_key>|\.py:\d+ in \w+$|[/\\]torchinductor_[^/\\]+[/\\]")
 # of a library built somewhere else, whose paths tell nothing
 _C_SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|inl)$")
 _TYPED_IN = re.compile(r"<(?:stdin|ipython-input-.*|ipykernel.*)>|.*[/\\]ipykernel_\d+[/\\]\d+\.py")

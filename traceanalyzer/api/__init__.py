@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
     from traceanalyzer.api.cuda import cuda_api, transfers
+    from traceanalyzer.api.held import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.host import host_metrics, launches
     from traceanalyzer.api.idle import gpu_idle
-    from traceanalyzer.api.memory import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
     from traceanalyzer.api.time import overlap, steps
@@ -34,7 +34,7 @@ _HOME = {
     "gpu_idle": "api.idle",
     **dict.fromkeys(("host_metrics", "launches"), "api.host"),
     "info": "api.contents",
-    **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.memory"),
+    **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.held"),
     **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(
         ("Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"), "api.reading"

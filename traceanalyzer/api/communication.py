@@ -138,7 +138,7 @@ class _Gathering:
 
     def _whole(self, path: str) -> Trace:
         """The history of memory counts as a whole, whatever stretch is asked about."""
-        trace = read(path, kinds=using.NEEDS.kinds, progress=self.how.get("progress"))
+        trace = read(path, kinds=using.FILL_NEEDS.kinds, progress=self.how.get("progress"))
         if seen := self.how.get("seen"):
             seen(trace)
         return trace

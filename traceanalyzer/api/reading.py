@@ -121,7 +121,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
             raise UnreadableFile(path, what, hint="traceanalyzer info FILE says what a file is")
         inputs += found
         skipped += foreign
-    return inputs, skipped
+    return list(dict.fromkeys(inputs)), skipped
 
 
 def each(
@@ -132,7 +132,9 @@ def each(
     found: list[Trace | str] = []
     for item in items:
         found += [item] if isinstance(item, Trace) else find_inputs([item])[0]
-    return found
+    # a file that is named twice counts once; traces are told apart by who they are
+    alike = {one if isinstance(one, str) else id(one): one for one in found}
+    return list(alike.values())
 
 
 def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
     from traceanalyzer.render.marks import AxisScale
-    from traceanalyzer.result import Result
+    from traceanalyzer.result import Occupancy, Result
 
 INK = "#1f2328"  # text and rings; a page replaces it by the colour of its own text
 _WIDTH_INCHES = 10
 _CHART_INCHES = 3.6
 _PANEL_INCHES = 1.7
 _MAX_PANELS = 16
+_MAX_OCCUPANCIES = 8
 _MAX_TICKS = 24
 _TILTED_CHARS = 24
 _LEGEND_ENTRIES = 20
@@ -79,13 +80,21 @@ class _Picture(Figure):
         return to_svg(self)
 
 
+def _peak(occupancy: Occupancy) -> int:
+    most = occupancy.levels["live_bytes"].max()
+    return most if isinstance(most, int) else 0
+
+
 def figure(result: Result, chart: str | None = None) -> Figure:
-    """One drawing by name, or all of them: occupancies, and charts below.
+    """One drawing by name, or all of them: the fullest occupancies, and charts below.
 
     Raises:
         OptionError: the result has nothing to draw, or nothing of that name.
     """
     filled = [one for one in result.occupancies if chart in (None, one.name)]
+    if len(filled) > _MAX_OCCUPANCIES:
+        fullest = sorted(filled, key=_peak, reverse=True)[:_MAX_OCCUPANCIES]
+        filled = [one for one in filled if any(one is kept for kept in fullest)]
     chosen = [c for c in result.charts if chart in (None, c.name)]
     if not (filled or chosen):
         wanted = "no chart to draw" if chart is None else f"no chart {chart!r}"

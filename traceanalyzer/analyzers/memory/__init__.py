@@ -22,15 +22,15 @@ from traceanalyzer.analyzers.memory.answers import (
 )
 from traceanalyzer.analyzers.memory.combine import combine
 from traceanalyzer.analyzers.memory.extract import Part, extract
-from traceanalyzer.analyzers.memory.fill import Fill, fills
+from traceanalyzer.analyzers.memory.fill import FILL_NEEDS, Fill, fills
 from traceanalyzer.analyzers.memory.operations import NEEDS
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.trace import Trace
 
 __all__ = [
-    "NEEDS", "Fill", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Part", "combine",
-    "diff_of", "errors_of", "extract", "fills", "growth_of", "memory",
+    "FILL_NEEDS", "NEEDS", "Fill", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Part",
+    "combine", "diff_of", "errors_of", "extract", "fills", "growth_of", "memory",
 ]  # fmt: skip
 
 

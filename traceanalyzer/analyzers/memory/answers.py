@@ -9,9 +9,17 @@ from typing import Any, Final
 import polars as pl
 
 from traceanalyzer.analyzers.memory import growth, oom
-from traceanalyzer.analyzers.memory.diff import difference
+from traceanalyzer.analyzers.memory.causes import (
+    DEMAND,
+    ELSEWHERE,
+    FRAGMENTATION,
+    LIMIT,
+    OUTSIDE,
+    UNKNOWN,
+)
+from traceanalyzer.analyzers.memory.diff import by_line, difference, fullest
 from traceanalyzer.analyzers.memory.lines import frame_text
-from traceanalyzer.analyzers.memory.result import Memory, shown_table, with_line
+from traceanalyzer.analyzers.memory.result import Memory, shown_table, summed, with_line
 from traceanalyzer.analyzers.memory.words import times_of
 from traceanalyzer.analyzers.places import places
 from traceanalyzer.result import Chart, Result, Table
@@ -26,8 +34,8 @@ _ERRORS: Final = {
     "device_free_bytes": "free on the device",
     "reserved_bytes": "reserved",
     "allocated_bytes": "allocated",
-    "unused_bytes": "unused",
-    "largest_free_bytes": "largest free",
+    "usable_bytes": "usable",
+    "largest_free_bytes": "largest piece",
     "outside_bytes": "outside PyTorch",
     "cause": "cause",
 }
@@ -48,7 +56,7 @@ _GROWTH: Final = {
     "last_bytes": "after the last",
     "grown_bytes": "grown",
     "per_step_bytes": "a step",
-    "grown_steps": "steps in a row",
+    "grew_n": "steps",
 }
 _STEPS: Final = {
     "on": "device",
@@ -57,8 +65,8 @@ _STEPS: Final = {
     "time_ns": "ends at",
     "live_bytes": "live",
 }
+_PEAKS: Final = {"run": "run", "on": "device", "peak_bytes": "peak in use"}
 _CHANGES: Final = {
-    "device": "device",
     "at": "line of code",
     "base_bytes": "before",
     "live_bytes": "now",
@@ -76,18 +84,21 @@ class MemoryErrors(Result):
         errors: a row an out-of-memory error: rank, path, device, event, time_ns, request_bytes,
             device_free_bytes (free on the device, as the allocator was told), reserved_bytes,
             allocated_bytes (requested by all that was live), unused_bytes (free in what is
-            reserved), largest_free_bytes (the largest free run that could serve the request),
-            outside_bytes (capacity less reserved less free; null where the capacity is not given),
-            missing_bytes (that all free memory together falls short of), cause, advice, and
-            function, file, line of the request.
+            reserved), usable_bytes (of it in segments that serve such requests: of the size's
+            class, the stream, and no private pool), largest_free_bytes (the largest run of those),
+            pending_bytes (freed, but waiting for another stream), outside_bytes (capacity less
+            reserved less free; null where the capacity is not given), missing_bytes (that all free
+            memory together falls short of), cause, advice, and function, file, line of the request.
         alive: what was live at each, by stack: as ``Memory.alive``, with event.
         devices: the devices looked at: rank, path, device, events.
+        windowed: only a stretch of the history was looked at.
         remarks: further notes.
     """
 
     errors: pl.DataFrame
     alive: pl.DataFrame
     devices: pl.DataFrame
+    windowed: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -98,6 +109,8 @@ class MemoryErrors(Result):
     @property
     def verdict(self) -> str:
         """The first error, and the causes of all."""
+        if self.errors.is_empty() and self.windowed:
+            return "No out-of-memory error is in this stretch of the history."
         if self.errors.is_empty():
             return (
                 "No out-of-memory error is in the history. To record one, keep "
@@ -133,13 +146,14 @@ class MemoryErrors(Result):
             n=pl.len().cast(pl.Int64)
         )
         first = self.errors.head(1).select("rank", "path", "device", "event")
-        alive = with_line(self.alive)
-        at_first = alive.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
+        keys = [*first.columns, "function", "file", "line", "category"]
+        lines = with_line(summed(self.alive, keys))
+        at_first = lines.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
         return (
             shown_table("errors", "Errors", self.errors, _ERRORS),
             Table("advice", "What to try", advice, _ADVICE, whole=True),
             shown_table("first", "Live at the first error", at_first, _ALIVE),
-            shown_table("alive", "Live at each error", alive, _ALIVE, detail=True),
+            shown_table("alive", "Live at each error", with_line(self.alive), _ALIVE, detail=True),
         )
 
     @property
@@ -149,25 +163,27 @@ class MemoryErrors(Result):
 
 
 def _failure(row: dict[str, Any], line: str) -> str:
-    asked = f"{line} asked for {format_bytes(row['request_bytes'])}"
+    size = row["request_bytes"]
+    asked = f"{line} asked for {'memory' if size is None else format_bytes(size)}"
     free, reserved = row["device_free_bytes"], row["reserved_bytes"]
     told = [
         f"{format_bytes(free)} were free on the device" if free is not None else "",
         f"{format_bytes(reserved)} were reserved" if reserved is not None else "",
-        f"{format_bytes(row['allocated_bytes'])} of it in use",
+        f"{format_bytes(row['allocated_bytes'])} {'' if reserved is None else 'of it '}in use",
     ]
     if row["unused_bytes"] is not None:
-        told.append(
-            f"{format_bytes(row['unused_bytes'])} unused, the largest piece "
-            f"{format_bytes(row['largest_free_bytes'])}"
-        )
-    missing = row["missing_bytes"]
+        told.append(f"{format_bytes(row['unused_bytes'])} unused")
+    if row["usable_bytes"]:
+        usable, largest = format_bytes(row["usable_bytes"]), format_bytes(row["largest_free_bytes"])
+        told.append(f"{usable} of that for such requests, the largest piece {largest}")
+    missing = format_bytes(row["missing_bytes"])
     why = {
-        "fragmentation": "Cause: fragmentation; what was free would have been enough in one piece.",
-        "real demand": f"Cause: real demand; {format_bytes(missing)} more than there was.",
-        "outside PyTorch": f"Cause: {format_bytes(row['outside_bytes'] or 0)} are held outside "
-        "PyTorch.",
-        "another pool or stream": "Cause: what was free belongs to another pool or stream.",
+        FRAGMENTATION: "Cause: fragmentation; what was free would have been enough in one piece.",
+        LIMIT: "Cause: a limit, or memory that came free since; the device had room.",
+        ELSEWHERE: "Cause: what was free was not for such a request.",
+        OUTSIDE: f"Cause: {format_bytes(row['outside_bytes'])} are held outside PyTorch.",
+        UNKNOWN: "The cause cannot be told: segments, or what was free, are not known.",
+        DEMAND: f"Cause: real demand; {missing} more than there was.",
     }[row["cause"]]
     return f"{asked}; {', '.join(one for one in told if one)}. {why} To try: {row['advice']}."
 
@@ -180,7 +196,8 @@ class MemoryGrowth(Result):
         steps: a row a step boundary: rank, path, device, step, name, event, time_ns, live_bytes.
         growth: a row a stack whose live bytes changed from the first boundary to the last: rank,
             path, device, function, file, line, own, first_bytes, last_bytes, grown_bytes,
-            grown_steps (in a row, up to the last, in which they grew), per_step_bytes, stack.
+            grown_steps (in a row, up to the last, in which they grew), grew_n, shrank_n (steps in
+            which they did), per_step_bytes (of steps in which they grew), stack.
         remarks: further notes.
     """
 
@@ -190,8 +207,8 @@ class MemoryGrowth(Result):
 
     @property
     def suspects(self) -> pl.DataFrame:
-        """Rows of ``growth`` that grew in each of the last three steps, or more."""
-        return growth.suspects(self.growth)
+        """Rows of ``growth`` that grew in each of the last three steps, or in a third of all."""
+        return growth.suspects(self.growth, self.steps)
 
     @property
     def title(self) -> str:
@@ -204,15 +221,18 @@ class MemoryGrowth(Result):
         found = self.suspects
         total = int(found["grown_bytes"].sum())
         n = self.steps["step"].n_unique()
+        if n <= growth.SUSPECT_STEPS:
+            return f"{n} steps are too few to tell: it takes {growth.SUSPECT_STEPS + 1} at least."
         if found.is_empty():
             return (
                 f"Nothing grows steadily: no line's live bytes grew in each of the last "
-                f"{growth.SUSPECT_STEPS} of {n:,} steps."
+                f"{growth.SUSPECT_STEPS} of {n:,} steps, or in a third of all."
             )
         rows = with_line(found).head(_NAMED).rows(named=True)
         named = [f"{row['at']} {format_bytes(row['per_step_bytes'])} a step" for row in rows]
         return (
-            f"{format_bytes(total)} were gained over {n:,} steps and never given back, at "
+            f"{format_bytes(total)} were gained after the first of {n:,} steps and never given "
+            f"back, at "
             f"{', '.join(named)}. Something holds on to what these lines allocate: a list of "
             "losses, a graph that is kept, a cache."
         )
@@ -261,14 +281,16 @@ class MemoryDiff(Result):
     Attributes:
         peak_bytes: the highest peak.
         base_bytes: that of the run compared with.
-        changes: a row a stack: device, function, file, line, stack, n, base_n, live_bytes,
-            base_bytes, changed_bytes (at the peaks).
+        changes: a row a stack: function, code (the file by the end of its path), file, line,
+            stack, n, base_n, live_bytes, base_bytes, changed_bytes (at the peaks).
+        devices: rank, path, device, peak_bytes and run (``now`` or ``before``) of all devices.
         remarks: further notes.
     """
 
     peak_bytes: int
     base_bytes: int
     changes: pl.DataFrame
+    devices: pl.DataFrame
     remarks: tuple[str, ...] = ()
 
     @property
@@ -279,12 +301,7 @@ class MemoryDiff(Result):
     @property
     def lines(self) -> pl.DataFrame:
         """The changes by line of code."""
-        keys = ("device", "function", "file", "line")
-        sums = self.changes.group_by(keys).agg(
-            pl.col("n", "base_n", "live_bytes", "base_bytes", "changed_bytes").sum()
-        )
-        order = [True, *(False for _ in keys)]
-        return sums.sort(pl.col("changed_bytes").abs(), *keys, descending=order)
+        return by_line(self.changes)
 
     @property
     def verdict(self) -> str:
@@ -310,7 +327,9 @@ class MemoryDiff(Result):
     @property
     def notes(self) -> tuple[str, ...]:
         """How numbers are meant."""
-        return ("Compared is what was live at the peak of each, by stack.", *self.remarks)
+        which = "" if self.devices.height == 2 else " of the device with the highest peak"
+        compared = f"Compared is what was live at the peak{which} of each run, by stack"
+        return (f"{compared}; of paths only the last two parts count.", *self.remarks)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -320,7 +339,11 @@ class MemoryDiff(Result):
         return (
             Table("lines", "Changes by line of code", lines, _CHANGES),
             Table("changes", "Changes by stack", stacks, _CHANGES, detail=True),
+            Table("devices", "Peaks of all devices", self._placed(), _PEAKS, detail=True),
         )
+
+    def _placed(self) -> pl.DataFrame:
+        return self.devices.with_columns(places(self.devices))
 
     @property
     def scalars(self) -> dict[str, Any]:
@@ -328,12 +351,15 @@ class MemoryDiff(Result):
         return {"peak_bytes": self.peak_bytes, "base_bytes": self.base_bytes}
 
 
-def errors_of(parts: Sequence[oom.Part], remarks: Sequence[str] = ()) -> MemoryErrors:
+def errors_of(
+    parts: Sequence[oom.Part], remarks: Sequence[str] = (), *, windowed: bool = False
+) -> MemoryErrors:
     """The errors of all ranks."""
     return MemoryErrors(
         errors=pl.concat([part.errors for part in parts]),
         alive=pl.concat([part.alive for part in parts]),
         devices=pl.concat([part.devices for part in parts]),
+        windowed=windowed,
         remarks=tuple(remarks),
     )
 
@@ -349,9 +375,15 @@ def growth_of(parts: Sequence[growth.Part], remarks: Sequence[str] = ()) -> Memo
 
 def diff_of(new: Memory, old: Memory) -> MemoryDiff:
     """What changed between two answers."""
+    own, base = (fullest(run.devices, run.alive) for run in (new, old))
+    columns = ("rank", "path", "device", "peak_bytes")
     return MemoryDiff(
         peak_bytes=new.scalars["peak_bytes"],
         base_bytes=old.scalars["peak_bytes"],
-        changes=difference(new.alive, old.alive),
+        changes=difference(own, base),
+        devices=pl.concat(
+            run.devices.select(pl.lit(name).alias("run"), *columns)
+            for run, name in ((new, "now"), (old, "before"))
+        ),
         remarks=(*new.remarks, *old.remarks),
     )

@@ -1,8 +1,8 @@
 """What an allocation is for, as far as its stack and its life tell.
 
 PyTorch does not record it, but code that every training runs through tells: the optimizer makes
-its state, ``AccumulateGrad`` gradients, modules activations. Rules are asked one after the other;
-the first that holds decides.
+its state, ``AccumulateGrad`` gradients, modules activations. The innermost such code in a stack
+counts. Rules are asked one after the other; the first that holds decides.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.memory.ledger import Bools, Ledger
 from traceanalyzer.analyzers.memory.lines import Lines
+from traceanalyzer.frames.ancestors import NONE, Ints, nearest
 
 UNKNOWN: Final = "unknown"
 CATEGORIES: Final = (
@@ -35,8 +36,12 @@ _MODULES: Final = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
 #: What a frame shows, by regular expressions of its function and of its file; one pair must match.
 _SIGNS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "optimizer": (
-        (_ANY, r"(?:^|[/\\])(?:optim|optimizers?)[/\\]\w+\.py$"),
-        (_ANY, r"bitsandbytes[/\\]optim[/\\]"),
+        (_ANY, r"torch[/\\]optim[/\\]|apex[/\\](?:contrib[/\\])?optimizers[/\\]"),
+        (
+            _ANY,
+            r"bitsandbytes[/\\]optim[/\\]|timm[/\\]optim[/\\]|transformers[/\\]optimization\.py$",
+        ),
+        (_ANY, r"deepspeed[/\\](?:ops[/\\](?:adam|lamb|lion)|runtime[/\\].*optimizer\w*\.py$)"),
     ),
     "zeroing": ((r"^zero_grad$", _ANY),),
     "accumulate": ((r"AccumulateGrad|accumulate_grad", _ANY),),
@@ -46,7 +51,11 @@ _SIGNS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     ),
     "communication": (
         (r"c10d::|ProcessGroup(?:NCCL|Gloo)|^nccl[A-Z]", _ANY),
-        (_ANY, r"torch[/\\]distributed[/\\]"),
+        (_ANY, r"torch[/\\]distributed[/\\](?:distributed_c10d|_functional_collectives)\.py$"),
+        (
+            _ANY,
+            r"fsdp[/\\](?:_fully_shard[/\\])?_(?:flat_param|fsdp_param|fsdp_collectives)\w*\.py$",
+        ),
     ),
     "loading": (
         (r"^(?:_apply|to|cuda|half|bfloat16|to_empty|reset_parameters|\w+_)$", _MODULES),
@@ -64,37 +73,55 @@ _SIGNS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         (r"^(?:to|cuda)_?(?:device|gpu)?$", r"\.py$"),
     ),
 }
+#: Of these the innermost in a stack tells what the code was at: an optimizer may call a closure
+#: that runs forward, a backward pass may run forward again.
+_DOING: Final = ("optimizer", "accumulate", "backward", "communication", "loading", "forward")
+#: What lasts so many events is no temporary of one call.
+_LASTING: Final = 100
 
 
 def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     """``category`` and ``confidence`` of each allocation of a ledger, in its order."""
-    signs = _signs(lines)
+    at = _signs(lines)
     allocations = of.allocations
     stack, freed_by = allocations["stack"], allocations["freed_by"]
+    innermost = np.stack([at[sign] for sign in _DOING])
+    doing = np.where(innermost.max(axis=0) == NONE, len(_DOING), innermost.argmax(axis=0))
 
     def by(sign: str) -> Bools:
-        return _at(signs[sign], stack)
+        return _at(doing == _DOING.index(sign), stack)
 
-    freed_in_backward = _at(signs["backward"], freed_by)
-    lasts = (allocations["end"] >= of.positions).to_numpy() | ~_short(of)
+    def freed(sign: str) -> Bools:
+        return _at(at[sign] != NONE, freed_by)
+
+    stays = (allocations["end"] >= of.positions).to_numpy()
+    length = (allocations["end"] - allocations["start"]).to_numpy()
+    lasts = length >= max(of.positions // 100, _LASTING)
+    old = length >= _LASTING
     # of one freed only, the stack is that of its free, which tells less
     only_freed = (allocations["origin"] == "freed").to_numpy()
     known = ~only_freed & stack.is_not_null().to_numpy()
     rules: tuple[tuple[Bools, str, str], ...] = (
-        (only_freed & _at(signs["zeroing"], freed_by), "gradients", "likely"),
-        (only_freed & freed_in_backward, "activations", "likely"),
+        (only_freed & freed("zeroing"), "gradients", "likely"),
+        (only_freed & freed("backward"), "activations", "likely"),
         (~known, UNKNOWN, "none"),
         (by("accumulate"), "gradients", "sure"),
-        (by("optimizer") & lasts, "optimizer state", "sure"),
+        (by("optimizer") & freed("optimizer"), "temporary", "likely"),
+        (
+            by("optimizer") & (lasts | (stays & (old | (of.positions <= _LASTING)))),
+            "optimizer state",
+            "sure",
+        ),
+        (by("optimizer") & stays, "optimizer state", "guess"),
         (by("optimizer"), "temporary", "likely"),
         (by("communication"), "communication buffers", "likely"),
-        (by("backward") & freed_in_backward, "temporary", "likely"),
+        (by("backward") & freed("backward"), "temporary", "likely"),
         (by("backward"), "gradients", "likely"),
-        (by("loading") & ~by("forward"), "parameters", "likely"),
-        (by("forward") & freed_in_backward, "activations", "sure"),
+        (by("loading"), "parameters", "likely"),
+        (by("forward") & freed("backward"), "activations", "sure"),
         (by("forward"), "activations", "likely"),
-        (by("data"), "inputs", "likely"),
-        (by("copying"), "inputs", "guess"),
+        (_at(at["data"] != NONE, stack), "inputs", "likely"),
+        (_at(at["copying"] != NONE, stack), "inputs", "guess"),
     )
     category = np.full(allocations.height, CATEGORIES.index(UNKNOWN), np.uint32)
     confidence = np.full(allocations.height, CONFIDENCES.index("none"), np.uint32)
@@ -109,19 +136,17 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     )
 
 
-def _short(of: Ledger) -> Bools:
-    """Allocations that are gone within a hundredth of the history, or 100 events."""
-    length = of.allocations["end"] - of.allocations["start"]
-    return (length < max(of.positions // 100, 100)).to_numpy()
+def _signs(lines: Lines) -> dict[str, Ints]:
+    """For each stack the innermost frame that shows each sign; NONE where none does.
 
-
-def _signs(lines: Lines) -> dict[str, Bools]:
-    """Which signs the frames of each stack show."""
+    Rows of a stack grow towards its leaf, so that of two frames the larger number lies deeper.
+    """
     told = lines.frames.select(pl.col("name").fill_null(""), pl.col("file").fill_null(""))
     found = {}
     for sign, pairs in _SIGNS.items():
         shown = [pl.col("name").str.contains(n) & pl.col("file").str.contains(f) for n, f in pairs]
-        found[sign] = lines.marked(told.select(pl.any_horizontal(shown)).to_series().to_numpy())
+        shows = told.select(pl.any_horizontal(shown)).to_series().to_numpy()
+        found[sign] = nearest(lines.parent, shows)
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory import regions
-from traceanalyzer.analyzers.memory.categories import UNKNOWN, categories
+from traceanalyzer.analyzers.memory.categories import UNKNOWN
 from traceanalyzer.analyzers.memory.ground import Ground, known_stack, positions
 from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.analyzers.memory.lines import frame_text
@@ -32,7 +32,7 @@ def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
 
     Largest is by bytes x time, time being counted in events.
     """
-    told = of.allocations.with_columns(categories(of, ground.lines))
+    told = of.allocations
     span = pl.col("end") - pl.col("start")
     area = told.select((pl.col("bytes").cast(pl.Float64) * span).alias("a"))["a"]
     chosen = area.arg_sort(descending=True)[:BOXES].sort()
@@ -119,7 +119,7 @@ def _marks(of: Ledger, at: int) -> pl.DataFrame:
 
 
 def _spans(of: Ledger, ground: Ground) -> pl.DataFrame:
-    steps = of_device(ground.steps, of.device)
+    steps = ground.steps_of(of.device)
     if of.rows["ts"].null_count():
         steps = steps.clear()
     return pl.DataFrame(
@@ -131,12 +131,6 @@ def _spans(of: Ledger, ground: Ground) -> pl.DataFrame:
             "label": steps["name"],
         }
     )
-
-
-def of_device(steps: pl.DataFrame, device: int | None) -> pl.DataFrame:
-    """Steps of a device, and those that tell none."""
-    own = pl.col("device").is_null() | pl.col("device").eq_missing(pl.lit(device, pl.Int32))
-    return steps.filter(own)
 
 
 def _times(of: Ledger, at: pl.Series, *, whole: bool = False) -> pl.Series:

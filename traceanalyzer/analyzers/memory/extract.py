@@ -19,12 +19,10 @@ class Part:
     Attributes:
         peaks: of each device.
         maps: the picture of each.
-        library: the libraries asked for.
     """
 
     peaks: tuple[Peak, ...]
     maps: tuple[Occupancy, ...]
-    library: tuple[str, ...]
 
 
 def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (None, None)) -> Part:
@@ -42,4 +40,4 @@ def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (N
         )
         where = " ".join(word for word in words if word)
         maps.append(occupancy(of, own, f"memory_{own.rank}_{of.device}", where))
-    return Part(tuple(measure(of, own) for of in own.ledgers), tuple(maps), tuple(library_names))
+    return Part(tuple(measure(of, own) for of in own.ledgers), tuple(maps))

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceanalyzer.analyzers.memory.ground import ground
+from traceanalyzer.analyzers.memory.ground import ledgers
 from traceanalyzer.analyzers.memory.ledger import Ints
-from traceanalyzer.analyzers.memory.operations import origin
+from traceanalyzer.analyzers.memory.operations import ALLOCATIONS, origin
+from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.trace import Trace
+
+#: What the curve of taken memory is made of.
+FILL_NEEDS = Needs(ALLOCATIONS, samples=True)
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,15 @@ def fills(trace: Trace) -> list[Fill]:
     Raises:
         MissingData: nothing about memory was recorded.
     """
-    own, epoch = ground(trace), trace.meta.epoch_ns
+    epoch = trace.meta.epoch_ns
     found = []
-    for of in own.ledgers:
+    for of in ledgers(trace):
         times = of.rows["ts"]
         known = epoch is not None and not times.null_count()
         found.append(
             Fill(
-                path=own.path,
-                rank=own.rank,
+                path=trace.meta.path,
+                rank=trace.meta.rank,
                 device=of.device,
                 at_ns=times.to_numpy() + (epoch or 0) + origin(trace) if known else None,
                 taken_bytes=of.live if of.reserved is None else of.reserved,

@@ -11,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.memory.categories import categories
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledger
 from traceanalyzer.analyzers.memory.lines import Lines, lines
 from traceanalyzer.analyzers.memory.operations import operations, origin
 from traceanalyzer.analyzers.memory.where import Where, where
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_cut_off
 from traceanalyzer.vocabulary import steps_pattern
 
 #: Times after the first event, None for no bound.
@@ -33,7 +34,7 @@ class Ground:
         rank: of the file, or None.
         path: the file.
         settings: the allocator's, where the file tells them.
-        ledgers: one for each device.
+        ledgers: one for each device; its allocations have ``category`` and ``confidence`` too.
         segments: held at the end, on all devices.
         blocks: what is in them.
         lines: the code of each stack.
@@ -63,8 +64,35 @@ class Ground:
 
     def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Segments of a device, and the blocks in them."""
-        segments = self.segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
-        return segments, self.blocks.filter(pl.col("segment").is_in(segments["id"].implode()))
+        return _of_device(self.segments, self.blocks, device)
+
+    def steps_of(self, device: int | None) -> pl.DataFrame:
+        """Steps of a device, and those that tell none."""
+        own = pl.col("device").is_null() | pl.col("device").eq_missing(pl.lit(device, pl.Int32))
+        return self.steps.filter(own)
+
+
+def _of_device(
+    segments: pl.DataFrame, blocks: pl.DataFrame, device: int | None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    own = segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+    return own, blocks.filter(pl.col("segment").is_in(own["id"].implode()))
+
+
+def ledgers(trace: Trace) -> list[Ledger]:
+    """The allocations of each device of a trace of one rank.
+
+    Raises:
+        MissingData: nothing about memory was recorded.
+        OptionError: the trace is several files', and tells no ranks.
+    """
+    found = []
+    for of in operations(trace):
+        own, held = _of_device(trace.segments, trace.blocks, of.device)
+        # of a file that was cut off, segments may be missing
+        known = of.noted == "snapshot" and (own.height > 0 or not is_cut_off(trace))
+        found.append(ledger(of, held, int(own["total_bytes"].sum()) if known else None))
+    return found
 
 
 def ground(
@@ -87,23 +115,18 @@ def ground(
     """
     if window != (None, None) and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
-    ledgers = []
-    noted = "snapshot"
-    for of in operations(trace):
-        noted = of.noted
-        own = trace.segments.filter(pl.col("device").eq_missing(pl.lit(of.device, pl.Int32)))
-        held = trace.blocks.filter(pl.col("segment").is_in(own["id"].implode()))
-        known = of.noted == "snapshot" and trace.segments.height > 0
-        ledgers.append(ledger(of, held, int(own["total_bytes"].sum()) if known else None))
+    code = lines(trace, library_names)
+    found = [of.with_columns(categories(of, code)) for of in ledgers(trace)]
+    instants = any(of.noted == "instants" for of in found)
     return Ground(
         rank=trace.meta.rank,
         path=trace.meta.path,
         settings=_settings(trace.meta.extra),
-        ledgers=tuple(ledgers),
+        ledgers=tuple(found),
         segments=trace.segments,
         blocks=trace.blocks,
-        lines=lines(trace, library_names),
-        where=where(trace, library_names) if noted == "instants" else None,
+        lines=code,
+        where=where(trace, library_names) if instants else None,
         steps=_steps(trace, step_name),
         window=window,
     )

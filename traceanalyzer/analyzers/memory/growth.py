@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.memory.drawing import of_device
 from traceanalyzer.analyzers.memory.ground import (
     Ground,
     Window,
@@ -22,10 +21,12 @@ from traceanalyzer.analyzers.memory.ledger import Ints, Ledger
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import parse_ns
+from traceanalyzer.vocabulary import PROFILER_STEP
 
 #: From so many steps in a row on in which a line's live bytes grow, it is suspected.
 SUSPECT_STEPS: Final = 3
 
+_MOST_STEPS: Final = 10_000
 _EVENTS: Final = re.compile(r"\d+")
 _LINE: Final = ("function", "file", "line")
 
@@ -37,7 +38,8 @@ class Part:
     Attributes:
         steps: a row a boundary: rank, path, device, step, name, event, time_ns, live_bytes.
         growth: a row a stack: rank, path, device, function, file, line, own, first_bytes,
-            last_bytes, grown_bytes, grown_steps (in a row, up to the last), per_step_bytes, stack.
+            last_bytes, grown_bytes, grown_steps (in a row, up to the last), grew_n and shrank_n
+            (steps in which they did), per_step_bytes (of those in which they grew), stack.
     """
 
     steps: pl.DataFrame
@@ -71,6 +73,11 @@ def extract(
         marks = _boundaries(of, own, step_every).filter(pl.col("position").is_between(first, last))
         if marks.height < 2:
             continue
+        if marks.height > _MOST_STEPS:
+            raise OptionError(
+                f"{own.path}: {marks.height:,} steps, more than {_MOST_STEPS:,}: make them longer, "
+                "or look at a part with --since and --until"
+            )
         at = marks["position"].to_numpy()
         place = [
             pl.lit(own.rank, pl.Int32).alias("rank"),
@@ -81,10 +88,13 @@ def extract(
                                   live_bytes=pl.Series(of.live[at])))  # fmt: skip
         growth.append(_growth(of, own, at).select(*place, pl.all()))
     if not steps:
-        raise MissingData(
-            f"{own.path}: fewer than two steps are marked; call profiler.step() while memory is "
-            "recorded, or say --step-every TIME"
+        untimed = any(of.rows["ts"].null_count() for of in own.ledgers)
+        hint = (
+            "the file has no times, so say --step-every N, a number of events"
+            if untimed
+            else "call profiler.step() while memory is recorded, or say --step-every TIME"
         )
+        raise MissingData(f"{own.path}: fewer than two steps are marked; {hint}")
     return Part(pl.concat(steps), pl.concat(growth))
 
 
@@ -96,13 +106,28 @@ def _boundaries(of: Ledger, own: Ground, step_every: str | None) -> pl.DataFrame
     else:
         if of.rows["ts"].null_count():
             return pl.DataFrame(schema={"position": pl.Int64})
-        marked = of_device(own.steps, of.device).unique(["name", "end"], maintain_order=True)
-        marked = marked.sort("end")
+        marked = _one_family(own, of.device)
         at, times, names = positions(of, marked["end"]), marked["end"], marked["name"].to_list()
     return pl.DataFrame(
         {"step": range(at.size), "name": names, "position": at, "time_ns": times},
         schema={"step": pl.Int64, "name": pl.String, "position": pl.Int64, "time_ns": pl.Int64},
     )
+
+
+def _one_family(ground: Ground, device: int | None) -> pl.DataFrame:
+    """The steps of one name but for its number: a range in a step may be called a step too.
+
+    Of several names the profiler's, else that of which there are most; of a device that has none,
+    those of all devices.
+    """
+    own = ground.steps_of(device)
+    own = (ground.steps if own.is_empty() else own).unique(["name", "end"]).with_columns(
+        family=pl.col("name").str.replace_all(r"\d+", "#")
+    )  # fmt: skip
+    profilers = pl.col("family") == f"{PROFILER_STEP}#"
+    families = own.group_by("family").agg(pl.len(), profilers.any().alias("first"))
+    best = families.sort("first", "len", "family", descending=[True, True, False])["family"].head(1)
+    return own.filter(pl.col("family").is_in(best.implode())).sort("end", "name")
 
 
 def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
@@ -118,6 +143,8 @@ def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
         raise OptionError("--step-every is a time above 0, or a number of events")
     if ts.null_count() or not ts.len():
         raise OptionError("--step-every: the file has no times; give a number of events")
+    if (int(ts[-1]) - int(ts[0])) // length > ts.len():
+        raise OptionError(f"--step-every {step_every}: shorter than the time between two events")
     times = pl.Series(np.arange(int(ts[0]) + length, int(ts[-1]) + 1, length), dtype=pl.Int64)
     return positions(of, times), times
 
@@ -136,7 +163,8 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     np.add.at(change, (group, first), size)
     np.subtract.at(change, (group, last), size)
     live = np.cumsum(change, axis=1)[:, :-1]
-    grew = np.diff(live, axis=1) > 0
+    change = np.diff(live, axis=1)
+    grew = change > 0
     # how many steps in a row up to the last
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
     grown = live[:, -1] - live[:, 0]
@@ -149,7 +177,11 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
         last_bytes=pl.Series(live[:, -1]),
         grown_bytes=pl.Series(grown),
         grown_steps=pl.Series(steady).cast(pl.Int64),
-        per_step_bytes=pl.Series(grown // max(at.size - 1, 1)),
+        grew_n=pl.Series(grew.sum(axis=1)).cast(pl.Int64),
+        shrank_n=pl.Series((change < 0).sum(axis=1)).cast(pl.Int64),
+        per_step_bytes=pl.Series(
+            np.where(grew, change, 0).sum(axis=1) // np.maximum(grew.sum(axis=1), 1)
+        ),
         stack=pl.Series(paths, dtype=pl.String),
     )
     return found.filter(pl.col("grown_bytes") != 0).sort(
@@ -157,6 +189,14 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     )
 
 
-def suspects(growth: pl.DataFrame) -> pl.DataFrame:
-    """Stacks whose live bytes grew in each of the last :data:`SUSPECT_STEPS` steps at least."""
-    return growth.filter(pl.col("grown_steps") >= SUSPECT_STEPS, pl.col("grown_bytes") > 0)
+def suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Stacks whose live bytes grew in each of the last :data:`SUSPECT_STEPS` steps at least.
+
+    And those that never shrank, and grew in as many steps and in a third of all.
+    """
+    keys = ["rank", "path", "device"]
+    counted = steps.group_by(keys).agg(intervals=pl.len().cast(pl.Int64) - 1)
+    told = growth.join(counted, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
+    wanted = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
+    return told.filter(wanted, pl.col("grown_bytes") > 0).drop("intervals")

@@ -6,7 +6,7 @@ at the positions from its ``start`` up to, not including, its ``end``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -45,11 +45,6 @@ class Quality:
     lost_n: int
     difference_bytes: int | None
 
-    @property
-    def consistent(self) -> bool:
-        """Whether history and blocks agree."""
-        return not (self.reused_n or self.twice_n or self.lost_n or self.difference_bytes)
-
 
 @dataclass(frozen=True)
 class Ledger:
@@ -79,6 +74,10 @@ class Ledger:
     def positions(self) -> int:
         """Moments there are: events and one."""
         return self.live.size
+
+    def with_columns(self, more: pl.DataFrame) -> Ledger:
+        """The ledger, more being known of its allocations."""
+        return replace(self, allocations=self.allocations.with_columns(more.get_columns()))
 
     def alive(self, position: int) -> pl.DataFrame:
         """The allocations that are there at a position."""

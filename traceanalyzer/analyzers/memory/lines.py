@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers import libraries
-from traceanalyzer.frames.ancestors import NONE, Bools, Ints, nearest
+from traceanalyzer.frames.ancestors import NONE, Ints, nearest
 from traceanalyzer.trace import Trace
 
 #: What stands in the place of a line that is not known.
@@ -25,6 +25,10 @@ _PLUMBING = re.compile(
     r"^(?:torch::(?:unwind|CapturedTraceback|cuda)::|c10::|at::(?:detail|_ops|\(anonymous)|"
     r"at::native::(?:new_)?empty|gather_with_cpp|std::)"
 )
+#: Frames shown of a stack from its leaf and from its root, and letters of each.
+_INNER: Final = 200
+_OUTER: Final = 20
+_LONGEST: Final = 1000
 _ANONYMOUS = "(anonymous namespace)::"
 _LINE: Final = {
     "function": pl.String,
@@ -69,19 +73,21 @@ class Lines:
         return found
 
     def path(self, stack: int) -> list[str]:
-        """The frames of a stack as text, the innermost first."""
-        found = []
+        """The frames of a stack as text, the innermost first; of a very deep one both ends."""
+        rows = []
         while stack != NONE:
-            name, file, line = self.frames.row(stack)
-            place = file if line is None else f"{file}:{line}"
-            found.append(f"{name} ({place})" if file else name)
+            rows.append(stack)
             stack = int(self.parent[stack])
-        return found
+        left_out = len(rows) - _INNER - _OUTER
+        if left_out <= 0:
+            return [self._text(row) for row in rows]
+        inner, outer = rows[:_INNER], rows[-_OUTER:]
+        return [*map(self._text, inner), f"({left_out:,} more)", *map(self._text, outer)]
 
-    def marked(self, frames: Bools) -> Bools:
-        """Whether a stack holds one of these frames, for each row of ``stacks``."""
-        found: Bools = nearest(self.parent, frames) != NONE
-        return found
+    def _text(self, row: int) -> str:
+        name, file, line = self.frames.row(row)
+        place = file if line is None else f"{file}:{line}"
+        return (f"{name} ({place})" if file else name)[:_LONGEST]
 
 
 def lines(trace: Trace, library_names: Sequence[str] = ()) -> Lines:

@@ -8,21 +8,16 @@ from typing import Any, Final
 
 import polars as pl
 
+from traceanalyzer.analyzers.memory.causes import CAUSE, UNKNOWN, advice, cause, situation
 from traceanalyzer.analyzers.memory.ground import Ground, Window, ground
 from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.analyzers.memory.peak import alive
-from traceanalyzer.analyzers.memory.regions import ROUND, SMALL_REQUEST, SMALL_SEGMENT, regions
+from traceanalyzer.analyzers.memory.regions import Regions, regions
+from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
+from traceanalyzer.units import format_bytes
 
-CAUSES: Final = ("fragmentation", "outside PyTorch", "real demand", "another pool or stream")
-CAUSE = pl.Enum(CAUSES)
-
-#: What the allocator asks of the driver: 2 MiB, 20 MiB up to 10 MiB, then multiples of 2 MiB.
-_LARGE_SEGMENT: Final = 20 << 20
-_LARGE_REQUEST: Final = 10 << 20
-#: Memory that others hold is worth naming from this share of the device on.
-_OUTSIDE_FRAC: Final = 0.1
-#: Blocks larger than this that were split are what ``max_split_size_mb`` would keep whole.
+#: Segments from here on are those whose division ``max_split_size_mb`` would prevent.
 _SPLIT_BYTES: Final = 200 << 20
 
 _SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
@@ -36,7 +31,9 @@ _SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "reserved_bytes": pl.Int64,
     "allocated_bytes": pl.Int64,
     "unused_bytes": pl.Int64,
+    "usable_bytes": pl.Int64,
     "largest_free_bytes": pl.Int64,
+    "pending_bytes": pl.Int64,
     "outside_bytes": pl.Int64,
     "missing_bytes": pl.Int64,
     "cause": CAUSE,
@@ -54,7 +51,7 @@ class Part:
     Attributes:
         errors: a row an error.
         alive: what was live at each, by stack, with ``event``.
-        settings: whether anything is known of the allocator's settings.
+        devices: rank, path, device, events of each device looked at.
     """
 
     errors: pl.DataFrame
@@ -78,6 +75,7 @@ def extract(
 
     Raises:
         MissingData: it tells nothing of memory.
+        OptionError: ``capacity_bytes`` is less than what is known to be there.
     """
     own = ground(trace, library_names, window=window)
     told = dict(trace.memory.select("event", "free_bytes").drop_nulls().rows())
@@ -109,34 +107,67 @@ def _errors(
         position = int(row["at"]) + 1
         if not first <= position <= last:
             continue
-        request = int(row["bytes"] or 0)
         held = regions(of, *own.of_device(of.device), position)
-        reserved = None if of.reserved is None else int(of.reserved[position])
-        free = told.get(row["event"])
-        known = {
-            "request_bytes": request,
-            "device_free_bytes": free,
-            "reserved_bytes": reserved,
-            "allocated_bytes": int(of.live[position]),
-            "unused_bytes": None if held is None else held.free_bytes,
-            "largest_free_bytes": None if held is None else held.largest_free(request),
-            "outside_bytes": _outside(capacity, reserved, free),
-        }
-        cause, missing = _cause(known, capacity)
+        known = _known(of, own, row, held, told.get(row["event"]), capacity)
+        divided = held is not None and held.divided(_SPLIT_BYTES)
+        at = situation(known, own.settings, divided=divided)
+        unclear = None in (known["unused_bytes"], known["device_free_bytes"])
+        why = UNKNOWN if unclear else cause(at)
         line = own.lines.of(pl.Series([row["stack"]], dtype=pl.UInt32))
-        place = {"rank": own.rank, "path": own.path, "device": of.device, "event": row["at"]}
         yield (
             {
-                **place,
+                "rank": own.rank,
+                "path": own.path,
+                "device": of.device,
+                "event": row["at"],
                 "time_ns": row["ts"],
                 **known,
-                "missing_bytes": missing,
-                "cause": cause,
-                "advice": _advice(cause, own, held is not None and _splits(own, of)),
+                "missing_bytes": None if unclear else at.missing,
+                "cause": why,
+                "advice": advice(at, why),
                 **(line.select("function", "file", "line").row(0, named=True)),
             },
             alive(of, own, position).with_columns(event=pl.lit(row["at"], pl.Int64)),
         )
+
+
+def _known(
+    of: Ledger,
+    own: Ground,
+    row: dict[str, Any],
+    held: Regions | None,
+    free: int | None,
+    capacity: int | None,
+) -> dict[str, Any]:
+    """The sizes of a row of errors."""
+    position = int(row["at"]) + 1
+    reserved = None if of.reserved is None else int(of.reserved[position])
+    if capacity is not None and capacity < (reserved or 0) + (free or 0):
+        there = f"{format_bytes(reserved)} reserved and {format_bytes(free)} free"
+        raise OptionError(f"--capacity {format_bytes(capacity)}: {own.path} has {there}")
+    request = row["bytes"]
+    serving = None if held is None else held.serving(request or 0, row["stream"])["total_bytes"]
+    largest = None if serving is None else serving.max()
+    return {
+        "request_bytes": request,
+        "device_free_bytes": free,
+        "reserved_bytes": reserved,
+        "allocated_bytes": int(of.live[position]),
+        "unused_bytes": None if held is None else int(held.free()["total_bytes"].sum()),
+        "usable_bytes": None if serving is None else int(serving.sum()),
+        "largest_free_bytes": 0 if serving is not None and largest is None else largest,
+        "pending_bytes": _pending(of, position),
+        "outside_bytes": _outside(capacity, reserved, free),
+    }
+
+
+def _pending(of: Ledger, position: int) -> int:
+    """Bytes that were freed and stay until another stream is done with them."""
+    asked = of.rows[:position].select("kind", "address", asked=pl.int_range(1, pl.len() + 1))
+    requests = asked.filter(pl.col("kind").cast(pl.String) == "free_requested")
+    last = requests.group_by("address").agg(pl.col("asked").max())
+    waiting = of.alive(position).join(last, on="address").filter(pl.col("asked") > pl.col("start"))
+    return int(waiting["bytes"].sum())
 
 
 def _outside(capacity: int | None, reserved: int | None, free: int | None) -> int | None:
@@ -144,66 +175,3 @@ def _outside(capacity: int | None, reserved: int | None, free: int | None) -> in
     if capacity is None or reserved is None or free is None:
         return None
     return max(capacity - reserved - free, 0)
-
-
-def segment_size(request: int) -> int:
-    """What the allocator asks of the driver for a request that no cached block serves."""
-    size = -(-request // ROUND) * ROUND
-    if size <= SMALL_REQUEST:
-        return SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _LARGE_REQUEST else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-
-
-def _cause(known: dict[str, Any], capacity: int | None) -> tuple[str, int]:
-    """Why a request could not be served, and how many bytes were missing at least.
-
-    ``missing`` is what the device would have had to have free beyond what it had, if all that lies
-    unused in reserved memory could have been used.
-    """
-    request, unused = known["request_bytes"], known["unused_bytes"] or 0
-    free, largest = known["device_free_bytes"] or 0, known["largest_free_bytes"] or 0
-    missing = max(request - unused - free, 0)
-    if largest >= request:
-        return "another pool or stream", 0
-    outside = known["outside_bytes"]
-    if not missing:
-        return "fragmentation", 0
-    if outside is not None and capacity and outside >= max(_OUTSIDE_FRAC * capacity, missing):
-        return "outside PyTorch", missing
-    return "real demand", missing
-
-
-def _splits(own: Ground, of: Ledger) -> bool:
-    """Whether free memory lies in large segments that are in use in part."""
-    segments, _ = own.of_device(of.device)
-    return bool((segments["total_bytes"] >= _SPLIT_BYTES).any())
-
-
-def _advice(cause: str, own: Ground, splits: bool) -> str:
-    expandable = own.settings.get("expandable_segments") is True
-    limited = isinstance(size := own.settings.get("max_split_size"), int) and size > 0
-    if cause == "fragmentation":
-        if not expandable:
-            more = "" if limited or not splits else ", or max_split_size_mb:200"
-            return (
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place, so "
-                f"that free pieces add up{more}"
-            )
-        return (
-            "segments are expandable already: what is unused is of another pool or stream, or too "
-            "finely divided; garbage_collection_threshold:0.8 gives it back earlier"
-        )
-    if cause == "another pool or stream":
-        return (
-            "a free block was large enough, but of another stream, or of a private pool of CUDA "
-            "graphs: allocate on one stream, or share the pool"
-        )
-    if cause == "outside PyTorch":
-        return (
-            "other processes, NCCL, CUDA contexts and libraries hold it: look at nvidia-smi; "
-            "NCCL_BUFFSIZE and fewer process groups make NCCL smaller"
-        )
-    return (
-        "no setting of the allocator helps: a smaller batch, activation checkpointing, sharding or "
-        "offloading does"
-    )

@@ -13,30 +13,26 @@ from typing import Final, Literal
 import polars as pl
 
 from traceanalyzer.analyzers.needs import Needs
-from traceanalyzer.errors import MissingData
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 Noted = Literal["snapshot", "instants", "calls"]
 
-#: Allocations and frees, the ranges they lie in, and the code that was running.
+#: Kinds of allocations and frees.
+ALLOCATIONS = frozenset((*ALLOCATOR_KINDS, "cpu_instant_event"))
+
+#: These, the ranges they lie in, and the code that was running.
 NEEDS = Needs(
-    frozenset(
-        (
-            *ALLOCATOR_KINDS,
-            "cpu_instant_event",
-            "cpu_op",
-            "nvtx",
-            "python_function",
-            "user_annotation",
-        )
-    ),
+    ALLOCATIONS | {"cpu_op", "nvtx", "python_function", "user_annotation"},
     unused=("category", "correlation", "external_id"),
     samples=True,
 )
 
 _SNAPSHOT: Final = "memory-snapshot"
 _CPU: Final = 0
+#: Sorts of memory that nsys notes beside a device's own.
+_HOST_MEMORY: Final = ("Pinned", "Pageable")
 _CLOSING: Final = ("free_completed",)
 _GROWING: Final = ("segment_alloc", "segment_map")
 _SHRINKING: Final = ("segment_free", "segment_unmap")
@@ -49,9 +45,10 @@ class Operations:
     Attributes:
         device: its ordinal, or None.
         rows: a row an event: ``event`` (row of ``events``), ``ts`` (after the file's first event),
-            ``kind``, ``address``, ``bytes`` (never negative), ``stack``, ``change`` (1: from here
-            on there is one allocation more, -1: one less, else 0), ``segment_change`` (the same of
-            segments), and of instants ``allocated_bytes`` and ``reserved_bytes`` after the event.
+            ``kind``, ``stream``, ``address``, ``bytes`` (never negative), ``stack``, ``change`` (1:
+            from here on there is one allocation more, -1: one less, else 0), ``segment_change``
+            (the same of segments), and of instants ``allocated_bytes`` and ``reserved_bytes``
+            after the event.
         noted: by whom.
     """
 
@@ -65,7 +62,11 @@ def operations(trace: Trace) -> list[Operations]:
 
     Raises:
         MissingData: nothing about memory was recorded.
+        OptionError: the trace is several files', and tells no ranks.
     """
+    if len(trace.sources) > 1:
+        paths = ", ".join(meta.path for meta in trace.sources[:2])
+        raise OptionError(f"{paths}: joined without ranks; give each its rank, or one at a time")
     noted = _noted(trace)
     rows = _rows(trace, noted)
     found = list(_by_device(trace, rows, noted))
@@ -86,7 +87,8 @@ def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
     beside = trace.memory.select("event", "device_type", "allocated_bytes", "reserved_bytes")
     rows = (
         trace.events.select(
-            pl.col("ts") - origin(trace), "kind", "device", "address", "bytes", "stack"
+            pl.col("ts") - origin(trace),
+            *("kind", "name", "device", "stream", "address", "bytes", "stack"),
         )
         .with_row_index("event")
         .filter(pl.col("kind").is_in(kinds))
@@ -97,7 +99,10 @@ def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
         opens, closes = kind == "alloc", kind.is_in(_CLOSING)
         grows, shrinks = kind.is_in(_GROWING), kind.is_in(_SHRINKING)
     else:
-        sized = pl.col("address").is_not_null() & (pl.col("device_type").fill_null(1) != _CPU)
+        host = pl.col("name").cast(pl.String).is_in(_HOST_MEMORY).fill_null(value=False)
+        sized = (
+            pl.col("address").is_not_null() & ~host & (pl.col("device_type").fill_null(1) != _CPU)
+        )
         rows = rows.filter(sized)
         opens, closes = pl.col("bytes") > 0, pl.col("bytes") < 0
         grows = shrinks = pl.lit(value=False)
@@ -117,7 +122,7 @@ def _by_device(trace: Trace, rows: pl.DataFrame, noted: Noted) -> Iterator[Opera
     devices = pl.concat([rows["device"], trace.segments["device"]]).unique()
     for device in devices.sort(nulls_last=True):
         own = rows.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
-        yield Operations(device, own.drop("device", "device_type"), noted)
+        yield Operations(device, own.drop("name", "device", "device_type"), noted)
 
 
 def origin(trace: Trace) -> int:

@@ -8,12 +8,48 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.memory.categories import categories
 from traceanalyzer.analyzers.memory.ground import Ground, Window, known_stack
 from traceanalyzer.analyzers.memory.ledger import ACTIVE, Ledger
 
 #: Points kept of a curve.
 POINTS: Final = 2000
+
+#: Columns of the table of devices; see :class:`~.result.Memory`.
+DEVICES: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "rank": pl.Int32,
+    "path": pl.String,
+    "device": pl.Int32,
+    "noted": pl.String,
+    "events": pl.Int64,
+    "peak_bytes": pl.Int64,
+    "peak_ns": pl.Int64,
+    "peak_event": pl.Int64,
+    "peak_n": pl.Int64,
+    "reserved_at_peak_bytes": pl.Int64,
+    "reserved_peak_bytes": pl.Int64,
+    "reserved_peak_ns": pl.Int64,
+    "start_bytes": pl.Int64,
+    "end_bytes": pl.Int64,
+    "reserved_end_bytes": pl.Int64,
+    "allocated_end_bytes": pl.Int64,
+    "fragmentation_frac": pl.Float64,
+    "inactive_bytes": pl.Int64,
+    "inactive_split_bytes": pl.Int64,
+    "inactive_split_n": pl.Int64,
+    "largest_free_bytes": pl.Int64,
+    "allocations": pl.Int64,
+    "segment_allocs": pl.Int64,
+    "segment_frees": pl.Int64,
+    "retries": pl.Int64,
+    "ooms": pl.Int64,
+    "before_n": pl.Int64,
+    "before_bytes": pl.Int64,
+    "reused_n": pl.Int64,
+    "twice_n": pl.Int64,
+    "resized_n": pl.Int64,
+    "lost_n": pl.Int64,
+    "difference_bytes": pl.Int64,
+}
 
 LINE: Final = ("function", "file", "line", "own")
 
@@ -42,17 +78,21 @@ def peak_position(of: Ledger, window: Window = (None, None)) -> int:
 def measure(of: Ledger, ground: Ground) -> Peak:
     """The peak of one device and what is known of its memory."""
     at = peak_position(of, ground.window)
+    first, last = of.between(*ground.window)
     place = {"rank": ground.rank, "path": ground.path, "device": of.device}
     return Peak(
-        device={**place, **_curve(of, at), **_held(of, ground), **_churn(of), **_fits(of)},
+        device={
+            **place,
+            **_curve(of, at, first, last),
+            **_held(of, ground),
+            **_churn(of, first, last),
+            **_fits(of),
+        },
         alive=alive(of, ground, at),
         timeline=timeline(of).select(
-            *(pl.lit(value, _TYPES[name]).alias(name) for name, value in place.items()), pl.all()
+            *(pl.lit(value, DEVICES[name]).alias(name) for name, value in place.items()), pl.all()
         ),
     )
-
-
-_TYPES: Final = {"rank": pl.Int32, "path": pl.String, "device": pl.Int32}
 
 
 def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
@@ -63,8 +103,7 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
         live_frac (of all that is live), before_n (of them there before the history), stack (the
         frames, the outermost first, ``;`` between), row (of ``stacks``).
     """
-    there = (pl.col("start") <= position) & (pl.col("end") > position)
-    told = of.allocations.with_columns(categories(of, ground.lines)).filter(there)
+    told = of.alive(position)
     told = told.with_columns(*ground.code(of, told), known_stack(told).alias("row"))
     keys = ("row", "category", "confidence", *LINE)
     summed = (
@@ -97,9 +136,9 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
     )
 
 
-def _curve(of: Ledger, at: int) -> dict[str, Any]:
+def _curve(of: Ledger, at: int, first: int, last: int) -> dict[str, Any]:
     reserved = of.reserved
-    top = None if reserved is None else int(reserved.argmax())
+    top = None if reserved is None else first + int(reserved[first : last + 1].argmax())
     return {
         "noted": of.noted,
         "events": of.rows.height,
@@ -110,9 +149,9 @@ def _curve(of: Ledger, at: int) -> dict[str, Any]:
         "reserved_at_peak_bytes": None if reserved is None else int(reserved[at]),
         "reserved_peak_bytes": None if reserved is None or top is None else int(reserved[top]),
         "reserved_peak_ns": None if top is None else of.time_ns(top),
-        "start_bytes": int(of.live[0]),
-        "end_bytes": int(of.live[-1]),
-        "reserved_end_bytes": None if reserved is None else int(reserved[-1]),
+        "start_bytes": int(of.live[first]),
+        "end_bytes": int(of.live[last]),
+        "reserved_end_bytes": None if reserved is None else int(reserved[last]),
     }
 
 
@@ -144,16 +183,19 @@ def _held(of: Ledger, ground: Ground) -> dict[str, Any]:
     return dict(zip(names, told, strict=True))
 
 
-def _churn(of: Ledger) -> dict[str, Any]:
-    """How often memory was asked of the driver and given back."""
-    kind = of.rows["kind"].cast(pl.String)
-    given_back = kind.is_in(["segment_free", "segment_unmap"])
-    # before a cudaMalloc is tried again, and before an error, cached segments are given back
-    retry = given_back & kind.shift(-1).is_in(["segment_alloc", "segment_map", "oom"])
+def _churn(of: Ledger, first: int, last: int) -> dict[str, Any]:
+    """How often memory was asked of the driver and given back, from one position to another."""
+    rows = of.rows[max(first - 1, 0) : last]
+    kind = rows["kind"].cast(pl.String)
+    given_back = rows["segment_change"] == -1
+    # before a cudaMalloc is tried again, and before an error, one call gives cached segments back;
+    # torch.cuda.empty_cache() does so too, but by a call of its own
+    followed = kind.shift(-1).is_in(["segment_alloc", "segment_map", "oom"])
+    retry = given_back & followed & (rows["stack"] == rows["stack"].shift(-1))
     return {
-        "allocations": int((of.rows["change"] == 1).sum()),
-        "segment_allocs": int((of.rows["segment_change"] == 1).sum()),
-        "segment_frees": int((of.rows["segment_change"] == -1).sum()),
+        "allocations": int((rows["change"] == 1).sum()),
+        "segment_allocs": int((rows["segment_change"] == 1).sum()),
+        "segment_frees": int((rows["segment_change"] == -1).sum()),
         "retries": int(retry.sum()),
         "ooms": int((kind == "oom").sum()),
     }
@@ -200,7 +242,7 @@ def thinned(of: Ledger, points: int) -> np.ndarray[tuple[int], np.dtype[np.int64
     n = of.positions
     if n <= points:
         return np.arange(n)
-    edges = np.linspace(0, n, points // 2 + 1).astype(np.int64)[:-1]
+    edges = np.linspace(0, n, (points - 2) // 2 + 1).astype(np.int64)[:-1]
     stretch = np.repeat(np.arange(edges.size), np.diff(np.append(edges, n)))
     order = np.lexsort((of.live, stretch))
     highest = order[np.append(edges[1:], n) - 1]

@@ -23,7 +23,8 @@ class Regions:
 
     Attributes:
         segments: ``id``, ``address``, ``total_bytes``, by address: what belongs together;
-            ``small``: those for requests up to 1 MiB, which serve no others.
+            ``small``: those for requests up to 1 MiB, which serve no others; ``stream``; ``pool``
+            (private, or null). Null where a segment that was given back since tells none.
         blocks: ``segment``, ``offset_bytes``, ``total_bytes``, ``state`` (``live`` or ``free``),
             ``stack``, by segment and offset: the whole of each segment.
     """
@@ -31,18 +32,22 @@ class Regions:
     segments: pl.DataFrame
     blocks: pl.DataFrame
 
-    def largest_free(self, request: int) -> int:
-        """The largest run of free bytes in segments that serve requests of this size."""
-        kind = self.segments.select("small", segment="id")
-        free = self.blocks.filter(pl.col("state") == "free").join(kind, on="segment")
-        serving = free.filter(pl.col("small") == (request <= SMALL_REQUEST))
-        largest = serving["total_bytes"].max()
-        return int(largest) if isinstance(largest, int) else 0
+    def free(self) -> pl.DataFrame:
+        """Free runs with what is known of their segments."""
+        kind = self.segments.select("small", "stream", "pool", segment="id")
+        return self.blocks.filter(pl.col("state") == "free").join(kind, on="segment")
 
-    @property
-    def free_bytes(self) -> int:
-        """All that is free."""
-        return int(self.blocks.filter(pl.col("state") == "free")["total_bytes"].sum())
+    def divided(self, size: int) -> bool:
+        """Whether a segment of this size or more is in use in part."""
+        large = self.segments.filter(pl.col("total_bytes") >= size)["id"]
+        states = self.blocks.filter(pl.col("segment").is_in(large.implode()))
+        return bool((states.group_by("segment").agg(pl.col("state").n_unique())["state"] > 1).any())
+
+    def serving(self, request: int, stream: int | None) -> pl.DataFrame:
+        """Free runs that could serve requests of this size on this stream."""
+        same = pl.col("stream").is_null() | pl.lit(stream is None) | (pl.col("stream") == stream)
+        small = pl.col("small") == (request <= SMALL_REQUEST)
+        return self.free().filter(small, pl.col("pool").is_null(), same)
 
 
 def regions(
@@ -73,7 +78,13 @@ def regions(
         size=pl.when(stays).then(pl.coalesce("true", rounded)).otherwise(rounded),
     ).drop_nulls("address").sort("address")  # fmt: skip
     return Regions(
-        held.select("id", pl.col("address").cast(pl.UInt64), "total_bytes", _small(held, segments)),
+        pl.concat(
+            [
+                held.select("id", pl.col("address").cast(pl.UInt64), "total_bytes"),
+                _told(of, held, segments),
+            ],
+            how="horizontal",
+        ),
         _filled(held, taken),
     )
 
@@ -93,13 +104,11 @@ def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
     weight = np.concatenate(
         [np.ones(segments.height, np.int64), -later["segment_change"].cast(pl.Int64).to_numpy()]
     )
+    # an expandable segment is mapped piece by piece, and yet one run of addresses
+    apart = segments.filter(~pl.col("expandable").fill_null(value=False))
+    asked = later.filter(kind.is_in(["segment_alloc", "segment_free"]))
     cuts = np.concatenate(
-        [
-            segments["address"].to_numpy().astype(np.int64),
-            later.filter(kind.is_in(["segment_alloc", "segment_free"]))["address"]
-            .to_numpy()
-            .astype(np.int64),
-        ]
+        [frame["address"].to_numpy().astype(np.int64) for frame in (apart, asked)]
     )
     at = np.concatenate([start, start + size, cuts])
     change = np.concatenate([weight, -weight, np.zeros(cuts.size, np.int64)])
@@ -119,18 +128,26 @@ def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
     )
 
 
-def _small(held: pl.DataFrame, segments: pl.DataFrame) -> pl.Series:
-    """Which are for small requests: by the segment there at the end, else by their size."""
-    known = segments.select(
-        pl.col("address").cast(pl.Int64, strict=False), type=pl.col("segment_type").cast(pl.String)
-    ).drop_nulls().sort("address")  # fmt: skip
-    small = pl.Series("small", held["total_bytes"] == SMALL_SEGMENT)
-    if known.is_empty():
-        return small
-    place = np.searchsorted(known["address"].to_numpy(), held["address"].to_numpy(), "right") - 1
-    at = known[np.maximum(place, 0)]
-    same = (at["address"] == held["address"]) & pl.Series(place >= 0)
-    return (at["type"] == "small").zip_with(same, small).alias("small")
+def _told(of: Ledger, held: pl.DataFrame, segments: pl.DataFrame) -> pl.DataFrame:
+    """``small``, ``stream`` and ``pool`` of runs: by the segments at the end, else by events."""
+    at_end = segments.select(
+        pl.col("address").cast(pl.Int64, strict=False),
+        "stream",
+        pool=pl.col("pool").cast(pl.String),
+        small=pl.col("segment_type").cast(pl.String) == "small",
+    ).unique("address", keep="first")
+    noted = of.rows.filter(pl.col("segment_change") != 0).select(
+        pl.col("address").cast(pl.Int64, strict=False), noted="stream"
+    )
+    return (
+        held.join(at_end, on="address", how="left", maintain_order="left")
+        .join(noted.unique("address", keep="last"), on="address", how="left", maintain_order="left")
+        .select(
+            small=pl.coalesce("small", pl.col("total_bytes") == SMALL_SEGMENT),
+            stream=pl.coalesce("stream", "noted"),
+            pool="pool",
+        )
+    )
 
 
 def _filled(held: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:

@@ -101,7 +101,6 @@ class Memory(Result):
         timeline: rank, path, device, event, time_ns, live_bytes, reserved_bytes at up to 2,000
             moments.
         maps: what to draw.
-        library: the libraries asked for.
         remarks: further notes.
     """
 
@@ -109,7 +108,6 @@ class Memory(Result):
     alive: pl.DataFrame
     timeline: pl.DataFrame
     maps: tuple[Occupancy, ...]
-    library: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property
@@ -184,7 +182,7 @@ class Memory(Result):
 
 
 def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Rows of ``alive`` by fewer columns, the most bytes first on each device."""
+    """Rows of ``alive`` by fewer columns, the most bytes first."""
     sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
     return sums.sort("live_bytes", *keys, descending=[True, *(False for _ in keys)])
 

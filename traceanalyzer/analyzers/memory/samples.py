@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.memory.ground import ground
+from traceanalyzer.analyzers.memory.ground import ground, known_stack
 from traceanalyzer.analyzers.memory.peak import peak_position
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
@@ -31,16 +31,16 @@ def at_peak(trace: Trace) -> Trace:
     own = ground(trace)
     empty = trace.select(pl.lit(value=False))
     kind = trace.events.schema["kind"]
-    found = [
-        of.alive(peak_position(of)).select(
+    found = []
+    for of in own.ledgers:
+        there = of.alive(peak_position(of))
+        sample = there.select(
             kind=pl.lit("sample", kind),
             rank=pl.lit(own.rank, pl.Int32),
-            # of one freed only, the stack is that of who freed it
-            stack=pl.when(pl.col("origin") != "freed").then("stack"),
+            stack=known_stack(there),
             weight=pl.col("bytes").cast(pl.Float64),
         )
-        for of in own.ledgers
-    ]
+        found.append(sample)
     events = pl.concat([empty.events, *found], how="diagonal")
     sources = tuple(replace(meta, weight_unit="bytes", start_ns=None) for meta in trace.sources)
     return replace(empty, sources=sources, events=events)

@@ -19,6 +19,10 @@ _NAMED: Final = 3
 _UNUSED_FRAC: Final = 0.2
 #: A device whose peak differs from the median by more than this share is the odd one out.
 _ODD_FRAC: Final = 0.1
+#: It takes so many to tell.
+_ODD_OF: Final = 3
+#: From this share on, what has no stack is worth a clause.
+_BARE_FRAC: Final = 0.1
 #: How a history is recorded; without one, only what was held at the end is known.
 RECORD: Final = "torch.cuda.memory._record_memory_history()"
 
@@ -32,7 +36,9 @@ _SIZES: Final = {
 
 def verdict(result: Memory) -> str:
     """The highest peak and what holds it; devices that stand out; what lies unused."""
-    devices = result.devices.with_columns(places(result.devices))
+    # an empty history beside one that is not means that nothing happened
+    recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
+    devices = result.devices.with_columns(places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
     said = [_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices)]
     return " ".join([*(one for one in said if one), *_odd(devices)])
@@ -43,7 +49,7 @@ def _peak(row: dict[str, Any], devices: int) -> str:
     sizes = _SIZES[row["noted"]]
     held = row["reserved_at_peak_bytes"]
     of = f" of {format_bytes(held)} reserved" if held is not None else ""
-    if row["events"] <= 1:
+    if not row["recorded"]:
         return (
             f"{format_bytes(row['end_bytes'])} are in use{where}{of}; no history was recorded, so "
             f"only the moment of the snapshot is known: call {RECORD} before the work."
@@ -69,7 +75,7 @@ def _holders(result: Memory, top: dict[str, Any]) -> str:
     bare = 1 - float(lines["live_frac"].sum() or 0)
     if not named:
         return "No stacks were recorded, so no line of code can be named."
-    rest = f"; {format_frac(bare)} has {NO_STACK.strip('()')}" if bare >= _ODD_FRAC else ""
+    rest = f"; {format_frac(bare)} has {NO_STACK.strip('()')}" if bare >= _BARE_FRAC else ""
     return f"Most of it was allocated at {', '.join(named)}{rest}."
 
 
@@ -104,7 +110,7 @@ def times_of(n: int) -> str:
 def _odd(devices: pl.DataFrame) -> Iterator[str]:
     """The device whose peak differs most from the others'."""
     median = devices["peak_bytes"].median()
-    if devices.height < _NAMED or not isinstance(median, float) or not median:
+    if devices.height < _ODD_OF or not isinstance(median, float) or not median:
         return
     apart = devices.with_columns(by=(pl.col("peak_bytes") / median - 1))
     row = apart.sort(pl.col("by").abs(), "on", descending=[True, False]).row(0, named=True)

@@ -241,7 +241,12 @@ static int is_idle(machine *m) {
 static PyObject *feed(PyObject *self, PyObject *block) {
     machine *m = (machine *)self;
     Py_buffer view;
-    if (!is_idle(m) || PyObject_GetBuffer(block, &view, PyBUF_SIMPLE) < 0) return NULL;
+    /* a buffer may be made by Python code, which may do anything to the machine: look after it */
+    if (PyObject_GetBuffer(block, &view, PyBUF_SIMPLE) < 0) return NULL;
+    if (!is_idle(m)) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
     if (!m->problem && view.len) {
         m->busy = 1;
         Py_BEGIN_ALLOW_THREADS

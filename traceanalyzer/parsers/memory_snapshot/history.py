@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,8 +18,10 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 #: Words of an action that are not those of the schema.
 _ALIASES: Final = {"free": "free_completed"}
 #: Times beyond are no microseconds since 1970 that nanoseconds can hold.
-_LAST_US: Final = (1 << 63) // 1000 - 1
+LAST_US: Final = (1 << 63) // 1000 - 1
 _LEFTOVERS: Final = ("compile_context", "user_metadata", "pool_id")
+#: Letters of their text.
+_LONGEST: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def read(reading: Reading, traces: list[int]) -> History:
         rows = np.append(rows, np.flatnonzero(rest))
         device = np.append(device, np.full(int(rest.sum()), max(len(traces) - 1, 0)))
     told = reading.integers(table.words("time_us")[rows])
-    usable = ((told >= 0) & (told <= _LAST_US)).fill_null(value=False)
+    usable = ((told >= 0) & (told <= LAST_US)).fill_null(value=False)
     time = told.set(~usable, None)
     kept = (
         pl.DataFrame({"device": device, "time": time})
@@ -81,8 +84,8 @@ def events(reading: Reading, found: History, stacks: Stacks, *, args: bool) -> p
             "name": spelled,
             "device": found.device,
             "stream": reading.integers(found.words("stream")),
-            "bytes": reading.sizes(found.words("size")),
-            "address": reading.integers(found.words("addr"), unsigned=True),
+            "bytes": reading.sizes(found.words("size"), (kind == "oom").fill_null(value=False)),
+            "address": reading.addresses(found.words("addr")),
             "stack": stacks.of(reading, found.words("frames")),
         }
     ).cast({"kind": schema.KIND, "name": schema.NAME, "device": pl.Int32})
@@ -94,18 +97,16 @@ def free_bytes(reading: Reading, found: History) -> pl.Series:
     return reading.sizes(found.words("device_free"))
 
 
-def _arguments(reading: Reading, found: History) -> pl.Expr:
-    """Fields that have no column, as JSON text."""
-    fields = []
-    for name in _LEFTOVERS:
-        if found.table.has(name):
-            words, place = np.unique(found.words(name), return_inverse=True)
-            values = [reading.value(int(word)) for word in words]
-            fields.append(pl.Series(name, [_text(value) for value in values]).gather(place))
-    if not fields:
-        return pl.lit(None, pl.String)
-    return pl.struct(fields).struct.json_encode()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) or value is None else str(value)
+def _arguments(reading: Reading, found: History) -> pl.Series:
+    """Fields that have no column, as JSON text; null where there are none."""
+    names = [name for name in _LEFTOVERS if found.table.has(name)]
+    if not names:
+        return pl.repeat(None, found.rows.size, dtype=pl.String, eager=True)
+    told = pl.DataFrame({name: found.words(name) for name in names}).with_row_index("row")
+    distinct = told.group_by(names, maintain_order=True).agg("row")
+    texts = [
+        json.dumps(dict(zip(names, map(reading.value, row), strict=True)), default=str)[:_LONGEST]
+        for row in distinct.select(names).iter_rows()
+    ]
+    every = distinct.with_columns(args=pl.Series(texts, dtype=pl.String)).explode("row")
+    return every.sort("row")["args"]

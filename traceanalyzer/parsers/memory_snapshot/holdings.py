@@ -25,9 +25,10 @@ def segments(reading: Reading, stacks: Stacks, rank: int | None) -> pl.DataFrame
         "id": pl.int_range(table.height, dtype=pl.UInt32, eager=True),
         "rank": pl.repeat(rank, table.height, dtype=pl.Int32, eager=True),
         "device": reading.integers(table.words("device")).fill_null(0).cast(pl.Int32, strict=False),
-        "address": reading.integers(table.words("address"), unsigned=True).fill_null(0),
+        "address": reading.addresses(table.words("address")).fill_null(0),
         **sizes,
         "stream": reading.integers(table.words("stream")),
+        "pool": _pools(reading, table),
         "segment_type": reading.strings(table.words("segment_type"), schema.NAME),
         "expandable": reading.booleans(table.words("is_expandable")),
         "stack": stacks.of(reading, table.words("frames")),
@@ -45,7 +46,7 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
     found = pl.DataFrame(
         {
             "segment": segment,
-            "address": reading.integers(table.words("address"), unsigned=True)[rows],
+            "address": reading.addresses(table.words("address"))[rows],
             "size_bytes": size,
             "requested_bytes": requested[rows],
             "state": state,
@@ -61,6 +62,16 @@ def blocks(reading: Reading, stacks: Stacks, of_segments: pl.DataFrame) -> pl.Da
         # an inactive block is nobody's: what it says was asked for is of its last owner, or 0
         requested_bytes=pl.when(pl.col("state") != "inactive").then("requested_bytes"),
     )
+
+
+def _pools(reading: Reading, table: Table) -> pl.Series:
+    """The pool of each segment as text; null for the allocator's own."""
+    words, place = np.unique(table.words("segment_pool_id"), return_inverse=True)
+    told = [reading.value(int(word)) for word in words]
+    names = [
+        ".".join(map(str, ids)) if isinstance(ids, list) and any(ids) else None for ids in told
+    ]
+    return pl.Series(names, dtype=pl.String).gather(place).cast(schema.NAME)
 
 
 def _asked_for(reading: Reading, table: Table, stacks: Stacks) -> tuple[pl.Series, pl.Series]:

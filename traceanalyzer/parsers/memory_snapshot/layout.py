@@ -37,6 +37,7 @@ TABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "active_size",
             "stream",
             "segment_type",
+            "segment_pool_id",
             "is_expandable",
             "frames",
             "blocks",

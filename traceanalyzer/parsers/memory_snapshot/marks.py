@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.memory_snapshot import layout
+from traceanalyzer.parsers.memory_snapshot.history import LAST_US
 from traceanalyzer.parsers.memory_snapshot.words import Reading
 
 _START = "START"
@@ -28,21 +31,22 @@ def read(reading: Reading) -> tuple[pl.DataFrame, int]:
             "device": reading.integers(table.words("device")).cast(pl.Int32, strict=False),
             "time_us": reading.integers(table.words("time_us")),
         }
-    ).filter(pl.col("time_us") >= 0)
+    )
+    timed = marks.filter(pl.col("time_us").is_between(0, LAST_US))
     opened: dict[tuple[object, object], list[int]] = {}
-    slices: list[list[int | None]] = []
-    alone = 0
-    for row, (name, stage, device, time) in enumerate(marks.rows()):
+    slices: list[list[Any]] = []
+    alone = marks.height - timed.height
+    for row, (name, stage, device, time) in enumerate(timed.rows()):
         waiting = opened.setdefault((name, device), [])
         if stage == _START:
             waiting.append(len(slices))
             slices.append([row, time, None])
-        elif waiting:
+        elif waiting and slices[waiting[-1]][1] <= time:
             slices[waiting.pop()][2] = time
         else:
             alone += 1
     found = pl.DataFrame(slices, schema=["row", "time_us", "end_us"], orient="row").cast(pl.Int64)
-    names = marks.select("name", "device")[found["row"]]
+    names = timed.select("name", "device")[found["row"]]
     return pl.concat([found.drop("row"), names], how="horizontal"), alone + sum(
         map(len, opened.values())
     )

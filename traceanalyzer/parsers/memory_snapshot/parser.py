@@ -17,12 +17,12 @@ _LIST = (b"total_size", b"blocks")
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
     """Whether this is a pickle with the keys of a snapshot."""
-    return is_pickle(head, "") and (
+    return is_pickle(head) and (
         any(key in head[:256] for key in _WHOLE) or all(key in head for key in _LIST)
     )
 
 
-def is_pickle(head: bytes, path: str) -> bool:  # noqa: ARG001 - as that of a parser
+def is_pickle(head: bytes) -> bool:
     """Whether these are the first bytes of a pickle of any kind."""
     return len(head) > 1 and head[0] == _PROTO and head[1] in _PROTOCOLS
 
@@ -31,7 +31,7 @@ def no_snapshot(source: Source) -> str | None:
     """What a file is that was pickled and is no snapshot; None for all others."""
     if source.compression == "zip" and _holds_a_pickle(source.path):
         return "a checkpoint of torch.save"
-    return "a pickle" if is_pickle(source.head(), "") else None
+    return "a pickle" if is_pickle(source.head()) else None
 
 
 def _holds_a_pickle(path: str) -> bool:

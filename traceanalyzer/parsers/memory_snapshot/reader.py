@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -177,7 +178,22 @@ def _extra(reading: Reading, top: dict[str, int]) -> str | None:
     """The allocator's settings, and how long the history could grow."""
     names = (layout.SETTINGS, layout.MOST_ENTRIES, layout.OVERFLOWED)
     told: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
-    return json.dumps(told, allow_nan=False, default=str) if told else None
+    return json.dumps(_finite(told)) if told else None
+
+
+def _finite(value: Any) -> Any:
+    """The value with texts for floats that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
+
+
+def _overflowed(reading: Reading, top: dict[str, int]) -> bool:
+    """Whether the history is a ring that has begun to overwrite its oldest events."""
+    told = reading.value(top.get(layout.OVERFLOWED, 0))
+    return any(told) if isinstance(told, list) else bool(told)
 
 
 def _issues(
@@ -197,7 +213,7 @@ def _issues(
         yield ("data_loss", "wrong-type", reading.wrong, None)
     if found.rows.size <= 1:
         yield ("notice", "no-history", 1, RECORD)
-    elif any(reading.value(top[layout.OVERFLOWED]) or () if layout.OVERFLOWED in top else ()):
+    elif _overflowed(reading, top):
         yield ("notice", "history-overflowed", 1, "its oldest events were overwritten")
     if found.backwards:
         yield ("notice", "time-backwards", found.backwards, None)

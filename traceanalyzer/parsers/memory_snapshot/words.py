@@ -27,10 +27,13 @@ _ROW_BITS = np.uint64(52)
 _ROW_MASK = np.uint64((1 << 52) - 1)
 #: Sizes beyond are not those of memory.
 MOST_BYTES = 1 << 44
+#: Addresses from here on are not those of a process.
+MOST_ADDRESS = 1 << 57
 #: Levels of nested containers turned into Python values.
 _DEEPEST = 6
-#: Values of one container turned into Python values.
+#: Values turned into Python values at once, and letters of their texts.
 _MOST = 1000
+_LETTERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,25 @@ class Table:
     def has(self, name: str) -> bool:
         """Whether any row has this field."""
         return name in self.columns
+
+
+@dataclass
+class _Budget:
+    """What turning words into values may still cost: containers may be shared, and so multiply."""
+
+    values: int = _MOST
+    letters: int = _LETTERS
+
+    def spend(self) -> bool:
+        """Whether there may be one value more."""
+        self.values -= 1
+        return self.values >= 0
+
+    def text(self, text: str) -> str:
+        """As much of a text as may be."""
+        told = text[: self.letters]
+        self.letters -= len(told)
+        return told
 
 
 class Reading:
@@ -96,10 +118,23 @@ class Reading:
             column if valid.all() else pl.select(pl.when(pl.Series(valid)).then(column)).to_series()
         )
 
-    def sizes(self, words: Words) -> pl.Series:
-        """Bytes; null where there are none. No device has as many as :data:`MOST_BYTES`."""
+    def addresses(self, words: Words) -> pl.Series:
+        """Addresses; null where there are none, or where no pointer of a process can point to."""
+        found = self.integers(words, unsigned=True)
+        wrong = (found >= MOST_ADDRESS).fill_null(value=False)
+        self.wrong += int(wrong.sum())
+        return found.set(wrong, None)
+
+    def sizes(self, words: Words, any_size: pl.Series | None = None) -> pl.Series:
+        """Bytes; null where there are none. No device has as many as :data:`MOST_BYTES`.
+
+        Args:
+            words: of the sizes.
+            any_size: rows of which any size will do, such as that of a request that failed.
+        """
         found = self.integers(words)
-        wrong = ((found < 0) | (found >= MOST_BYTES)).fill_null(value=False)
+        large = found >= MOST_BYTES if any_size is None else (found >= MOST_BYTES) & ~any_size
+        wrong = ((found < 0) | large).fill_null(value=False)
         self.wrong += int(wrong.sum())
         return found.set(wrong, None)
 
@@ -177,8 +212,11 @@ class Reading:
         pairs = self._items(self._dicts, word >> 4, 2).reshape(-1, 2).tolist()
         return {self.texts[key >> 4]: value for key, value in pairs if key & 15 == STR}
 
-    def value(self, word: int, depth: int = 0) -> Any:
-        """A small container or a scalar as a Python value."""
+    def value(self, word: int) -> Any:
+        """A small container or a scalar as a Python value; of a large one the beginning."""
+        return self._value(word, _Budget(), 0)
+
+    def _value(self, word: int, budget: _Budget, depth: int) -> Any:
         tag, payload = word & 15, word >> 4
         if tag in (INT, BIG):
             return self._integer(word)
@@ -187,14 +225,17 @@ class Reading:
         if tag == FLOAT:
             return self.document.floats[payload]
         if tag == STR:
-            return self.texts[payload]
-        if depth < _DEEPEST and tag in (LIST, TUPLE):
-            of = self._lists if tag == LIST else self._sequences
-            items = self._items(of, payload)[:_MOST].tolist()
-            return [self.value(item, depth + 1) for item in items]
-        if depth < _DEEPEST and tag == DICT:
-            few = list(self.fields(word).items())[:_MOST]
-            return {key: self.value(item, depth + 1) for key, item in few}
+            return budget.text(self.texts[payload])
+        if tag in (LIST, TUPLE) and depth < _DEEPEST:
+            items = self._items(self._lists if tag == LIST else self._sequences, payload).tolist()
+            return [self._value(item, budget, depth + 1) for item in items if budget.spend()]
+        if tag == DICT and depth < _DEEPEST:
+            fields = self.fields(word).items()
+            return {
+                budget.text(key): self._value(item, budget, depth + 1)
+                for key, item in fields
+                if budget.spend()
+            }
         return [] if tag == EMPTY else None
 
     def _integer(self, word: int) -> int | None:

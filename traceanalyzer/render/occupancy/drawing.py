@@ -32,6 +32,7 @@ _FINENESS = (
 _POINTS = 50_000  # corners of all boxes; an SVG of them stays below 2 MB
 _HEADROOM = 1.04
 _PLOT_CHARS = 110  # letters along the axis
+_COLUMNS = 1200  # as many as a picture has pixels; what is narrower cannot be seen
 _TITLE_CHARS, _LABEL_CHARS, _LABEL_ROWS = 72, 60, 3
 _RESERVED, _OOM, _PEAK = "#1f2328", "#cf222e", "#1f2328"
 _STRIPES = ("#e4e9ee", "#f0f3f6")
@@ -65,7 +66,7 @@ def draw(occupancy: Occupancy, place: SubFigure) -> None:
     )
     if steps:
         _spans(axes[1], occupancy, layout)
-    _legend(ax, place, drawn, words.legend(layout, fills), grey)
+    _legend(ax, place, drawn, words.legend(layout, fills, chosen), grey)
 
 
 # --- the stack -------------------------------------------------------------------------------
@@ -180,12 +181,16 @@ def _marks(ax: Axes, occupancy: Occupancy, layout: Layout) -> int:
     """Lines at the peak and at failures, labels above the axes; gives the rows these take."""
     end, timed = layout.axis()[1], layout.time is not None
     rows = [-1.0] * _LABEL_ROWS
+    seen: set[int] = set()  # columns that have a line
     for mark in words.ranked(occupancy.marks).iter_rows(named=True):
         at = mark["event"]
         if timed:
             at = (mark["time_ns"] or layout.origin_ns) - layout.origin_ns
         shade, style = (_OOM, "-") if mark["kind"] == "oom" else (_PEAK, ":")
-        ax.axvline(at, color=shade, linewidth=1, linestyle=style)
+        column = round(at / end * _COLUMNS)
+        if column not in seen:
+            ax.axvline(at, color=shade, linewidth=1, linestyle=style)
+        seen.add(column)
         label = shorten(prose(mark["label"]), _LABEL_CHARS)
         wide = len(label) / _PLOT_CHARS
         start = max(min(at / end, 1 - wide), 0.0)
@@ -223,7 +228,7 @@ def _spans(ax: Axes, occupancy: Occupancy, layout: Layout) -> None:
                 continue
             since, until = (time - layout.origin_ns for time in times)
         since, until = max(since, 0), min(until, end)
-        if until <= since:
+        if until - since < end / _COLUMNS:
             continue
         ax.axvspan(since, until, color=_STRIPES[number % 2], linewidth=0)
         label, room = prose(row["label"] or ""), int((until - since) / end * _PLOT_CHARS)

@@ -40,7 +40,7 @@ class Viewer {
     this.byTime = button('Time', 'Real time along the axis', () => this.turn(true));
     this.byEvent = button('Events', 'Allocator events along the axis, evenly', () => this.turn(false));
     this.byHeight = button('Fit height', 'Only what changes in sight (f)', () => this.fitHeight());
-    const tools = html('div', { class: 'tools', role: 'toolbar', 'aria-label': 'Memory over time' },
+    const tools = html('div', { class: 'tools', role: 'group', 'aria-label': 'Memory over time' },
       html('span', { class: 'find' }, this.field), this.matched,
       html('span', { class: 'pair' }, ...(this.memory.timed ? [this.byTime, this.byEvent] : [])),
       html('span', { class: 'pair' },
@@ -185,7 +185,7 @@ class Viewer {
   // --- what is told --------------------------------------------------------------------------
 
   describe(box) {
-    if (box < 0) return { title: 'Allocations without a box', facts: [['now', 'the sum of all that are not drawn one by one']], frames: [] };
+    if (box < 0) return { title: 'Allocations without a box', facts: [['now', 'the sum of all that are not drawn one by one']], frames: null };
     const { memory } = this, { boxes } = memory.data;
     return {
       title: bytes(memory.size[box]),
@@ -220,16 +220,16 @@ class Viewer {
   tell(what) {
     if (!what) {
       const box = this.#largest();
-      what = box < 0 ? { title: 'Nothing is drawn one by one', facts: [], frames: [] } : this.describe(box);
+      what = box < 0 ? { title: 'Nothing is drawn one by one', facts: [], frames: null } : this.describe(box);
       if (box >= 0) what.title = `${what.title}, the largest at the peak`;
     }
     const rows = what.facts.filter(([, value]) => value)
       .map(([name, value]) => html('div', {}, html('dt', {}, name), html('dd', {}, value)));
-    const frames = what.frames.map((frame) => html('li', {}, frame));
+    const frames = (what.frames ?? []).map((frame) => html('li', {}, frame));
     this.told.replaceChildren(
       html('div', { class: 'facts' }, html('h3', {}, what.title), html('dl', {}, ...rows)),
       frames.length ? html('ol', { 'aria-label': 'Stack, the innermost frame first' }, ...frames)
-        : html('p', { class: 'soft' }, 'No stack was recorded.'),
+        : html('p', { class: 'soft' }, what.frames ? 'No stack was recorded.' : ''),
     );
     this.told.scrollTop = 0;
   }

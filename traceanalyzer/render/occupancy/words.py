@@ -59,9 +59,21 @@ def without_prefix(spans: pl.DataFrame) -> list[str]:
     return [label.removeprefix(beginning) or label for label in labels]
 
 
-def legend(layout: Layout, fills: dict[str, int]) -> list[tuple[str, int]]:
-    """Names and fills of the categories, or of the commonest labels, most bytes at peak first."""
-    boxes = layout.boxes
+def legend(
+    layout: Layout, fills: dict[str, int], chosen: Ints | None = None
+) -> list[tuple[str, int]]:
+    """Names and fills of the categories, or of the commonest labels, most bytes at peak first.
+
+    Args:
+        layout: what is drawn.
+        fills: of categories.
+        chosen: the boxes that are drawn one by one; without categories only they count, the others
+            being part of the rest. Default: all.
+    """
+    boxes, every = layout.boxes, chosen is None or bool(fills)
+    counted = np.ones(len(layout.size), np.bool_)
+    if chosen is not None and not every:
+        counted[np.setdiff1d(np.arange(len(layout.size)), chosen)] = False
     if fills:
         names = [name or "no category" for name in boxes["category"].to_list()]
         shades = {name: fills[name] + 1 if name in fills else colors.UNKNOWN for name in names}
@@ -71,11 +83,13 @@ def legend(layout: Layout, fills: dict[str, int]) -> list[tuple[str, int]]:
         shades = {n: colors.of_box(t, None, {}, 0) for n, t in zip(names, labels, strict=True)}
     held: dict[str, int] = {}
     most: dict[str, int] = {}
-    for name, size, there in zip(names, layout.size.tolist(), layout.at_peak, strict=True):
+    for name, size, there in zip(
+        names, layout.size.tolist(), layout.at_peak & counted, strict=True
+    ):
         held[name] = held.get(name, 0) + (size if there else 0)
         most[name] = max(most.get(name, 0), size)
     ranked = sorted(held, key=lambda name: (-held[name], -most[name], name))
-    shown = ranked if fills else [name for name in ranked if held[name]]
+    shown = [name for name in ranked if held[name]] or ranked[:1]
     return [
         (f"{shorten(prose(name), _NAME_CHARS)} {format_bytes(held[name])}", shades[name])
         for name in shown[: _CATEGORIES if fills else _LABELS]

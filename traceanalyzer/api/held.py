@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.memory import (
 )
 from traceanalyzer.api.gathering import Reading, gather, skipped_notes
 from traceanalyzer.api.reading import Inputs, several
+from traceanalyzer.errors import OptionError
 
 
 def memory(
@@ -34,7 +35,8 @@ def memory(
         InputError: nothing can be read.
         MissingData: nothing about memory was recorded.
     """
-    return using.combine(*_gathered(inputs, using.extract, library_name, reading))
+    parts, remarks = _gathered(inputs, using.extract, library_name, reading)
+    return using.combine(parts, (*remarks, *_window_note(reading)))
 
 
 def memory_oom(
@@ -59,9 +61,13 @@ def memory_oom(
     Raises:
         InputError: nothing can be read.
         MissingData: nothing about memory was recorded.
+        OptionError: the capacity is less than what is known to be there.
     """
     extract = partial(oom.extract, capacity_bytes=capacity_bytes)
-    return using.errors_of(*_gathered(inputs, extract, library_name, reading))
+    if capacity_bytes is not None and capacity_bytes <= 0:
+        raise OptionError(f"a capacity is more than {capacity_bytes} bytes")
+    found = _gathered(inputs, extract, library_name, reading)
+    return using.errors_of(*found, windowed=bool(_window_note(reading)))
 
 
 def memory_growth(
@@ -69,7 +75,7 @@ def memory_growth(
     *,
     library_name: str | Sequence[str] = (),
     step_name: str | None = None,
-    step_every: str | None = None,
+    step_every: str | int | None = None,
     **reading: Unpack[Reading],
 ) -> MemoryGrowth:
     """What grows from step to step, and is never given back?
@@ -90,7 +96,7 @@ def memory_growth(
         MissingData: nothing about memory was recorded, or no steps are marked.
         OptionError: an option makes no sense.
     """
-    extract = partial(growth.extract, step_name=step_name, step_every=step_every)
+    extract = partial(growth.extract, step_name=step_name, step_every=_text(step_every))
     return using.growth_of(*_gathered(inputs, extract, library_name, reading))
 
 
@@ -115,6 +121,17 @@ def memory_diff(
     """
     new, old = (memory(run, library_name=library_name, **reading) for run in (inputs, other))
     return using.diff_of(new, old)
+
+
+def _window_note(reading: Reading) -> tuple[str, ...]:
+    """What a stretch of time leaves out."""
+    if reading.get("since_ns") is None and reading.get("until_ns") is None:
+        return ()
+    return ("Only what lies in the stretch asked for counts, but for the blocks at the end.",)
+
+
+def _text(step_every: str | int | None) -> str | None:
+    return None if step_every is None else str(step_every)
 
 
 def _gathered(
