@@ -127,6 +127,10 @@ class MemoryErrors(Result):
     def notes(self) -> tuple[str, ...]:
         """How numbers are meant."""
         said = []
+        for why, what in (
+            self.errors.select("cause", "advice").unique(maintain_order=True).rows()[1:]
+        ):
+            said.append(f"Other errors, {why}: {what}.")
         if self.errors.height:
             said.append(
                 "What was unused is reconstructed from the history; blocks freed since are counted "
@@ -151,7 +155,7 @@ class MemoryErrors(Result):
         at_first = lines.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
         return (
             shown_table("errors", "Errors", self.errors, _ERRORS),
-            Table("advice", "What to try", advice, _ADVICE, whole=True),
+            Table("advice", "What to try", advice, _ADVICE, detail=True, whole=True),
             shown_table("first", "Live at the first error", at_first, _ALIVE),
             shown_table("alive", "Live at each error", with_line(self.alive), _ALIVE, detail=True),
         )
