@@ -476,10 +476,15 @@ def test_options_that_do_not_go_together(
     ids=str,
 )
 def test_tables_as_they_were(
-    name: str, arguments: list[str], capfd: pytest.CaptureFixture[str], golden: Any
+    name: str,
+    arguments: list[str],
+    capfd: pytest.CaptureFixture[str],
+    golden: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from traceanalyzer.cli.main import status
 
+    monkeypatch.setenv("COLUMNS", "100")
     path = str(ROOT / "fixtures" / "memory" / f"{name}.pickle")
     assert status(["memory", path, "-q", *arguments]) == 0
     what = next((a.strip("-") for a in arguments if a.startswith("--")), "peak")
