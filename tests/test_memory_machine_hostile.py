@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from pickles import (
     EVENT,
     FRAME,
-    KEYS,
-    TABLES,
     hand,
     like_torch,
     new,
@@ -306,7 +304,3 @@ def test_damage_is_read_alike_or_refused_alike(part):
 def test_any_opcodes(parts):
     data = hand(*parts)
     assert repr(outcome(data, 3)) == repr(outcome(data, slow=True))
-
-
-def test_the_tables_of_these_tests_are_keys():
-    assert all(key in KEYS for trigger, fields in TABLES for key in (trigger, *fields))

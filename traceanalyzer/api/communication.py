@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from traceanalyzer.analyzers import comm_outliers as comm
-from traceanalyzer.analyzers import memory as using
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank, of_rank
@@ -15,6 +14,9 @@ from traceanalyzer.api.gathering import Reading
 from traceanalyzer.api.reading import Inputs, PathLike, each, format_of, read, several
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory import Fill
 
 _SNAPSHOT = "memory-snapshot"
 
@@ -73,6 +75,8 @@ def _apart(
     items: Sequence[Trace | str], given: str | None
 ) -> tuple[list[Trace | str], list[Trace | str]]:
     """Traces, and the memory snapshots among them; those alone are taken for traces."""
+    if len(items) == 1:
+        return list(items), []
     own: list[Trace | str] = []
     snapshots: list[Trace | str] = []
     for item in items:
@@ -109,10 +113,12 @@ class _Gathering:
             raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
         return found
 
-    def fills(self, item: Trace | str) -> list[using.Fill]:
+    def fills(self, item: Trace | str) -> list[Fill]:
         """How full the devices of an input were."""
-        trace = item if isinstance(item, Trace) else self._whole(item)
-        return [fill for own in by_rank(trace) for fill in using.fills(own)]
+        from traceanalyzer.analyzers.memory import FILL_NEEDS, fills  # few ask: loaded for them
+
+        trace = item if isinstance(item, Trace) else self._whole(item, FILL_NEEDS)
+        return [fill for own in by_rank(trace) for fill in fills(own)]
 
     def read(self, needs: Needs, path: PathLike, **more: Any) -> Trace:
         """A file, or what of it is asked for."""
@@ -136,9 +142,9 @@ class _Gathering:
         chosen = of_rank([trace], self.how.get("rank"), alone=alone)
         return [comm.extract(own, self.patterns) for own in chosen]
 
-    def _whole(self, path: str) -> Trace:
+    def _whole(self, path: str, needs: Needs) -> Trace:
         """The history of memory counts as a whole, whatever stretch is asked about."""
-        trace = read(path, kinds=using.FILL_NEEDS.kinds, progress=self.how.get("progress"))
+        trace = read(path, kinds=needs.kinds, progress=self.how.get("progress"))
         if seen := self.how.get("seen"):
             seen(trace)
         return trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -17,10 +18,12 @@ from traceanalyzer.analyzers.comm_outliers.notes import notes
 from traceanalyzer.analyzers.comm_outliers.outliers import judge
 from traceanalyzer.analyzers.comm_outliers.part import Part
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.memory.fill import Fill
 from traceanalyzer.analyzers.ranks import by_rank
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory.fill import Fill
 
 
 def comm_outliers(

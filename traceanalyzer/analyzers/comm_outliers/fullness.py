@@ -7,12 +7,14 @@ it makes do with small ones, or fails; the allocator itself stops the device to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.memory.fill import Fill
 from traceanalyzer.trace import Meta
+
+if TYPE_CHECKING:  # what makes them is only loaded where memory is asked about
+    from traceanalyzer.analyzers.memory.fill import Fill
 
 #: From this share of the device's memory on it is nearly full.
 NEAR_FULL_FRAC: Final = 0.95

@@ -10,7 +10,6 @@ import polars as pl
 from traceanalyzer.analyzers.flamegraph import samples, slices
 from traceanalyzer.analyzers.flamegraph.groups import groups, of_threads
 from traceanalyzer.analyzers.flamegraph.part import Part, part
-from traceanalyzer.analyzers.memory.samples import at_peak, is_snapshot
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
@@ -50,8 +49,10 @@ def extract(
         OptionError: there is no such thread, or no such weight.
         InputError: the trace's tables contradict one another.
     """
-    if not kinds and is_snapshot(trace):
-        trace = at_peak(trace)
+    if not kinds and trace.segments.height:
+        from traceanalyzer.analyzers.memory.samples import at_peak, is_snapshot  # few are snapshots
+
+        trace = at_peak(trace) if is_snapshot(trace) else trace
     window = _window(trace, since_ns, until_ns)
     chosen = _chosen(trace, kinds)
     wanted = of_threads(trace, threads) & chosen

@@ -84,8 +84,9 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
     """
     with ThreadPoolExecutor(1) as pool:
         placing = pool.submit(places_of, trace)
+        marking = pool.submit(step_marks, trace, step_name)
         work = with_launches(trace, device_work(trace))
-        places = placing.result()
+        places, steps = placing.result(), marking.result()
     if work.is_empty():
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
@@ -103,7 +104,7 @@ def lay(trace: Trace, *, step_name: str | None = None) -> Ground:
         waits=waits,
         python=python_frames(trace, moments(waits.select("pid", "tid", ts="start"))),
         places=places,
-        steps=step_marks(trace, step_name),
+        steps=steps,
         without_work=without_work(runtime, calls),
         after_last=after_last,
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory import regions
 from traceanalyzer.analyzers.memory.categories import UNKNOWN
 from traceanalyzer.analyzers.memory.ground import Ground, known_stack, positions
-from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.analyzers.memory.ledger import Ledger, running
 from traceanalyzer.analyzers.memory.lines import frame_text
 from traceanalyzer.analyzers.memory.peak import peak_position, thinned
 from traceanalyzer.result import Occupancy
@@ -83,17 +82,13 @@ def _known(categories_: pl.Series) -> pl.Series:
 
 def _levels(of: Ledger, rest: pl.DataFrame) -> pl.DataFrame:
     at = thinned(of, LEVELS)
-    change = np.zeros(of.positions + 1, np.int64)
-    size = rest["bytes"].to_numpy()
-    np.add.at(change, rest["start"].to_numpy(), size)
-    np.subtract.at(change, rest["end"].to_numpy(), size)
     reserved = [None] * at.size if of.reserved is None else of.reserved[at]
     return pl.DataFrame(
         {
             "event": at,
             "time_ns": _times(of, pl.Series(at), whole=True),
             "live_bytes": of.live[at],
-            "rest_bytes": np.cumsum(change)[at],
+            "rest_bytes": running(rest, of.rows.height)[at],
             "reserved_bytes": pl.Series(reserved, dtype=pl.Int64),
         }
     )

@@ -126,14 +126,12 @@ def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> 
     found = pl.concat([pairs.drop("resized", "reused"), before]).sort(
         "start", "end", "address", maintain_order=True
     )
-    live = _running(found, n)
+    live = running(found, n)
     noted_before = _unaccounted(rows, live)
     if noted_before:
         live = live + noted_before
         found = pl.concat([_anonymous(noted_before, n), found])
-    matched = opened.join(held, on="address", suffix="_held")
-    is_snapshot = of.noted == "snapshot" and reserved_bytes is not None
-    old = found.filter(pl.col("start") == 0)
+    counts = of.noted == "snapshot" and reserved_bytes is not None
     return Ledger(
         device=of.device,
         noted=of.noted,
@@ -141,16 +139,33 @@ def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> 
         allocations=found,
         live=live,
         reserved=_reserved(rows, reserved_bytes),
-        quality=Quality(
-            before_n=old.height,
-            before_bytes=int(old["bytes"].sum()),
-            reused_n=int(pairs["reused"].sum()),
-            twice_n=_freed_twice(rows),
-            resized_n=int(pairs["resized"].sum())
-            + int((matched["bytes"] != matched["bytes_held"]).sum()),
-            lost_n=opened.height - matched.height if is_snapshot else 0,
-            difference_bytes=int(live[-1]) - int(held["bytes"].sum()) if is_snapshot else None,
-        ),
+        quality=_quality(rows, pairs, found, held if counts else None, int(live[-1])),
+    )
+
+
+def _quality(
+    rows: pl.DataFrame,
+    pairs: pl.DataFrame,
+    found: pl.DataFrame,
+    held: pl.DataFrame | None,
+    live_bytes: int,
+) -> Quality:
+    """How well a history fits the blocks held at its end; None where these are not known."""
+    opened = pairs.filter(pl.col("end") > rows.height)
+    old = found.filter(pl.col("start") == 0)
+    lost = resized = 0
+    if held is not None:
+        matched = opened.join(held, on="address", suffix="_held")
+        resized = int((matched["bytes"] != matched["bytes_held"]).sum())
+        lost = opened.height - matched.height
+    return Quality(
+        before_n=old.height,
+        before_bytes=int(old["bytes"].sum()),
+        reused_n=int(pairs["reused"].sum()),
+        twice_n=_freed_twice(rows),
+        resized_n=int(pairs["resized"].sum()) + resized,
+        lost_n=lost,
+        difference_bytes=None if held is None else live_bytes - int(held["bytes"].sum()),
     )
 
 
@@ -191,7 +206,7 @@ def _freed_twice(rows: pl.DataFrame) -> int:
     return int(at.select((again & (pl.col("change") == -1)).sum()).item())
 
 
-def _running(allocations: pl.DataFrame, n: int) -> Ints:
+def running(allocations: pl.DataFrame, n: int) -> Ints:
     """Bytes of the allocations that are there at each position."""
     change = np.zeros(n + 2, np.int64)
     size = allocations["bytes"].to_numpy()

@@ -1,7 +1,8 @@
 /* What the machine of a memory snapshot is made of, and how it asks for memory.
  *
- * Every array grows through fit() and every hash table through widen(), so that all memory is counted
- * and bounded by the bytes read.
+ * Part of _machine.c. Arrays grow through fit() and hash tables through widen(), which count what they
+ * take and refuse what the bytes read do not account for; columns of tables charge by themselves, and
+ * keep() holds the rest of a block, which the caller gave.
  */
 #include <Python.h>
 #include <stdint.h>

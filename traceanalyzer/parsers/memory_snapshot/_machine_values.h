@@ -1,4 +1,4 @@
-/* The containers and the memo of the machine: lists, stacks, rows, dicts, tuples. */
+/* Part of _machine.c: its containers and its memo. Lists, stacks, rows, dicts, tuples. */
 
 /* The memo entry of a container that is about to be filled, which nobody may have fetched. */
 static int patch(machine *m, word container, unsigned expected, word value) {

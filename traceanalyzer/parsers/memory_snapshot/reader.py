@@ -27,7 +27,7 @@ Finding = tuple[str, str, int, str | None]
 #: How a history is recorded; a snapshot without one tells only what was held when it was taken.
 RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 _US = 1000
 _WANTED = frozenset((*ALLOCATOR_KINDS, "user_annotation"))
 #: c10's number of a CUDA device.

@@ -5,6 +5,7 @@ Used where the extension was not compiled, and as its reference in tests.
 
 from __future__ import annotations
 
+import pickle  # for the names of its opcodes alone
 import struct
 from array import array
 from collections.abc import Callable
@@ -141,7 +142,7 @@ class Machine:
             op = data[at]
             size, do = _OPCODES.get(op, _UNKNOWN)
             values.at = self._consumed + at
-            if at + size <= end and op in _TEXT_SIZES:
+            if at + size <= end and op in _WITH_LENGTH:
                 size += self._length(data, at, size)
             if at + size > end:
                 self._need = size
@@ -223,20 +224,28 @@ def _unmark(values: Values, op: int, *, holder: bool) -> int:
 
 
 def _tuple(values: Values, _: bytes) -> None:
-    mark = _unmark(values, 0x74, holder=False)
+    mark = _unmark(values, pickle.TUPLE[0], holder=False)
     if len(values.stack) > mark:
         values.tuple(len(values.stack) - mark)
     else:
         values.push(EMPTY)
 
 
+def _appends(values: Values, _: bytes) -> None:
+    values.append(_unmark(values, pickle.APPENDS[0], holder=True) - 1)
+
+
+def _set_items(values: Values, _: bytes) -> None:
+    values.set(_unmark(values, pickle.SETITEMS[0], holder=True) - 1)
+
+
 def _append(values: Values, _: bytes) -> None:
-    _need(values, 2, 0x61)
+    _need(values, 2, pickle.APPEND[0])
     values.append(len(values.stack) - 2)
 
 
 def _set(values: Values, _: bytes) -> None:
-    _need(values, 3, 0x73)
+    _need(values, 3, pickle.SETITEM[0])
     values.set(len(values.stack) - 3)
 
 
@@ -254,7 +263,7 @@ def _small_tuple(op: int, count: int) -> _Do:
 
 
 def _memoize(values: Values, _: bytes) -> None:
-    _need(values, 1, 0x94)
+    _need(values, 1, pickle.MEMOIZE[0])
     values.put(values.stored)
 
 
@@ -302,42 +311,42 @@ def _text(header: int) -> _Do:
     return lambda values, argument: values.push(STR | values.strings.intern(argument[header:]) << 4)
 
 
-_BINGET, _LONG_BINGET = 0x68, 0x6A
+_BINGET, _LONG_BINGET = pickle.BINGET[0], pickle.LONG_BINGET[0]
 _UINT32 = struct.Struct("<I").unpack_from
-_STOP, _PROTO, _FRAME, _LONG1 = 0x2E, 0x80, 0x95, 0x8A
-_TEXT_SIZES = (_LONG1, 0x8C, 0x58)
+_STOP, _PROTO, _FRAME, _LONG1 = pickle.STOP[0], pickle.PROTO[0], pickle.FRAME[0], pickle.LONG1[0]
+_WITH_LENGTH = (_LONG1, pickle.SHORT_BINUNICODE[0], pickle.BINUNICODE[0])
 _UNKNOWN: tuple[int, _Do | None] = (1, None)
 #: Of each opcode: its bytes without what a length in it adds, and what it does.
 _OPCODES: dict[int, tuple[int, _Do | None]] = {
-    0x28: (1, _mark),
-    0x29: (1, _constant(EMPTY)),
+    pickle.MARK[0]: (1, _mark),
+    pickle.EMPTY_TUPLE[0]: (1, _constant(EMPTY)),
     _STOP: (1, None),
-    0x47: (9, _float),
-    0x4A: (5, _int),
-    0x4B: (2, _unsigned),
-    0x4D: (3, _unsigned),
-    0x4E: (1, _constant(NONE)),
-    0x58: (5, _text(4)),
-    0x5D: (1, _constant(opened(NEW_LIST, 0))),
-    0x61: (1, _append),
-    0x65: (1, lambda values, _: values.append(_unmark(values, 0x65, holder=True) - 1)),
+    pickle.BINFLOAT[0]: (9, _float),
+    pickle.BININT[0]: (5, _int),
+    pickle.BININT1[0]: (2, _unsigned),
+    pickle.BININT2[0]: (3, _unsigned),
+    pickle.NONE[0]: (1, _constant(NONE)),
+    pickle.BINUNICODE[0]: (5, _text(4)),
+    pickle.EMPTY_LIST[0]: (1, _constant(opened(NEW_LIST, 0))),
+    pickle.APPEND[0]: (1, _append),
+    pickle.APPENDS[0]: (1, _appends),
     _BINGET: (2, _get),
     _LONG_BINGET: (5, _get),
-    0x71: (2, _put(0x71)),
-    0x72: (5, _put(0x72)),
-    0x73: (1, _set),
-    0x74: (1, _tuple),
-    0x75: (1, lambda values, _: values.set(_unmark(values, 0x75, holder=True) - 1)),
-    0x7D: (1, _constant(opened(NEW_DICT, 0))),
+    pickle.BINPUT[0]: (2, _put(pickle.BINPUT[0])),
+    pickle.LONG_BINPUT[0]: (5, _put(pickle.LONG_BINPUT[0])),
+    pickle.SETITEM[0]: (1, _set),
+    pickle.TUPLE[0]: (1, _tuple),
+    pickle.SETITEMS[0]: (1, _set_items),
+    pickle.EMPTY_DICT[0]: (1, _constant(opened(NEW_DICT, 0))),
     _PROTO: (2, None),
-    0x85: (1, _small_tuple(0x85, 1)),
-    0x86: (1, _small_tuple(0x86, 2)),
-    0x87: (1, _small_tuple(0x87, 3)),
-    0x88: (1, _constant(BOOL | 1 << 4)),
-    0x89: (1, _constant(BOOL)),
+    pickle.TUPLE1[0]: (1, _small_tuple(pickle.TUPLE1[0], 1)),
+    pickle.TUPLE2[0]: (1, _small_tuple(pickle.TUPLE2[0], 2)),
+    pickle.TUPLE3[0]: (1, _small_tuple(pickle.TUPLE3[0], 3)),
+    pickle.NEWTRUE[0]: (1, _constant(BOOL | 1 << 4)),
+    pickle.NEWFALSE[0]: (1, _constant(BOOL)),
     _LONG1: (2, _long),
-    0x8C: (2, _text(1)),
-    0x94: (1, _memoize),
+    pickle.SHORT_BINUNICODE[0]: (2, _text(1)),
+    pickle.MEMOIZE[0]: (1, _memoize),
     _FRAME: (9, None),
 }
 
