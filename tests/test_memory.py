@@ -184,7 +184,7 @@ def test_a_file_that_was_cut_off_gives_what_is_whole_in_it(share: float, tmp_pat
         assert own.select(columns).equals(all_.head(own.height).select(columns))
     segments = trace.segments.drop("stack")
     assert segments.equals(full.segments.drop("stack").head(segments.height))
-    assert ta.memory(cut).devices.height
+    assert any("cut off" in note for note in ta.memory(cut).notes)
 
 
 def test_content_alone_tells_the_format(tmp_path: Path) -> None:

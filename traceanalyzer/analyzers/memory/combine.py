@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import polars as pl
 
@@ -10,6 +11,11 @@ from traceanalyzer.analyzers.memory.extract import Part
 from traceanalyzer.analyzers.memory.peak import DEVICES
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.errors import OptionError
+
+_CUT_OFF: Final = (
+    "A file is cut off: its blocks are of a later moment than its last event, and what was "
+    "allocated in between counts as if it had been there before the first."
+)
 
 
 def combine(parts: Sequence[Part], remarks: Sequence[str] = ()) -> Memory:
@@ -27,5 +33,5 @@ def combine(parts: Sequence[Part], remarks: Sequence[str] = ()) -> Memory:
         alive=pl.concat([peak.alive for peak in peaks]).drop("row"),
         timeline=pl.concat([peak.timeline for peak in peaks]),
         maps=tuple(one for part in parts for one in part.maps),
-        remarks=tuple(remarks),
+        remarks=(*([_CUT_OFF] if any(part.cut_off for part in parts) else ()), *remarks),
     )

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.memory.drawing import occupancy
 from traceanalyzer.analyzers.memory.ground import Window, ground
 from traceanalyzer.analyzers.memory.peak import Peak, measure
 from traceanalyzer.result import Occupancy
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_cut_off
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,12 @@ class Part:
     Attributes:
         peaks: of each device.
         maps: the picture of each.
+        cut_off: the end of the file is missing, and with it the end of the history.
     """
 
     peaks: tuple[Peak, ...]
     maps: tuple[Occupancy, ...]
+    cut_off: bool = False
 
 
 def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (None, None)) -> Part:
@@ -40,4 +42,4 @@ def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (N
         )
         where = " ".join(word for word in words if word)
         maps.append(occupancy(of, own, f"memory_{own.rank}_{of.device}", where))
-    return Part(tuple(measure(of, own) for of in own.ledgers), tuple(maps))
+    return Part(tuple(measure(of, own) for of in own.ledgers), tuple(maps), is_cut_off(trace))
