@@ -522,8 +522,15 @@ def test_a_window_keeps_what_was_there_before_it() -> None:
 
 
 def test_a_step_name_that_is_no_expression() -> None:
-    with pytest.raises(OptionError, match="--step-name"):
+    with pytest.raises(OptionError, match=r"'\(' is not a regular expression"):
         ta.memory_growth(path("leak"), step_name="(")
+
+
+def test_a_step_name_may_look_ahead() -> None:
+    """As the expressions of all other options may."""
+    marked = ta.memory_growth(path("leak"), step_name="ProfilerStep|^step")
+    ahead = ta.memory_growth(path("leak"), step_name="(?=ProfilerStep)|^(?=step)")
+    assert ahead.steps.equals(marked.steps)
 
 
 # --- instants of torch.profiler --------------------------------------------------------------

@@ -323,6 +323,27 @@ def test_errors_outside_of_the_stretch_are_not_denied(tmp_path: Path) -> None:
     assert any("stretch asked for" in note for note in early.notes)
 
 
+def test_what_happened_before_the_stretch_is_not_counted(tmp_path: Path) -> None:
+    """Not even the last event before it: the stretch begins after that has happened."""
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).alloc(BASE + MIB, MIB)
+    path = made.hold(BASE, 2 * MIB, (0, MIB), (MIB, MIB)).write(tmp_path / "x.pickle")
+    allocated, failed, again = ta.memory(path).timeline["time_ns"].drop_nulls().to_list()
+    late = ta.memory(path, since_ns=failed + 1).devices
+    assert late.select("allocations", "ooms").row(0) == (1, 0)
+    assert ta.memory_oom(path, since_ns=failed + 1).errors.is_empty()
+    assert ta.memory(path, since_ns=failed).devices.select("allocations", "ooms").row(0) == (1, 1)
+    assert ta.memory_oom(path, since_ns=failed).errors.height == 1
+    assert ta.memory_oom(path, since_ns=allocated, until_ns=failed).errors.is_empty()
+    assert again > failed
+
+
+def test_a_stack_of_a_wrong_type_is_counted_once(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    made.events[0]["frames"] = 7
+    issues = ta.read(made.write(tmp_path / "x.pickle")).issues
+    assert dict(issues.select("code", "count").rows())["wrong-type"] == 1
+
+
 # --- growth ----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,19 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+#: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
+ALLOCATOR_KINDS: tuple[str, ...] = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+)
+
 #: Every value the ``kind`` column can take, in the order of the Enum.
 KINDS: tuple[str, ...] = (
     # host, as Kineto spells them
@@ -45,32 +58,10 @@ KINDS: tuple[str, ...] = (
     "sample",
     "async",
     "object",
-    # allocator
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
+    *ALLOCATOR_KINDS,
     # the profiler's own marks, and whatever has no name above
     "trace",
     "other",
-)
-
-#: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
-ALLOCATOR_KINDS: tuple[str, ...] = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
 )
 
 #: Pseudo-kinds: rows of their own tables, asked for by the same word.

@@ -35,8 +35,7 @@ def memory(
         InputError: nothing can be read.
         MissingData: nothing about memory was recorded.
     """
-    parts, remarks = _gathered(inputs, using.extract, library_name, reading)
-    return using.combine(parts, (*remarks, *_window_note(reading)))
+    return _memory(inputs, using.extract, library_name, reading)
 
 
 def memory_oom(
@@ -119,8 +118,19 @@ def memory_diff(
         InputError: nothing can be read.
         MissingData: nothing about memory was recorded.
     """
-    new, old = (memory(run, library_name=library_name, **reading) for run in (inputs, other))
+    extract = partial(using.extract, drawn=False)
+    new, old = (_memory(run, extract, library_name, reading) for run in (inputs, other))
     return using.diff_of(new, old)
+
+
+def _memory(
+    inputs: Inputs,
+    extract: Callable[..., Any],
+    library_name: str | Sequence[str],
+    reading: Reading,
+) -> Memory:
+    parts, remarks = _gathered(inputs, extract, library_name, reading)
+    return using.combine(parts, (*remarks, *_window_note(reading)))
 
 
 def _window_note(reading: Reading) -> tuple[str, ...]:

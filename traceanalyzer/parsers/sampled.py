@@ -109,7 +109,11 @@ def sample_events(
 
 def stacks_table(tree: Tree, frames: Iterable[Frame]) -> pl.DataFrame:
     """``stacks`` of a prefix tree whose frame numbers count ``frames``."""
-    texts = _texts(frames)
+    return tree_table(tree, _texts(frames))
+
+
+def tree_table(tree: Tree, texts: pl.DataFrame) -> pl.DataFrame:
+    """``stacks`` of a prefix tree whose frame numbers are rows of ``name``, ``file``, ``line``."""
     parent = pl.Series(tree.parent)
     return texts[tree.frame].select(
         id=pl.int_range(pl.len(), dtype=pl.UInt32),

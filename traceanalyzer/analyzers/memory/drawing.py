@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.memory.categories import UNKNOWN
 from traceanalyzer.analyzers.memory.ground import Ground, known_stack, positions
 from traceanalyzer.analyzers.memory.ledger import Ledger, running
 from traceanalyzer.analyzers.memory.lines import frame_text
-from traceanalyzer.analyzers.memory.peak import peak_position, thinned
+from traceanalyzer.analyzers.memory.peak import peak_position, timeline
 from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes
 
@@ -81,16 +81,14 @@ def _known(categories_: pl.Series) -> pl.Series:
 
 
 def _levels(of: Ledger, rest: pl.DataFrame) -> pl.DataFrame:
-    at = thinned(of, LEVELS)
-    reserved = [None] * at.size if of.reserved is None else of.reserved[at]
-    return pl.DataFrame(
-        {
-            "event": at,
-            "time_ns": _times(of, pl.Series(at), whole=True),
-            "live_bytes": of.live[at],
-            "rest_bytes": running(rest, of.rows.height)[at],
-            "reserved_bytes": pl.Series(reserved, dtype=pl.Int64),
-        }
+    """The curves, and what of them the boxes leave out."""
+    told = timeline(of, LEVELS)
+    return told.select(
+        "event",
+        time_ns=_times(of, told["event"], whole=True),
+        live_bytes="live_bytes",
+        rest_bytes=pl.Series(running(rest, of.rows.height)[told["event"].to_numpy()]),
+        reserved_bytes="reserved_bytes",
     )
 
 

@@ -27,15 +27,27 @@ class Part:
     cut_off: bool = False
 
 
-def extract(trace: Trace, library_names: Sequence[str] = (), window: Window = (None, None)) -> Part:
+def extract(
+    trace: Trace,
+    library_names: Sequence[str] = (),
+    window: Window = (None, None),
+    *,
+    drawn: bool = True,
+) -> Part:
     """The memory of the devices of a trace of one rank.
+
+    Args:
+        trace: read with :data:`~.operations.NEEDS`.
+        library_names: libraries whose frames name an allocation.
+        window: (since, until) in ns after the first event.
+        drawn: with the pictures; a comparison shows none.
 
     Raises:
         MissingData: it tells nothing of memory.
     """
     own = ground(trace, library_names, window=window)
     maps = []
-    for of in own.ledgers:
+    for of in own.ledgers if drawn else ():
         words = (
             f"rank {own.rank}" if own.rank is not None else "",
             f"device {of.device}" if len(own.ledgers) > 1 else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +15,8 @@ from traceanalyzer.analyzers.memory.ledger import Ledger, ledger
 from traceanalyzer.analyzers.memory.lines import Lines, lines
 from traceanalyzer.analyzers.memory.operations import operations, origin
 from traceanalyzer.analyzers.memory.where import Where, where
-from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.analyzers.names import named
+from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace, is_cut_off
 from traceanalyzer.vocabulary import steps_pattern
 
@@ -145,21 +145,15 @@ def _settings(extra: str | None) -> dict[str, Any]:
 
 
 def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
-    try:
-        re.compile(step_name or "")
-    except re.error as error:
-        raise OptionError(f"--step-name {step_name!r}: {error}") from None
     kinds = ("user_annotation", "nvtx")
-    name = pl.col("name").cast(pl.String)
-    return (
-        trace.events.lazy()
-        .filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
-        .with_columns(ts=pl.col("ts") - origin(trace))
-        .select(name.alias("name"), "device", "ts", end=pl.col("ts") + pl.col("dur"))
-        .filter(pl.col("name").str.contains(step_name or steps_pattern()))
+    ranges = trace.events.lazy().filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
+    told = (
+        ranges.with_columns(pl.col("name").cast(pl.String), ts=pl.col("ts") - origin(trace))
+        .select("name", "device", "ts", end=pl.col("ts") + pl.col("dur"))
         .sort("ts", "end")
         .collect()
     )
+    return told.filter(named(told, [step_name or steps_pattern()]))
 
 
 def positions(of: Ledger, times: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

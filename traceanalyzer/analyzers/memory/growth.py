@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.memory.ground import (
     positions,
 )
 from traceanalyzer.analyzers.memory.ledger import Ints, Ledger
+from traceanalyzer.analyzers.memory.lines import LINE
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import parse_ns
@@ -28,7 +29,6 @@ SUSPECT_STEPS: Final = 3
 
 _MOST_STEPS: Final = 10_000
 _EVENTS: Final = re.compile(r"\d+")
-_LINE: Final = ("function", "file", "line")
 
 
 @dataclass(frozen=True)
@@ -168,25 +168,25 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     # how many steps in a row up to the last
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
     grown = live[:, -1] - live[:, 0]
-    paths: list[str | None] = [
-        None if row is None else ";".join(reversed(own.lines.path(row)))
-        for row in groups["row"].to_list()
-    ]
-    found = groups.select("function", "file", "line", "own").with_columns(
-        first_bytes=pl.Series(live[:, 0]),
-        last_bytes=pl.Series(live[:, -1]),
-        grown_bytes=pl.Series(grown),
-        grown_steps=pl.Series(steady).cast(pl.Int64),
-        grew_n=pl.Series(grew.sum(axis=1)).cast(pl.Int64),
-        shrank_n=pl.Series((change < 0).sum(axis=1)).cast(pl.Int64),
-        per_step_bytes=pl.Series(
-            np.where(grew, change, 0).sum(axis=1) // np.maximum(grew.sum(axis=1), 1)
-        ),
-        stack=pl.Series(paths, dtype=pl.String),
+    found = (
+        groups.select(*LINE, "row")
+        .with_columns(
+            first_bytes=pl.Series(live[:, 0]),
+            last_bytes=pl.Series(live[:, -1]),
+            grown_bytes=pl.Series(grown),
+            grown_steps=pl.Series(steady).cast(pl.Int64),
+            grew_n=pl.Series(grew.sum(axis=1)).cast(pl.Int64),
+            shrank_n=pl.Series((change < 0).sum(axis=1)).cast(pl.Int64),
+            per_step_bytes=pl.Series(
+                np.where(grew, change, 0).sum(axis=1) // np.maximum(grew.sum(axis=1), 1)
+            ),
+        )
+        .filter(pl.col("grown_bytes") != 0)
     )
-    return found.filter(pl.col("grown_bytes") != 0).sort(
-        "grown_bytes", *_LINE, "stack", descending=[True, False, False, False, False]
-    )
+    keys = (*LINE[:3], "stack")
+    return found.with_columns(stack=own.lines.paths(found["row"])).drop("row").sort(
+        "grown_bytes", *keys, descending=[True, *(False for _ in keys)]
+    )  # fmt: skip
 
 
 def suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

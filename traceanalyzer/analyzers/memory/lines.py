@@ -30,12 +30,14 @@ _INNER: Final = 200
 _OUTER: Final = 20
 _LONGEST: Final = 1000
 _ANONYMOUS = "(anonymous namespace)::"
-_LINE: Final = {
+_SCHEMA: Final = {
     "function": pl.String,
     "file": pl.String,
     "line": pl.Int32,
     "own": pl.Boolean,
 }
+#: The columns that name a line of code.
+LINE: Final = tuple(_SCHEMA)
 #: What a frame can be, that which is best to show first.
 _FLAGS: Final = dict.fromkeys(("own", "python", "node", "telling"), pl.Boolean)
 _SEPARATOR = re.compile(r"[/\\]")
@@ -63,7 +65,7 @@ class Lines:
         rows = stacks.cast(pl.Int64)
         known = rows.fill_null(0).to_numpy()
         if not self.parent.size:
-            return pl.DataFrame(schema=_LINE).clear(stacks.len())
+            return pl.DataFrame(schema=_SCHEMA).clear(stacks.len())
         told = self.frames[self.shown[known]].select(
             function="name", file="file", line="line", own=pl.Series(self.own[known] != NONE)
         )
@@ -83,6 +85,13 @@ class Lines:
             return [self._text(row) for row in rows]
         inner, outer = rows[:_INNER], rows[-_OUTER:]
         return [*map(self._text, inner), f"({left_out:,} more)", *map(self._text, outer)]
+
+    def paths(self, stacks: pl.Series) -> pl.Series:
+        """Each stack as one text, the outermost frame first, ``;`` between; null without one."""
+        texts = {
+            row: ";".join(reversed(self.path(row))) for row in stacks.drop_nulls().unique().sort()
+        }
+        return stacks.replace_strict(texts, default=None, return_dtype=pl.String)
 
     def _text(self, row: int) -> str:
         name, file, line = self.frames.row(row)

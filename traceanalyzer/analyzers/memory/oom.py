@@ -105,7 +105,7 @@ def _errors(
     first, last = of.between(*own.window)
     for row in failed.iter_rows(named=True):
         position = int(row["at"]) + 1
-        if not first <= position <= last:
+        if not first < position <= last:
             continue
         held = regions(of, *own.of_device(of.device), position)
         known = _known(of, own, row, held, told.get(row["event"]), capacity)

@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.memory.ground import Ground, Window, known_stack
 from traceanalyzer.analyzers.memory.ledger import ACTIVE, Ledger
+from traceanalyzer.analyzers.memory.lines import LINE
 
 #: Points kept of a curve.
 POINTS: Final = 2000
@@ -50,8 +51,6 @@ DEVICES: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "lost_n": pl.Int64,
     "difference_bytes": pl.Int64,
 }
-
-LINE: Final = ("function", "file", "line", "own")
 
 
 @dataclass(frozen=True)
@@ -115,10 +114,6 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
         )
         .sort("live_bytes", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
     )
-    paths = {
-        row: ";".join(reversed(ground.lines.path(row)))
-        for row in summed["row"].drop_nulls().unique().to_list()
-    }
     total = int(summed["live_bytes"].sum())
     return summed.select(
         pl.lit(ground.rank, pl.Int32).alias("rank"),
@@ -131,7 +126,7 @@ def alive(of: Ledger, ground: Ground, position: int) -> pl.DataFrame:
         "live_bytes",
         live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),
         before_n="before_n",
-        stack=pl.col("row").replace_strict(paths, default=None, return_dtype=pl.String),
+        stack=ground.lines.paths(summed["row"]),
         row="row",
     )
 
@@ -185,7 +180,7 @@ def _held(of: Ledger, ground: Ground) -> dict[str, Any]:
 
 def _churn(of: Ledger, first: int, last: int) -> dict[str, Any]:
     """How often memory was asked of the driver and given back, from one position to another."""
-    rows = of.rows[max(first - 1, 0) : last]
+    rows = of.rows[first:last]
     kind = rows["kind"].cast(pl.String)
     given_back = rows["segment_change"] == -1
     # before a cudaMalloc is tried again, and before an error, one call gives cached segments back;

@@ -10,7 +10,8 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks
 from traceanalyzer.parsers.memory_snapshot import layout
-from traceanalyzer.parsers.memory_snapshot.words import Ints, Reading, Words
+from traceanalyzer.parsers.memory_snapshot.words import Ints, Reading, Words, sequence_numbers
+from traceanalyzer.parsers.sampled import tree_table
 
 #: What a snapshot writes where it knows no file, and a line that stands for none.
 _NO_FILE = ("", "??")
@@ -33,22 +34,13 @@ class Stacks:
 
 def read(reading: Reading, used: list[Words]) -> Stacks:
     """The stacks that these columns name."""
-    named = np.unique(np.concatenate([reading.sequence_numbers(words) for words in used]))
+    named = np.unique(np.concatenate([sequence_numbers(words) for words in used]))
     named = named[named >= 0]
     frames, lengths = reading.frames(named)
     tree = stacks.build(frames, lengths)
     leaf = np.zeros(int(named.max(initial=-1)) + 2, np.int64)  # the last is for none
     leaf[named] = tree.leaf
-    texts = _frames(reading)[tree.frame]
-    parent = pl.Series(tree.parent)
-    table = texts.select(
-        id=pl.int_range(pl.len(), dtype=pl.UInt32),
-        parent=pl.when(parent != int(stacks.NONE)).then(parent),
-        name="name",
-        file="file",
-        line="line",
-    )
-    return Stacks(table, leaf)
+    return Stacks(tree_table(tree, _frames(reading)), leaf)
 
 
 def _frames(reading: Reading) -> pl.DataFrame:

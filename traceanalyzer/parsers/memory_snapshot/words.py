@@ -163,10 +163,8 @@ class Reading:
 
     def sequence_numbers(self, words: Words) -> Ints:
         """Numbers of stacks; -1 where there is none."""
-        told = (words & _TAG) == STACK
-        nothing = ((words & _TAG) == NONE) | ((words & _TAG) == EMPTY)
-        self.wrong += int((~told & ~nothing).sum())
-        return np.where(told, (words >> _BITS).astype(np.int64), -1)
+        self.wrong += int((~np.isin(words & _TAG, (STACK, NONE, EMPTY))).sum())
+        return sequence_numbers(words)
 
     def frames(self, sequences: Ints) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         """Rows of frames of some sequences end to end, outermost first, and each one's length."""
@@ -255,3 +253,8 @@ def _cut(stored: tuple[bytes, bytes]) -> tuple[Ints, Words]:
 
 def _array(data: bytes) -> Words:
     return np.frombuffer(data, np.uint64)
+
+
+def sequence_numbers(words: Words) -> Ints:
+    """Numbers of stacks; -1 for whatever is none."""
+    return np.where((words & _TAG) == STACK, (words >> _BITS).astype(np.int64), -1)

@@ -8,15 +8,13 @@ take that drawing over. Only :mod:`traceanalyzer.render` imports this folder.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from functools import cache
-from hashlib import sha256
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render.flamegraph import colors, picture
 from traceanalyzer.render.flamegraph.layout import lay_out
 from traceanalyzer.render.flamegraph.outline import outline
+from traceanalyzer.render.viewers import program, resource, source_hash
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Flame
@@ -54,22 +52,18 @@ def inline(flame: Flame, key: str) -> str:
 @cache
 def style() -> str:
     """The style sheet of all flamegraphs."""
-    return _resource("viewer.css").replace("/* fills */", colors.dark_rules().strip())
+    return resource(__name__, "viewer.css").replace("/* fills */", colors.dark_rules().strip())
 
 
 @cache
 def script() -> str:
     """The viewer: finds the drawings of its document, asks for nothing else."""
-    return "(() => {\n'use strict';\n" + "\n".join(map(_resource, _SCRIPTS)) + "})();\n"
+    return program(__name__, _SCRIPTS)
 
 
 def script_hash() -> str:
-    """The viewer's source expression for a Content-Security-Policy: only it may run."""
-    return f"'sha256-{b64encode(sha256(script().encode()).digest()).decode()}'"
-
-
-def _resource(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    """What a Content-Security-Policy says so that the viewer, and only it, may run."""
+    return source_hash(script())
 
 
 def _drawing(flame: Flame, key: str) -> list[str]:

@@ -9,11 +9,8 @@ the viewer (``memory.js``, ``stage.js``, ``segments.js``, ``viewer.js``) draws. 
 
 from __future__ import annotations
 
-from base64 import b64encode
 from functools import cache
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +20,7 @@ from traceanalyzer.render.occupancy.data import data
 from traceanalyzer.render.occupancy.layout import lay_out
 from traceanalyzer.render.occupancy.outline import outline
 from traceanalyzer.render.text import prose
+from traceanalyzer.render.viewers import program, resource, source_hash
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Occupancy
@@ -58,22 +56,18 @@ def inline(occupancy: Occupancy, key: str) -> str:
 @cache
 def style() -> str:
     """The style sheet of all occupancies."""
-    return _resource("viewer.css")
+    return resource(__name__, "viewer.css")
 
 
 @cache
 def script() -> str:
     """The viewer: finds the figures of its document, asks for nothing else."""
-    return "(() => {\n'use strict';\n" + "\n".join(map(_resource, _SCRIPTS)) + "})();\n"
+    return program(__name__, _SCRIPTS)
 
 
 def script_hash() -> str:
-    """The viewer's source expression for a Content-Security-Policy: only it may run."""
-    return f"'sha256-{b64encode(sha256(script().encode()).digest()).decode()}'"
-
-
-def _resource(name: str) -> str:
-    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+    """What a Content-Security-Policy says so that the viewer, and only it, may run."""
+    return source_hash(script())
 
 
 def _prose(text: str) -> str:
