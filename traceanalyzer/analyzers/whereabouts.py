@@ -12,8 +12,9 @@ import polars as pl
 from traceanalyzer.analyzers.libraries import is_own
 from traceanalyzer.analyzers.names import named
 from traceanalyzer.frames import linking
-from traceanalyzer.frames.intervals import Ints, nullable
+from traceanalyzer.frames.intervals import Ints, narrow, nullable, stable_order
 from traceanalyzer.frames.nesting import ROOT, innermost_exact
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAME
 
@@ -41,23 +42,23 @@ class Moments:
 
     Attributes:
         height: how many.
-        lanes: of each thread pid and tid, the numbers of its moments in order of time, and their
-            ``ts`` in that order.
+        threads: pid and tid of the threads.
+        lanes: of each thread the numbers of its moments in order of time, and their ``ts`` in that
+            order.
     """
 
     height: int
-    lanes: list[tuple[tuple[int | None, ...], Ints, pl.DataFrame]]
+    threads: pl.DataFrame
+    lanes: list[tuple[Ints, pl.DataFrame]]
 
 
 def moments(points: pl.DataFrame) -> Moments:
     """Points with pid, tid and ts, made ready to be looked up."""
-    lanes = []
-    for thread in points.select(THREAD).unique().sort(THREAD).iter_rows():
-        rows = _rows_of(points, thread)
-        times = points["ts"].to_numpy()[rows]
-        order = np.argsort(times, kind="stable")
-        lanes.append((thread, rows[order], pl.DataFrame({"ts": times[order]})))
-    return Moments(points.height, lanes)
+    threads, (thread,) = group_numbers(THREAD, points)
+    times = points["ts"].to_numpy()
+    order = stable_order(thread, times)
+    lanes = [(rows, pl.DataFrame({"ts": times[rows]})) for rows in _parted(order, thread)]
+    return Moments(points.height, threads, lanes)
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,10 @@ def _named(at: Moments, slices: pl.DataFrame, find: Find) -> pl.Series:
         find: tells for points of a thread which slice.
     """
     place, known = np.zeros(at.height, np.uint32), np.zeros(at.height, np.bool_)
-    for thread, moments_of, times in at.lanes:
-        rows = _rows_of(slices, thread)
-        if not rows.size:
+    _, (thread, of_slice) = group_numbers(THREAD, at.threads, slices)
+    by_thread = _parted(np.argsort(narrow(of_slice), kind="stable"), of_slice)
+    for number, (moments_of, times) in zip(thread.tolist(), at.lanes, strict=True):
+        if number >= len(by_thread) or not (rows := by_thread[number]).size:
             continue
         there = slices.select("start", "end")[rows]
         for (first, last), (since, until) in _stretches(times, there):
@@ -144,9 +146,9 @@ def _named(at: Moments, slices: pl.DataFrame, find: Find) -> pl.Series:
     return slices["name"].gather(nullable("place", place, known))
 
 
-def _rows_of(frame: pl.DataFrame, thread: tuple[int | None, ...]) -> Ints:
-    own = (pl.col(n).eq_missing(pl.lit(v)) for n, v in zip(THREAD, thread, strict=True))
-    return np.flatnonzero(frame.select(pl.all_horizontal(own)).to_series().to_numpy())
+def _parted(order: Ints, group: Ints) -> list[Ints]:
+    """The rows in an order by group, apart for each group from 0 to the last that has a row."""
+    return np.split(order, np.cumsum(np.bincount(group))[:-1]) if group.size else []
 
 
 def _stretches(

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
     from traceanalyzer.api.cuda import cuda_api, transfers
+    from traceanalyzer.api.feeding import launches
     from traceanalyzer.api.held import memory, memory_diff, memory_growth, memory_oom
-    from traceanalyzer.api.host import host_metrics, launches
+    from traceanalyzer.api.host import host_metrics
     from traceanalyzer.api.idle import gpu_idle
     from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
@@ -32,8 +33,9 @@ _HOME = {
     **dict.fromkeys(("flamegraph", "py_spy_report"), "api.stacks"),
     **dict.fromkeys(("overlap", "steps"), "api.time"),
     "gpu_idle": "api.idle",
-    **dict.fromkeys(("host_metrics", "launches"), "api.host"),
+    "host_metrics": "api.host",
     "info": "api.contents",
+    "launches": "api.feeding",
     **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.held"),
     **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(

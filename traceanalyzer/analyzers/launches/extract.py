@@ -120,8 +120,13 @@ def measure(ground: Ground) -> Part:
         gaps = launch_gaps(idle, ground.waits)
         found = stretches(gaps, idle, work)
         waiting = waiting_for(calls, gaps, found)
-        in_steps = _measured_steps(ground.steps, found, gaps)
+        costs = synchronising.costs(ground.waits, work)
         launched, waited = placed.result()
+        told = pool.submit(most_launched_in, found, calls, launched)
+        waits = synchronising.by_place(costs, waited)
+        devices, short = _devices(work), _short_kernels(work)
+        in_steps = _measured_steps(ground.steps, found, gaps)
+        where = told.result()
     return Part(
         rank=ground.rank,
         path=ground.path,
@@ -129,13 +134,13 @@ def measure(ground: Ground) -> Part:
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited",
             **launched, waiting_ns=waiting,
         ),
-        devices=_devices(work),
+        devices=devices,
         streams=streams,
         queue=course,
-        stretches=_in_steps(most_launched_in(found, calls, launched), ground.steps),
+        stretches=_in_steps(where, ground.steps),
         steps=in_steps,
-        short=_short_kernels(work),
-        synchronising=synchronising.by_place(synchronising.costs(ground.waits, work), waited),
+        short=short,
+        synchronising=waits,
         without_work=ground.without_work,
         clock_odd=calls.filter(pl.col("start") < pl.col("launch_start")).height,
         after_last=ground.after_last,
