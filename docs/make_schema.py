@@ -17,8 +17,8 @@ INTRODUCTION = """\
 <!-- Derived from traceanalyzer/schema.py by `make docs`; edit that file, not this one. -->
 
 Every parser writes these tables and every analysis reads them; `traceanalyzer.read(path)` returns
-them as polars frames (`trace.events`, `trace.kernels`, ...), and `traceanalyzer convert` keeps them
-in Parquet. A test holds each parser to this page.
+them as polars frames (`trace.events`, `trace.launch_configs`, ...), and `traceanalyzer convert`
+keeps them in Parquet. A test holds each parser to this page.
 
 - **Null means "not there"**: no -1, no 0 in its place, no NaN.
 - Times are whole nanoseconds in Int64, on the trace's own clock; `trace.meta.epoch_ns` is the
@@ -31,9 +31,9 @@ in Parquet. A test holds each parser to this page.
 TABLES = {
     "events": "One row an event: what ran on the host, and what ran on a device.",
     "stacks": "Call stacks as a prefix tree: each row is a frame and points to its caller.",
-    "kernels": "How a kernel was launched; one row a kernel.",
+    "launch_configs": "How a kernel was launched; one row a kernel.",
     "collectives": "What is known of a communication event beyond its name.",
-    "memory": "What the allocator noted with a `[memory]` instant.",
+    "memory_totals": "What the allocator noted with a `[memory]` instant.",
     "lanes": "Processes and threads as the file describes them.",
     "flows": "Ends of arrows between events, such as from a launch call to its kernel.",
     "counters": "Readings of counters.",

@@ -67,8 +67,8 @@ def written(trace: Trace, phases: str = "XibneCstf") -> list[dict[str, Any]]:
 def test_a_kernel_as_kineto_writes_it() -> None:
     trace = traced(
         device(1_001, 2_050, category="kernel", correlation=5, external_id=6, bytes=64),
-        kernels=table(
-            "kernels",
+        launch_configs=table(
+            "launch_configs",
             {
                 "event": 0,
                 **dict(zip(("grid_x", "grid_y", "grid_z"), (1, 2, 3), strict=True)),
@@ -128,8 +128,8 @@ def test_an_allocation_as_kineto_writes_it() -> None:
     trace = traced(
         host(1, None, kind="cpu_instant_event", name="[memory]")
         | {"bytes": -512, "address": 2**64 - 1, "device": 1},
-        memory=table(
-            "memory",
+        memory_totals=table(
+            "memory_totals",
             {"event": 0, "device_type": 1, "allocated_bytes": 9, "reserved_bytes": 10},
         ),
     )

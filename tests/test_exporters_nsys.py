@@ -89,7 +89,7 @@ def test_chrome_json_of_a_rank_reads_back(export, tmp_path_factory):
         assert_frame_equal(
             plain(again.events).with_columns(rank=rank), as_chrome_shows(trace.events)
         )
-        assert_frame_equal(again.kernels, trace.kernels)
+        assert_frame_equal(again.launch_configs, trace.launch_configs)
         assert_frame_equal(plain(again.stacks), plain(trace.stacks))
         assert again.issues.is_empty()
         for name in ("rank", "world_size", "devices", "host", "epoch_ns", "weight_unit"):

@@ -73,7 +73,7 @@ def test_windows_are_those_rows_of_all(path: Path) -> None:
 def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
     """The part has exactly these rows of the whole, and what belongs to them."""
     expected = whole.select(rows)
-    for name in ("events", "kernels", "collectives", "memory"):
+    for name in ("events", "launch_configs", "collectives", "memory_totals"):
         assert same(part.tables[name], expected.tables[name]), name
     assert part.meta == whole.meta
 

@@ -136,7 +136,7 @@ def test_annotations_are_slices() -> None:
 
 def test_an_oom_tells_what_was_free() -> None:
     trace = ta.read(path("oom"))
-    (row,) = trace.memory.to_dicts()
+    (row,) = trace.memory_totals.to_dicts()
     event = trace.events.row(row["event"], named=True)
     assert event["kind"] == "oom"
     assert event["address"] is None

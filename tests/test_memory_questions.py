@@ -446,7 +446,7 @@ def test_memory_of_the_host_is_not_that_of_a_device(tmp_path: Path) -> None:
     assert ta.memory(trace).devices["peak_bytes"].to_list() == [2560 * MIB]
     pinned = replace(
         trace,
-        memory=trace.memory.clear(),  # what nsys sums up, it sums up by sort of memory
+        memory_totals=trace.memory_totals.clear(),  # nsys sums up by sort of memory
         events=trace.events.with_columns(
             name=pl.when(pl.col("bytes") == 2 << 30).then(pl.lit("Pinned")).otherwise("name")
             .cast(trace.events.schema["name"])

@@ -85,7 +85,7 @@ def test_a_launch_and_its_kernel():
     )
     assert call.select("name", "dur", "device").rows() == [("cudaLaunchKernel", 6_000, None)]
     assert (kernel["dur"], kernel["stream"], kernel["tid"]) == (220_000, 7, None)
-    shape = trace.kernels.row(0, named=True)
+    shape = trace.launch_configs.row(0, named=True)
     grid = [shape[f"grid_{axis}"] for axis in "xyz"]
     assert (grid, shape["registers"], shape["shared_memory"]) == ([108, 2, 1], 96, 33_792)
 
@@ -184,7 +184,7 @@ def test_allocations_add_up():
         ("alloc", 512 << 20, "Device"),
         ("free_completed", -(512 << 20), "Device"),
     ]
-    assert trace.memory["allocated_bytes"].to_list() == [2 << 30, 2560 << 20, 2 << 30]
+    assert trace.memory_totals["allocated_bytes"].to_list() == [2 << 30, 2560 << 20, 2 << 30]
     assert events["address"].to_list()[0] == 0x7F00_0000_0000
 
 
@@ -259,9 +259,9 @@ def test_a_selection_is_the_rows_that_satisfy_it(kinds, windows, names):
 
 
 def test_unused_columns_are_left_out():
-    trace = ta.read(TRAINING, kinds="kernel", unused=("correlation", "kernels"))
+    trace = ta.read(TRAINING, kinds="kernel", unused=("correlation", "launch_configs"))
     assert trace.events["correlation"].null_count() == trace.events.height > 0
-    assert trace.kernels.is_empty()
+    assert trace.launch_configs.is_empty()
 
 
 def test_a_compressed_export_is_the_same(tmp_path):

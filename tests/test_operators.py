@@ -43,11 +43,11 @@ def allocated(ts: int, size: int, **more: Any) -> dict[str, Any]:
 def with_memory(made: Trace, device_types: Sequence[int | None]) -> Trace:
     """The trace with its ``[memory]`` instants, in order, being of these device types."""
     events = made.events.with_row_index("event").filter(pl.col("kind") == "cpu_instant_event")
-    types = {c.name: c.dtype for c in schema.MEMORY}
+    types = {c.name: c.dtype for c in schema.MEMORY_TOTALS}
     rows = {"event": events["event"], "device_type": list(device_types)}
     unknown = ("allocated_bytes", "reserved_bytes", "free_bytes")
     nothing = dict.fromkeys(unknown, [None] * len(device_types))
-    return replace(made, memory=pl.DataFrame({**rows, **nothing}, schema=types))
+    return replace(made, memory_totals=pl.DataFrame({**rows, **nothing}, schema=types))
 
 
 def table(result: Operators, *columns: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def plain_calls(trace: Trace) -> list[Call]:
 
 def with_all_memory(calls: list[Call], trace: Trace) -> None:
     """As PyTorch has it: an instant counts in every call of its time, whatever thread it is of."""
-    types = dict(trace.memory.select("event", "device_type").iter_rows())
+    types = dict(trace.memory_totals.select("event", "device_type").iter_rows())
     rows = trace.events.with_row_index("event").filter(pl.col("event").is_in(list(types)))
     host = [row for row in rows.select("event", "ts", "bytes").iter_rows() if types[row[0]] == 0]
     times = [ts for _, ts, _ in host]
@@ -172,7 +172,7 @@ def test_memory_is_pytorchs_but_for_other_threads(
     ours = by_name(operators(trace))
     calls = plain_calls(trace)
     with_all_memory(calls, trace)
-    threads = set(trace.events[trace.memory["event"]].select("pid", "tid").iter_rows())
+    threads = set(trace.events[trace.memory_totals["event"]].select("pid", "tid").iter_rows())
     assert len(threads) == 1
     elsewhere = {call.name for call in calls if call.thread not in threads}
     own: defaultdict[str, int] = defaultdict(int)
@@ -262,9 +262,9 @@ def test_everything_adds_up_on_every_trace(shared: Path) -> None:
         assert (rows["self_device_ns"] <= rows["total_device_ns"]).all()
         for of, type_ in (("host", 0), ("device", 1)):
             own = rows[f"self_{of}_memory_bytes"]
-            assert own.is_null().all() == (type_ not in trace.memory["device_type"]), name
-        if trace.memory.height:
-            events = trace.events[trace.memory["event"]]
+            assert own.is_null().all() == (type_ not in trace.memory_totals["device_type"]), name
+        if trace.memory_totals.height:
+            events = trace.events[trace.memory_totals["event"]]
             counted = sum(rows[f"self_{of}_memory_bytes"].sum() for of in ("host", "device"))
             assert counted + found.outside_bytes == events["bytes"].sum(), name
 

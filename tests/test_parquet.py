@@ -119,8 +119,8 @@ def example() -> Trace:
             {"ts": 7, "dur": 2, "kind": "kernel", "name": "gemm", "device": 0, "stream": 7},
             drop=("args",),
         ),
-        kernels=table("kernels", {"event": 2, "grid_x": 64, "shared_memory": 49152}),
-        memory=table("memory", {"event": 1, "allocated_bytes": 10}),
+        launch_configs=table("launch_configs", {"event": 2, "grid_x": 64, "shared_memory": 49152}),
+        memory_totals=table("memory_totals", {"event": 1, "allocated_bytes": 10}),
         flows=table(
             "flows",
             {"ts": 1, "phase": "start", "flow": 0, "pid": 7, "tid": 8, "event": 0},
@@ -139,15 +139,15 @@ def test_a_row_group_more_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     back = read(path, Selection(columns=frozenset({"input_dims"})))
     assert_equal(back, example())
     kernels = read(path, Selection(kinds=frozenset({"kernel"})))
-    assert kernels.kernels["event"].to_list() == [0]
+    assert kernels.launch_configs["event"].to_list() == [0]
 
 
 def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(kinds=frozenset({"kernel", "flow"})))
     assert trace.events["name"].to_list() == ["gemm"]
-    assert trace.kernels["event"].to_list() == [0]
-    assert trace.memory.is_empty()
+    assert trace.launch_configs["event"].to_list() == [0]
+    assert trace.memory_totals.is_empty()
     assert trace.counters.is_empty()
     assert trace.flows["event"].to_list() == [None, 0]
 
@@ -167,14 +167,14 @@ def test_only_what_overlaps_a_window(
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(windows=(window,)))
     assert trace.events["name"].to_list() == names
-    assert trace.kernels.height == ("gemm" in names)
+    assert trace.launch_configs.height == ("gemm" in names)
 
 
 def test_names_widen_the_kinds(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(kinds=frozenset(), names=("[mem", "::mm")))
     assert trace.events["name"].to_list() == ["aten::mm", "[memory]"]
-    assert trace.memory["event"].to_list() == [1]
+    assert trace.memory_totals["event"].to_list() == [1]
     assert trace.flows.is_empty()
 
 
@@ -236,22 +236,32 @@ def test_a_foreign_parquet_file(tmp_path: Path) -> None:
 
 def test_a_newer_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr(schema, "VERSION", 2)
+        later.setattr(schema, "VERSION", schema.VERSION + 1)
         path = write(example(), tmp_path / "a.parquet")
-    with pytest.raises(MalformedInput, match=r"written by a newer traceanalyzer \(schema 2"):
+    with pytest.raises(
+        MalformedInput, match=r"written by a newer traceanalyzer \(schema 3, known is 2"
+    ):
+        read(path)
+
+
+def test_an_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(schema, "VERSION", schema.VERSION - 1)
+        path = write(example(), tmp_path / "a.parquet")
+    with pytest.raises(MalformedInput, match=r"written by an older traceanalyzer \(schema 1"):
         read(path)
 
 
 def test_tables_that_break_the_schema(tmp_path: Path) -> None:
-    kernels = table("kernels", {"event": 99})
-    path = write(replace(example(), kernels=kernels), tmp_path / "a.parquet")
-    with pytest.raises(MalformedInput, match=r"kernels\.event: row 99 of 3"):
+    shapes = table("launch_configs", {"event": 99})
+    path = write(replace(example(), launch_configs=shapes), tmp_path / "a.parquet")
+    with pytest.raises(MalformedInput, match=r"launch_configs\.event: row 99 of 3"):
         read(path)
 
 
 def test_a_column_of_another_type(tmp_path: Path) -> None:
     events = pa.table({"ts": ["soon"], "dur": [1], "kind": ["kernel"]})
-    metadata = {schema.PARQUET_VERSION: "1", schema.PARQUET_TABLES: "{}"}
+    metadata = {schema.PARQUET_VERSION: str(schema.VERSION), schema.PARQUET_TABLES: "{}"}
     metadata[schema.PARQUET_SOURCES] = '[{"path":"a","format":"b","devices":[]}]'
     pq.write_table(events.replace_schema_metadata(metadata), tmp_path / "a.parquet")
     with pytest.raises(MalformedInput, match=r"a\.parquet: cut off or damaged"):

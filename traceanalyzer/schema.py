@@ -15,7 +15,7 @@ import polars as pl
 from traceanalyzer.vocabulary import KINDS
 
 #: Version of these tables, stored in every file of our own form; raised when a table changes.
-VERSION = 1
+VERSION = 2
 
 #: The application id in the header of an SQLite database of these tables, which nobody reads back.
 SQLITE_APPLICATION = int.from_bytes(b"TrAn")
@@ -110,7 +110,7 @@ STACKS: tuple[Column, ...] = (
     Column("line", pl.Int32, "", "source line", "not recorded"),
 )
 
-KERNELS: tuple[Column, ...] = (
+LAUNCH_CONFIGS: tuple[Column, ...] = (
     _event_id(),
     *(
         Column(f"{of}_{axis}", pl.Int32, "", f"{what} in {axis}", "not recorded")
@@ -133,7 +133,7 @@ COLLECTIVES: tuple[Column, ...] = (
     Column("seq", pl.Int64, "", "the group's running number of this collective", "not recorded"),
 )
 
-MEMORY: tuple[Column, ...] = (
+MEMORY_TOTALS: tuple[Column, ...] = (
     _event_id("row of `events`: a `[memory]` instant, an allocation, an out-of-memory error"),
     Column("device_type", pl.Int32, "", "c10 device type: 0 CPU, 1 CUDA, 6 HIP", "not recorded"),
     Column("allocated_bytes", pl.Int64, "B", "total allocated after the event", "not recorded"),
@@ -213,9 +213,9 @@ ISSUES: tuple[Column, ...] = (
 TABLES: dict[str, tuple[Column, ...]] = {
     "events": EVENTS,
     "stacks": STACKS,
-    "kernels": KERNELS,
+    "launch_configs": LAUNCH_CONFIGS,
     "collectives": COLLECTIVES,
-    "memory": MEMORY,
+    "memory_totals": MEMORY_TOTALS,
     "lanes": LANES,
     "flows": FLOWS,
     "counters": COUNTERS,
@@ -225,7 +225,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 
 #: Tables whose ``event`` column holds rows of ``events``.
-EVENT_TABLES: tuple[str, ...] = ("kernels", "collectives", "memory", "flows")
+EVENT_TABLES: tuple[str, ...] = ("launch_configs", "collectives", "memory_totals", "flows")
 
 
 def empty(table: str) -> pl.DataFrame:

@@ -133,9 +133,9 @@ class Trace:
     sources: tuple[Meta, ...]
     events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
     stacks: pl.DataFrame = field(default_factory=lambda: schema.empty("stacks"))
-    kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
+    launch_configs: pl.DataFrame = field(default_factory=lambda: schema.empty("launch_configs"))
     collectives: pl.DataFrame = field(default_factory=lambda: schema.empty("collectives"))
-    memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
+    memory_totals: pl.DataFrame = field(default_factory=lambda: schema.empty("memory_totals"))
     lanes: pl.DataFrame = field(default_factory=lambda: schema.empty("lanes"))
     flows: pl.DataFrame = field(default_factory=lambda: schema.empty("flows"))
     counters: pl.DataFrame = field(default_factory=lambda: schema.empty("counters"))

@@ -119,7 +119,7 @@ def _read(path: str, needs: Needs, reading: Reading) -> Trace:
         kinds=needs.kinds,
         names=needs.names,
         columns=needs.columns,
-        unused=(*_beside(needs), "kernels", *needs.unused),
+        unused=(*_beside(needs), "launch_configs", *needs.unused),
         format=reading.get("format"),
         since_ns=reading.get("since_ns"),
         until_ns=reading.get("until_ns"),
@@ -139,4 +139,4 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
     types = trace.events.schema
     unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
     events = trace.events.drop(_beside(needs)).with_columns(unused)
-    return replace(trace, events=events, kernels=trace.kernels.clear())
+    return replace(trace, events=events, launch_configs=trace.launch_configs.clear())

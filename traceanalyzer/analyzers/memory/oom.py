@@ -78,7 +78,7 @@ def extract(
         OptionError: ``capacity_bytes`` is less than what is known to be there.
     """
     own = ground(trace, library_names, window=window)
-    told = dict(trace.memory.select("event", "free_bytes").drop_nulls().rows())
+    told = dict(trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
     rows: list[dict[str, Any]] = []
     held: list[pl.DataFrame] = []
     for of in own.ledgers:

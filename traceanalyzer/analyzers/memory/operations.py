@@ -84,7 +84,7 @@ def _noted(trace: Trace) -> Noted:
 
 def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
     kinds = ("cpu_instant_event",) if noted == "instants" else ALLOCATOR_KINDS
-    beside = trace.memory.select("event", "device_type", "allocated_bytes", "reserved_bytes")
+    beside = trace.memory_totals.select("event", "device_type", "allocated_bytes", "reserved_bytes")
     rows = (
         trace.events.select(
             pl.col("ts") - origin(trace),

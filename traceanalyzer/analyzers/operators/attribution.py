@@ -107,7 +107,7 @@ def _by_external_id(work: pl.DataFrame, tree: pl.DataFrame, caller: Rows) -> Non
 
 def instants_of(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     """All allocations: thread (as of ``calls``, null for others), ts, bytes, of_host."""
-    told = trace.memory.filter(pl.col("device_type").is_not_null())
+    told = trace.memory_totals.filter(pl.col("device_type").is_not_null())
     first = calls.group_by("thread").agg(pl.col("event").first())
     threads = first.select("thread").hstack(trace.events.select("pid", "tid")[first["event"]])
     instants = trace.events.select("pid", "tid", "ts", "bytes")[told["event"]].join(

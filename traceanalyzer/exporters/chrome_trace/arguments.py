@@ -61,10 +61,10 @@ def with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     Returns:
         The rows with ``arguments``, null where there are none.
     """
-    of_memory = _side(trace.memory, rows, _MEMORY)
+    of_memory = _side(trace.memory_totals, rows, _MEMORY)
     frame = rows.with_columns(is_memory=pl.col("event").is_in(of_memory["event"].implode()))
     for name, side in (
-        ("kernel", _side(_with_triples(trace.kernels, rows), rows, _KERNELS)),
+        ("kernel", _side(_with_triples(trace.launch_configs, rows), rows, _KERNELS)),
         ("collective", _side(trace.collectives, rows, _COLLECTIVES)),
         ("memory", of_memory),
     ):

@@ -72,9 +72,9 @@ class Assembler:
         frames: Frames = {}
         for table, make in (
             ("events", self._events),
-            ("kernels", self._kernels),
+            ("launch_configs", self._launch_configs),
             ("collectives", self._collectives),
-            ("memory", self._memory),
+            ("memory_totals", self._memory_totals),
             ("flows", self._flows),
             ("counters", self._counters),
             ("lanes", self._lanes),
@@ -257,7 +257,7 @@ class Assembler:
 
     # --- side tables -----------------------------------------------------------------------
 
-    def _kernels(self) -> pl.DataFrame:
+    def _launch_configs(self) -> pl.DataFrame:
         slices = self.of.slices
         event = self.row_of[slices.whole("kernel_rows")]
         order = np.argsort(event, kind="stable")
@@ -267,7 +267,7 @@ class Assembler:
             raw |= {f"{name}_{axis}": triples[order, at] for at, axis in enumerate("xyz")}
         for name in ("registers", "shared_memory"):
             raw[name] = slices.whole(name)[order]
-        types = {column.name: column.dtype for column in schema.KERNELS}
+        types = {column.name: column.dtype for column in schema.LAUNCH_CONFIGS}
         known = {
             name: pl.when(pl.col(name) != (-1 if name[-2:] in _AXES else NULL)).then(name)
             for name in raw
@@ -288,7 +288,7 @@ class Assembler:
             columns.append(made.alias(column.name))
         return pl.DataFrame(columns).sort("event")
 
-    def _memory(self) -> pl.DataFrame:
+    def _memory_totals(self) -> pl.DataFrame:
         slices = self.of.slices
         columns = {
             "event": pl.Series(self.memory_rows).cast(pl.UInt32),

@@ -59,7 +59,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
     )
     ranges, alone = marks.read(reading)
     start_us = _earliest(found.time_us, ranges["time_us"])
-    told, memory = _events(reading, selection, found, of_stacks, ranges, start_us)
+    told, totals = _events(reading, selection, found, of_stacks, ranges, start_us)
     segments = holdings.segments(reading, of_stacks, rank)
     blocks = holdings.blocks(reading, of_stacks, segments)
     devices = sorted({*found.device.tolist(), *segments["device"].drop_nulls().to_list()})
@@ -82,7 +82,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
         ),
         events=told.with_columns(rank=pl.lit(rank, pl.Int32)),
         stacks=of_stacks.table,
-        memory=memory,
+        memory_totals=totals,
         segments=segments,
         blocks=blocks,
         issues=issue_rows(_issues(source, reading, top, found, alone), rank),
@@ -118,7 +118,7 @@ def _events(
     ranges: pl.DataFrame,
     start_us: int | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The tables ``events``, in its order, and ``memory``."""
+    """The tables ``events``, in its order, and ``memory_totals``."""
     start = start_us or 0
     done = history.events(reading, found, of_stacks, args="args" in selection.columns)
     done = done.with_columns(ts=(found.time_us - start) * _US)
@@ -137,8 +137,8 @@ def _events(
     order = None if both["ts"].null_count() else _order(both)
     both = both if order is None else both[order]
     free = both.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"), "free_bytes")
-    memory = free.drop_nulls().with_columns(device_type=pl.lit(_CUDA))
-    return _as_table(both, "events"), _as_table(memory, "memory")
+    totals = free.drop_nulls().with_columns(device_type=pl.lit(_CUDA))
+    return _as_table(both, "events"), _as_table(totals, "memory_totals")
 
 
 def _wanted(selection: Selection) -> pl.Expr | None:

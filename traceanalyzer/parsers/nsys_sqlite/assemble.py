@@ -11,7 +11,11 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.ordering import Order, time_order
 
 #: Side tables whose columns may stand beside those of ``events`` in the rows.
-_BESIDE = {"kernels": schema.KERNELS, "collectives": schema.COLLECTIVES, "memory": schema.MEMORY}
+_BESIDE = {
+    "launch_configs": schema.LAUNCH_CONFIGS,
+    "collectives": schema.COLLECTIVES,
+    "memory_totals": schema.MEMORY_TOTALS,
+}
 
 
 class Rows:

@@ -58,7 +58,7 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 
 def kernels(export: Export) -> pl.DataFrame:
     """One row a kernel, named by its demangled name."""
-    shape = export.fills("kernels")
+    shape = export.fills("launch_configs")
     extra = (*_KERNEL_SHAPE.values(), "staticSharedMemory", "dynamicSharedMemory") if shape else ()
     sizes = [
         *(

@@ -89,11 +89,13 @@ def _open(path: str) -> _File:
         raise UnknownFormat(
             path, "a Parquet file, but not a trace of ours", hint="write one with convert"
         )
-    if int(version) > schema.VERSION:
+    if int(version) != schema.VERSION:
+        newer = int(version) > schema.VERSION
+        by = "a newer" if newer else "an older"
         raise MalformedInput(
             path,
-            f"written by a newer traceanalyzer (schema {int(version)}, known is {schema.VERSION})",
-            hint="upgrade, or convert the original trace with this version",
+            f"written by {by} traceanalyzer (schema {int(version)}, known is {schema.VERSION})",
+            hint=("upgrade, or " if newer else "") + _CONVERT + " with this version",
         )
     sources = tuple(map(_meta, orjson.loads(footer[schema.PARQUET_SOURCES.encode()])))
     if not sources:
