@@ -18,7 +18,7 @@ from traceanalyzer.render.text import prose
 #: Forms that are written to a file unless told otherwise.
 PICTURES: tuple[Form, ...] = ("svg", "html")
 
-_FORMS = (*PICTURES, "table", "json", "csv", "sqlite")
+_FORMS = (*PICTURES, "table", "md", "json", "csv", "sqlite")
 _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 
 

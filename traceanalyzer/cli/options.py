@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
 ALL = "all"
-_DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg", ".md")
+_DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
 
 
@@ -155,7 +155,8 @@ def writing(command: Command) -> Command:
         "--top",
         metavar=f"N|{ALL}",
         callback=rows,
-        help=f"Rows of each table. Default: {TOP['table']}, html {TOP['html']}, as data all.",
+        help=f"Rows of each table. Default: {TOP['table']}, md {TOP['md']}, html {TOP['html']}, as "
+        "data all.",
     )
     @wraps(command)
     def wrapped(

@@ -16,16 +16,16 @@ from traceanalyzer.errors import OptionError
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
-Form = Literal["table", "csv", "json", "sqlite", "html", "svg", "png"]
+Form = Literal["table", "md", "csv", "json", "sqlite", "html", "svg", "png"]
 
 #: What a result can be rendered to.
-FORMS: tuple[Form, ...] = ("table", "csv", "json", "sqlite", "html", "svg", "png")
+FORMS: tuple[Form, ...] = ("table", "md", "csv", "json", "sqlite", "html", "svg", "png")
 
 #: Forms that no terminal can show.
 BINARY: tuple[Form, ...] = ("png", "sqlite")
 
 #: Rows shown of each table unless told; forms for other programs hold all rows.
-TOP: dict[str, int] = {"table": 10, "html": 100}
+TOP: dict[str, int] = {"table": 10, "md": 20, "html": 100}
 
 _SUFFIXES: dict[str, Form] = {
     ".csv": "csv",
@@ -37,6 +37,7 @@ _SUFFIXES: dict[str, Form] = {
     ".svg": "svg",
     ".png": "png",
     ".txt": "table",
+    ".md": "md",
 }
 
 
@@ -61,6 +62,10 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         from traceanalyzer.render import table
 
         return table.render(result, top=top).encode()
+    if to == "md":
+        from traceanalyzer.render import markdown
+
+        return markdown.render(result, top=top).encode()
     if to == "csv":
         from traceanalyzer.render import csv
 

@@ -1,0 +1,108 @@
+"""A result as GitHub-flavoured Markdown, for a pull request or an issue.
+
+Words of letters, figures and plain punctuation stand as they are. Any other word is set as code, in
+which nothing means anything: no HTML, link, picture or emphasis, no ``@mention``, no ``#12`` that
+links to an issue.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from traceanalyzer.render.scale import cells, is_number
+from traceanalyzer.render.text import prose, shorten
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Result, Table
+
+_CELL_CHARS = 90
+
+_PLAIN = re.compile(
+    r"""[("']*(?:[-+±]?[^\W_](?:[^\W_]|[-.,%/+=']|(?<=\d):(?=\d))*|[%±/])[)"'.,;:!?]*"""
+)
+# GitHub links what looks like a commit, an issue elsewhere, or a host
+_LINKED = re.compile(r"(?i)\W*(?:(?=\w*\d)(?=\w*[a-f])[\da-f]{7,40}|[a-z]+-\d+|www\..*)\W*")
+_LIST = re.compile(r"\d+[.)]")  # begins one, as the first word of a line
+# the marks around a word; a bracket that it closes itself is part of it: f(x)
+_AROUND = (
+    re.compile(r"""(["']*\([("']*)(.*?)([)"'.,;:!?]*)"""),
+    re.compile(r"""(["']*)(.*?)(["'.,;:!?]*)"""),
+)
+# a table takes both for an escaped backslash and the end of a cell
+_ENDS_CELL = "\\|"
+
+
+def render(result: Result, *, top: int | None = 20) -> str:
+    """Title, verdict, tables and notes.
+
+    Args:
+        result: what to show.
+        top: rows shown of each table that is no detail; None shows all of all.
+    """
+    shown = [table for table in result.tables if top is None or not table.detail]
+    more = [table.title for table in result.tables if top is not None and table.detail]
+    parts = [f"## {_line(result.title)}", _line(result.verdict)]
+    parts += [_table(table, top) for table in shown]
+    if more:
+        parts.append(f"More with `--top all`: {_line('; '.join(more))}.")
+    if result.notes:
+        parts.append("\n".join(f"- {_line(note)}" for note in result.notes))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(table: Table, top: int | None) -> str:
+    title = f"### {_line(table.title)}"
+    rows = table.frame.height
+    if not rows:
+        return f"{title}\n\n{_line(table.empty)}"
+    shown = rows if top is None else min(top, rows)
+    heads, rules, columns = [], [], []
+    for name, label in table.columns.items():
+        values = table.frame[name].head(shown).to_list()
+        scale, texts = cells(name, values, table.missing.get(name, ""))
+        heads.append(scale.heading(_cell(prose(label))))
+        rules.append("---:" if is_number(values) else "---")
+        columns.append([_cell(shorten(text, _CELL_CHARS)) for text in texts])
+    lines = [heads, rules, *map(list, zip(*columns, strict=True))]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rest = f"\n\n({shown:,} of {rows:,} rows; `--top all` shows the rest)" if shown < rows else ""
+    return f"{title}\n\n{body}{rest}"
+
+
+def _line(text: str) -> str:
+    """Sentences in one line; whatever it begins with, it is no list."""
+    first, space, rest = prose(text).partition(" ")
+    begin = _code(first) if _LIST.fullmatch(first) else _word(first)
+    return begin + space + " ".join(map(_word, rest.split(" ")))
+
+
+def _word(text: str) -> str:
+    """A word as it is, or what lies between its punctuation marks as code."""
+    if _is_plain(text):
+        return text
+    around = next(found for form in _AROUND if (found := form.fullmatch(text)))
+    before, inner, after = around.groups()
+    return f"{before}{_code(inner)}{after}" if inner else text
+
+
+def _cell(text: str) -> str:
+    """A cell as it is, or all of it as code."""
+    if all(map(_is_plain, text.split())):
+        return text
+    if _ENDS_CELL in text:
+        spelled = "".join(c if c.isalnum() else f"&#{ord(c)};" for c in text)
+        return f"<code>{spelled}</code>"
+    return _code(text).replace("|", _ENDS_CELL)
+
+
+def _is_plain(word: str) -> bool:
+    return _PLAIN.fullmatch(word) is not None and _LINKED.fullmatch(word) is None
+
+
+def _code(text: str) -> str:
+    """A code span that ends where the text does, whatever backticks are in it."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if text[:1] in "` " or text[-1:] in "` " else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
