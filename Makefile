@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench bless fuzz docs clean
+.PHONY: help demo test check bench bless fuzz docs site clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,13 +33,17 @@ fuzz: $(VENV)/.developer ## many more mutated traces than the suite tries
 
 docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_schema.py
+	$(BIN)/python docs/make_commands.py
 	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks -q --force -o /dev/null \
 	  --plot docs/images/comm_outliers.png
 	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \
 	  -o docs/images/flamegraph.svg
 
+site: $(VENV)/.developer ## the documentation as a site, into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean: ## everything that make can make again
-	rm -rf $(VENV) build dist *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c traceanalyzer/parsers/*/*.h)

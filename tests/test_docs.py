@@ -23,7 +23,8 @@ README = (ROOT / "README.md").read_text()
 CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
 
 #: Commands shown with what they print: ``$ traceanalyzer ...``; a last line ``...`` means more.
-SHOWN = re.findall(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", README, re.MULTILINE)
+SHOWN = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
+SHOWING = [page for page in PAGES if SHOWN.search(page.read_text())]
 
 
 #: Options of the programs that write traces: clang and py-spy.
@@ -34,9 +35,11 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def test_schema_page_is_current() -> None:
-    make_schema = runpy.run_path(str(ROOT / "docs" / "make_schema.py"))
-    assert make_schema["PAGE"].read_text() == make_schema["page"](), "run: make docs"
+@pytest.mark.parametrize("script", ["make_schema.py", "make_commands.py"])
+def test_derived_pages_are_current(script: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / script))
+    assert made["PAGE"].read_text() == made["page"](), "run: make docs"
+    assert f"docs/{script}" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -78,28 +81,37 @@ def test_every_fixture_folder_is_described() -> None:
 
 
 def test_there_is_output_to_hold() -> None:
-    assert len(SHOWN) >= 3
-    assert README.count("\n$ ") == len(SHOWN), "a shown command is not in a console block"
+    assert len(SHOWN.findall(README)) >= 3
+    assert len(SHOWING) >= 10
 
 
-def _real(command: str, shown: str) -> str:
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_shown_command_is_in_a_block_that_is_run(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("\n$ ") == len(SHOWN.findall(text))
+
+
+def _real(command: str, shown: str, folder: Path) -> str:
     """What the command prints now; as many lines as are shown where the block ends in ``...``."""
-    done = run_cli(*shlex.split(command)[1:], cwd=ROOT)
+    done = run_cli(*shlex.split(command)[1:], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    if not shown.endswith("\n...\n"):
+    if not shown.endswith("...\n"):
         return done.stdout
     lines = done.stdout.splitlines(keepends=True)
     return "".join([*lines[: shown.count("\n") - 1], "...\n"])
 
 
-def test_shown_output_is_real(request: pytest.FixtureRequest) -> None:
-    page = README
-    for command, shown in SHOWN:
-        page = page.replace(f"$ {command}\n{shown}", f"$ {command}\n{_real(command, shown)}")
+@pytest.mark.parametrize("page", SHOWING, ids=page_id)
+def test_shown_output_is_real(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    text = page.read_text()
+    for command, shown in SHOWN.findall(text):
+        real = _real(command, shown, tmp_path)
+        text = text.replace(f"$ {command}\n{shown}```", f"$ {command}\n{real}```")
     if request.config.getoption("--bless"):
-        (ROOT / "README.md").write_text(page)
+        page.write_text(text)
     else:
-        assert page == README, "if the new output is right: make bless, then read the diff"
+        assert text == page.read_text(), "if the new output is right: make bless, read the diff"
 
 
 def _command_lines(page: Path) -> list[str]:
@@ -117,7 +129,7 @@ def _options(command: click.Command) -> set[str]:
 def test_commands_and_their_options_exist(page: Path) -> None:
     for line in _command_lines(page):
         words = line.partition("|")[0].split()[1:]
-        if words[0].startswith("-"):
+        if words[0].startswith("-") or words[0] == "COMMAND":
             known = _options(cli)
         else:
             assert words[0] in cli.commands, line

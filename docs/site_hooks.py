@@ -1,0 +1,62 @@
+"""What the site needs beyond the pages in this folder; MkDocs calls these (``mkdocs.yml``).
+
+Pages that lie elsewhere in the repository join the site, links that lead out of this folder are
+turned to where their target lies there, and formulas become MathML, which browsers draw without a
+script.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+#: Pages outside of docs/, and what they are called on the site.
+ELSEWHERE = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "fixtures/README.md": "fixtures.md",
+}
+#: The README is the front page of the repository, as the start page is that of the site.
+_PLACES = {"README.md": "index.md", **ELSEWHERE}
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages of :data:`ELSEWHERE`."""
+    for source, name in ELSEWHERE.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Turns links to where their targets lie on the site."""
+    names = {name: source for source, name in ELSEWHERE.items()}
+    return moved(markdown, names.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+
+
+def moved(markdown: str, source: str) -> str:
+    """The text of the file ``source`` of the repository with its links as they are on the site."""
+
+    def place(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
+        return _PLACES.get(target, target.removeprefix("docs/"))
+
+    return _LINK.sub(place, markdown)
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """The page with each formula as MathML."""
+    return _FORMULA.sub(lambda match: convert(html.unescape(match[2])), text)

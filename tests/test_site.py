@@ -1,0 +1,128 @@
+"""The site of docs/: built strictly, and nothing is fetched when it is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from browser import chromium, complaints, resize
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"index", "questions", "commands", "definitions", "schema", "changelog", "fixtures"}
+#: Attributes by which a page makes the browser fetch something.
+FETCHES = {"src", "srcset", "data", "poster", "action", "formaction", "background"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a page without a place in the navigation or a broken link is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return folder
+
+
+class Fetches(HTMLParser):
+    """What a page loads: all but links to click on, which are an ``a``'s."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        loads = FETCHES | ({"href"} if tag != "a" else set())
+        self.found += [value or "" for name, value in attrs if name in loads]
+
+
+def fetched(page: str) -> list[str]:
+    parser = Fetches()
+    parser.feed(page)
+    return parser.found
+
+
+def test_pages_and_styles_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert {page.stem for page in pages} >= PAGES
+    found = [address for page in pages for address in fetched(page.read_text())]
+    assert len(found) > 100
+    assert [address for address in found if re.match(r"([a-z]+:)?//", address)] == []
+    styles = "".join(path.read_text() for path in site.rglob("*.css"))
+    assert re.findall(r"@import[^;]*//[^;]*|url\([\"']?(?:https?:)?//[^)]*", styles) == []
+
+
+def test_a_fetch_is_seen() -> None:
+    page = '<a href="https://a"><link href="//b"><script src="https://c"></script></a>'
+    assert fetched(page) == ["//b", "https://c"]
+
+
+def test_formulas_are_drawn_without_a_script(site: Path) -> None:
+    page = (site / "definitions.html").read_text()
+    assert page.count("<math ") > 10
+    assert "arithmatex" not in page
+    assert "\\max" not in page
+
+
+def test_links_of_pages_elsewhere_lead_into_the_site() -> None:
+    moved = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))["moved"]
+    text = "[a](docs/steps.md#x) [b](fixtures/README.md) [c](https://d/e.md) [f](#g)"
+    moved_text = "[a](steps.md#x) [b](fixtures.md) [c](https://d/e.md) [f](#g)"
+    assert moved(text, "CONTRIBUTING.md") == moved_text
+    assert moved("![h](images/i.png) [j](../README.md)", "docs/k.md") == (
+        "![h](images/i.png) [j](index.md)"
+    )
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The site's address on a web server of this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from chromium(tmp_path_factory.mktemp("profile"))
+
+
+@pytest.mark.parametrize("name", ["index", "definitions", "commands"])
+def test_a_browser_loads_the_sites_files_only(window: Any, served: str, name: str) -> None:
+    complaints(window)
+    resize(window, 1200, 800)
+    window.get(f"{served}{name}.html")
+    loaded = window.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert any(address.endswith(".js") for address in loaded)
+    assert [address for address in loaded if not address.startswith(served)] == []
+    assert complaints(window) == []
+    for width in (1200, 400):
+        resize(window, width, 800)
+        scrolls = "return document.scrollingElement.scrollWidth > innerWidth"
+        assert not window.execute_script(scrolls), "wider than the window"
