@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "vocabulary": set(),
     "schema": BASE,
     "files": {"errors"},
-    "trace": {"schema", *BASE},
+    "questions": set(),
+    "trace": {"questions", "schema", *BASE},
     "result": {"schema", *BASE},
     "frames": set(),
     "parsers": {"frames", "trace", "schema", *BASE},
@@ -30,9 +31,14 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": {"api", "analyzers", "trace", "result", "errors"},
 }
-#: Modules that say in a string what they import: a result draws itself in a notebook; the package,
-#: its functions and the exporters load on demand.
-BY_STRING = {"result.py", "__init__.py", "api/__init__.py", "exporters/__init__.py"}
+#: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
+#: asked; the package, its functions and the exporters load on demand.
+BY_STRING = {
+    *("result.py", "questions.py"),
+    *("__init__.py", "api/__init__.py", "exporters/__init__.py"),
+}
+#: Rooms that a type checker, and nobody else, is shown.
+FOR_TYPES = {"questions": {"api"}}
 #: Libraries that only these may load.
 ONLY = {
     "matplotlib": {"render/plot.py"},
@@ -76,8 +82,12 @@ def _room(module: str) -> str | None:
 @pytest.mark.parametrize("path", FILES, ids=_name)
 def test_rooms_import_one_way(path):
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    rooms = {_room(module) for module in _imports(path)} - {None, own, ""}
-    assert rooms <= ALLOWED[own], f"{_name(path)} may not import {rooms - ALLOWED[own]}"
+    typed, loaded = (
+        {_room(module) for module in _imports(path, for_types=of)} - {None, own, ""}
+        for of in (True, False)
+    )
+    further = (typed - FOR_TYPES.get(own, set())) | loaded
+    assert further <= ALLOWED[own], f"{_name(path)} may not import {further - ALLOWED[own]}"
 
 
 def test_the_table_has_no_circle():

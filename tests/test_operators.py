@@ -334,8 +334,11 @@ def test_rows_by_input_shape() -> None:
     calls = [op("aten::mm", n * 10, n + 1) for n in range(4)]
     dims = pl.Series("input_dims", ["[[2, 2]]", "[[4, 4]]", "[[2, 2]]", None])
     made = trace(calls)
-    with pytest.raises(MissingData, match="record_shapes=True"):
+    with pytest.raises(MissingData, match="read without input shapes"):
         operators(made, group_by_input_shape=True)
+    none = replace(made, events=made.events.with_columns(input_dims=pl.lit(None, pl.String)))
+    with pytest.raises(MissingData, match="record_shapes=True"):
+        operators(none, group_by_input_shape=True)
     told = replace(made, events=made.events.with_columns(dims))
     found = operators(told, group_by_input_shape=True, sort_by="total_host").operators
     assert found.select("name", "input_dims", "calls", "total_host_ns").rows() == [

@@ -21,9 +21,35 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.info import Info
     from traceanalyzer.analyzers.kernels import Kernels
     from traceanalyzer.analyzers.launches import Launches
+    from traceanalyzer.analyzers.leaf_paths import LeafPaths
     from traceanalyzer.analyzers.memory import Memory, MemoryDiff, MemoryErrors, MemoryGrowth
     from traceanalyzer.analyzers.operators import Operators
-    from traceanalyzer.api import comm_outliers, convert, find_inputs, gpu_idle, info, memory, read
+    from traceanalyzer.analyzers.overlap import Overlap
+    from traceanalyzer.analyzers.steps import Steps
+    from traceanalyzer.analyzers.transfers import Transfers
+    from traceanalyzer.api import (
+        annotations,
+        comm_outliers,
+        convert,
+        cuda_api,
+        find_inputs,
+        flamegraph,
+        gpu_idle,
+        host_metrics,
+        info,
+        kernels,
+        launches,
+        memory,
+        memory_diff,
+        memory_growth,
+        memory_oom,
+        operators,
+        overlap,
+        py_spy_report,
+        read,
+        steps,
+        transfers,
+    )
     from traceanalyzer.errors import (
         InputError,
         MalformedInput,

@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
+from traceanalyzer.questions import Questions
 
 #: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
 _HINTS: dict[str, str] = {
@@ -124,10 +125,12 @@ def record_hint(meta: Meta, what: str) -> str:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Questions):
     """The tables of :mod:`traceanalyzer.schema`, frozen, and the metadata of each source file.
 
     One file gives one :class:`Meta` in ``sources``; :func:`concat` gives as many as it joined.
+    Every question is a method, with the options of the function of that name:
+    ``trace.gpu_idle(by="step")`` is ``traceanalyzer.gpu_idle(trace, by="step")``.
     """
 
     sources: tuple[Meta, ...]

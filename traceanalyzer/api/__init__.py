@@ -6,7 +6,10 @@ first used, so that a question does not pay for the others.
 """
 
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
+
+from traceanalyzer.api.spelling import spelled_out
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.leaf_paths import By, GroupBy, Match
@@ -55,5 +58,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"traceanalyzer.{_HOME[name]}"), name)
+    if isfunction(value):
+        value = spelled_out(value)
     globals()[name] = value
     return value

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers import comm_outliers as comm
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank, of_rank
-from traceanalyzer.api.gathering import Reading
+from traceanalyzer.api.gathering import Reading, cut
 from traceanalyzer.api.reading import Inputs, PathLike, each, format_of, read, several
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Meta, Trace
@@ -128,7 +128,7 @@ class _Gathering:
 
     def _own(self, item: Trace | str, *, alone: bool) -> list[Part]:
         if isinstance(item, Trace):
-            return self._extracted(item, alone=alone)
+            return self._extracted(cut(item, self.how), alone=alone)
         trace = self.read(comm.NEEDS, item, progress=self.how.get("progress"))
         if seen := self.how.get("seen"):
             seen(trace)

@@ -25,12 +25,12 @@ class Reading(TypedDict, total=False):
 
     Attributes:
         format: the files' format, to override detection by content.
-        rank: of several files, only those of this rank; of one file, its rank where it does not
+        rank: of several inputs, only those of this rank; of one file, its rank where it does not
             tell or tells wrong.
-        since_ns: leave out what ends before this time after each file's first event.
-        until_ns: leave out what starts at or after this time after each file's first event.
+        since_ns: leave out what ends before this time after each input's first event.
+        until_ns: leave out what starts at or after this time after each input's first event.
         progress: called with (bytes read, bytes in all) of each file.
-        seen: called with each trace, for its ``issues``.
+        seen: called with the trace of each file, for its ``issues``.
     """
 
     format: str | None
@@ -39,6 +39,11 @@ class Reading(TypedDict, total=False):
     until_ns: int | None
     progress: Progress | None
     seen: Callable[[Trace], None] | None
+
+
+def cut(trace: Trace, reading: Reading) -> Trace:
+    """The stretch of a trace in memory that is asked for, as it is read of a file."""
+    return trace.between(reading.get("since_ns"), reading.get("until_ns"))
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def gather(
     rank = reading.get("rank")
 
     def taken(item: Trace | str) -> list[Any]:
-        held = [item if isinstance(item, Trace) else _read(item, needs, reading)]
+        held = [cut(item, reading) if isinstance(item, Trace) else _read(item, needs, reading)]
         chosen = of_rank(held, rank, alone=len(items) == 1)
         found = []
         while chosen:

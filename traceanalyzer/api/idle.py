@@ -36,7 +36,7 @@ def gpu_idle(
         by: ``device``; ``process``: each process's part of a device; ``step``: steps come first.
         library_names: whose innermost Python frame is told of each gap; none: the user's own code.
         step_name: a regular expression of the slices that are steps.
-        **reading: format, rank, since_ns, until_ns, progress, seen, as for :func:`comm_outliers`.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
         InputError: no file can be read.

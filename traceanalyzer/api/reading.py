@@ -124,17 +124,26 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     return list(dict.fromkeys(inputs)), skipped
 
 
-def each(
-    inputs: Inputs,
-) -> Sequence[Trace | str]:
+def each(inputs: Inputs) -> Sequence[Trace | str]:
     """Traces as they are, files by name, folders as the files in them."""
+    return each_and_foreign(inputs)[0]
+
+
+def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
+    """As :func:`each`, and what of folders is left out, with the reason."""
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     found: list[Trace | str] = []
+    foreign: list[tuple[str, str]] = []
     for item in items:
-        found += [item] if isinstance(item, Trace) else find_inputs([item])[0]
+        if isinstance(item, Trace):
+            found.append(item)
+            continue
+        files, others = find_inputs([item])
+        found += files
+        foreign += others
     # a file that is named twice counts once; traces are told apart by who they are
     alike = {one if isinstance(one, str) else id(one): one for one in found}
-    return list(alike.values())
+    return list(alike.values()), foreign
 
 
 def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers import flamegraph as flame
 from traceanalyzer.analyzers import leaf_paths
 from traceanalyzer.analyzers.flamegraph import FlameGraph
 from traceanalyzer.analyzers.leaf_paths import By, GroupBy, LeafPaths, Match, Question
-from traceanalyzer.api.gathering import Reading
+from traceanalyzer.api.gathering import Reading, cut
 from traceanalyzer.api.reading import Inputs, each, known, read, several
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Trace
@@ -141,12 +141,14 @@ def flamegraph(
     )
 
 
-def _reading(kinds: Iterable[str], how: Reading) -> Callable[[str, int | None], Trace]:
-    """Reads a path, as of a rank, and shows it to ``seen``."""
+def _reading(kinds: Iterable[str], how: Reading) -> Callable[[Trace | str, int | None], Trace]:
+    """Reads a path, as of a rank, and shows it to ``seen``; cuts a trace in memory."""
 
-    def reading(path: str, rank: int | None) -> Trace:
+    def reading(item: Trace | str, rank: int | None) -> Trace:
+        if isinstance(item, Trace):
+            return cut(item, how)
         trace = read(
-            path,
+            item,
             kinds=kinds,
             format=how.get("format"),
             rank=rank,
@@ -164,7 +166,7 @@ def _reading(kinds: Iterable[str], how: Reading) -> Callable[[str, int | None], 
 def _extracted(
     inputs: Inputs,
     extract: Callable[[Trace], Part],
-    reading: Callable[[str, int | None], Trace],
+    reading: Callable[[Trace | str, int | None], Trace],
     rank: int | None,
 ) -> tuple[list[Part], list[tuple[str, str]]]:
     """What is wanted of each input of the rank; of several, what cannot be read, and why.
@@ -181,7 +183,7 @@ def _extracted(
     failed: InputError | MissingData | None = None
     for item in items:
         try:
-            trace = item if isinstance(item, Trace) else reading(item, own_rank)
+            trace = reading(item, own_rank)
             if rank in (None, own_rank, trace.meta.rank):
                 parts.append(extract(trace))
         except (InputError, MissingData) as error:

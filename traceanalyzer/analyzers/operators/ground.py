@@ -71,7 +71,10 @@ def lay(trace: Trace, question: Question) -> Ground:
 
 
 def _input_shapes(trace: Trace) -> pl.Series:
-    if "input_dims" not in trace.events or trace.events["input_dims"].is_null().all():
+    if "input_dims" not in trace.events:
+        hint = 'traceanalyzer.read(path, columns=["input_dims"]) reads them'
+        raise MissingData(f"{trace.meta.path}: read without input shapes; {hint}")
+    if trace.events["input_dims"].is_null().all():
         hint = record_hint(trace.meta, "input_dims")
         raise MissingData(f"{trace.meta.path}: no input shapes were recorded; {hint}")
     return trace.events["input_dims"]

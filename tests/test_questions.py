@@ -1,0 +1,129 @@
+"""The questions a trace answers: methods and functions are one, whatever the input."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.api.gathering import Reading
+from traceanalyzer.questions import Questions
+
+FIXTURES = ROOT / "fixtures"
+KINETO = FIXTURES / "nccl_8ranks" / "rank5.json.gz"
+GLOO = FIXTURES / "ddp_gloo_4ranks" / "rank3.json.gz"
+SNAPSHOT = FIXTURES / "memory" / "training.pickle"
+SAMPLES = FIXTURES / "py_spy" / "subprocesses.speedscope.json"
+
+
+def _questions() -> list[str]:
+    """Public functions that answer a question about inputs."""
+    functions = {name: getattr(ta, name) for name in ta.__all__}
+    return [
+        name
+        for name, one in functions.items()
+        if inspect.isfunction(one)
+        and next(iter(inspect.signature(one).parameters.values())).name == "inputs"
+    ]
+
+
+QUESTIONS = _questions()
+
+
+def test_every_question_is_a_method_and_every_method_a_question() -> None:
+    assert {"kernels", "memory", "gpu_idle", "info"} <= set(QUESTIONS)
+    assert [name for name in vars(Questions) if not name.startswith("_")] == QUESTIONS
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_method_is_the_function(name: str) -> None:
+    function, method = getattr(ta, name), getattr(ta.read(KINETO), name)
+    assert getattr(ta.Trace, name) is function is method.__func__
+    first, *others = inspect.signature(function).parameters.values()
+    assert list(inspect.signature(method).parameters.values()) == others
+    assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert {one.kind for one in others if one.default is not inspect.Parameter.empty} == {
+        inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_help_teaches(name: str) -> None:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        help(getattr(ta.Trace, name))
+    text = said.getvalue()
+    parameters = list(inspect.signature(getattr(ta, name)).parameters)
+    assert [one for one in parameters if f"        {one}: " not in text] == []
+    assert set(Reading.__annotations__) < set(parameters)
+    assert "**reading" not in text
+    assert "Raises:" in text
+
+
+def test_a_trace_completes_to_its_tables_and_its_questions() -> None:
+    offered = {name for name in dir(ta.read(SNAPSHOT)) if not name.startswith("_")}
+    assert {*QUESTIONS, *schema.TABLES, "meta", "between"} <= offered
+    assert not set(QUESTIONS) & set(schema.TABLES), "a question hides a table"
+
+
+def test_a_method_answers_as_the_function_does() -> None:
+    trace = ta.read(KINETO)
+    told = trace.kernels(by="stream", patterns="gemm")
+    assert isinstance(told, ta.Kernels)
+    assert told.to_dict() == ta.kernels(trace, by="stream", patterns="gemm").to_dict()
+    assert told.to_dict() != trace.kernels().to_dict()
+
+
+def test_an_unknown_keyword_is_refused() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        ta.read(KINETO).kernels(nonsense=1)
+
+
+def _input(name: str) -> Path:
+    if name.startswith("memory"):
+        return SNAPSHOT
+    if name in ("flamegraph", "py_spy_report"):
+        return SAMPLES
+    return {"host_metrics": FIXTURES / "composer" / "ep0-ba5-rank1.json.gz"}.get(name, KINETO)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_stretch_of_a_trace_in_memory_is_that_of_its_file(name: str) -> None:
+    path, ask = _input(name), getattr(ta, name)
+    more = (path,) if name == "memory_diff" else ()
+    trace = ta.read(path)
+    start, end = (trace.events["ts"].min(), trace.events["ts"].max())
+    assert isinstance(start, int)
+    assert isinstance(end, int)
+    third = (end - start) // 3
+    of_trace, of_file = (
+        ask(one, *more, since_ns=third, until_ns=2 * third).to_dict() for one in (trace, path)
+    )
+    assert of_trace == of_file
+    assert of_trace != ask(trace, *more).to_dict()
+
+
+def test_shapes_that_were_not_read_are_not_said_to_be_missing() -> None:
+    with pytest.raises(ta.MissingData, match=r'read\(path, columns=\["input_dims"\]\)'):
+        ta.read(GLOO).operators(group_by_input_shape=True)
+    trace = ta.read(GLOO, columns=["input_dims"])
+    assert trace.operators(group_by_input_shape=True).operators["input_dims"].n_unique() > 10
+
+
+def test_a_type_checker_sees_every_public_name() -> None:
+    tree = ast.parse(Path(ta.__file__).read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    shown = {
+        alias.name: node.module
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {name: f"traceanalyzer.{home}" for name, home in ta._HOME.items()} == shown
