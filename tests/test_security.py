@@ -1,0 +1,67 @@
+"""What docs/security.md promises of the package as a whole, and that its tests exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from test_imports import FILES, _imports, _name
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "security.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/\w+\.py)::(\w+)`", PAGE)))
+
+#: Modules that talk to other machines, or start programs.
+REACHING = {
+    *("socket", "ssl", "http", "urllib", "ftplib", "smtplib", "asyncio", "socketserver"),
+    *("requests", "httpx", "aiohttp", "urllib3", "webbrowser", "xmlrpc"),
+}
+STARTING = {"subprocess", "multiprocessing", "pty", "shelve", "marshal", "dill", "cloudpickle"}
+#: Calls that run what they are given, whatever they are called on; re.compile runs nothing.
+RUNNING = {"eval", "exec", "compile", "system", "popen", "Unpickler", "load_extension"}
+_FULL = re.compile(r"pickle\.loads?|__import__|yaml\.\w*load")
+
+
+def _running(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return {
+        name
+        for name in called - {"re.compile"}
+        if name.rpartition(".")[2] in RUNNING or _FULL.fullmatch(name)
+    }
+
+
+def _roots(path: Path) -> set[str]:
+    return {module.partition(".")[0] for module in _imports(path, for_types=False)}
+
+
+def test_the_package_never_runs_what_it_reads() -> None:
+    running = {_name(path): _running(path) | (_roots(path) & STARTING) for path in FILES}
+    assert {name: found for name, found in running.items() if found} == {}
+
+
+def test_the_package_cannot_reach_the_network() -> None:
+    reaching = {_name(path): _roots(path) & REACHING for path in FILES}
+    assert {name: found for name, found in reaching.items() if found} == {}
+
+
+def test_the_walk_sees_what_is_forbidden(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("import socket, re\nre.compile('')\npickle.loads(b'')\nos.system('')\neval('')")
+    assert _running(path) == {"pickle.loads", "os.system", "eval"}
+    assert _roots(path) & REACHING == {"socket"}
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    assert len(TESTS) > 25
+    missing = [
+        f"{file}::{name}"
+        for file, name in TESTS
+        if not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
+    rows = [row for row in PAGE.splitlines() if row.startswith("| ")]
+    bare = [row for row in rows if "::" not in row and "held by" not in row]
+    assert bare == []
