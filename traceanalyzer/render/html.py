@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render import flamegraph, occupancy
+from traceanalyzer.render import charts, flamegraph, occupancy
 from traceanalyzer.render.scale import cells, is_number
-from traceanalyzer.render.text import prose, shorten, visible
+from traceanalyzer.render.text import prose, shorten
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from traceanalyzer.result import Chart, Flame, Occupancy, Result, Table
+    from traceanalyzer.result import Flame, Occupancy, Result, Table
 
 # Nothing may be fetched or run, whatever a trace's names hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
 _FRAME_HEIGHT = 640
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
-_TAG = re.compile(r"<[^>]*>")
 
 _STYLE = """
 .traceanalyzer { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
   --paper: #fff; --band: #f6f8fa; color: var(--ink); background: var(--paper);
   font: 14px/1.5 system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   .traceanalyzer { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117;
     --band: #151b23; } }
 .traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; }
@@ -58,8 +56,7 @@ _FLAME_STYLE = """
 def page(result: Result, *, top: int | None = 100) -> str:
     """A whole page with tables and charts: nothing fetched, dark where wished.
 
-    No script, but for the viewers of flamegraphs and of occupancies; the policy lets these run and
-    no other.
+    No script, but for the viewers of what is drawn; the policy lets these run and no other.
 
     Args:
         result: what to show.
@@ -68,10 +65,11 @@ def page(result: Result, *, top: int | None = 100) -> str:
     drawings = [
         *(occupancy.inline(one, f"memory-{at}") for at, one in enumerate(result.occupancies)),
         *(flamegraph.inline(flame, f"flame-{at}") for at, flame in enumerate(result.flames)),
-        *(_figure(result, chart) for chart in result.charts),
+        *(charts.inline(chart, f"chart-{at}") for at, chart in enumerate(result.charts)),
     ]
     viewers = [occupancy] if result.occupancies else []
     viewers += [flamegraph] if result.flames else []
+    viewers += [charts] if result.charts else []
     style, policy = _PAGE_STYLE + _viewing(viewers), _policy(viewers)
     lines = [
         "<!doctype html>",
@@ -118,7 +116,8 @@ def _viewing(viewers: list[ModuleType]) -> str:
     """The style sheets of these viewers, and what they ask of the page."""
     sheets = [viewer.style() for viewer in viewers]
     more = _FLAME_STYLE if flamegraph in viewers else ""
-    return "".join(sheets) + (_WIDE_STYLE if viewers else "") + more
+    wide = _WIDE_STYLE if {flamegraph, occupancy} & {*viewers} else ""
+    return "".join(sheets) + wide + more
 
 
 def _policy(viewers: list[ModuleType]) -> str:
@@ -182,21 +181,3 @@ def _notes(result: Result, *, heading: str) -> str:
         return ""
     items = "".join(f"<li>{_prose(note)}</li>" for note in result.notes)
     return f'<{heading}>Notes</{heading}>\n<ul class="soft">{items}</ul>'
-
-
-def _figure(result: Result, chart: Chart) -> str:
-    """One chart as inline SVG, its ids made unique on the page and its ink the page's own."""
-    from traceanalyzer.render import plot  # loads matplotlib
-
-    svg = plot.to_svg(plot.figure(result, chart.name), transparent=True)
-    drawing = svg[svg.index("<svg") :]
-    prefix = re.sub(r"\W", "-", chart.name)
-
-    def adapt(tag: re.Match[str]) -> str:
-        text = tag[0].replace(plot.INK, "currentColor")
-        text = text.replace(' id="', f' id="{prefix}-').replace("url(#", f"url(#{prefix}-")
-        return text.replace('href="#', f'href="#{prefix}-')
-
-    label = escape(visible(chart.title))
-    drawing = _TAG.sub(adapt, drawing)
-    return f'<figure role="img" aria-label="{label}">{drawing}</figure>'

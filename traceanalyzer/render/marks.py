@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.render.scale import Scale, cells, scale_of
-from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,12 +27,16 @@ PALETTE = (
 # fmt: on
 # Five points of matplotlib's viridis: even in brightness, so readable without colour vision.
 _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (220, 220, 50))
-_LABEL_CHARS = 40
+#: Panels drawn of one chart, the first ones.
+MAX_PANELS = 16
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """One axis: its label with unit; names at whole positions where it is not a number."""
+    """One axis: its label with unit; names at whole positions where it is not a number.
+
+    Names are harmless and as long as they are; who draws them cuts them.
+    """
 
     label: str
     ticks: list[str] | None = None
@@ -46,13 +50,16 @@ class Marks:
 
     Attributes:
         chart: where it comes from.
-        rows: a row a mark: x, y, x2 as floats in the axes' units; color, panel, emphasis.
+        frame: the chart's rows that have a place.
+        rows: a row a mark, in the order of the frame: x, y, x2 as floats in the axes' units;
+            color, panel, emphasis.
         x: the horizontal axis.
         y: the vertical axis.
         colors: a hex colour for each value of ``color``.
     """
 
     chart: Chart
+    frame: pl.DataFrame
     rows: pl.DataFrame
     x: AxisScale
     y: AxisScale
@@ -81,7 +88,12 @@ def prepare(chart: Chart) -> Marks:
         }
     ).with_columns(pl.col("emphasis").fill_null(value=False))
     log = chart.log_y and y_axis.ticks is None and bool((rows["y"] > 0).any())
-    return Marks(chart, rows, x_axis, replace(y_axis, log=log), colors)
+    return Marks(chart, frame, rows, x_axis, replace(y_axis, log=log), colors)
+
+
+def category(value: Any, column: str = "") -> str:
+    """A value of a category as text, harmless and as long as it is."""
+    return "not known" if value is None else cells(column, [value])[1][0]
 
 
 def _axis(
@@ -98,8 +110,7 @@ def _axis(
         distinct, list(range(len(distinct))), return_dtype=pl.Float64
     )
     scale, ticks = cells(column, distinct)
-    short = [shorten(tick, _LABEL_CHARS) for tick in ticks]
-    return places.to_numpy(), AxisScale(scale.heading(label), ticks=short)
+    return places.to_numpy(), AxisScale(scale.heading(label), ticks=ticks)
 
 
 def _scale(frame: pl.DataFrame, column: str) -> Scale:

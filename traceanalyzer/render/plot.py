@@ -16,9 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render.marks import MUTED, Marks, prepare
+from traceanalyzer.render.marks import MAX_PANELS, MUTED, Marks, category, prepare
 from traceanalyzer.render.occupancy import drawing as memory
-from traceanalyzer.render.scale import cells
 from traceanalyzer.render.text import prose, shorten
 
 if TYPE_CHECKING:
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
     from traceanalyzer.render.marks import AxisScale
     from traceanalyzer.result import Occupancy, Result
 
-INK = "#1f2328"  # text and rings; a page replaces it by the colour of its own text
+INK = "#1f2328"  # text and rings
 _WIDTH_INCHES = 10
 _CHART_INCHES = 3.6
 _PANEL_INCHES = 1.7
-_MAX_PANELS = 16
 _MAX_OCCUPANCIES = 8
 _MAX_TICKS = 24
 _TILTED_CHARS = 24
 _LEGEND_ENTRIES = 20
 _LEGEND_CHARS = 32
+_TICK_CHARS = 40
 _TITLE_CHARS = 72  # so that a title ends before the legend
 _RASTER_ABOVE = 5_000  # marks; more of them as SVG elements make a browser crawl
 _BAR_WIDTH = 0.8
@@ -114,25 +113,23 @@ def figure(result: Result, chart: str | None = None) -> Figure:
     return picture
 
 
-def to_svg(picture: Figure, *, transparent: bool = False) -> str:
+def to_svg(picture: Figure) -> str:
     """The figure as an SVG document; the same figure gives the same bytes."""
     nothing: dict[str, str | None] = {"Date": None, "Creator": None}
-    return _saved(picture, "svg", nothing, transparent=transparent).decode()
+    return _saved(picture, "svg", nothing).decode()
 
 
 def to_png(picture: Figure) -> bytes:
     """The figure as a PNG image, 144 dots an inch."""
-    return _saved(picture, "png", {"Software": None}, transparent=False)
+    return _saved(picture, "png", {"Software": None})
 
 
-def _saved(
-    picture: Figure, form: str, metadata: dict[str, str | None], *, transparent: bool
-) -> bytes:
+def _saved(picture: Figure, form: str, metadata: dict[str, str | None]) -> bytes:
     out = io.BytesIO()
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         # a name in a script that the font lacks is drawn as boxes; no reason to fail
         warnings.filterwarnings("ignore", message="Glyph|Matplotlib currently does not support")
-        picture.savefig(out, format=form, metadata=metadata, transparent=transparent, dpi=144)
+        picture.savefig(out, format=form, metadata=metadata, dpi=144)
     return out.getvalue()
 
 
@@ -140,7 +137,7 @@ def _saved(
 
 
 def _panels(drawing: Marks) -> list[Any]:
-    return drawing.panels[:_MAX_PANELS]
+    return drawing.panels[:MAX_PANELS]
 
 
 def _draw(drawing: Marks, place: SubFigure) -> None:
@@ -193,11 +190,12 @@ def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
         return
     step = -(-len(scale.ticks) // _MAX_TICKS)
     shown = range(0, len(scale.ticks), step or 1)
-    axis.set_ticks(list(shown), [scale.ticks[i] for i in shown])
-    crowded = axis is axis.axes.xaxis and sum(len(scale.ticks[i]) + 2 for i in shown) > 130
+    names = [shorten(scale.ticks[i], _TICK_CHARS) for i in shown]
+    axis.set_ticks(list(shown), names)
+    crowded = axis is axis.axes.xaxis and sum(len(name) + 2 for name in names) > 130
     if crowded:
         axis.set_tick_params(labelrotation=40)
-        texts = [shorten(scale.ticks[i], _TILTED_CHARS) for i in shown]
+        texts = [shorten(name, _TILTED_CHARS) for name in names]
         axis.set_ticklabels(texts, horizontalalignment="right", rotation_mode="anchor")
 
 
@@ -334,8 +332,6 @@ def _swatch(shade: str) -> Line2D:
 
 
 def _label(column: str | None, value: Any) -> str:
-    """One category as text, with its column's name where that does not stand beside it."""
-    if value is None:
-        return "not known"
-    text = shorten(cells(column or "", [value])[1][0], _LEGEND_CHARS)
-    return f"{column.replace('_', ' ')} {text}" if column else text
+    """One category, cut to fit, with its column's name where that does not stand beside it."""
+    text = shorten(category(value, column or ""), _LEGEND_CHARS)
+    return f"{column.replace('_', ' ')} {text}" if column and value is not None else text

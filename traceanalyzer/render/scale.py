@@ -55,6 +55,16 @@ class Scale:
         return f"{label} [{self.unit}]" if self.unit else label
 
 
+def kind_of(column: str) -> str:
+    """What a column measures, by its suffix: ``ns``, ``bytes``, ``frac``, ``gbps``, or empty."""
+    return next((suffix[1:] for suffix in _SUFFIXES if column.endswith(suffix)), "")
+
+
+def is_identifier(column: str) -> bool:
+    """Whether the numbers of a column name something, so that their digits are not grouped."""
+    return column in _IDENTIFIERS
+
+
 def scale_of(column: str, magnitude: float) -> Scale:
     """The largest unit of the column's kind in which ``magnitude`` is at least 1."""
     for suffix, units in _SUFFIXES.items():
@@ -82,7 +92,7 @@ def cells(column: str, values: Sequence[Any], missing: str = "") -> tuple[Scale,
         not scale.unit and all(isinstance(number, int) for number in numbers)
     )
     decimals = 0 if whole else _decimals(scale, middle / scale.factor)
-    grouping = "" if column in _IDENTIFIERS else ","
+    grouping = "" if is_identifier(column) else ","
     form = f"{grouping}d" if whole and scale.factor == 1 else f"{grouping}.{decimals}f"
     return scale, [missing if v is None else _cell(v, scale, form) for v in values]
 

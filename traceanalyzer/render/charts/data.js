@@ -1,0 +1,155 @@
+// The rows of a chart, and the rectangle of each in the units of the axes.
+
+const BAR = 0.8, HEADROOM = 1.08, MARGIN = 0.02, LABEL = 66; // shares, and pixels of a length in words
+
+/** Numbers that were written as differences, or as they are. */
+function column({ steps, values }) {
+  if (values) return Float64Array.from(values);
+  let sum = 0;
+  return Float64Array.from(steps, (step) => (sum += step));
+}
+
+class Data {
+  constructor(content) {
+    Object.assign(this, content);
+    const { rows } = content;
+    this.count = rows.color.length;
+    this.at = column(rows.x);
+    this.value = column(rows.y);
+    this.end = rows.x2 ? column(rows.x2) : this.at;
+    this.color = Uint16Array.from(rows.color);
+    this.panelOf = rows.panel ? Uint16Array.from(rows.panel) : new Uint16Array(this.count);
+    this.ringed = column({ steps: content.ringed.map((row, at) => row - (content.ringed[at - 1] ?? 0)) });
+    this.rings = new Set(this.ringed);
+    this.hidden = new Set();
+    this.inPanel = this.panels.map(() => []);
+    for (let row = 0; row < this.count; row++) this.inPanel[this.panelOf[row]].push(row);
+    for (const side of ['x0', 'x1', 'y0', 'y1']) this[side] = new Float64Array(this.count);
+    this.lay();
+    this.alone = this.mark === 'span' && this.#alone();
+    this.spread(1000);
+  }
+
+  seen(row) {
+    return !this.hidden.has(this.color[row]);
+  }
+
+  /** Shows a category, or leaves it out. */
+  toggle(color) {
+    if (!this.hidden.delete(color)) this.hidden.add(color);
+    this.lay();
+  }
+
+  /** Gives every row its rectangle; points have no size. */
+  lay() {
+    if (this.mark === 'bar') this.#bars();
+    else {
+      const half = this.mark === 'span' ? BAR / 2 : 0;
+      for (let row = 0; row < this.count; row++) {
+        this.x0[row] = Math.min(this.at[row], this.end[row]);
+        this.x1[row] = Math.max(this.at[row], this.end[row]);
+        this.y0[row] = this.value[row] - half;
+        this.y1[row] = this.value[row] + half;
+      }
+    }
+    this.up = this.#up();
+  }
+
+  /** Bars from 0: stacked, or side by side where several colours meet at one place. */
+  #bars() {
+    const wide = this.width || BAR, shift = this.width ? 0 : -BAR / 2;
+    const shown = this.colors.map((_, color) => color).filter((color) => !this.hidden.has(color));
+    const abreast = !this.stacked && this.#meet() ? Math.max(shown.length, 1) : 1;
+    const tops = new Map();
+    this.floor = this.log ? this.#least() / 2 : 0;
+    for (let row = 0; row < this.count; row++) {
+      const lane = abreast > 1 ? Math.max(shown.indexOf(this.color[row]), 0) : 0;
+      this.x0[row] = this.at[row] + shift + wide * lane / abreast;
+      this.x1[row] = this.x0[row] + wide / abreast;
+      const key = `${this.panelOf[row]} ${this.at[row]}`, base = this.stacked ? tops.get(key) ?? 0 : 0;
+      this.y0[row] = this.stacked ? base : this.floor;
+      this.y1[row] = base + this.value[row];
+      if (this.stacked && this.seen(row)) tops.set(key, this.y1[row]);
+    }
+  }
+
+  /** Whether bars of several colours are at one place. */
+  #meet() {
+    const colors = new Map();
+    for (let row = 0; row < this.count; row++) {
+      const key = `${this.panelOf[row]} ${this.at[row]}`;
+      if (!colors.has(key)) colors.set(key, this.color[row]);
+      else if (colors.get(key) !== this.color[row]) return true;
+    }
+    return false;
+  }
+
+  #least() {
+    return this.value.reduce((least, value) => (value > 0 && value < least ? value : least), Infinity);
+  }
+
+  /** Whether there is one bar a name, and all begin at 0: then their lengths are written beside them. */
+  #alone() {
+    const names = new Set();
+    for (let row = 0; row < this.count; row++) names.add(`${this.panelOf[row]} ${this.value[row]}`);
+    return names.size === this.count && this.x0.every((from) => from === 0);
+  }
+
+  /** The whole of the horizontal axis, on so many pixels. */
+  spread(pixels) {
+    this.across = this.#across(this.alone ? LABEL / Math.max(pixels - LABEL, LABEL) : MARGIN);
+  }
+
+  #across(share) {
+    if (this.x.names) return [-0.5, this.x.names.length - 0.5];
+    let low = Infinity, high = -Infinity;
+    for (let row = 0; row < this.count; row++) {
+      low = Math.min(low, this.x0[row]);
+      high = Math.max(high, this.x1[row]);
+    }
+    if (high <= low) return [low - (Math.abs(low) || 1) / 2, low + (Math.abs(low) || 1) / 2];
+    if (this.mark === 'bar') return [low, high];
+    const room = (high - low) * share;
+    return [this.mark === 'span' && low === 0 ? 0 : low - room, high + room];
+  }
+
+  /** The vertical axis, shared by all panels: room for all that is seen. */
+  #up() {
+    if (this.y.names) return [-0.5, this.y.names.length - 0.5];
+    let low = Infinity, high = -Infinity;
+    for (let row = 0; row < this.count; row++) {
+      if (!this.seen(row)) continue;
+      const under = this.log ? this.y0[row] > 0 ? this.y0[row] : Infinity : Math.min(this.y0[row], this.y1[row]);
+      low = Math.min(low, under);
+      high = Math.max(high, this.y0[row], this.y1[row]);
+    }
+    if (this.log) return high > 0 && low < Infinity ? [low * 0.8, high * 1.3] : [1, 10];
+    if (!(high >= low)) return [0, 1];
+    if (low >= 0 && (this.mark === 'bar' || low < high / 2)) return [0, high * HEADROOM || 1];
+    const room = (high - low || Math.abs(high) || 1) * (HEADROOM - 1);
+    return [low - room, high + room];
+  }
+
+  /** What is told of a mark: facts with their names. */
+  describe(row, span) {
+    const { x, y } = this, facts = [], named = new Set();
+    const add = (name, text) => facts.push([name, text]);
+    const addName = (name, text) => {
+      if (text && !named.has(text)) add(name, text);
+      named.add(text);
+    };
+    if (this.mark === 'span') {
+      const from = this.x0[row], to = this.x1[row];
+      addName(y.label, said(y, this.value[row]));
+      add(from === 0 && x.label ? x.label : 'length', said(x, to - from));
+      if (from !== 0) facts.push(['from', placeSaid(x, from, span)], ['to', placeSaid(x, to, span)]);
+    } else {
+      (y.names ? addName : add)(y.label || 'value', said(y, this.value[row]));
+      (x.names ? addName : add)(x.label, placeSaid(x, this.at[row], span));
+    }
+    if (this.group) addName(this.group, this.colors[this.color[row]][0]);
+    if (this.panels.length > 1) addName('', this.panels[this.panelOf[row]]);
+    if (this.rings.has(row)) addName('', this.ring);
+    return facts;
+  }
+}

@@ -1,0 +1,222 @@
+"""A chart as JSON for the viewer: columns of numbers, each text once.
+
+Whole numbers are exact, and written as differences where they grow. No text can end the element
+that holds it, and no chart is larger than a page can bear.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from traceanalyzer.render.charts.thinning import KEPT, thin
+from traceanalyzer.render.marks import MAX_PANELS, category
+from traceanalyzer.render.scale import is_identifier, kind_of, scale_of
+from traceanalyzer.render.text import prose, shorten
+
+if TYPE_CHECKING:
+    from traceanalyzer.render.marks import AxisScale, Marks
+
+_ROWS = 12_000  # drawn of one chart
+_BYTES = 300_000  # of JSON
+_TEXT_CHARS = 160
+_EXACT = 1 << 53  # up to this a whole number is one in a browser too
+_SPARSE = 4  # places of bars that are this many times further apart than they are wide have names
+_BREAKING = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A chart's JSON, how many of its marks are in it, and what is to be said about the others."""
+
+    json: str
+    drawn: int
+    left_out: str
+
+
+def pack(marks: Marks) -> Packed:
+    """JSON for the inside of a ``script`` element."""
+    panels = marks.panels[:MAX_PANELS]
+    rows = _numbered(marks, panels)
+    limit, text = _ROWS, ""
+    while True:
+        kept = thin(rows, marks.chart.mark, limit)
+        text = json.dumps(_content(marks, kept, panels), separators=(",", ":"), allow_nan=False)
+        text = text.translate(_BREAKING)
+        if len(text) <= _BYTES or not kept.height:
+            return Packed(text, kept.height, _left_out(marks, kept.height, rows.height))
+        limit = min(limit, kept.height) // 2
+
+
+def _left_out(marks: Marks, drawn: int, there: int) -> str:
+    words = []
+    if len(marks.panels) > MAX_PANELS:
+        words.append(f"The first {MAX_PANELS} of {len(marks.panels):,} panels are drawn.")
+    if drawn < there:
+        mark = marks.chart.mark
+        name = {"scatter": "points", "line": "points"}.get(mark, f"{mark}s")
+        words.append(f"{drawn:,} of {there:,} {name} are drawn: {KEPT[mark]}.")
+    return " ".join(words)
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
+    """A row a mark: exact positions, the numbers of its colour and of its panel."""
+    chart, shown = marks.chart, marks.rows
+    names = {str(panel): number for number, panel in enumerate(panels)}
+    panel = (
+        shown["panel"].cast(pl.String).replace_strict(names, default=None, return_dtype=pl.Int64)
+    )
+    colors = pl.DataFrame(
+        {
+            "color": pl.Series(list(marks.colors), dtype=shown["color"].dtype),
+            "number": range(len(marks.colors)),
+        }
+    )
+    color = shown.select("color").join(
+        colors, on="color", how="left", nulls_equal=True, maintain_order="left"
+    )["number"]
+    x_named = _named(marks, "x")
+    rows = pl.DataFrame(
+        {
+            "x": shown["x"].cast(pl.Int64) if x_named else marks.frame[chart.x],
+            "y": shown["y"].cast(pl.Int64) if _named(marks, "y") else marks.frame[chart.y],
+            "x2": marks.frame[chart.x2 or chart.x] if not x_named else shown["x"],
+            "color": color,
+            "panel": panel if chart.panel else pl.zeros(shown.height, pl.Int64, eager=True),
+            "emphasis": shown["emphasis"],
+        }
+    ).drop_nulls(["panel", "color"])
+    rows = rows.with_columns(pl.col("x", "y", "x2").map_batches(_plain))
+    rows = rows.filter(pl.all_horizontal(pl.col("x", "y", "x2").is_finite()))
+    by = ["panel", "x"] if chart.mark == "bar" else ["x"]
+    return rows.sort(by, maintain_order=True)
+
+
+def _plain(values: pl.Series) -> pl.Series:
+    """Integers or floats."""
+    return values if values.dtype.is_integer() else values.cast(pl.Float64)
+
+
+def _named(marks: Marks, axis: str) -> bool:
+    """Whether an axis has names; bars over evenly spaced times or sizes are drawn to scale."""
+    scale: AxisScale = getattr(marks, axis)
+    return scale.ticks is not None and not (axis == "x" and _bar_width(marks))
+
+
+def _bar_width(marks: Marks) -> float:
+    """How wide bars on an axis with a unit are; 0 where they have names."""
+    chart, values = marks.chart, marks.frame[marks.chart.x]
+    if chart.mark != "bar" or not values.dtype.is_numeric() or not kind_of(chart.x):
+        return 0
+    places = values.unique().sort()
+    if len(places) < 2:
+        return 0
+    apart = float(places.diff().min() or 0)  # type: ignore[arg-type]
+    span = float(places[-1]) - float(places[0])
+    return apart if span < _SPARSE * apart * len(places) else 0
+
+
+# --- what is written -------------------------------------------------------------------------
+
+
+def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, Any]:
+    chart = marks.chart
+    (x, x_from), (y, y_from) = _axis(marks, "x", rows), _axis(marks, "y", rows)
+    if "names" in x:
+        rows = rows.with_columns(pl.col("x").rank("dense").cast(pl.Int64) - 1)
+    if "names" in y:
+        rows = rows.with_columns(pl.col("y").rank("dense").cast(pl.Int64) - 1)
+    color, legend = _colors(marks, rows)
+    columns: dict[str, Any] = {
+        "x": _column(rows["x"], x_from),
+        "y": _column(rows["y"], y_from),
+        "color": color,
+    }
+    if chart.x2:
+        columns["x2"] = _column(rows["x2"], x_from)
+    if len(panels) > 1:
+        columns["panel"] = rows["panel"].to_list()
+    ringed = rows["emphasis"].arg_true().to_list()
+    return {
+        "mark": chart.mark,
+        "x": x,
+        "y": y,
+        "log": marks.y.log,
+        "stacked": chart.stacked,
+        "width": _bar_width(marks),
+        "group": _words(chart.color or ""),
+        "colors": legend,
+        "panels": [_panel(panel, chart.panel or "") for panel in panels],
+        "ring": prose(chart.emphasis_label) if ringed else "",
+        "ringed": ringed,
+        "rows": columns,
+    }
+
+
+def _axis(marks: Marks, axis: str, rows: pl.DataFrame) -> tuple[dict[str, Any], int]:
+    """One axis in words, and what its values count from."""
+    chart = marks.chart
+    scale: AxisScale = getattr(marks, axis)
+    column: str = getattr(chart, axis)
+    if _named(marks, axis):
+        used = rows[axis].unique().sort().to_list()
+        ticks = scale.ticks or []
+        return {"label": scale.label, "names": [_text(ticks[place]) for place in used]}, 0
+    label, kind = prose(getattr(chart, f"{axis}_label")), kind_of(column)
+    ends = [abs(value) for value in rows[axis].to_list()]
+    origin = 0
+    if rows[axis].dtype.is_integer() and max(ends, default=0) > _EXACT:
+        origin = min(rows[axis].to_list())
+        label = f"{label}, from {origin:,} {kind} on".replace("  ", " ")
+        ends = [abs(value - origin) for value in rows[axis].to_list()]
+    whole = rows[axis].dtype.is_integer()
+    unit = scale_of(column, float(max(ends, default=0))).unit
+    spoken = {"label": label, "kind": kind, "unit": unit, "whole": whole}
+    return {**spoken, "grouped": not is_identifier(column)}, origin
+
+
+def _colors(marks: Marks, rows: pl.DataFrame) -> tuple[list[int], list[list[str]]]:
+    """Each mark's colour, and those that are there: what they stand for, and their hex."""
+    seen = rows["color"].unique().sort().to_list()
+    place = {number: at for at, number in enumerate(seen)}
+    every = list(marks.colors.items())
+    names = [_text(category(every[number][0])) for number in seen]
+    fills = [every[number][1] for number in seen]
+    shown = [[name, fill] for name, fill in zip(names, fills, strict=True)]
+    return [place[number] for number in rows["color"].to_list()], shown
+
+
+def _panel(value: Any, column: str) -> str:
+    """What a panel is called; a number has the name of its column before it."""
+    text = _text(category(value, column))
+    return text if value is None or isinstance(value, str) else f"{_words(column)} {text}"
+
+
+def _column(values: pl.Series, origin: int) -> dict[str, list[Any]]:
+    """Integers, each less the one before; other numbers as they are, to nine digits."""
+    if not values.dtype.is_integer():
+        return {"values": [_short(value - origin) for value in values.to_list()]}
+    last, found = origin, []
+    for value in values.to_list():
+        found.append(value - last)
+        last = value
+    return {"steps": found}
+
+
+def _short(value: float) -> float | int:
+    rounded = float(f"{value:.9g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def _words(column: str) -> str:
+    return prose(column).replace("_", " ")
+
+
+def _text(text: str) -> str:
+    return shorten(text, _TEXT_CHARS)
