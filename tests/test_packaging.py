@@ -66,7 +66,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert {f"{render}/flamegraph/viewer.css", f"{render}/occupancy/viewer.css"} <= viewers
     assert any(re.fullmatch(r"traceanalyzer/.*/_scan\.abi3\.\w+", name) for name in names)
     assert {"traceanalyzer/py.typed", f"{dist_info}licenses/LICENSE"} <= set(names)
-    assert b"traceanalyzer = traceanalyzer.cli.main:run" in entry_points
+    assert b"traceanalyzer = traceanalyzer.cli.start:run" in entry_points
 
 
 def test_source_archive_holds_what_a_build_needs_and_no_leftovers(built: Path) -> None:

@@ -1,6 +1,6 @@
 """``python -m traceanalyzer``."""
 
-from traceanalyzer.cli.main import run
+from traceanalyzer.cli.start import run
 
 if __name__ == "__main__":
     run()

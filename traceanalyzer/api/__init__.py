@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from traceanalyzer.api.held import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.host import host_metrics
     from traceanalyzer.api.idle import gpu_idle
-    from traceanalyzer.api.reading import Inputs, PathLike, Progress, find_inputs, natural, read
+    from traceanalyzer.api.reading import (
+        NO_FORMAT,
+        Inputs,
+        PathLike,
+        Progress,
+        find_inputs,
+        natural,
+        read,
+    )
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
     from traceanalyzer.api.time import overlap, steps
     from traceanalyzer.api.work import kernels, operators
@@ -42,15 +50,16 @@ _HOME = {
     **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.held"),
     **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(
-        ("Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"), "api.reading"
+        ("NO_FORMAT", "Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"),
+        "api.reading",
     ),
 }
 
 __all__ = [
-    "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations", "comm_outliers",
-    "convert", "cuda_api", "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info",
-    "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom", "natural",
-    "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
+    "NO_FORMAT", "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations",
+    "comm_outliers", "convert", "cuda_api", "find_inputs", "flamegraph", "gpu_idle", "host_metrics",
+    "info", "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom",
+    "natural", "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
 ]  # fmt: skip
 
 

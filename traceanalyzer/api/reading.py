@@ -25,6 +25,8 @@ Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 _COLUMNS = ("args", "input_dims")
 _LAST = (1 << 63) - 1
 _NO_TEXT = "its name is not UTF-8"
+#: Why a file in a folder is no input: no parser recognises it.
+NO_FORMAT = "no format we know"
 
 
 def read(
@@ -99,7 +101,8 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
 
     A file named directly is always an input. In a folder (and below) every file whose content a
     parser recognises is one; hidden files and links to folders are passed over. Natural order:
-    ``rank2`` before ``rank10``.
+    ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for what is no trace; any other
+    tells of a file or folder that may be one and cannot be read.
 
     Raises:
         UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
@@ -109,8 +112,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     for path in [os.fspath(p) for p in given]:
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
-            if not os.path.exists(path):  # noqa: PTH110
-                raise UnreadableFile(path, "no such file or folder")
+            _require(path)
             if not _is_text(path):
                 raise UnreadableFile(path, _NO_TEXT, hint="rename it")
             inputs.append(path)
@@ -164,12 +166,18 @@ def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozen
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
     found: list[str] = []
     foreign: list[tuple[str, str]] = []
-    for base, folders, names in os.walk(folder):
+
+    def refused(error: OSError) -> None:
+        if error.filename == folder:
+            raise UnreadableFile(folder, _reason(error)) from None
+        foreign.append((_spelled(str(error.filename)), _reason(error)))
+
+    for base, folders, names in os.walk(folder, onerror=refused):
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
         for name in sorted((f for f in names if not f.startswith(".")), key=natural):
             path = str(Path(base, name))
             if not _is_text(path):
-                foreign.append((path.encode(errors="backslashreplace").decode(), _NO_TEXT))
+                foreign.append((_spelled(path), _NO_TEXT))
                 continue
             try:
                 source = Source(path)
@@ -178,10 +186,27 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
                 foreign.append((path, error.what))
                 continue
             if format_ is None:
-                foreign.append((path, "no format we know" if source.size else "empty"))
+                foreign.append((path, NO_FORMAT if source.size else "empty"))
             else:
                 found.append(path)
     return found, foreign
+
+
+def _require(path: str) -> None:
+    try:
+        os.stat(path)  # noqa: PTH116 - the name is kept as it was given
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(path, _reason(error)) from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file or folder"
+    return str(getattr(error, "strerror", None) or error).lower()
+
+
+def _spelled(path: str) -> str:
+    return path.encode(errors="backslashreplace").decode()
 
 
 def _is_text(path: str) -> bool:

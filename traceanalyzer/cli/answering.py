@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from traceanalyzer.cli.options import Reading, Writing
 from traceanalyzer.cli.plotting import Plot
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
+from traceanalyzer.cli.summary import inputs_of, report
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
@@ -26,15 +26,13 @@ def answer(
 
     What cannot be written is refused before anything is read.
     """
-    from traceanalyzer import api
-
     writing.check()
     plot.check(writing)
 
     def seen(trace: Any) -> None:
         report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
 
-    inputs, _ = api.find_inputs(paths)
+    inputs = inputs_of(paths, quiet=reading.quiet)
     with progress(inputs, quiet=reading.quiet) as meter:
         result = question(inputs, **options, **reading.arguments(), progress=meter, seen=seen)
     writing.show(result)

@@ -10,7 +10,7 @@ import click
 from traceanalyzer.cli import output
 from traceanalyzer.cli.options import Reading, reading
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
+from traceanalyzer.cli.summary import inputs_of, report
 from traceanalyzer.errors import OptionError
 
 _STEM_ENDS = (
@@ -45,7 +45,7 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
     from traceanalyzer import api
     from traceanalyzer.exporters import writer_for
 
-    inputs, _ = api.find_inputs(paths)
+    inputs = inputs_of(paths, quiet=reading.quiet)
     if reading.rank is not None and len(inputs) > 1:
         raise OptionError(f"--rank names the rank of one file; {len(inputs)} are to be converted")
     targets = _targets(list(dict.fromkeys(inputs)), out)

@@ -10,7 +10,7 @@ import click
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
+from traceanalyzer.cli.summary import inputs_of, report
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of
 from traceanalyzer.render.text import prose
@@ -105,8 +105,8 @@ def flamegraph(
 
     writing = _writing(paths[0], output, to, top, force=force)
     writing.check()
-    inputs, _ = api.find_inputs(paths)
-    bases = [] if base is None else api.find_inputs(base)[0]
+    inputs = inputs_of(paths, quiet=reading.quiet)
+    bases = [] if base is None else inputs_of([base], quiet=reading.quiet)
     with progress([*inputs, *bases], quiet=reading.quiet) as meter:
         result = api.flamegraph(
             inputs,

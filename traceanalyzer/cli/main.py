@@ -2,10 +2,12 @@
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 
 import click
 
@@ -17,6 +19,7 @@ from traceanalyzer.cli.flamegraph import flamegraph
 from traceanalyzer.cli.gpu_idle import gpu_idle
 from traceanalyzer.cli.host_metrics import host_metrics
 from traceanalyzer.cli.info import info
+from traceanalyzer.cli.interruption import STATUS, as_exceptions, ignored
 from traceanalyzer.cli.kernels import kernels
 from traceanalyzer.cli.launches import launches
 from traceanalyzer.cli.memory import memory
@@ -28,8 +31,6 @@ from traceanalyzer.cli.transfers import transfers
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-_TERMINATED = 143  # 128 + SIGTERM
 #: Inputs of more bytes are large: memory counts more than a tenth of the time.
 _LARGE = 1 << 30
 
@@ -62,9 +63,12 @@ for _command in (
 
 
 def run() -> None:
-    """The console script: run the command of ``sys.argv`` and exit with its status."""
-    # as an exception, so that a half-written file is removed
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    """Run the command of ``sys.argv`` and exit with its status; ``cli.start`` calls it."""
+    as_exceptions()
+    if sys.stderr is None:  # closed: what would be said there must not turn up elsewhere
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - to the end
+    # without a home it says where it keeps its fonts instead; that is nobody's question
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # hundreds of thousands of objects are made by imports and stay: looking through them again and
     # again takes a tenth of a second of a small trace, half of it at exit
     gc.set_threshold(20_000, 20, 20)
@@ -76,6 +80,7 @@ def run() -> None:
     decay = 10 if _named_bytes(sys.argv[1:]) > _LARGE else 50
     os.environ.setdefault("_RJEM_MALLOC_CONF", f"narenas:1,dirty_decay_ms:{decay},muzzy_decay_ms:0")
     code = status(sys.argv[1:])
+    ignored()
     gc.freeze()
     sys.exit(code)
 
@@ -100,7 +105,7 @@ def status(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+        return STATUS[signal.SIGINT]
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)
     except MemoryError:

@@ -9,8 +9,10 @@ import click
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+#: Lines about files that cannot be read; a folder may hold thousands.
+_MOST = 10
 _SAID = ("error", "data_loss", "notice")
 
 
@@ -25,6 +27,24 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
     found = [_said(issue) for issue in issues if issue["severity"] in _SAID]
     if found and not quiet:
         click.echo(prose(f"{path}: {'; '.join(found)}"), err=True)
+
+
+def inputs_of(paths: Sequence[str], *, quiet: bool) -> list[str]:
+    """The files to read of these and the folders among them; says which cannot be read.
+
+    Foreign files in a folder are no loss and nothing is said of them.
+
+    Raises:
+        UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
+    """
+    from traceanalyzer import api
+
+    inputs, skipped = api.find_inputs(paths)
+    lost = [f"{path}: {why}; skipped" for path, why in skipped if why != api.NO_FORMAT]
+    more = [f"{len(lost) - _MOST:,} more skipped"] if len(lost) > _MOST else []
+    for line in () if quiet else (*lost[:_MOST], *more):
+        click.echo(prose(line), err=True)
+    return inputs
 
 
 def _said(issue: Mapping[str, object]) -> str:

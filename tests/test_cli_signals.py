@@ -1,0 +1,113 @@
+"""Ctrl-C and SIGTERM, whenever they come: 130 or 143, no traceback, no half-written file."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import ROOT, environment, start
+
+TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+
+# stops, says so and waits: where loading has come so far, and where something is called
+_PREAMBLE = """
+import sys, time, importlib
+def here(*_, **__):
+    print("here", flush=True)
+    time.sleep(30)
+def at(module, name):
+    setattr(importlib.import_module(module), name, here)
+"""
+MOMENTS = {
+    "while loading": """
+import builtins
+from traceanalyzer.cli import start
+real = builtins.__import__
+def slow(name, *rest):
+    if name == "traceanalyzer.cli.kernels":
+        here()
+    return real(name, *rest)
+builtins.__import__ = slow
+""",
+    "while looking through folders": 'at("traceanalyzer.api", "find_inputs")',
+    "while reading": 'at("traceanalyzer.parsers.chrome_trace.pool", "process")',
+    "while drawing": 'at("traceanalyzer.render.plot", "to_svg")',
+    "while writing": """
+from traceanalyzer import files
+from contextlib import contextmanager
+whole = files.opened
+@contextmanager
+def half(path):
+    with whole(path) as file:
+        file.write(b"half")
+        file.flush()
+        here()
+        yield file
+files.opened = half
+""",
+    "in a destructor": """
+class Dying:
+    def __del__(self):
+        here()
+from traceanalyzer.cli import options
+real = options.render
+def render(*what, **how):
+    dying = Dying()
+    del dying
+    return real(*what, **how)
+options.render = render
+""",
+}
+_RUN = "\nfrom traceanalyzer.cli import start\nstart.run()\n"
+
+
+def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
+    """Exit status and standard error of the program when it gets a signal at a moment."""
+    command = [sys.executable, "-c", _PREAMBLE + MOMENTS[moment] + _RUN]
+    command += ["comm-outliers", str(TRACE), "-o", str(folder / "out.html")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"here\n"
+    process.send_signal(number)
+    _, error = process.communicate(timeout=20)
+    return process.returncode, error
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_quiet_end_at_any_moment(tmp_path, moment, number, status):
+    code, error = _stopped(moment, number, tmp_path)
+    assert code == status
+    assert error.strip() == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_after_some_time_whatever_it_was_at(tmp_path):
+    """Not at a chosen place: half a second on, in whatever library it then is."""
+    out = tmp_path / "out.html"
+    process = start("comm-outliers", ROOT / "fixtures/nccl_8ranks", "-o", out)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert error.strip() == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_starts_us_to_ignore_ctrl_c_is_heeded(tmp_path):
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + _RUN
+    code = code.replace("start.run()", "import os; os.kill(os.getpid(), 2); start.run()")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "info", str(TRACE), "-o", str(tmp_path / "out")],
+        env=environment(),
+        check=False,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
