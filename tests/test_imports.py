@@ -42,6 +42,7 @@ FOR_TYPES = {"questions": {"api"}}
 #: Libraries that only these may load.
 ONLY = {
     "matplotlib": {"render/plot.py"},
+    "pandas": {"render/pandas.py"},
     "tabulate": {"render/table.py"},
     "tqdm": {"cli/progress.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},

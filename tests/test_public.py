@@ -13,7 +13,7 @@ NAMES = [
     "Annotations", "Chart", "CommOutliers", "CudaApi", "Device", "FlameGraph",
     "GpuIdle", "HostMetrics", "Info", "InputError", "Kernels", "Launches", "LeafPaths",
     "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Meta",
-    "MissingData", "Operators",
+    "MissingData", "MissingExtra", "Operators",
     "OptionError", "OutputError", "Overlap", "Result", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile",
     "annotations", "comm_outliers", "concat", "convert", "cuda_api",

@@ -9,6 +9,7 @@
     │   └── MalformedInput    recognised, but nothing in it can be read
     ├── MissingData           the question needs something that was not recorded (exit 1)
     ├── OutputError           the answer cannot be written where asked (exit 1)
+    ├── MissingExtra          what was asked for needs a package that is not installed (exit 1)
     └── OptionError           an option's value makes no sense (exit 2)
 
 A message is one line: what file, where in it, what to do.
@@ -61,6 +62,19 @@ class MissingData(TraceAnalyzerError):
 
 class OutputError(TraceAnalyzerError):
     """The result cannot be written where it was asked for."""
+
+
+class MissingExtra(TraceAnalyzerError):
+    """What was asked for needs a package of an extra, which is named as the extra is."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what, self.extra = what, extra
+        super().__init__(
+            f"{what} needs {extra}, which is not installed; pip install 'traceanalyzer[{extra}]'"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (MissingExtra, (self.what, self.extra))
 
 
 class OptionError(TraceAnalyzerError):

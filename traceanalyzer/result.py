@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import polars as pl
 
+from traceanalyzer.errors import OptionError
+
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import numpy as np
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -222,21 +227,61 @@ class Result:
         """One table's frame, raw units; the first table when no name is given.
 
         Raises:
-            KeyError: the result has no table of that name.
+            OptionError: the result has no table of that name.
         """
         if table is None:
             return self.tables[0].frame
-        return {t.name: t.frame for t in self.tables}[table]
+        frames = {t.name: t.frame for t in self.tables}
+        if table not in frames:
+            raise OptionError(f"this result has no table {table!r}; it has {', '.join(frames)}")
+        return frames[table]
+
+    def to_pandas(self, table: str | None = None) -> pd.DataFrame:
+        """As :meth:`to_polars`, for pandas, in nullable types: integers stay exact beside nulls.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+            OptionError: the result has no table of that name.
+        """
+        renderer = import_module("traceanalyzer.render.pandas")
+        frame: pd.DataFrame = renderer.to_pandas(self.to_polars(table))
+        return frame
 
     def table(self, *, top: int | None = 10) -> str:
         """The whole result as text, as the terminal shows it."""
         text: str = import_module("traceanalyzer.render.table").render(self, top=top)
         return text
 
-    def plot(self, chart: str | None = None) -> Figure:
-        """A matplotlib figure of one chart, or of all of them below one another."""
-        figure: Figure = import_module("traceanalyzer.render.plot").figure(self, chart=chart)
-        return figure
+    @overload
+    def plot(self, chart: None = None, *, ax: None = None) -> NDArray[np.object_]: ...
+    @overload
+    def plot(self, chart: str, *, ax: None = None) -> Axes | NDArray[np.object_]: ...
+    @overload
+    def plot(self, chart: str | None = None, *, ax: Axes) -> Axes: ...
+    def plot(
+        self, chart: str | None = None, *, ax: Axes | None = None
+    ) -> Axes | NDArray[np.object_]:
+        """Draws one chart, or all of them below one another, on axes of matplotlib to adapt.
+
+        As with pandas, a notebook shows the figure when the cell ends. In a script it is nobody's
+        but the caller's, needs no display and goes with the last reference to it:
+        ``result.plot("gaps").figure.savefig("gaps.png")``.
+
+        Args:
+            chart: the name of a chart (``result.charts``) or of what fills a memory
+                (``result.occupancies``); all of the result without one.
+            ax: draw one chart on these axes instead, in the style that is set.
+
+        Returns:
+            The axes of the one chart, or an array where it has several panels; an array of all
+            axes when no chart is named, whose figure is ``axes[0].figure.figure``.
+
+        Raises:
+            OptionError: there is nothing to draw, nothing of that name, or more than fits ``ax``.
+        """
+        drawn: Axes | NDArray[np.object_]
+        drawn = import_module("traceanalyzer.render.plot").plot(self, chart, ax)
+        return drawn
 
     def __str__(self) -> str:
         return self.table()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import textwrap
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ import polars as pl
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.errors import OptionError
+from traceanalyzer.render.choice import chosen
 from traceanalyzer.render.marks import MAX_PANELS, MUTED, Marks, category, prepare
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, shorten
@@ -28,13 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
     from traceanalyzer.render.marks import AxisScale
-    from traceanalyzer.result import Occupancy, Result
+    from traceanalyzer.result import Result
 
 INK = "#1f2328"  # text and rings
 _WIDTH_INCHES = 10
 _CHART_INCHES = 3.6
 _PANEL_INCHES = 1.7
-_MAX_OCCUPANCIES = 8
 _MAX_TICKS = 24
 _TILTED_CHARS = 24
 _LEGEND_ENTRIES = 20
@@ -57,31 +59,21 @@ _STYLE: dict[Any, Any] = {
     "figure.titlesize": 11,
     "figure.titleweight": "bold",
     "font.size": 9,
-    "grid.alpha": 0.25,
-    "grid.color": MUTED,
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "traceanalyzer",
     "text.color": INK,
     "text.parse_math": False,  # a "$" in a name is a dollar sign
     "text.usetex": False,
-    "xtick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.color": MUTED,
-    "ytick.labelcolor": INK,
 }
-
-
-class _Picture(Figure):
-    """A figure that a notebook shows by itself, without pyplot."""
-
-    def _repr_svg_(self) -> str:
-        return to_svg(self)
-
-
-def _peak(occupancy: Occupancy) -> int:
-    most = occupancy.levels["live_bytes"].max()
-    return most if isinstance(most, int) else 0
+#: Said to each axis: a notebook makes ticks when the style above is no longer set.
+_TICKS: dict[str, Any] = {
+    "color": MUTED,
+    "labelcolor": INK,
+    "labelsize": 9,
+    "grid_alpha": 0.25,
+    "grid_color": MUTED,
+}
 
 
 def figure(result: Result, chart: str | None = None) -> Figure:
@@ -90,27 +82,69 @@ def figure(result: Result, chart: str | None = None) -> Figure:
     Raises:
         OptionError: the result has nothing to draw, or nothing of that name.
     """
-    filled = [one for one in result.occupancies if chart in (None, one.name)]
-    if len(filled) > _MAX_OCCUPANCIES:
-        fullest = sorted(filled, key=_peak, reverse=True)[:_MAX_OCCUPANCIES]
-        filled = [one for one in filled if any(one is kept for kept in fullest)]
-    chosen = [c for c in result.charts if chart in (None, c.name)]
-    if not (filled or chosen):
-        wanted = "no chart to draw" if chart is None else f"no chart {chart!r}"
-        known = [one.name for one in result.occupancies] + [c.name for c in result.charts]
-        names = ", ".join(known)
-        raise OptionError(f"this result has {wanted}" + (f"; it has {names}" if names else ""))
-    drawings = [prepare(c) for c in chosen]
+    return _drawn(result, chart, Figure)[0]
+
+
+def plot(
+    result: Result, chart: str | None, ax: Axes | None
+) -> Axes | np.ndarray[Any, np.dtype[np.object_]]:
+    """The axes of one drawing, or those of all of them; see :meth:`Result.plot`.
+
+    Whoever works at a prompt sees figures by way of pyplot; elsewhere it is not loaded.
+    """
+    if ax is not None:
+        return _draw_on(ax, result, chart)
+    make: Callable[..., Figure] = Figure
+    if hasattr(sys, "ps1"):  # as matplotlib tells
+        from matplotlib import pyplot
+
+        make = pyplot.figure
+    drawn = _drawn(result, chart, make)[1]
+    if chart is not None and len(drawn) == 1:
+        return drawn[0]
+    axes = np.empty(len(drawn), np.object_)
+    axes[:] = drawn
+    return axes
+
+
+def _drawn(
+    result: Result, chart: str | None, make: Callable[..., Figure]
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, without those that only say where the steps of an occupancy are."""
+    filled, charts = chosen(result, chart)
+    drawings = [prepare(c) for c in charts]
     heights = [memory.HEIGHT] * len(filled)
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
     with mpl.rc_context(_STYLE):
-        picture = _Picture(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
-        places = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for occupancy, place in zip(filled, places, strict=False):
-            memory.draw(occupancy, place)
+        picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
+        places: list[Any] = [picture]  # figures and their parts, which draw alike
+        if len(heights) > 1:
+            parts = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
+            places = list(parts[:, 0])
+        axes = [memory.draw(one, place) for one, place in zip(filled, places, strict=False)]
         for drawing, place in zip(drawings, places[len(filled) :], strict=True):
-            _draw(drawing, place)
-    return picture
+            axes += _draw(drawing, place)
+        for ax in picture.axes:
+            ax.tick_params(which="both", **_TICKS)
+    return picture, axes
+
+
+def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
+    """One chart of one panel, in the style that the caller has set."""
+    filled, charts = chosen(result, chart)
+    drawings = [prepare(c) for c in charts]
+    if filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
+        names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
+        raise OptionError(f"ax takes one chart of one panel, here one of {names or 'none'}")
+    (drawing,) = drawings
+    ax.set_title(_title(drawing), loc="left")
+    _draw_panel(drawing, drawing.rows, ax)
+    ax.set_xlabel(drawing.x.label)
+    ax.set_ylabel(drawing.y.label)
+    _legend(drawing, ax, "best")
+    for text in ax.findobj(Text):
+        text.set(parse_math=False, usetex=False)
+    return ax
 
 
 def to_svg(picture: Figure) -> str:
@@ -140,12 +174,16 @@ def _panels(drawing: Marks) -> list[Any]:
     return drawing.panels[:MAX_PANELS]
 
 
-def _draw(drawing: Marks, place: SubFigure) -> None:
-    chart, panels = drawing.chart, _panels(drawing)
+def _title(drawing: Marks) -> str:
+    panels = _panels(drawing)
     hidden = len(drawing.panels) - len(panels)
     more = f" (first {len(panels)} of {len(drawing.panels)})" if hidden else ""
-    title = "\n".join(textwrap.wrap(prose(chart.title) + more, _TITLE_CHARS))
-    place.suptitle(title, x=0.01, horizontalalignment="left")
+    return "\n".join(textwrap.wrap(prose(drawing.chart.title) + more, _TITLE_CHARS))
+
+
+def _draw(drawing: Marks, place: Figure | SubFigure) -> list[Axes]:
+    chart, panels = drawing.chart, _panels(drawing)
+    place.suptitle(_title(drawing), x=0.01, horizontalalignment="left")
     axes = place.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)
     for ax, panel in zip(axes.flat, panels, strict=True):
         rows = drawing.rows
@@ -158,7 +196,8 @@ def _draw(drawing: Marks, place: SubFigure) -> None:
         axes[0, 0].set_ylabel(drawing.y.label)
     else:
         place.supylabel(drawing.y.label, fontsize="medium")
-    _legend(drawing, place)
+    _legend(drawing, place, "outside right upper")
+    return list(axes.flat)
 
 
 def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
@@ -302,7 +341,7 @@ def _shades(rows: pl.DataFrame, drawing: Marks) -> list[str]:
 # --- legend ----------------------------------------------------------------------------------
 
 
-def _legend(drawing: Marks, place: SubFigure) -> None:
+def _legend(drawing: Marks, place: Any, where: str) -> None:
     chart = drawing.chart
     seen = set(drawing.rows["color"].to_list()) if chart.color else set()
     entries = [
@@ -318,7 +357,7 @@ def _legend(drawing: Marks, place: SubFigure) -> None:
     legend = place.legend(
         [handle for handle, _ in entries],
         ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
-        loc="outside right upper",
+        loc=where,
         title=(chart.color or "").replace("_", " "),
         alignment="left",
         handletextpad=0.3,

@@ -14,7 +14,7 @@ from traceanalyzer.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure, SubFigure
     from numpy.typing import NDArray
 
     from traceanalyzer.render.occupancy.layout import Layout
@@ -38,18 +38,18 @@ _RESERVED, _OOM, _PEAK = "#1f2328", "#cf222e", "#1f2328"
 _STRIPES = ("#e4e9ee", "#f0f3f6")
 
 
-def draw(occupancy: Occupancy, place: SubFigure) -> None:
-    """Draws all of it into a part of a figure."""
+def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
+    """Draws all of it into a part of a figure; gives the axes of the memory, not of the steps."""
     layout = lay_out(occupancy)
     title = "\n".join(textwrap.wrap(prose(occupancy.title), _TITLE_CHARS))
     place.suptitle(title, x=0.01, horizontalalignment="left")
     steps = occupancy.spans.height > 0
     ratios = [14, 1] if steps else [1]
     axes = place.subplots(len(ratios), 1, sharex=True, height_ratios=ratios, squeeze=False)[:, 0]
-    ax = axes[0]
+    ax: Axes = axes[0]
     if not len(layout.live):
         ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center")
-        return
+        return ax
     chosen = largest(layout, _BOXES)
     drawn, corners = _outlines(layout, chosen)
     fills = colors.of_categories(layout.boxes["category"].drop_nulls())
@@ -67,6 +67,7 @@ def draw(occupancy: Occupancy, place: SubFigure) -> None:
     if steps:
         _spans(axes[1], occupancy, layout)
     _legend(ax, place, drawn, words.legend(layout, fills, chosen), grey)
+    return ax
 
 
 # --- the stack -------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ def _spans(ax: Axes, occupancy: Occupancy, layout: Layout) -> None:
 
 
 def _legend(
-    ax: Axes, place: SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
+    ax: Axes, place: Figure | SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
 ) -> None:
     """The colours, with what each holds at the peak."""
     entries = [(colors.LIGHT[fill], "s", text) for text, fill in named]
