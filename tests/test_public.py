@@ -1,5 +1,7 @@
 """The names the package offers, and that importing it costs nothing."""
 
+import doctest
+import pydoc
 import subprocess
 import sys
 
@@ -31,6 +33,18 @@ def test_the_public_names_are_these():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_there_and_described(name):
     assert getattr(traceanalyzer, name).__doc__
+
+
+def test_the_example_of_the_packages_help_is_true(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    failed, tried = doctest.testmod(traceanalyzer, optionflags=doctest.ELLIPSIS)
+    assert (failed, tried) == (0, 8)
+
+
+def test_the_packages_help_lists_what_it_offers():
+    text = pydoc.plain(pydoc.render_doc(traceanalyzer))
+    for name in ("gpu_idle(inputs", "comm_outliers(inputs", "class Trace(", "class MissingData("):
+        assert name in text
 
 
 def test_the_version_is_the_installed_one():

@@ -1,9 +1,21 @@
 """Why is training slow? Reads what profilers wrote and names the cause.
 
 >>> import traceanalyzer as ta
->>> trace = ta.read("rank0.json.gz")            # every known format, detected by content
->>> trace.events                                # one polars table, exact nanoseconds
->>> ta.comm_outliers("traces/")                 # a folder of ranks: who is late?
+>>> trace = ta.read("fixtures/nccl_8ranks/rank5.json.gz")  # any format, told by its content
+>>> trace.events.select("ts", "dur", "kind").height        # a polars table, whole nanoseconds
+489
+>>> idle = trace.gpu_idle()                                # each question is a method of a trace
+>>> print(idle.verdict)
+The GPU is idle 25.1 % of the time (32.05 ms of 127.8 ms). Loader-bound: ...
+>>> late = ta.comm_outliers("fixtures/nccl_8ranks")        # and a function of files and folders
+>>> late.to_polars("ranks").select("rank", "imposed_ns").row(0)
+(5, 185117496)
+>>> axes = idle.plot("gaps")                               # matplotlib axes, yours to adapt
+
+A result shows itself in a notebook; ``print(result)`` is what the command line prints. Its
+``verdict`` is the answer in words, ``to_polars(name)`` one of its tables, ``scalars`` its numbers:
+names carry the unit (``_ns``, ``_bytes``, ``_frac``). ``help(trace.gpu_idle)`` says what a question
+answers and takes. What was not recorded raises ``MissingData``, which says how to record it.
 
 Names are loaded when they are first used, so that importing the package costs nothing.
 """
