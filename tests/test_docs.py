@@ -27,8 +27,11 @@ SHOWN = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MU
 SHOWING = [page for page in PAGES if SHOWN.search(page.read_text())]
 
 
-#: Options of the programs that write traces: clang and py-spy.
-OTHERS = {"-ftime-trace", "--pid", "--nolineno", "-t", "-n"}
+#: Options of the programs that write traces: clang, py-spy, docker.
+OTHERS = {
+    *("-ftime-trace", "--pid", "--nolineno", "-t", "-n", "-f", "--subprocesses", "--native"),
+    *("--idle", "--threads", "--full-filenames", "--nonblocking", "--duration"),
+}
 
 
 def page_id(page: Path) -> str:
@@ -166,11 +169,52 @@ def test_notebook_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(result, traceanalyzer.CommOutliers)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_in_blocks_compiles(page: Path) -> None:
+    for block in re.findall(r"^```python\n((?s:.*?))^```$", page.read_text(), re.MULTILINE):
+        compile(block, page.name, "exec")
+
+
 def test_picture_is_small_and_regenerated() -> None:
     picture = "docs/images/comm_outliers.png"
     assert f"({picture})" in README
     assert picture in (ROOT / "Makefile").read_text()
     assert 10_000 < (ROOT / picture).stat().st_size < 150_000
+
+
+#: What is compared on docs/comparison.md: a peer, the command beside it, the input of both.
+BESIDE = (
+    ("HTA", "comm-outliers", "gen200.json"),
+    ("pandas", "kernels", "nsys6000000.sqlite"),
+    ("itwinai", "py-spy-report", "stacks300.txt"),
+    ("flamegraph.pl", "flamegraph", "stacks300.txt"),
+    ("trace_plot", "memory page", "snapshot1000000.pickle"),
+)
+
+
+def _speeds() -> str:
+    """The table of the comparison, from what `make bench` wrote."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    found = {(row[0], row[1]): (row[2], row[5]) for row in cells if len(row) == 7}
+    lines = ["| input | peer | s | MB | ours | s | MB |", "|---|---|--:|--:|---|--:|--:|"]
+    for peer, ours, name in BESIDE:
+        theirs, mine = found[peer, f"`{name}`"], found[ours, f"`{name}`"]
+        lines.append(
+            f"| `{name}` | {peer} | {theirs[0]} | {theirs[1]} | `{ours}` | {mine[0]} | {mine[1]} |"
+        )
+    return "\n".join(["<!-- begin: speed -->", "", *lines, "", "<!-- end: speed -->"])
+
+
+def test_compared_speeds_are_those_measured(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "docs" / "comparison.md"
+    text = path.read_text()
+    marked = re.compile(r"<!-- begin: speed -->.*<!-- end: speed -->", re.DOTALL)
+    if request.config.getoption("--bless"):
+        path.write_text(marked.sub(_speeds(), text))
+    else:
+        assert marked.findall(text) == [_speeds()], "measured again: make bless"
 
 
 # --- what the code says ----------------------------------------------------------------------
