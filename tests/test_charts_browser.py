@@ -253,6 +253,27 @@ def test_dense_marks_are_drawn_once_a_pixel(opened):
     ]  # fmt: skip
 
 
+def test_numbers_beyond_all_precision_are_drawn_too(opened):
+    columns = {
+        "large": [2.0**64, 2.0**64 + 4096, 2.0**64],
+        "vast": [1e99, -1e99, 1e98],
+        "tiny_ns": [1e-300, 5e-324, 1e-99],
+        "one": [5, 5, 5],
+        "far_ns": [2**62, 2**62 + 1, 2**62 + 2],
+    }
+    frame = pl.DataFrame(columns)
+    drawn = [
+        Chart(f"{x} {y}", f"{x} {y}", "scatter", frame, x, y, x, y, log_y=log)
+        for x in columns
+        for y in columns
+        for log in (False, True)
+    ]
+    page = opened(*drawn)
+    lost = "return Array.from(document.querySelectorAll('.plot'), (e) => /NaN/.test(e.innerHTML))"
+    assert not any(page.run(lost))
+    assert len(page.window.find_elements("css selector", ".chart.live .marks")) == len(drawn)
+
+
 # --- what is told ----------------------------------------------------------------------------
 
 
@@ -294,6 +315,34 @@ def test_the_wheel_zooms_with_ctrl_or_focus_and_scrolls_the_page_else(opened):
     page.wheel(x, y, 400)
     page.wheel(x, y, 400)
     assert page.view() == whole
+
+
+def test_two_fingers_zoom_and_one_moves(opened):
+    page = opened(durations(), width=480)
+    whole, (_, y) = page.view(), page.mark(20)
+    left = page.of("left()")
+
+    def touch(kind, *places):
+        points = [{"x": left + place, "y": y, "id": at} for at, place in enumerate(places)]
+        page.window.execute_cdp_cmd(
+            "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+        )
+
+    touch("touchStart", 100)
+    touch("touchStart", 100, 200)
+    touch("touchMove", 50, 250)
+    touch("touchEnd")
+    page.settle()
+    near = page.view()
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 2, rel=0.05)
+    touch("touchStart", 200)
+    touch("touchMove", 190)
+    touch("touchMove", 100)
+    touch("touchEnd")
+    page.settle()
+    after = page.view()
+    assert after[1] - after[0] == pytest.approx(near[1] - near[0])
+    assert after[0] > near[0]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,6 +1,7 @@
 // Where things are in the picture, and its axes, grid and labels.
 
 const WIDE = 600; // pixels from which a picture has more height
+const BROAD = 84; // pixels that bars of names are wide at most
 const RIGHT = 18, ROW = 18, GAP = 10, TILT = 40, LINE = 15, BETWEEN = 14, BOLD = 0.88;
 const SIN = Math.sin(TILT * Math.PI / 180), COS = Math.cos(TILT * Math.PI / 180);
 
@@ -11,6 +12,7 @@ class Places {
     this.scale = width / (view[1] - view[0]);
     this.logged = data.log;
     this.down = data.mark === 'span';
+    this.slim = data.mark === 'bar' && !data.width ? Math.min(BROAD / (BAR * this.scale), 1) : 1;
     const [low, high] = data.up;
     [this.low, this.high] = this.logged ? [Math.log(low), Math.log(high)] : [low, high];
   }
@@ -31,10 +33,9 @@ class Places {
 
   /** The rectangle of a row, its lower numbers first. */
   box(row, data) {
-    const [one, other] = [this.y(data.y0[row]), this.y(data.y1[row])];
-    return {
-      x0: this.x(data.x0[row]), x1: this.x(data.x1[row]), y0: Math.min(one, other), y1: Math.max(one, other),
-    };
+    const [one, other] = [this.y(data.y0[row]), this.y(data.y1[row])], middle = data.at[row];
+    const [x0, x1] = [data.x0[row], data.x1[row]].map((side) => this.x(middle + (side - middle) * this.slim));
+    return { x0, x1, y0: Math.min(one, other), y1: Math.max(one, other) };
   }
 }
 
@@ -81,7 +82,7 @@ function level(data, at, zoomed) {
 
 function levelNames(axis, from, to, at) {
   const all = named(axis, from, to, Infinity), widest = Math.max(0, ...all.ticks.map(([, text]) => measure(text)));
-  const fit = at.width / ((to - from) * at.scale) * (to - from) / ((widest + BETWEEN) / at.scale);
+  const fit = at.width / (widest + BETWEEN);
   if (all.ticks.length <= fit || widest < 44) return { ...named(axis, from, to, Math.max(fit, 1)), tilted: false, deep: LINE };
   const found = named(axis, from, to, at.width / 20), room = 120;
   const ticks = found.ticks.map(([place, text]) => [place, cut(text, Math.min(room, (at.x(place) - 4) / COS))]);

@@ -24,6 +24,7 @@ _ROWS = 12_000  # drawn of one chart
 _BYTES = 300_000  # of JSON
 _TEXT_CHARS = 160
 _EXACT = 1 << 53  # up to this a whole number is one in a browser too
+_LARGE = 1e100  # what is beyond, or no number, has no place
 _SPARSE = 4  # places of bars that are this many times further apart than they are wide have names
 _BREAKING = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -93,14 +94,17 @@ def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
         }
     ).drop_nulls(["panel", "color"])
     rows = rows.with_columns(pl.col("x", "y", "x2").map_batches(_plain))
-    rows = rows.filter(pl.all_horizontal(pl.col("x", "y", "x2").is_finite()))
+    rows = rows.filter(pl.all_horizontal(pl.col("x", "y", "x2").abs() < _LARGE))
     by = ["panel", "x"] if chart.mark == "bar" else ["x"]
     return rows.sort(by, maintain_order=True)
 
 
 def _plain(values: pl.Series) -> pl.Series:
-    """Integers or floats."""
-    return values if values.dtype.is_integer() else values.cast(pl.Float64)
+    """Integers or floats, without those that are as good as 0."""
+    if values.dtype.is_integer():
+        return values
+    floats = values.cast(pl.Float64)
+    return floats.set(floats.abs() < 1 / _LARGE, 0.0)
 
 
 def _named(marks: Marks, axis: str) -> bool:

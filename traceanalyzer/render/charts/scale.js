@@ -73,10 +73,10 @@ function ticksOf(axis, from, to, most, zoomed = false) {
     label = `${label} after ${placeSaid(axis, origin * factor, round * factor)}`;
   }
   const first = Math.ceil((low - origin) / step - 1e-6), last = Math.floor((high - origin) / step + 1e-6);
-  const ticks = [];
-  for (let at = first; at <= last; at++) {
-    ticks.push([(origin + at * step) * factor, number(at * step, decimals, axis.grouped)]);
-  }
+  const count = clamp(last - first + 1, 0, 2 * most + 2) || 0; // the bound is for numbers beyond all precision
+  const ticks = Array.from({ length: count }, (_, at) => [
+    (origin + (first + at) * step) * factor, number((first + at) * step, decimals, axis.grouped),
+  ]);
   return { ticks, heading: heading(label, unit) };
 }
 
