@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.annotations import Annotations
     from traceanalyzer.analyzers.api_calls import CudaApi
     from traceanalyzer.analyzers.comm_outliers import CommOutliers
+    from traceanalyzer.analyzers.diagnosis import Diagnosis
     from traceanalyzer.analyzers.flamegraph import FlameGraph
     from traceanalyzer.analyzers.gpu_idle import GpuIdle
     from traceanalyzer.analyzers.host_metrics import HostMetrics
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         comm_outliers,
         convert,
         cuda_api,
+        diagnose,
         find_inputs,
         flamegraph,
         gpu_idle,
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
         UnknownFormat,
         UnreadableFile,
     )
-    from traceanalyzer.result import Chart, Result, Table
+    from traceanalyzer.result import Chart, Finding, Result, Table
     from traceanalyzer.trace import Device, Meta, Trace, concat
 
     __version__: str
@@ -85,6 +87,7 @@ _HOME = {
             "comm_outliers",
             "convert",
             "cuda_api",
+            "diagnose",
             "find_inputs",
             "flamegraph",
             "gpu_idle",
@@ -106,7 +109,7 @@ _HOME = {
         "api",
     ),
     **dict.fromkeys(("Device", "Meta", "Trace", "concat"), "trace"),
-    **dict.fromkeys(("Chart", "Result", "Table"), "result"),
+    **dict.fromkeys(("Chart", "Finding", "Result", "Table"), "result"),
     **dict.fromkeys(
         (
             "InputError",
@@ -124,6 +127,7 @@ _HOME = {
     "Annotations": "analyzers.annotations",
     "CommOutliers": "analyzers.comm_outliers",
     "CudaApi": "analyzers.api_calls",
+    "Diagnosis": "analyzers.diagnosis",
     "FlameGraph": "analyzers.flamegraph",
     "GpuIdle": "analyzers.gpu_idle",
     "HostMetrics": "analyzers.host_metrics",
@@ -144,6 +148,8 @@ __all__ = [
     "CommOutliers",
     "CudaApi",
     "Device",
+    "Diagnosis",
+    "Finding",
     "FlameGraph",
     "GpuIdle",
     "HostMetrics",
@@ -177,6 +183,7 @@ __all__ = [
     "concat",
     "convert",
     "cuda_api",
+    "diagnose",
     "find_inputs",
     "flamegraph",
     "gpu_idle",

@@ -50,6 +50,45 @@ class Table:
     whole: bool = False
 
 
+#: How grave a finding is, the least first.
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+
+#: How sure a finding is.
+Confidence = Literal["low", "medium", "high"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, or worth knowing, with what it costs.
+
+    Attributes:
+        rule: the id of the rule that found it.
+        severity: how grave it is.
+        confidence: how sure it is.
+        title: what is wrong, one sentence.
+        evidence: the numbers behind it, a sentence each.
+        advice: what to try.
+        analysis: the analysis that it rests on, which shows more.
+        cost_ns: time that it costs, all devices together, or None.
+        cost_bytes: memory that it costs, or None.
+        cost_frac: the cost as a share, or None.
+        of: what ``cost_frac`` is a share of.
+    """
+
+    rule: str
+    severity: Severity
+    confidence: Confidence
+    title: str
+    evidence: tuple[str, ...]
+    advice: str
+    analysis: str
+    cost_ns: int | None = None
+    cost_bytes: int | None = None
+    cost_frac: float | None = None
+    of: str = ""
+
+
 @dataclass(frozen=True)
 class Chart:
     """A plot by column names of a frame; units follow from the columns' suffixes.
@@ -186,6 +225,11 @@ class Result:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was not counted, assumed or missing."""
+        return ()
+
+    @property
+    def diagnosis(self) -> tuple[Finding, ...]:
+        """What is wrong, the gravest first."""
         return ()
 
     @property

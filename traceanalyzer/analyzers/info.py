@@ -146,6 +146,16 @@ class Info(Result):
         return ("A sum of durations counts nested and concurrent events each in full.",)
 
 
+@dataclass(frozen=True)
+class Part:
+    """What is told of one trace: rows of the frames of :class:`Info`."""
+
+    files: list[dict[str, Any]]
+    contents: list[dict[str, Any]]
+    kinds: list[pl.DataFrame]
+    issues: list[dict[str, Any]]
+
+
 def info(traces: Iterable[Trace], skipped: Sequence[tuple[str, str]] = ()) -> Info:
     """What each trace is and holds.
 
@@ -156,17 +166,30 @@ def info(traces: Iterable[Trace], skipped: Sequence[tuple[str, str]] = ()) -> In
         traces: traces read with all their kinds.
         skipped: (path, reason) of files that were not read.
     """
-    files, contents, kinds, issues = [], [], [_empty_kinds()], []
-    for meta, part in (pair for trace in traces for pair in _by_source(trace)):
-        files.append(_file(meta, part.events))
-        contents.append(_content(meta, part))
-        kinds.append(_kinds(part))
-        issues += [{"path": meta.path, **row} for row in part.issues.drop("rank").to_dicts()]
-        issues += [{"path": meta.path, **row} for row in _overlapping(part.events)]
+    return combine([look(trace) for trace in traces], skipped)
+
+
+def look(trace: Trace) -> Part:
+    """What one trace is and holds."""
+    part = Part([], [], [], [])
+    for meta, own in _by_source(trace):
+        part.files.append(_file(meta, own.events))
+        part.contents.append(_content(meta, own))
+        part.kinds.append(_kinds(own))
+        part.issues.extend({"path": meta.path, **row} for row in own.issues.drop("rank").to_dicts())
+        part.issues.extend({"path": meta.path, **row} for row in _overlapping(own.events))
+    return part
+
+
+def combine(parts: Sequence[Part], skipped: Sequence[tuple[str, str]] = ()) -> Info:
+    """What all traces are and hold."""
+    files = [row for part in parts for row in part.files]
+    contents = [row for part in parts for row in part.contents]
+    issues = [row for part in parts for row in part.issues]
     return Info(
         files=pl.DataFrame(files, schema=_FILES, orient="row"),
         contents=pl.DataFrame(contents, schema=_CONTENTS, orient="row"),
-        kinds=_all_kinds(pl.concat(kinds)),
+        kinds=_all_kinds(pl.concat([_empty_kinds(), *(k for part in parts for k in part.kinds)])),
         issues=_worst_first(pl.DataFrame(issues, schema=_ISSUES, orient="row")),
         skipped=pl.DataFrame(list(skipped), schema=_SKIPPED, orient="row"),
     )

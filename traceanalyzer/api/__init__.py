@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
     from traceanalyzer.api.cuda import cuda_api, transfers
+    from traceanalyzer.api.diagnosis import diagnose
     from traceanalyzer.api.feeding import launches
     from traceanalyzer.api.held import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.host import host_metrics
@@ -41,6 +42,7 @@ _HOME = {
     "comm_outliers": "api.communication",
     "convert": "api.conversion",
     **dict.fromkeys(("cuda_api", "transfers"), "api.cuda"),
+    "diagnose": "api.diagnosis",
     **dict.fromkeys(("flamegraph", "py_spy_report"), "api.stacks"),
     **dict.fromkeys(("overlap", "steps"), "api.time"),
     "gpu_idle": "api.idle",
@@ -57,7 +59,8 @@ _HOME = {
 
 __all__ = [
     "NO_FORMAT", "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations",
-    "comm_outliers", "convert", "cuda_api", "find_inputs", "flamegraph", "gpu_idle", "host_metrics",
+    "comm_outliers", "convert", "cuda_api", "diagnose", "find_inputs", "flamegraph", "gpu_idle",
+    "host_metrics",
     "info", "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom",
     "natural", "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
 ]  # fmt: skip

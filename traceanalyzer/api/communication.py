@@ -66,9 +66,16 @@ def comm_outliers(
         z=z,
         min_wait_ns=min_wait_ns,
     )
-    result = comm.with_context(result, _contexts(result, items, gathering))
+    result = with_late_ranks(result, items, reading)
     held = [fill for item in (*snapshots, *each(memory)) for fill in gathering.fills(item)]
     return comm.with_memory(result, gathering.metas, held) if held else result
+
+
+def with_late_ranks(
+    result: CommOutliers, items: Sequence[Trace | str], reading: Reading
+) -> CommOutliers:
+    """The same result, knowing what late ranks were doing: of files that is read for it."""
+    return comm.with_context(result, _contexts(result, items, _Gathering(reading, ())))
 
 
 def _apart(

@@ -15,6 +15,7 @@ from traceanalyzer.cli.annotations import annotations
 from traceanalyzer.cli.api_calls import api_calls
 from traceanalyzer.cli.comm_outliers import comm_outliers
 from traceanalyzer.cli.convert import convert
+from traceanalyzer.cli.diagnose import diagnose
 from traceanalyzer.cli.flamegraph import flamegraph
 from traceanalyzer.cli.gpu_idle import gpu_idle
 from traceanalyzer.cli.host_metrics import host_metrics
@@ -42,6 +43,7 @@ def cli() -> None:
 
 
 for _command in (
+    diagnose,
     info,
     gpu_idle,
     steps,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ALL = "all"
 _DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
-Command = Callable[..., None]
+#: A command; what it returns is the exit status, None for 0.
+Command = Callable[..., int | None]
 
 
 def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -135,8 +136,8 @@ def reading(command: Command) -> Command:
         until: int | None,
         quiet: bool,
         **rest: Any,
-    ) -> None:
-        command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
+    ) -> int | None:
+        return command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
 
     return wrapped
 
@@ -166,10 +167,10 @@ def writing(command: Command) -> Command:
         to: Form | None,
         top: int | str | None,
         **rest: Any,
-    ) -> None:
+    ) -> int | None:
         form = to or _form(output)
         rows = TOP.get(form) if top is None else top
         limit = rows if isinstance(rows, int) else None
-        command(*args, writing=Writing(output, force, form, limit), **rest)
+        return command(*args, writing=Writing(output, force, form, limit), **rest)
 
     return wrapped

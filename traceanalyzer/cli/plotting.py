@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from traceanalyzer.cli import output
-from traceanalyzer.cli.options import Writing
+from traceanalyzer.cli.options import Command, Writing
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import BINARY, Form, form_of, render
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
-
-Command = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def plotting(what: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         @click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")
         @wraps(command)
-        def wrapped(*args: Any, plot: str | None, **rest: Any) -> None:
-            command(*args, plot=Plot(plot), **rest)
+        def wrapped(*args: Any, plot: str | None, **rest: Any) -> int | None:
+            return command(*args, plot=Plot(plot), **rest)
 
         return wrapped
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.render.scale import cells, is_number
-from traceanalyzer.render.text import prose, shorten, visible
+from traceanalyzer.render.text import costs, prose, shorten, visible
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Result, Table
+    from traceanalyzer.result import Finding, Result, Table
 
 _FALLBACK_WIDTH = 120  # where no terminal tells its size
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
@@ -46,6 +46,7 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
     width = known or _FALLBACK_WIDTH
     line = min(width, _PROSE_WIDTH)
     parts = [prose(result.title), _filled(prose(result.verdict), line)]
+    parts += [_finding(number, finding, line) for number, finding in enumerate(result.diagnosis, 1)]
     parts += [
         _table(table, top, known if table.whole else width)
         for table in result.tables
@@ -135,13 +136,29 @@ def _total(columns: list[_Column]) -> int:
     return sum(column.width + _SEPARATOR for column in columns) - 1
 
 
+def _finding(number: int, finding: Finding, width: int) -> str:
+    """A finding: what it costs and what it is, the numbers behind it, what to try."""
+    cost = ", ".join(costs(finding))
+    head = f"{number}. {finding.severity}: {finding.rule}{f' ({cost})' if cost else ''}"
+    said = [
+        _filled(prose(finding.title), width, indent="   "),
+        *(_filled(prose(one), width, indent="   ") for one in finding.evidence),
+        _filled(prose(f"To try: {finding.advice}"), width, indent="   ") if finding.advice else "",
+        f"   How sure: {finding.confidence}.",
+    ]
+    return "\n".join((head, *(one for one in said if one)))
+
+
 def _note(note: str, width: int) -> str:
     return _filled(prose(note), width, bullet="- ")
 
 
-def _filled(text: str, width: int, *, bullet: str = "") -> str:
+def _filled(text: str, width: int, *, bullet: str = "", indent: str = "") -> str:
     """Lines broken between words only, and ``no-time`` is one; indented behind the bullet."""
-    indent = " " * len(bullet)
     return textwrap.fill(
-        text, width, initial_indent=bullet, subsequent_indent=indent, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=bullet or indent,
+        subsequent_indent=" " * len(bullet) or indent,
+        break_on_hyphens=False,
     )

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from traceanalyzer.units import format_bytes, format_frac, format_ns
+
+if TYPE_CHECKING:
+    from traceanalyzer.result import Finding
 
 # C0 and C1 controls, DEL; soft hyphen and zero-width characters; line separators; marks,
 # embeddings, overrides and isolates that turn the direction of text; the BOM; interlinear and tag
@@ -32,6 +38,14 @@ def shorten(text: str, width: int) -> str:
 def prose(text: str) -> str:
     """A sentence made harmless, with words of absurd length cut in the middle."""
     return _LONG_WORD.sub(lambda match: shorten(match[0], 80), visible(text))
+
+
+def costs(finding: Finding) -> list[str]:
+    """What a finding costs, as people read it: ``185.1 ms``, ``20.7 % of step time``."""
+    found = [format_ns(finding.cost_ns), format_bytes(finding.cost_bytes)]
+    if finding.cost_frac is not None:
+        found.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
+    return [text for text in found if text]
 
 
 def _spelled(match: re.Match[str]) -> str:

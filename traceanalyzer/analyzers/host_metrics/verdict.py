@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from traceanalyzer.analyzers.host_metrics.measures import (
+    BUSY_PERCENT,
+    busiest_disk,
+    busy_processors,
+    fullest_memory,
+    most_swap,
+)
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.host_metrics.result import HostMetrics
-
-#: Processors this busy (in percent) have nothing left for more loader workers.
-_BUSY_PERCENT = 95
 
 #: From this share of the time on, busy processors are worth naming; always from this mean on.
 _BUSY_FRAC = 0.05
@@ -53,29 +57,20 @@ def notes(result: HostMetrics) -> tuple[str, ...]:
 
 
 def _processors(result: HostMetrics) -> str:
-    readings = _of(result, "cpu", "cpu_percent").drop_nulls("lasted_ns")
-    held = int(readings["lasted_ns"].sum())
-    busy = int(readings.filter(pl.col("value") >= _BUSY_PERCENT)["lasted_ns"].sum())
-    if not held or busy / held < _BUSY_FRAC:
+    found = busy_processors(result)
+    if found is None or found[0] < _BUSY_FRAC:
         return ""
-    mean = result.series.filter(pl.col("series") == "cpu_percent")["mean"][0]
+    share, mean = found
     return (
-        f"The host's processors were at {_BUSY_PERCENT} % or more for {format_frac(busy / held)} "
+        f"The host's processors were at {BUSY_PERCENT} % or more for {format_frac(share)} "
         f"of the time ({mean:.0f} % on average): whatever runs on the host competes, data loading "
         "and the launching of kernels among it."
     )
 
 
 def _memory(result: HostMetrics) -> str:
-    used, available = (_of(result, "memory/virtual", s) for s in ("used_bytes", "available_bytes"))
-    keys = ["on", "path", "at_ns"]
-    both = used.join(available.select(*keys, free="value"), on=keys)
-    both = both.with_columns(total=pl.col("value") + pl.col("free")).filter(pl.col("total") > 0)
-    if both.is_empty():
-        return ""
-    full = both.with_columns(frac=pl.col("value") / pl.col("total")).sort("frac", descending=True)
-    worst = full.row(0, named=True)
-    if worst["frac"] < _FULL_FRAC:
+    worst = fullest_memory(result)
+    if worst is None or worst["frac"] < _FULL_FRAC:
         return ""
     return (
         f"Memory was up to {format_frac(worst['frac'])} full: {format_bytes(worst['value'])} used "
@@ -84,14 +79,9 @@ def _memory(result: HostMetrics) -> str:
 
 
 def _swap(result: HostMetrics) -> str:
-    used = result.counters.filter(
-        (pl.col("counter") == "memory/swap")
-        & (pl.col("series") == "used_bytes")
-        & (pl.col("max") > 0)
-    )
-    if used.is_empty():
+    worst = most_swap(result)
+    if worst is None:
         return ""
-    worst = used.sort("max", "on", descending=[True, False]).row(0, named=True)
     grew = worst["last"] - worst["first"]
     more = f", {format_bytes(grew)} more at the end than at the start" if grew > 0 else ""
     return f"Swap is in use: up to {format_bytes(worst['max'])}{more}."
@@ -109,14 +99,9 @@ def _retries(result: HostMetrics) -> str:
 
 
 def _disks(result: HostMetrics) -> str:
-    found = result.series.filter(
-        pl.col("counter").str.starts_with("disk/"),
-        pl.col("series") == "busy_time_ms",
-        pl.col("max") >= _DISK_BUSY_MS,
-    ).sort("max", "counter", descending=[True, False])
-    if found.is_empty():
+    disk = busiest_disk(result)
+    if disk is None or disk["max"] < _DISK_BUSY_MS:
         return ""
-    disk = found.row(0, named=True)
     return (
         f"{disk['counter'].removeprefix('disk/')} was busy for {format_frac(disk['max'] / 1000)} "
         f"of the time at worst, {format_frac(disk['mean'] / 1000)} on average."
@@ -147,10 +132,6 @@ def _nothing(result: HostMetrics) -> str:
         f"{_number(result.series.height, 'series', '')} of counters over "
         f"{format_ns(result.span_ns)}; nothing in them is known to be a fault."
     )
-
-
-def _of(result: HostMetrics, counter: str, series: str) -> pl.DataFrame:
-    return result.readings.filter(pl.col("counter") == counter, pl.col("series") == series)
 
 
 def _number(n: int, thing: str, plural: str = "s") -> str:

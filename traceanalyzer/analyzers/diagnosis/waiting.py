@@ -1,0 +1,131 @@
+"""Rules about devices that run nothing: one for each cause of idleness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import polars as pl
+
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
+from traceanalyzer.analyzers.gpu_idle import GpuIdle, causes, words
+from traceanalyzer.analyzers.launches import Launches
+from traceanalyzer.analyzers.places import places
+from traceanalyzer.result import Confidence, Severity
+from traceanalyzer.units import format_frac, format_ns
+
+#: From this many times the median on, one device's idleness is told apart.
+_APART = 2
+
+_LEVELS: Mapping[Severity, float] = {"warning": 0.05, "critical": 0.2}
+#: What is not a fault, or is measured better by another rule.
+_OWN_LEVELS: Mapping[str, Mapping[Severity, float]] = {
+    causes.PROFILER: {"info": 0.05, "warning": 0.2},
+    causes.SHORT_GAP: {"info": 0.1, "warning": 0.3},
+    causes.LAUNCH: {"info": 0.2, "warning": 0.4},
+}
+_IDS = {
+    causes.PROFILER: "profiler-overhead",
+    causes.SHORT_GAP: "short-gaps",
+    causes.DATALOADING: "data-loading",
+    causes.BATCH_COPY: "batch-copies",
+    causes.SYNCHRONISATION: "synchronisation",
+    causes.MEMORY_MANAGEMENT: "memory-management",
+    causes.CHECKPOINT_IO: "checkpoints",
+    causes.PEER: "waiting-for-ranks",
+    causes.LAUNCH: "launch-overhead",
+    causes.HOST_CODE: "host-code",
+    causes.UNKNOWN: "unknown-idleness",
+}
+#: Names alone tell these, and people name things as they like.
+_CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
+
+
+def rules() -> tuple[Rule, ...]:
+    """A rule for each cause of idleness."""
+    return tuple(
+        Rule(
+            _IDS[cause],
+            "gpu_idle",
+            f"devices are idle: {words.WAITING[cause]}",
+            "share of step time (of the recorded time, where no steps are marked)",
+            _OWN_LEVELS.get(cause, _LEVELS),
+            partial(_judge, cause),
+        )
+        for cause in causes.CAUSES
+    )
+
+
+def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
+    column = f"{cause}_ns"
+    rows = result.steps if result.step_ns else result.units
+    whole, cost = result.step_ns or result.span_ns, int(rows[column].sum())
+    if not whole or not cost:
+        return
+    share = cost / whole
+    what = "training thread" if result.on_host else "GPU"
+    who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
+    of = "step time" if result.step_ns else "the recorded time"
+    yield Measured(
+        size=share,
+        title=f"For {format_frac(share)} of {of} {who}, {words.WAITING[cause]}: "
+        f"{format_ns(cost)}{_per_step(result, cost)}.",
+        evidence=tuple(_evidence(result, cause, answers)),
+        advice=_advice(result, cause, cost),
+        cost_ns=cost,
+        cost_frac=share,
+        of=of,
+        confidence=_CONFIDENCE.get(cause, "high" if result.host_known else "medium"),
+    )
+
+
+def _per_step(result: GpuIdle, cost: int) -> str:
+    steps = result.steps.height
+    return f", {format_ns(cost / steps)} a step" if steps else ""
+
+
+def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
+    column = f"{cause}_ns"
+    named = result.units.with_columns(places(result.units))
+    order = named.sort(column, "on", descending=[True, False])
+    worst, median = order.row(0, named=True), order[column].median()
+    if named.height > 1 and isinstance(median, float) and worst[column] >= _APART * median:
+        who = str(worst["on"])
+        yield (
+            f"{who[:1].upper()}{who[1:]} stands out: {format_ns(worst[column])} against "
+            f"{format_ns(median)} (median)."
+        )
+    gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    if gaps.height:
+        gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
+        step = f", in {gap['step']}" if gap["step"] else ""
+        inside = gap["host_event"] or gap["python"]
+        yield (
+            f"The longest such gap takes {format_ns(gap['end'] - gap['start'])}{step}"
+            f"{f', while the host is in {inside}' if inside else ''}."
+        )
+    if cause == causes.DATALOADING:
+        hidden = int(result.units["hidden_loader_ns"].sum())
+        if hidden:
+            yield f"The loader took another {format_ns(hidden)} while the GPU was busy."
+    if cause == causes.SYNCHRONISATION:
+        yield from _synchronising(answers)
+
+
+def _synchronising(answers: Answers) -> Iterator[str]:
+    """Where the host waits for the device, which launches knows."""
+    found = answers.get("launches")
+    if isinstance(found, Launches) and found.synchronising.height:
+        worst = found.synchronising.row(0, named=True)
+        where = worst["operator"] or worst["annotation"] or worst["python"]
+        yield (
+            f"Most of it is at {worst['call']}{f' in {where}' if where else ''}, "
+            f"{worst['n']:,} {'time' if worst['n'] == 1 else 'times'}."
+        )
+
+
+def _advice(result: GpuIdle, cause: str, cost: int) -> str:
+    code = result.hints["other code"]
+    if cause == causes.UNKNOWN:
+        return f"What the host did was not recorded: {code} shows which code runs meanwhile."
+    return f"{words.ADVICE[cause].format(code=code)} would save {format_ns(cost)} at most."

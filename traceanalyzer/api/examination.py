@@ -1,0 +1,139 @@
+"""All questions asked of all files at once, each file read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Unpack
+
+from traceanalyzer.analyzers.comm_outliers import CommOutliers, with_memory
+from traceanalyzer.analyzers.memory import fills
+from traceanalyzer.analyzers.ranks import of_rank
+from traceanalyzer.api.communication import with_late_ranks
+from traceanalyzer.api.gathering import Reading, Skipped, skipped_notes
+from traceanalyzer.api.questions import QUESTIONS
+from traceanalyzer.api.reading import Inputs, each, read
+from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.result import Result
+from traceanalyzer.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory import Fill
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The answers to all questions.
+
+    Attributes:
+        answers: by the name of the analysis, those that there are; in the order of a report.
+        missing: why the others have none.
+        commands: what asks each question on the command line.
+        skipped: files that could not be read, and why.
+        files: how many could.
+    """
+
+    answers: Mapping[str, Result]
+    missing: Mapping[str, str]
+    commands: Mapping[str, str]
+    skipped: tuple[Skipped, ...]
+    files: int
+
+
+@dataclass
+class _Gathered:
+    """What files contribute to one question."""
+
+    parts: list[Any] = field(default_factory=list)
+    formats: set[str] = field(default_factory=set)
+    lacking: list[tuple[Meta, str]] = field(default_factory=list)
+
+    def notes(self) -> tuple[str, ...]:
+        """Files that lack what others of their format have."""
+        found = [Skipped(m.path, why) for m, why in self.lacking if m.format in self.formats]
+        return skipped_notes(found)
+
+
+def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
+    """Whatever can be told of the files; one of them is in memory at a time.
+
+    Args:
+        inputs: traces, files and folders, of any format, of one run.
+        **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        OptionError: no input is of the rank that is asked for.
+    """
+    items = each(inputs)
+    gathered = {question.name: _Gathered() for question in QUESTIONS}
+    held: list[Fill] = []
+    metas: dict[str, Meta] = {}
+    skipped: list[Skipped] = []
+    failed: InputError | None = None
+    for item in items:
+        try:
+            trace = item if isinstance(item, Trace) else _read(item, reading)
+        except InputError as error:
+            failed = failed or error
+            skipped.append(Skipped(error.path, error.what))
+            continue
+        for own in of_rank([trace], reading.get("rank"), alone=len(items) == 1):
+            metas |= {meta.path: meta for meta in own.sources}
+            held += _fills(own)
+            _ask(own, gathered)
+        del trace
+    if failed and not metas:
+        raise failed
+    if not metas:
+        raise OptionError(f"no input is of rank {reading.get('rank')}")
+    answers, missing = _answered(gathered)
+    found = answers.get("comm_outliers")
+    if isinstance(found, CommOutliers):
+        told = with_late_ranks(found, items, reading)
+        answers["comm_outliers"] = with_memory(told, metas, held) if held else told
+    commands = {question.name: question.command for question in QUESTIONS}
+    return Examination(answers, missing, commands, tuple(skipped), len(metas))
+
+
+def _read(path: str, reading: Reading) -> Trace:
+    how = {name: reading.get(name) for name in ("format", "since_ns", "until_ns", "progress")}
+    trace = read(path, **how)  # type: ignore[arg-type]
+    if seen := reading.get("seen"):
+        seen(trace)
+    return trace
+
+
+def _ask(trace: Trace, gathered: Mapping[str, _Gathered]) -> None:
+    for question in QUESTIONS:
+        into = gathered[question.name]
+        try:
+            into.parts.append(question.extract(trace))
+            into.formats.add(trace.meta.format)
+        except MissingData as error:
+            into.lacking.append((trace.meta, str(error).removeprefix(f"{trace.meta.path}: ")))
+
+
+def _answered(
+    gathered: Mapping[str, _Gathered],
+) -> tuple[dict[str, Result], dict[str, str]]:
+    answers: dict[str, Result] = {}
+    missing: dict[str, str] = {}
+    for question in QUESTIONS:
+        own = gathered[question.name]
+        missing[question.name] = next((why for _, why in own.lacking), "nothing was recorded")
+        if own.parts:
+            try:
+                answers[question.name] = question.combine(own.parts, own.notes())
+                del missing[question.name]
+            except MissingData as error:
+                missing[question.name] = str(error)
+            own.parts.clear()
+    return answers, missing
+
+
+def _fills(trace: Trace) -> list[Fill]:
+    try:
+        return fills(trace)
+    except MissingData:
+        return []
