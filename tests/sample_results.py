@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.result import Chart, Finding, Result, Table
 
 LONG_KERNEL = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
@@ -38,6 +38,11 @@ class Sample(Result):
     shown: tuple[Table, ...] = ()
     drawn: tuple[Chart, ...] = ()
     noted: tuple[str, ...] = ()
+    wrong: tuple[Finding, ...] = ()
+
+    @property
+    def diagnosis(self) -> tuple[Finding, ...]:
+        return self.wrong
 
     @property
     def title(self) -> str:
@@ -128,6 +133,14 @@ def ordinary() -> Sample:
     return Sample(shown=(groups(), empty), drawn=(durations(), skew()), noted=notes)
 
 
+def wrong(*names: str) -> tuple[Finding, ...]:
+    """A finding for each name, which stands wherever text can."""
+    return tuple(
+        Finding(name, "warning", "low", name, (name, name), name, name, 12_000, 4096, 0.5, name)
+        for name in names
+    )
+
+
 def hostile() -> Sample:
     """Every place a name can reach, held by a hostile one."""
     frame = pl.DataFrame(
@@ -155,7 +168,7 @@ def hostile() -> Sample:
         )
         for mark in ("bar", "span", "scatter", "line")
     )
-    return Sample(everything, everything, tables, charts, HOSTILE)
+    return Sample(everything, everything, tables, charts, HOSTILE, wrong(*HOSTILE))
 
 
 def empty() -> Sample:

@@ -38,7 +38,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("script", ["make_schema.py", "make_commands.py"])
+@pytest.mark.parametrize("script", ["make_schema.py", "make_commands.py", "make_rules.py"])
 def test_derived_pages_are_current(script: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / script))
     assert made["PAGE"].read_text() == made["page"](), "run: make docs"

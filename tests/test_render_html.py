@@ -17,6 +17,7 @@ ALLOWED = {
     *("html", "head", "meta", "link", "title", "style", "body", "main", "h1", "h2", "h3", "h4"),
     *("p", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "ul", "li", "figure"),
     *("figcaption", "details", "summary", "script"),
+    *("ol", "span", "code", "strong"),
 }
 
 

@@ -43,6 +43,7 @@ class Questions:
     annotations = api.annotations
     comm_outliers = api.comm_outliers
     cuda_api = api.cuda_api
+    diagnose = api.diagnose
     flamegraph = api.flamegraph
     gpu_idle = api.gpu_idle
     host_metrics = api.host_metrics

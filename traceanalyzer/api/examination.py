@@ -10,8 +10,8 @@ from traceanalyzer.analyzers.comm_outliers import CommOutliers, with_memory
 from traceanalyzer.analyzers.memory import fills
 from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.communication import with_late_ranks
-from traceanalyzer.api.gathering import Reading, Skipped, skipped_notes
-from traceanalyzer.api.questions import QUESTIONS
+from traceanalyzer.api.gathering import Reading, Skipped, cut, skipped_notes
+from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT
 from traceanalyzer.api.reading import Inputs, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.result import Result
@@ -73,7 +73,7 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
     failed: InputError | None = None
     for item in items:
         try:
-            trace = item if isinstance(item, Trace) else _read(item, reading)
+            trace = _cut(item if isinstance(item, Trace) else _read(item, reading), reading)
         except InputError as error:
             failed = failed or error
             skipped.append(Skipped(error.path, error.what))
@@ -97,11 +97,15 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
 
 
 def _read(path: str, reading: Reading) -> Trace:
-    how = {name: reading.get(name) for name in ("format", "since_ns", "until_ns", "progress")}
-    trace = read(path, **how)  # type: ignore[arg-type]
+    trace = read(path, format=reading.get("format"), progress=reading.get("progress"))
     if seen := reading.get("seen"):
         seen(trace)
     return trace
+
+
+def _cut(trace: Trace, reading: Reading) -> Trace:
+    """The stretch that is asked for; what memory holds depends on its whole history."""
+    return trace if trace.meta.format == SNAPSHOT else cut(trace, reading)
 
 
 def _ask(trace: Trace, gathered: Mapping[str, _Gathered]) -> None:

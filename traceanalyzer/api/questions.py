@@ -28,7 +28,8 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace, record_hint
 
-_SNAPSHOT = "memory-snapshot"
+#: Of these the whole history counts.
+SNAPSHOT = "memory-snapshot"
 _Weighed = TypeVar("_Weighed", flamegraph.Part, leaf_paths.Part)
 
 _WORK, _OPERATORS = kernel.Question(), operator.Question()
@@ -63,7 +64,7 @@ def _collectives(trace: Trace) -> comm.Part:
 
 def _flame_part(trace: Trace) -> flamegraph.Part:
     """Stacks of time or samples; the bytes of a snapshot are another question."""
-    if trace.meta.format == _SNAPSHOT:
+    if trace.meta.format == SNAPSHOT:
         raise MissingData(
             f"{trace.meta.path}: no stacks of time; {record_hint(trace.meta, 'stack')}"
         )

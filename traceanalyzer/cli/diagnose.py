@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from traceanalyzer.cli.options import Reading, Writing, reading, writing
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.cli.summary import report
-
-if TYPE_CHECKING:
-    from traceanalyzer.trace import Trace
 
 _SEVERITIES = ("info", "warning", "critical")
 _FOUND = 3  # the exit status of --fail-on
@@ -64,7 +61,7 @@ def diagnose(
     return _FOUND if _reached(fail_on, result.worst) else 0
 
 
-def _summed_up(trace: Trace, reading: Reading) -> None:
+def _summed_up(trace: Any, reading: Reading) -> None:
     report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 

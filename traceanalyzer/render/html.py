@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render import charts, flamegraph, occupancy
+from traceanalyzer.render import cards, charts, flamegraph, occupancy
 from traceanalyzer.render.scale import cells, is_number
 from traceanalyzer.render.text import prose, shorten
 
@@ -79,10 +79,11 @@ def page(result: Result, *, top: int | None = 100) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="icon" href="data:,">',
         f"<title>{_prose(result.title)}</title>",
-        f"<style>{_STYLE}{style}</style></head>",
+        f"<style>{_style(result)}{style}</style></head>",
         '<body class="traceanalyzer"><main>',
         f"<h1>{_prose(result.title)}</h1>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
+        cards.cards(result.diagnosis),
         *drawings,
         *(_table(table, top, heading="h2") for table in result.tables),
         _notes(result, heading="h2"),
@@ -100,9 +101,10 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     the viewer runs there, and cannot reach the notebook.
     """
     lines = [
-        f'<div class="traceanalyzer"><style>{_STYLE}</style>',
+        f'<div class="traceanalyzer"><style>{_style(result)}</style>',
         f"<h3>{_prose(result.title)}</h3>",
         f'<p class="verdict">{_prose(result.verdict)}</p>',
+        cards.cards(result.diagnosis),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
         *(_table(table, top, heading="h4") for table in result.tables),
@@ -110,6 +112,10 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
         "</div>",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _style(result: Result) -> str:
+    return _STYLE + (cards.STYLE if result.diagnosis else "")
 
 
 def _viewing(viewers: list[ModuleType]) -> str:

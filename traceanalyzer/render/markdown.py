@@ -11,10 +11,10 @@ import re
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render.scale import cells, is_number
-from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.render.text import costs, prose, shorten
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Result, Table
+    from traceanalyzer.result import Finding, Result, Table
 
 _CELL_CHARS = 90
 
@@ -43,12 +43,21 @@ def render(result: Result, *, top: int | None = 20) -> str:
     shown = [table for table in result.tables if top is None or not table.detail]
     more = [table.title for table in result.tables if top is not None and table.detail]
     parts = [f"## {_line(result.title)}", _line(result.verdict)]
+    parts += [_finding(number, one) for number, one in enumerate(result.diagnosis, 1)]
     parts += [_table(table, top) for table in shown]
     if more:
         parts.append(f"More with `--top all`: {_line('; '.join(more))}.")
     if result.notes:
         parts.append("\n".join(f"- {_line(note)}" for note in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _finding(number: int, one: Finding) -> str:
+    cost = ", ".join(costs(one))
+    head = f"### {number}\\. {one.severity}: {_line(one.rule)}{f' ({_line(cost)})' if cost else ''}"
+    said = [*one.evidence, *((f"To try: {one.advice}",) if one.advice else ())]
+    said.append(f"How sure: {one.confidence}.")
+    return "\n\n".join((head, _line(one.title), "\n".join(f"- {_line(text)}" for text in said)))
 
 
 def _table(table: Table, top: int | None) -> str:

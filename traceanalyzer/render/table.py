@@ -139,7 +139,7 @@ def _total(columns: list[_Column]) -> int:
 def _finding(number: int, finding: Finding, width: int) -> str:
     """A finding: what it costs and what it is, the numbers behind it, what to try."""
     cost = ", ".join(costs(finding))
-    head = f"{number}. {finding.severity}: {finding.rule}{f' ({cost})' if cost else ''}"
+    head = prose(f"{number}. {finding.severity}: {finding.rule}{f' ({cost})' if cost else ''}")
     said = [
         _filled(prose(finding.title), width, indent="   "),
         *(_filled(prose(one), width, indent="   ") for one in finding.evidence),

@@ -1,0 +1,46 @@
+"""Writes the table of rules into ``docs/diagnose.md``; ``make docs`` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceanalyzer.analyzers.diagnosis import RULES, Rule
+from traceanalyzer.api.questions import QUESTIONS
+
+PAGE = Path(__file__).with_name("diagnose.md")
+_BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"
+_PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memory"}
+
+
+def table() -> str:
+    """All rules, by the command that shows more."""
+    commands = {question.name: question.command for question in QUESTIONS}
+    lines = [
+        "| rule | what it looks for | measured | info | warning | critical | more |",
+        "|---|---|---|--:|--:|--:|---|",
+    ]
+    return "\n".join([*lines, *(_row(rule, commands[rule.analysis]) for rule in RULES)])
+
+
+def _row(rule: Rule, command: str) -> str:
+    levels = (_level(rule, name) for name in ("info", "warning", "critical"))
+    page = f"{_PAGES.get(command, command)}.md"
+    texts = (f"`{rule.id}`", rule.looks_for, rule.measure, *levels, f"[`{command}`]({page})")
+    return f"| {' | '.join(texts)} |"
+
+
+def _level(rule: Rule, severity: str) -> str:
+    value = {str(name): least for name, least in rule.levels.items()}.get(severity)
+    if value is None:
+        return ""
+    return f"{value:g}" if rule.counts else f"{100 * value:g} %"
+
+
+def page() -> str:
+    """The page with the table as it is now."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    return f"{before}{_BEGIN}\n\n{table()}\n\n{_END}{rest.partition(_END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
