@@ -44,8 +44,11 @@ def cell(text: str) -> str:
 
 
 def code(*words: str) -> str:
-    """Words as code, a bar in them kept from ending the table's cell."""
-    return ", ".join("`" + word.replace("|", "\\|") + "`" for word in words)
+    """Words as code; a bar in one would end the table's cell."""
+    return ", ".join(
+        f"<code>{word.replace('|', '&#124;')}</code>" if "|" in word else f"`{word}`"
+        for word in words
+    )
 
 
 def value(option: click.Option) -> str:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 #: Pages outside of docs/, and what they are called on the site.
 ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
@@ -32,6 +33,15 @@ ELSEWHERE = {
 _PLACES = {"README.md": "index.md", **ELSEWHERE}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Gives pages that ``mkdocs.yml`` does not name a place under *Commands*."""
+    nav: list[dict[str, Any]] = config.nav or []
+    placed = set(re.findall(r"[\w-]+\.md", repr(nav)))
+    commands = next(entry["Commands"] for entry in nav if "Commands" in entry)
+    commands += [path.name for path in sorted(DOCS.glob("*.md")) if path.name not in placed]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

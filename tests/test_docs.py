@@ -34,11 +34,17 @@ OTHERS = {
 }
 
 
+def _python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n((?s:.*?))^```$", page.read_text(), re.MULTILINE)
+
+
 def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("script", ["make_schema.py", "make_commands.py", "make_rules.py"])
+@pytest.mark.parametrize(
+    "script", ["make_schema.py", "make_commands.py", "make_python.py", "make_rules.py"]
+)
 def test_derived_pages_are_current(script: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / script))
     assert made["PAGE"].read_text() == made["page"](), "run: make docs"
@@ -158,20 +164,23 @@ def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
         assert missing <= {"--help", "--output"}, f"{name}: -o stands for --output"
 
 
-def test_notebook_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = r"^```python\n(import traceanalyzer\n(?s:.*?))^```$"
-    (example,) = re.findall(block, README, re.MULTILINE)
-    monkeypatch.chdir(ROOT)
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_python_examples_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    monkeypatch.chdir(tmp_path)
+    blocks = _python_blocks(ROOT / page)
+    first = next(n for n, block in enumerate(blocks) if block.startswith("import traceanalyzer"))
     names: dict[str, object] = {}
-    for statement in ast.parse(example).body:
-        exec(compile(ast.Module([statement], []), "README.md", "exec"), names)  # noqa: S102
-    result = names["result"]
-    assert isinstance(result, traceanalyzer.CommOutliers)
+    for block in blocks[first:]:  # those above record, with PyTorch
+        for statement in ast.parse(block).body:
+            exec(compile(ast.Module([statement], []), page, "exec"), names)  # noqa: S102
+    results = [value for value in names.values() if isinstance(value, traceanalyzer.Result)]
+    assert isinstance(results[-1], traceanalyzer.CommOutliers)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_python_in_blocks_compiles(page: Path) -> None:
-    for block in re.findall(r"^```python\n((?s:.*?))^```$", page.read_text(), re.MULTILINE):
+    for block in _python_blocks(page):
         compile(block, page.name, "exec")
 
 

@@ -1,0 +1,130 @@
+"""Writes the reference in ``docs/python.md`` from the package's docstrings; ``make docs`` runs it.
+
+What stands above the mark is written by hand.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import traceanalyzer
+
+PAGE = Path(__file__).with_name("python.md")
+MARK = "<!-- below: derived from the docstrings by `make docs` -->\n"
+
+#: Arguments that all questions have; told once.
+SHARED = ("inputs", "format", "rank", "since_ns", "until_ns", "progress", "seen")
+_SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)
+_ITEM = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
+_ROLE = re.compile(r":(?:class|func|mod|data):`~?([^`]+)`")
+
+
+def plain(text: str) -> str:
+    """A docstring's text in Markdown, on one line a paragraph."""
+    roles = _ROLE.sub(lambda match: f"`{match[1]}`", text).replace("``", "`")
+    paragraphs = [" ".join(part.split()) for part in roles.strip().split("\n\n")]
+    outside = [re.split(r"(`[^`]*`)", paragraph) for paragraph in paragraphs]
+    return "\n\n".join("".join(map(_escaped, parts)) for parts in outside)
+
+
+def _escaped(part: str) -> str:
+    return part if part.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", part)
+
+
+def parts(thing: object) -> dict[str, str]:
+    """A docstring by its sections; the text before them is ``""``."""
+    pieces = _SECTION.split(inspect.getdoc(thing) or "")
+    return {"": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=True))}
+
+
+def items(section: str) -> dict[str, str]:
+    """The entries of a section of arguments, attributes or errors."""
+    pieces = _ITEM.split("\n" + section)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def bullets(entries: dict[str, str]) -> str:
+    """Entries as a list."""
+    return "\n".join(f"- `{name}`: {plain(text)}" for name, text in entries.items())
+
+
+def signature(name: str, function: Any) -> str:
+    """How a function is called, without types: its own arguments."""
+    words = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in SHARED[1:] and "inputs" in inspect.signature(function).parameters:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        given = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        words.append(parameter.name + given)
+    rest = ["..."] if "seen" in inspect.signature(function).parameters else []
+    return f"{name}({', '.join([*words, *rest])})"
+
+
+def function_section(name: str) -> str:
+    """One function."""
+    function = getattr(traceanalyzer, name)
+    told = parts(function)
+    own = {key: text for key, text in items(told.get("Args", "")).items() if key not in SHARED}
+    lines = [f"### `{name}`", f"```text\n{signature(name, function)}\n```", plain(told[""])]
+    if own:
+        lines.append(bullets(own))
+    if "Raises" in told:
+        lines.append("Raises:\n\n" + bullets(items(told["Raises"])))
+    return "\n\n".join(lines) + "\n"
+
+
+def class_section(name: str) -> str:
+    """One class: what it is, and its attributes."""
+    told = parts(getattr(traceanalyzer, name))
+    attributes = items(told.get("Attributes", ""))
+    lines = [f"### `{name}`", plain(told[""])]
+    return "\n\n".join([*lines, *([bullets(attributes)] if attributes else [])]) + "\n"
+
+
+def shared() -> str:
+    """The arguments that all questions take."""
+    entries = items(parts(traceanalyzer.gpu_idle)["Args"])
+    return bullets({name: entries[name] for name in SHARED})
+
+
+def derived() -> str:
+    """The reference."""
+    names = traceanalyzer.__all__
+    things = {name: getattr(traceanalyzer, name) for name in names}
+    errors = [
+        n for n, thing in things.items() if isinstance(thing, type) and issubclass(thing, Exception)
+    ]
+    classes = [n for n, thing in things.items() if isinstance(thing, type) and n not in errors]
+    functions = [name for name in names if name not in {*errors, *classes}]
+    return "\n".join(
+        [
+            "## Functions",
+            "",
+            "Arguments that all questions take, `...` below:",
+            "",
+            shared(),
+            "",
+            *map(function_section, functions),
+            "## Classes",
+            "",
+            *map(class_section, classes),
+            "## Errors",
+            "",
+            bullets({name: parts(things[name])[""] for name in errors}),
+            "",
+        ]
+    )
+
+
+def page() -> str:
+    """The whole page: what is written by hand, and the reference."""
+    return PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + derived()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
