@@ -164,6 +164,12 @@ def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
         assert missing <= {"--help", "--output"}, f"{name}: -o stands for --output"
 
 
+def test_every_command_has_a_definition_and_a_page() -> None:
+    page = (ROOT / "docs" / "definitions.md").read_text()
+    rows = re.findall(r"^\| \[`([a-z-]+)`\]\(([a-z-]+)\.md\) \|", page, re.MULTILINE)
+    assert [name for name in cli.commands if (name, name) not in rows] == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_python_examples_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
