@@ -18,7 +18,14 @@ from traceanalyzer.cli.main import cli
 from traceanalyzer.parsers.chrome_trace import parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("fixtures/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("fixtures/*.md"),
+        *ROOT.glob("notebooks/*.md"),
+    ]
+)
 README = (ROOT / "README.md").read_text()
 CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
 

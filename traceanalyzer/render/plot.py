@@ -115,8 +115,9 @@ def _drawn(
     drawings = [prepare(c) for c in charts]
     heights = [memory.HEIGHT] * len(filled)
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
+    # before the style is set: pyplot's first figure chooses a backend, whose settings are to stay
+    picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
     with mpl.rc_context(_STYLE):
-        picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
         places: list[Any] = [picture]  # figures and their parts, which draw alike
         if len(heights) > 1:
             parts = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
