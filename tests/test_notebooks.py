@@ -44,7 +44,7 @@ def _run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             record_timing=False,
             resources={"metadata": {"path": str(ROOT / "notebooks")}},
         )
-        done = client.execute(env=env)
+        done = client.execute(env=env, cleanup_kc=True)
     done.metadata = notebook.metadata
     return done
 

@@ -151,5 +151,21 @@ def test_browser_follows_the_colour_scheme(browser, tmp_path, scheme, dark):
     assert (_brightness(ink) > 150) is dark
 
 
+#: How Jupyter styles the tables of outputs.
+JUPYTER = ".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td { text-align: right; }"
+
+
+def test_browser_aligns_a_notebooks_table_as_a_pages(browser, tmp_path):
+    shown = html.fragment(ordinary())
+    page = f'<style>{JUPYTER}</style><div class="jp-RenderedHTMLCommon">{shown}</div>'
+    visit(browser, tmp_path / "notebook.html", f"<!doctype html><body>{page}</body>")
+    script = (
+        "return [...document.querySelectorAll('td')].map("
+        "td => [td.className === 'number', getComputedStyle(td).textAlign])"
+    )
+    told = {tuple(one) for one in browser.execute_script(script)}
+    assert told == {(True, "right"), (False, "left")}
+
+
 def _brightness(color: str) -> float:
     return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3

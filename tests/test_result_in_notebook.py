@@ -17,6 +17,7 @@ from flames import training as flame
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from sample_results import HOSTILE, LONG_KERNEL, Sample, durations, hostile, ordinary, skew
 
 from traceanalyzer.errors import MissingExtra, OptionError
@@ -56,7 +57,9 @@ def test_one_chart_gives_its_axes_on_a_figure_of_its_own(tmp_path):
     ax = ordinary().plot("durations")
     assert isinstance(ax, Axes)
     assert ax.get_ylabel() == "duration [ms]"
-    ax.set_title("mine")
+    assert ax.get_title(loc="left") == "Duration of every collective"
+    ax.set_title("mine", loc="left")
+    assert "Duration" not in "".join(text.get_text() for text in ax.figure.findobj(Text))
     assert isinstance(ax.figure, Figure)
     ax.figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

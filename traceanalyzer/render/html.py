@@ -31,10 +31,10 @@ _STYLE = """
 .traceanalyzer .scroll { overflow-x: auto; }
 .traceanalyzer table { border-collapse: collapse; margin: 0.5em 0; color: var(--ink); }
 .traceanalyzer caption { text-align: left; font-weight: 600; padding: 0.5em 0; }
-.traceanalyzer th, .traceanalyzer td { padding: 0.25em 0.8em; text-align: left;
+.traceanalyzer .scroll th, .traceanalyzer .scroll td { padding: 0.25em 0.8em; text-align: left;
   border-bottom: 1px solid var(--line); white-space: nowrap; unicode-bidi: isolate; }
-.traceanalyzer th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-.traceanalyzer .number { text-align: right; font-variant-numeric: tabular-nums; }
+.traceanalyzer .scroll th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+.traceanalyzer .scroll .number { text-align: right; font-variant-numeric: tabular-nums; }
 .traceanalyzer tbody tr:nth-child(even) { background: var(--band); }
 .traceanalyzer .soft { color: var(--soft); }
 .traceanalyzer svg { max-width: 100%; height: auto; }

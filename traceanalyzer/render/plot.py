@@ -43,6 +43,7 @@ _LEGEND_ENTRIES = 20
 _LEGEND_CHARS = 32
 _TICK_CHARS = 40
 _TITLE_CHARS = 72  # so that a title ends before the legend
+_AXES_TITLE_CHARS = 60
 _RASTER_ABOVE = 5_000  # marks; more of them as SVG elements make a browser crawl
 _BAR_WIDTH = 0.8
 _HEADROOM = 1.08
@@ -65,6 +66,14 @@ _STYLE: dict[Any, Any] = {
     "text.color": INK,
     "text.parse_math": False,  # a "$" in a name is a dollar sign
     "text.usetex": False,
+}
+_AXES_TITLE: dict[str, Any] = {
+    "loc": "left",
+    "fontsize": 11,
+    "fontweight": "bold",
+    "color": INK,
+    "parse_math": False,
+    "usetex": False,
 }
 #: Said to each axis: a notebook makes ticks when the style above is no longer set.
 _TICKS: dict[str, Any] = {
@@ -99,7 +108,11 @@ def plot(
         from matplotlib import pyplot
 
         make = pyplot.figure
-    drawn = _drawn(result, chart, make)[1]
+    picture, drawn = _drawn(result, chart, make)
+    if len(drawn) == 1 and not result.occupancies:  # the title is where people change it
+        title = textwrap.fill(picture.get_suptitle(), _AXES_TITLE_CHARS)
+        picture.suptitle("")
+        drawn[0].set_title(title, **_AXES_TITLE)
     if chart is not None and len(drawn) == 1:
         return drawn[0]
     axes = np.empty(len(drawn), np.object_)
