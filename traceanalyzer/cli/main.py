@@ -14,6 +14,7 @@ import click
 from traceanalyzer.cli.annotations import annotations
 from traceanalyzer.cli.api_calls import api_calls
 from traceanalyzer.cli.comm_outliers import comm_outliers
+from traceanalyzer.cli.completion import completing
 from traceanalyzer.cli.convert import convert
 from traceanalyzer.cli.diagnose import diagnose
 from traceanalyzer.cli.flamegraph import flamegraph
@@ -61,7 +62,7 @@ for _command in (
     flamegraph,
     convert,
 ):
-    cli.add_command(_command)
+    cli.add_command(completing(_command))
 
 
 def run() -> None:

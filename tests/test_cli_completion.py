@@ -1,0 +1,91 @@
+"""Completion in shells, as the README sets it up."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from processes import ROOT, environment
+
+from traceanalyzer.cli.main import cli
+
+PROGRAM = Path(sys.executable).with_name("traceanalyzer")
+README = (ROOT / "README.md").read_text()
+SHELLS = ("bash", "zsh", "fish")
+
+
+def _completed(shell: str, words: list[str]) -> list[str]:
+    """What our side answers to a shell that asks about the last word."""
+    given = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    if shell == "fish":
+        given["COMP_CWORD"] = words[-1]
+    env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_complete", **given)
+    done = subprocess.run([PROGRAM], env=env, check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_readme_line_gives_the_shell_a_script(shell):
+    assert f"{shell}_source" in README
+    env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_source")
+    done = subprocess.run([PROGRAM], env=env, check=True, capture_output=True, text=True)
+    assert "complet" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_commands_and_choices(shell):
+    commands = " ".join(_completed(shell, ["traceanalyzer", "comm"]))
+    assert "comm-outliers" in commands
+    assert "kernels" not in commands
+    forms = " ".join(_completed(shell, ["traceanalyzer", "info", "--to", "s"]))
+    assert "sqlite" in forms
+    assert "table" not in forms
+
+
+def test_in_bash():
+    """The real thing: sourced as the README says, then asked as the Tab key asks."""
+    line = next(one.strip() for one in README.splitlines() if "COMPLETE=bash_source" in one)
+    line = line.partition("#")[0]
+    script = (
+        f"{line}\n"
+        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()\n'
+        '  _traceanalyzer_completion traceanalyzer 2>/dev/null; echo "${COMPREPLY[@]}"; }\n'
+        "ask traceanalyzer gpu\nask traceanalyzer info --to s\nask traceanalyzer info --form\n"
+    )
+    env = environment(PATH=f"{PROGRAM.parent}:/usr/bin:/bin")
+    done = subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
+    assert done.stdout.decode().split("\n")[:3] == ["gpu-idle", "sqlite svg", "--format"]
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_files_are_completed_as_files(name):
+    command = cli.commands[name]
+    context = click.Context(command)
+    for parameter in command.params:
+        files = [item.type for item in parameter.shell_complete(context, "")] == ["file"]
+        takes_files = isinstance(parameter, click.Argument) or (
+            str(parameter.metavar).split()[0] in ("FILE", "PATH", "OUT", "OTHER", "BASE")
+        )
+        assert files == takes_files, parameter.name
+
+
+def test_the_shell_is_told_to_take_files():
+    assert _completed("bash", ["traceanalyzer", "info", "fix"]) == ["file,fix"]
+    assert _completed("bash", ["traceanalyzer", "info", "-o", "out"]) == ["file,out"]
+
+
+def test_completion_is_fast():
+    """By processor time: by the clock, other tests beside it would count."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        _completed("bash", ["traceanalyzer", "inf"])
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert 0 < min(times) < 0.3
