@@ -7,11 +7,12 @@ import sys
 
 from traceanalyzer import files
 from traceanalyzer.errors import OptionError, OutputError
+from traceanalyzer.render.text import visible
 
 STDOUT = "-"
 
-# what a terminal would obey; forms for programs hold text as it is
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# forms for programs hold text as it is; a terminal would obey some of it
+_LAYOUT = re.compile(r"([\n\t]+)")
 
 
 def check(path: str | None, *, force: bool, binary: bool = False) -> None:
@@ -41,15 +42,12 @@ def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
         file.write(data)
 
 
-def _spelled(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode("ascii")
-
-
 def _to_stdout(data: bytes, *, binary: bool) -> None:
     if sys.stdout is None:
         raise OutputError("standard output is closed; give -o FILE")
     if not binary and sys.stdout.isatty():
-        data = _COMMANDS.sub(_spelled, data.decode()).encode()
+        parts = _LAYOUT.split(data.decode())
+        data = "".join(one if _LAYOUT.match(one) else visible(one) for one in parts).encode()
     encoding = (sys.stdout.encoding or "utf-8").lower()
     if not binary and encoding not in ("utf-8", "utf8"):
         data = data.decode().encode(encoding, "backslashreplace")

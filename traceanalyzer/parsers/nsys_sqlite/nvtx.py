@@ -118,9 +118,14 @@ def _args() -> pl.Expr:
     )
     return pl.coalesce(
         "jsonText",
-        pl.when(number.is_not_null()).then(pl.format('{{"payload": {}}}', number)),
-        pl.format('{{"call": {}}}', _quoted(pl.col("text").str.slice(_name_length() + 2))),
+        pl.when(number.is_not_null()).then(_member("payload", number)),
+        _member("call", _quoted(pl.col("text").str.slice(_name_length() + 2))),
     ).alias("args")
+
+
+def _member(name: str, value: pl.Expr) -> pl.Expr:
+    """A JSON object of one member, from the value's text; null where there is none."""
+    return pl.concat_str(pl.lit(f'{{"{name}": '), value, pl.lit("}"))
 
 
 def _quoted(text: pl.Expr) -> pl.Expr:

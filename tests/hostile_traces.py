@@ -1,0 +1,141 @@
+"""Our fixtures with every name in them turned against whoever shows it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+#: What ends or begins something in a terminal, a page, a picture, a table, a script.
+POISON = (
+    "\x1b]0;owned\x07\x1b[31m\x9b31m\x85\u202e\u2066\u200b\ufeff"
+    "</title></text></svg></script></style>]]>--><script>alert(1)</script>"
+    "<img src=x onerror=alert(1)>\"onload=alert(1) '<svg onload=alert(1)>&lt;&#60;"
+    "![x](javascript:alert(1))|`*_@everyone #1\\u003c ${alert(1)} {{alert(1)}}\r\n\t$x^2$%s"
+)
+#: What a spreadsheet takes for the beginning of a formula.
+FRONTS = ("=cmd|", "+", "-", "@", "\t=", "\r=", "")
+
+#: For names of files: without what no name, or no line of stacks, can hold.
+FILE_POISON = "\x1b[31m\x9b\u202e<img src=x onerror=alert(1)>]]>\"'`|@x"
+
+
+def kineto(folder: Path) -> Path:
+    """Two ranks: one whose names go bad at their ends, one at their beginnings too."""
+    folder = folder / f"=ranks{FILE_POISON}"
+    folder.mkdir(parents=True)
+    fronts = cycle(FRONTS)
+    for rank in range(2):
+        source = FIXTURES / f"nccl_8ranks/rank{rank}.json.gz"
+        document = json.loads(gzip.decompress(source.read_bytes()))
+
+        def bad(text: str, *, first: bool = rank == 1) -> str:
+            return (next(fronts) if first else "") + text + POISON
+
+        for event in document["traceEvents"]:
+            is_device = event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+            if event["ph"] == "M":
+                _spoil(event["args"], bad)
+            elif not str(event["name"]).startswith("ProfilerStep"):
+                event["name"] = event["name"] + POISON if is_device else bad(event["name"])
+                if rank == 1:
+                    _spoil(event.get("args", {}), bad)
+        document["traceEvents"] += [
+            {"ph": "C", "name": bad("counter"), "pid": 1, "ts": 10.0 * at}
+            | {"args": {bad("series"): at, "used": at}}
+            for at in range(1, 5)
+        ]
+        for device in document["deviceProperties"]:
+            device["name"] = bad(device["name"])
+        for key in ("traceName", "host_name", "hostname"):
+            document[key] = bad(str(document.get(key, "host")))
+        (folder / f"rank{rank}{FILE_POISON}.json").write_text(json.dumps(document))
+    return folder
+
+
+def _spoil(values: dict[str, Any], bad: Callable[[str], str]) -> None:
+    for key, value in values.items():
+        if isinstance(value, str):
+            values[key] = bad(value)
+
+
+def nsys(folder: Path) -> Path:
+    """All texts of the tables that name something."""
+    path = folder / f"=nsys{FILE_POISON}.sqlite"
+    shutil.copy(FIXTURES / "nsys/training.sqlite", path)
+    texts = {
+        "StringIds": ("value",),
+        "NVTX_EVENTS": ("text", "jsonText"),
+        "PROCESSES": ("name",),
+        "TARGET_INFO_GPU": ("name", "busLocation"),
+        "TARGET_INFO_SYSTEM_ENV": ("value",),
+        "DIAGNOSTIC_EVENT": ("text",),
+        "NVTX_PAYLOAD_SCHEMAS": ("name",),
+        "META_DATA_CAPTURE": ("value",),
+    }
+    with closing(sqlite3.connect(path)) as connection:
+        for table, columns in texts.items():
+            for column in columns:
+                statement = f"UPDATE {table} SET {column} = {column} || ? WHERE {column} <> ''"
+                connection.execute(statement, [POISON])
+        # steps are known by their names
+        end = f"text = substr(text, 1, length(text) - {len(POISON)})"
+        connection.execute(f"UPDATE NVTX_EVENTS SET {end} WHERE text LIKE 'step %'")
+        others = "rowid % 3 = 1 AND text NOT LIKE 'step %'"
+        connection.execute(f"UPDATE NVTX_EVENTS SET text = '=cmd|' || text WHERE {others}")
+        connection.commit()
+    return path
+
+
+def stacks(folder: Path) -> Path:
+    """Processes, threads, functions, files."""
+    path = folder / f"=stacks{FILE_POISON}.raw.txt"
+    tail = "".join(c for c in POISON if c not in ";\r\n\x85\t\x07")
+    frames = [f"{front.strip()}f{tail} ({front.strip()}/home/{tail}.py:7)" for front in FRONTS]
+    lines = [
+        f'process {4000 + at}:"{front.strip()}python {tail}";thread ({at}): {tail};'
+        + ";".join(frames[: at + 1])
+        + f" {10 + at}"
+        for at, front in enumerate(FRONTS)
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+    return path
+
+
+def memory(folder: Path) -> Path:
+    """Frames, files, annotations, settings."""
+    path = folder / f"=memory{FILE_POISON}.pickle"
+    document = pickle.loads((FIXTURES / "memory/training.pickle").read_bytes())  # noqa: S301 - ours
+    path.write_bytes(pickle.dumps(_spoiled(document, cycle(FRONTS))))
+    return path
+
+
+_NAMES = ("name", "filename", "user_metadata", "compile_context")
+
+
+def _spoiled(value: Any, fronts: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: next(fronts) + one + POISON
+            if key in _NAMES and isinstance(one, str)
+            else _spoiled(one, fronts)
+            for key, one in value.items()
+        }
+    return [_spoiled(one, fronts) for one in value] if isinstance(value, list) else value
+
+
+INPUTS: dict[str, Callable[[Path], Path]] = {
+    "kineto": kineto,
+    "nsys": nsys,
+    "stacks": stacks,
+    "memory": memory,
+}
