@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench bless fuzz docs site clean
+.PHONY: help demo test check bench bless coverage fuzz docs site clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.package ## who is late in a training on 8 GPUs?
 	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks
@@ -27,6 +27,9 @@ bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
 
 bless: $(VENV)/.developer ## accept what the golden tests print now
 	$(BIN)/python -m pytest -n auto --bless
+
+coverage: $(VENV)/.developer ## the whole suite, and which lines and branches it runs
+	$(BIN)/python -m pytest -n auto --cov
 
 fuzz: $(VENV)/.developer ## many more mutated traces than the suite tries
 	$(BIN)/python -m pytest -n auto -m fuzz

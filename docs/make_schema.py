@@ -26,6 +26,10 @@ keeps them in Parquet. A test holds each parser to this page.
 - `events` is ordered by (ts, -dur, place in the file): a parent stands before its children.
 - A column `event` in another table is the row number in `events`.
 - Columns marked *on request* are there only when asked for: `read(path, columns={"args"})`.
+- Numbers that cannot be are damage and do not get here, whatever the format: events start and end
+  within 137 years of the clock's 0 (else they are left out: the finding `time-out-of-range`); sizes
+  are below 16 TiB, but for a request that failed, and a sample counts 2^53 at most (else they are
+  null: `number-out-of-range`). So differences of times fit 64 bits.
 """
 
 TABLES = {

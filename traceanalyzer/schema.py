@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.vocabulary import KINDS
+from traceanalyzer import limits
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
 #: Version of these tables, stored in every file of our own form; raised when a table changes.
 VERSION = 2
@@ -24,6 +25,9 @@ SQLITE_APPLICATION = int.from_bytes(b"TrAn")
 PARQUET_VERSION = "traceanalyzer.schema"
 PARQUET_SOURCES = "traceanalyzer.sources"
 PARQUET_TABLES = "traceanalyzer.tables"
+
+#: Kinds of events that some profilers note without a time; all others have one.
+TIMELESS_KINDS: tuple[str, ...] = ("sample", *ALLOCATOR_KINDS)
 
 KIND = pl.Enum(KINDS)
 SEVERITY = pl.Enum(("info", "notice", "data_loss", "error"))
@@ -227,6 +231,13 @@ TABLES: dict[str, tuple[Column, ...]] = {
 #: Tables whose ``event`` column holds rows of ``events``.
 EVENT_TABLES: tuple[str, ...] = ("launch_configs", "collectives", "memory_totals", "flows")
 
+#: Columns that hold row numbers: the table, the column, and the table whose rows they are.
+_ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
+    *((name, "event", "events") for name in EVENT_TABLES),
+    *((name, "stack", "stacks") for name in ("events", "segments", "blocks")),
+    ("blocks", "segment", "segments"),
+)
+
 
 def empty(table: str) -> pl.DataFrame:
     """An empty frame of the named table, without the columns made only on request."""
@@ -239,37 +250,62 @@ def check(frames: Mapping[str, pl.DataFrame]) -> list[str]:
     """What is wrong with these tables, in words; an empty list when they hold the schema.
 
     Checked: the tables' names, the columns' names, order and dtypes, nulls where a column never
-    has one, row ids within ``events``, and the order of ``events`` by (ts, -dur).
+    has one, row numbers within the table they are of, callers before what they call, numbers that
+    are numbers, which events may lack a time and which times there are, and the order of
+    ``events`` by (ts, -dur).
     """
     wrong = [f"unknown table {name}" for name in frames if name not in TABLES]
     for name, columns in TABLES.items():
         if name not in frames:
             wrong.append(f"table {name} is missing")
             continue
-        frame = frames[name]
-        required = [c.name for c in columns if not c.on_request]
-        optional = [c.name for c in columns if c.on_request and c.name in frame.columns]
-        if frame.columns != required + optional:
-            wrong.append(f"{name}: columns {frame.columns}, not {required + optional}")
+        wrong += _check_columns(name, columns, frames[name])
+    return wrong or [*_check_rows(frames), *_check_times(frames["events"])]
+
+
+def _check_columns(name: str, columns: tuple[Column, ...], frame: pl.DataFrame) -> list[str]:
+    required = [c.name for c in columns if not c.on_request]
+    optional = [c.name for c in columns if c.on_request and c.name in frame.columns]
+    if frame.columns != required + optional:
+        return [f"{name}: columns {frame.columns}, not {required + optional}"]
+    wrong = []
+    for column in columns:
+        if column.name not in frame.columns:
             continue
-        for column in columns:
-            if column.name not in frame.columns:
-                continue
-            series = frame[column.name]
-            if series.dtype != column.dtype:
-                wrong.append(f"{name}.{column.name}: {series.dtype}, not {column.dtype}")
-            if column.null == "never" and series.null_count():
-                wrong.append(f"{name}.{column.name}: null {series.null_count()} times")
-    return wrong or _check_rows(frames)
+        series = frame[column.name]
+        if series.dtype != column.dtype:
+            wrong.append(f"{name}.{column.name}: {series.dtype}, not {column.dtype}")
+        elif column.null == "never" and series.null_count():
+            wrong.append(f"{name}.{column.name}: null {series.null_count()} times")
+        elif series.dtype == pl.Float64 and not series.is_finite().all():
+            wrong.append(f"{name}.{column.name}: not a finite number")
+        elif frame.select(limits.beyond(name, column.name).any()).item():
+            wrong.append(f"{name}.{column.name}: beyond what there can be")
+    return wrong
 
 
 def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
     wrong = []
-    events = frames["events"]
-    for name in EVENT_TABLES:
-        top = frames[name]["event"].max()
-        if isinstance(top, int) and top >= events.height:
-            wrong.append(f"{name}.event: row {top} of {events.height}")
+    for name, column, of in _ROW_NUMBERS:
+        top, rows = frames[name][column].max(), frames[of].height
+        if isinstance(top, int) and top >= rows:
+            wrong.append(f"{name}.{column}: row {top} of {rows}")
+    for name in ("stacks", "segments"):
+        numbers = frames[name]["id"]
+        if not numbers.equals(pl.int_range(numbers.len(), dtype=pl.UInt32, eager=True)):
+            wrong.append(f"{name}.id: not the row numbers")
+    if (frames["stacks"]["parent"] >= frames["stacks"]["id"]).any():
+        wrong.append("stacks.parent: not before what it calls")
+    return wrong
+
+
+def _check_times(events: pl.DataFrame) -> list[str]:
+    wrong = []
+    timeless = events.filter(pl.col("ts").is_null())["kind"].cast(pl.String)
+    if not timeless.is_in(TIMELESS_KINDS).all():
+        wrong.append("events.ts: null of a kind that has times")
+    if not events.select(limits.on_the_clock().all()).item():
+        wrong.append(f"events: a time beyond {limits.LAST_NS} ns")
     order = events.select(
         # an open-ended event sorts after the closed ones of the same start
         later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),

@@ -252,8 +252,9 @@ def concat(traces: Sequence[Trace]) -> Trace:
 
 def sort_events(trace: Trace) -> Trace:
     """The trace with ``events`` in the schema's order (ts, -dur, row), row ids following."""
+    length = pl.col("dur").fill_null(-1)
     ordered = trace.events.with_row_index("_row").sort(
-        "ts", "dur", descending=[False, True], nulls_last=True, maintain_order=True
+        "ts", length, descending=[False, True], nulls_last=True, maintain_order=True
     )
     new_row = ordered.select(
         event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32)

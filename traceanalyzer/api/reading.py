@@ -11,6 +11,7 @@ from pathlib import Path
 
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.bounds import bounded
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
@@ -76,7 +77,7 @@ def read(
     )
     source = Source(path)
     parser = registry.by_name(format) if format else registry.require(source)
-    trace = parser.parse(source, selection, progress)
+    trace = bounded(parser.parse(source, selection, progress))
     _give_back()
     # a converted trace remembers the file it was made from; it is this one that can be read again
     here = tuple(replace(meta, path=source.path) for meta in trace.sources)

@@ -69,7 +69,8 @@ def _type(dtype: pl.DataType) -> type:
 def _value(value: Any) -> Any:
     """A single value; what SQLite does not have as JSON or other text."""
     if isinstance(value, int):
-        return value - _BEYOND if value > _MOST else value
+        own = value - _BEYOND if value > _MOST else value
+        return own if abs(own) <= _MOST else float(value)
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float):

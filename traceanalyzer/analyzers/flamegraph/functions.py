@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.flamegraph.joining import Joined
 from traceanalyzer.frames.stack_weights import ROOT, added, by_frame, innermost
+from traceanalyzer.limits import MOST_WEIGHT
 from traceanalyzer.result import Table
 
 _HEADINGS = {"name": "function", "place": "file:lines", "own": "own"}
@@ -118,4 +119,5 @@ def _ranked(frame: pl.DataFrame, by: str, unit: str) -> pl.DataFrame:
 def _weight(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pl.Series:
     """Whole weights as whole numbers."""
     series = pl.Series(name, values)
-    return series.cast(pl.Int64) if (values == np.floor(values)).all() else series
+    whole = (values == np.floor(values)) & (np.abs(values) <= MOST_WEIGHT)
+    return series.cast(pl.Int64) if whole.all() else series

@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.host_metrics.extract import Part, extract
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.analyzers.places import places
 from traceanalyzer.errors import OptionError
+from traceanalyzer.limits import LAST_NS
 from traceanalyzer.trace import Trace
 
 _PROCESS = ["rank", "path", "pid"]
@@ -86,7 +87,8 @@ def _moved(parts: Sequence[Part]) -> pl.DataFrame:
     """All readings, on one clock where all files know the absolute time of theirs."""
     starts = [part.started_ns for part in parts]
     known = [start for start in starts if start is not None]
-    shifts = [start - min(known) if start and len(known) == len(parts) else 0 for start in starts]
+    one_clock = len(known) == len(parts) and max(known) - min(known) <= LAST_NS
+    shifts = [start - min(known) if start is not None and one_clock else 0 for start in starts]
     return pl.concat(
         part.readings.select(pl.lit(part.path).alias("path"), pl.all()).with_columns(
             pl.col("at_ns") + shift

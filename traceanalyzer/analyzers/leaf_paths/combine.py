@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.leaf_paths.extract import LIBRARY, PATH, Part
 from traceanalyzer.analyzers.leaf_paths.question import Question
 from traceanalyzer.analyzers.leaf_paths.result import LeafPaths
 from traceanalyzer.errors import InputError, OptionError
+from traceanalyzer.limits import MOST_WEIGHT
 from traceanalyzer.units import NS_PER_S, format_weight
 
 
@@ -81,9 +82,13 @@ def _unit(unit: str, rate: float | None) -> tuple[str, float]:
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
     """Weights as whole numbers where all of them are."""
     found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all((frame[name] == frame[name].round()).all() for name in found):
+    if not all(_is_whole(frame[name]) for name in found):
         return frame
     return frame.with_columns(pl.col(found).cast(pl.Int64))
+
+
+def _is_whole(weights: pl.Series) -> bool:
+    return bool(((weights == weights.round()) & (weights.abs() <= MOST_WEIGHT)).all())
 
 
 def _share(name: str, total: float) -> pl.Expr:

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.limits import MOST_ADDRESS
 
 #: The allocator rounds sizes up to a multiple of this.
 ROUND: Final = 512
@@ -45,7 +46,8 @@ class Regions:
 
     def serving(self, request: int, stream: int | None) -> pl.DataFrame:
         """Free runs that could serve requests of this size on this stream."""
-        same = pl.col("stream").is_null() | pl.lit(stream is None) | (pl.col("stream") == stream)
+        any_stream = pl.col("stream").is_null() | (stream is None)
+        same = any_stream | (pl.col("stream") == (stream or 0))
         small = pl.col("small") == (request <= SMALL_REQUEST)
         return self.free().filter(small, pl.col("pool").is_null(), same)
 
@@ -92,7 +94,7 @@ def regions(
 def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
     """Runs of addresses held; neighbours that were asked for one by one stay apart."""
     later = of.rows[position:].filter(
-        pl.col("segment_change") != 0, pl.col("address").is_not_null()
+        pl.col("segment_change") != 0, pl.col("address") < MOST_ADDRESS
     )
     kind = later["kind"].cast(pl.String)
     start = np.concatenate([segments["address"].to_numpy(), later["address"].to_numpy()]).astype(

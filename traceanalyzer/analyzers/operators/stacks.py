@@ -27,6 +27,8 @@ def python_stacks(tree: pl.DataFrame, frames: int) -> pl.Series:
         name = nullable("name", np.maximum(at, 0), at != ROOT).cast(pl.UInt32)
         levels.append(names.gather(name).alias(str(len(levels))))
         at = np.where(at == ROOT, ROOT, around[at])
+    if not levels:
+        return pl.repeat(None, tree.height, dtype=pl.String, eager=True).alias("stack")
     text = pl.concat_str(pl.all(), separator=BETWEEN, ignore_nulls=True)
     known = pl.when(pl.col("0").is_not_null())
     return pl.DataFrame(levels).select(known.then(text).alias("stack")).to_series()

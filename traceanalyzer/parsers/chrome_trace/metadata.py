@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.chrome_trace.batch import NEVER
 from traceanalyzer.parsers.chrome_trace.coerce import integer, label, text_of
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event
@@ -19,7 +20,6 @@ _OWN = frozenset(
 )
 _BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
 _MAX_RANK = (1 << 31) - 1
-_LAST_EPOCH = 1 << 62  # the year 2116
 
 
 def describe(
@@ -72,7 +72,7 @@ def _global_rank(events: list[tuple[str, int, str | None, int, str | None, str]]
 def _epoch(value: Any) -> int | None:
     """Absolute time of ts 0, if it leaves room on the clock for the times behind it."""
     number = integer(value)
-    return number if 0 <= number <= _LAST_EPOCH else None
+    return number if 0 <= number <= LAST_EPOCH_NS else None
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:

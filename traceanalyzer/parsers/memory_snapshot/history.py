@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.memory_snapshot import layout
 from traceanalyzer.parsers.memory_snapshot.stacks import Stacks
 from traceanalyzer.parsers.memory_snapshot.words import Ints, Reading, Table, Words
@@ -17,8 +18,8 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 #: Words of an action that are not those of the schema.
 _ALIASES: Final = {"free": "free_completed"}
-#: Times beyond are no microseconds since 1970 that nanoseconds can hold.
-LAST_US: Final = (1 << 63) // 1000 - 1
+#: Times beyond are no microseconds since 1970 that leave room on the clock.
+LAST_US: Final = LAST_EPOCH_NS // 1000
 _LEFTOVERS: Final = ("compile_context", "user_metadata", "pool_id")
 #: Letters of their text.
 _LONGEST: Final = 4096

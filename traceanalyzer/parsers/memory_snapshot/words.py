@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.limits import MOST_ADDRESS, MOST_BYTES
 from traceanalyzer.parsers.memory_snapshot.machine import Document
 
 Words = npt.NDArray[np.uint64]
@@ -25,10 +26,6 @@ _BITS = np.uint64(4)
 _TAG = np.uint64(15)
 _ROW_BITS = np.uint64(52)
 _ROW_MASK = np.uint64((1 << 52) - 1)
-#: Sizes beyond are not those of memory.
-MOST_BYTES = 1 << 44
-#: Addresses from here on are not those of a process.
-MOST_ADDRESS = 1 << 57
 #: Levels of nested containers turned into Python values.
 _DEEPEST = 6
 #: Values turned into Python values at once, and letters of their texts.

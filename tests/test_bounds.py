@@ -1,0 +1,144 @@
+"""Times and sizes that cannot be do not reach an analysis; what was lost is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from trace_rows import table
+
+import traceanalyzer as ta
+from traceanalyzer import limits, schema
+from traceanalyzer.parsers.bounds import bounded
+from traceanalyzer.trace import sort_events
+
+LAST = limits.LAST_NS
+META = ta.Meta(path="x", format="chrome-trace", rank=3)
+
+
+def losses(trace: ta.Trace) -> dict[str, int]:
+    return dict(trace.issues.select("code", "count").rows())
+
+
+def of(*rows: dict[str, Any], **tables: pl.DataFrame) -> ta.Trace:
+    return sort_events(bounded(ta.Trace(sources=(META,), events=table("events", *rows), **tables)))
+
+
+@pytest.mark.parametrize(
+    ("ts", "dur", "kept"),
+    [
+        (LAST, 0, True),
+        (LAST - 5, 5, True),
+        (LAST - 5, 6, False),
+        (LAST + 1, None, False),
+        (-LAST, 2 * LAST, True),
+        (-LAST, 2 * LAST + 1, False),
+        (-LAST, None, True),
+        (-LAST - 1, 5, False),
+        (-LAST, -1, False),
+        (0, (1 << 63) - 1, False),
+        (0, -(1 << 63), False),
+        (1 << 62, 1 << 62, False),
+        (None, None, True),
+    ],
+)
+def test_events_lie_on_the_clock(ts, dur, kept):
+    trace = of({"ts": 0, "kind": "sample"}, {"ts": ts, "dur": dur, "kind": "sample"})
+    assert trace.events.height == 1 + kept
+    assert losses(trace) == ({} if kept else {"time-out-of-range": 1})
+    assert schema.check(trace.tables) == []
+
+
+def test_side_tables_follow_the_events_that_stay():
+    kernels = table("launch_configs", {"event": 0, "grid_x": 1}, {"event": 1, "grid_x": 2})
+    counters = table(
+        "counters", *({"ts": t, "name": "a", "series": "b", "value": 1.0} for t in (0, LAST + 1))
+    )
+    rows = [{"ts": t, "dur": 1, "kind": "kernel"} for t in (-LAST - 1, 5)]
+    trace = of(*rows, launch_configs=kernels, counters=counters)
+    assert trace.launch_configs.rows()[0][:2] == (0, 2)
+    assert trace.counters["ts"].to_list() == [0]
+    assert losses(trace) == {"time-out-of-range": 2}
+    assert trace.issues["rank"].to_list() == [3]
+
+
+@pytest.mark.parametrize(
+    ("row", "left"),
+    [
+        ({"kind": "alloc", "bytes": limits.MOST_BYTES - 1}, limits.MOST_BYTES - 1),
+        ({"kind": "alloc", "bytes": limits.MOST_BYTES}, None),
+        ({"kind": "free_completed", "bytes": -limits.MOST_BYTES}, None),
+        ({"kind": "oom", "bytes": 1 << 62}, 1 << 62),
+    ],
+)
+def test_sizes_are_those_of_memory(row, left):
+    trace = of({"ts": 0, **row})
+    assert trace.events["bytes"].to_list() == [left]
+    assert losses(trace) == ({} if left else {"number-out-of-range": 1})
+
+
+def test_weights_are_exact():
+    most = float(limits.MOST_WEIGHT)
+    rows = [{"kind": "sample", "weight": weight} for weight in (most, most + 2, -most)]
+    assert of(*rows).events["weight"].to_list() == [most, None, -most]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "start", "kept"),
+    [
+        (limits.LAST_EPOCH_NS, LAST, (limits.LAST_EPOCH_NS, LAST)),
+        (limits.LAST_EPOCH_NS + 1, LAST + 1, (None, None)),
+        (-1, -LAST, (None, -LAST)),
+    ],
+)
+def test_a_clock_leaves_room_for_what_is_on_it(epoch, start, kept):
+    meta = ta.Meta(path="x", format="f", epoch_ns=epoch, start_ns=start)
+    found = bounded(ta.Trace(sources=(meta,))).meta
+    assert (found.epoch_ns, found.start_ns) == kept
+
+
+def test_a_file_with_such_times_is_read_without_them(tmp_path: Path):
+    path = tmp_path / "rank0.json"
+    times = (1, 1 << 62, 9_000_000_000_000_000)
+    events = [{"ph": "X", "name": "a", "ts": ts, "dur": 2} for ts in times]
+    path.write_text(json.dumps(events))
+    trace = ta.read(path)
+    assert trace.events["ts"].to_list() == [1000]
+    # one was no time of 64 bits, the other is none of a clock
+    assert losses(trace) == {"bad-time": 1, "time-out-of-range": 1}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"events": [{"ts": None, "kind": "kernel"}]}, "events.ts: null of a kind that has times"),
+        ({"events": [{"ts": LAST, "dur": 1, "kind": "kernel"}]}, "events: a time beyond"),
+        ({"events": [{"ts": 0, "kind": "sample", "stack": 0}]}, "events.stack: row 0 of 0"),
+        ({"events": [{"ts": 0, "kind": "alloc", "bytes": 1 << 44}]}, "events.bytes: beyond"),
+        ({"stacks": [{"id": 1, "name": "f"}]}, "stacks.id: not the row numbers"),
+        ({"stacks": [{"id": 0, "parent": 0, "name": "f"}]}, "stacks.parent: not before"),
+        (
+            {"counters": [{"ts": 0, "name": "a", "series": "b", "value": float("inf")}]},
+            "counters.value: not a finite number",
+        ),
+        ({"counters": [{"ts": 0, "name": "a", "series": "b"}]}, "counters.value: null 1 times"),
+    ],
+)
+def test_the_check_says_what_is_wrong(tables, said):
+    frames = {name: table(name, *rows) for name, rows in tables.items()}
+    wrong = schema.check(ta.Trace(sources=(META,), **frames).tables)
+    assert [one[: len(said)] for one in wrong] == [said]
+
+
+def test_the_check_names_tables_and_columns_that_are_not_there():
+    tables = ta.Trace(sources=(META,)).tables
+    others = {**tables, "mine": pl.DataFrame()}
+    del others["lanes"]
+    assert schema.check(others) == ["unknown table mine", "table lanes is missing"]
+    less = {**tables, "flows": tables["flows"].drop("ts")}
+    assert schema.check(less)[0].startswith("flows: columns ['phase'")
+    other = {**tables, "events": tables["events"].cast({"ts": pl.Int32})}
+    assert schema.check(other) == ["events.ts: Int32, not Int64"]
