@@ -188,6 +188,7 @@ def test_pandas_gets_what_polars_has():
         median_ns=pl.Series([large, None, -large]),
         address=pl.Series([(1 << 64) - 1, None, 0], dtype=pl.UInt64),
         kind=pl.Series(["early", None, "late"], dtype=kinds),
+        step=pl.Series(["b", "a", None], dtype=pl.Categorical()),
     )  # fmt: skip
     (table, *_) = ordinary().tables
     told = Sample(shown=(replace(table, frame=frame),)).to_pandas()
@@ -198,6 +199,8 @@ def test_pandas_gets_what_polars_has():
     assert told["late"].dropna().to_list() == [True, False]
     assert told["share_frac"].sum() == pytest.approx(0.6594)
     assert list(told["kind"].cat.categories) == ["late", "early"]
+    assert told["kind"].min() == "late"
+    assert told["step"].dropna().to_list() == ["b", "a"]
     assert told["group"].to_list()[2] == LONG_KERNEL
     assert told["median_ns"].isna().sum() == told["kind"].isna().sum() == 1
 
