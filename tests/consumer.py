@@ -42,7 +42,7 @@ def drawn(result: ta.Result) -> str:
     ax = first if isinstance(first, Axes) else first[0]
     assert isinstance(ax, Axes)
     assert_type(result.plot(result.charts[-1].name, ax=ax), Axes)
-    return ax.get_title(loc="left")
+    return ax.get_title()
 
 
 def refused(path: str) -> str:

@@ -68,7 +68,6 @@ _STYLE: dict[Any, Any] = {
     "text.usetex": False,
 }
 _AXES_TITLE: dict[str, Any] = {
-    "loc": "left",
     "fontsize": 11,
     "fontweight": "bold",
     "color": INK,
@@ -151,7 +150,7 @@ def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
         names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
         raise OptionError(f"ax takes one chart of one panel, here one of {names or 'none'}")
     (drawing,) = drawings
-    ax.set_title(_title(drawing), loc="left")
+    ax.set_title(_title(drawing))
     _draw_panel(drawing, drawing.rows, ax)
     ax.set_xlabel(drawing.x.label)
     ax.set_ylabel(drawing.y.label)
