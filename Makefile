@@ -11,8 +11,10 @@ INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check i
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.package ## who is late in a training on 8 GPUs?
-	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks
+demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the terminal, and as a page
+	$(BIN)/traceanalyzer diagnose fixtures/nccl_8ranks fixtures/memory/leak.pickle
+	$(BIN)/traceanalyzer report fixtures/nccl_8ranks fixtures/memory/leak.pickle --force -o demo.html
+	@echo "Open demo.html in a browser: $(CURDIR)/demo.html"
 
 test: $(VENV)/.developer ## the whole suite
 	$(BIN)/python -m pytest -n auto

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.
 BY_STRING = {
-    *("result.py", "questions.py"),
+    *("result/base.py", "questions.py"),
     *("__init__.py", "api/__init__.py", "exporters/__init__.py"),
 }
 #: Rooms that a type checker, and nobody else, is shown.

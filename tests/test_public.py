@@ -17,12 +17,12 @@ NAMES = [
     "HostMetrics", "Info", "InputError", "Kernels", "Launches", "LeafPaths",
     "MalformedInput", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Meta",
     "MissingData", "MissingExtra", "Operators",
-    "OptionError", "OutputError", "Overlap", "Result", "Steps", "Table", "Trace",
+    "OptionError", "OutputError", "Overlap", "Report", "Result", "Steps", "Table", "Trace",
     "TraceAnalyzerError", "Transfers", "UnknownFormat", "UnreadableFile",
     "annotations", "comm_outliers", "concat", "convert", "cuda_api", "diagnose",
     "find_inputs", "flamegraph", "gpu_idle", "host_metrics", "info", "kernels", "launches",
     "memory", "memory_diff", "memory_growth", "memory_oom",
-    "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
+    "operators", "overlap", "py_spy_report", "read", "report", "steps", "transfers",
 ]  # fmt: skip
 
 

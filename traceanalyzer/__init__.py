@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         overlap,
         py_spy_report,
         read,
+        report,
         steps,
         transfers,
     )
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
         UnknownFormat,
         UnreadableFile,
     )
-    from traceanalyzer.result import Chart, Finding, Result, Table
+    from traceanalyzer.result import Chart, Finding, Report, Result, Table
     from traceanalyzer.trace import Device, Meta, Trace, concat
 
     __version__: str
@@ -103,13 +104,14 @@ _HOME = {
             "overlap",
             "py_spy_report",
             "read",
+            "report",
             "steps",
             "transfers",
         ),
         "api",
     ),
     **dict.fromkeys(("Device", "Meta", "Trace", "concat"), "trace"),
-    **dict.fromkeys(("Chart", "Finding", "Result", "Table"), "result"),
+    **dict.fromkeys(("Chart", "Finding", "Report", "Result", "Table"), "result"),
     **dict.fromkeys(
         (
             "InputError",
@@ -170,6 +172,7 @@ __all__ = [
     "OptionError",
     "OutputError",
     "Overlap",
+    "Report",
     "Result",
     "Steps",
     "Table",
@@ -199,6 +202,7 @@ __all__ = [
     "overlap",
     "py_spy_report",
     "read",
+    "report",
     "steps",
     "transfers",
 ]

@@ -57,5 +57,6 @@ class Questions:
     operators = api.operators
     overlap = api.overlap
     py_spy_report = api.py_spy_report
+    report = api.report
     steps = api.steps
     transfers = api.transfers

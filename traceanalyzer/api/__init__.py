@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         natural,
         read,
     )
+    from traceanalyzer.api.reporting import report
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
     from traceanalyzer.api.time import overlap, steps
     from traceanalyzer.api.work import kernels, operators
@@ -49,6 +50,7 @@ _HOME = {
     "host_metrics": "api.host",
     "info": "api.contents",
     "launches": "api.feeding",
+    "report": "api.reporting",
     **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.held"),
     **dict.fromkeys(("kernels", "operators"), "api.work"),
     **dict.fromkeys(
@@ -62,7 +64,7 @@ __all__ = [
     "comm_outliers", "convert", "cuda_api", "diagnose", "find_inputs", "flamegraph", "gpu_idle",
     "host_metrics",
     "info", "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom",
-    "natural", "operators", "overlap", "py_spy_report", "read", "steps", "transfers",
+    "natural", "operators", "overlap", "py_spy_report", "read", "report", "steps", "transfers",
 ]  # fmt: skip
 
 

@@ -42,12 +42,14 @@ class Question:
 
     Attributes:
         name: of the analysis, which is that of its function.
+        short: what a report calls it.
         command: what asks it on the command line.
         extract: what one rank's trace contributes.
         combine: the answer of all contributions; the second argument are further notes.
     """
 
     name: str
+    short: str
     command: str
     extract: Callable[[Trace], Any]
     combine: Callable[[list[Any], Sequence[str]], Result]
@@ -91,48 +93,65 @@ def _alike(parts: list[_Weighed]) -> tuple[list[_Weighed], list[tuple[str, str]]
 
 #: All of them, in the order in which a report answers them.
 QUESTIONS: tuple[Question, ...] = (
-    Question("info", "info", info.look, lambda parts, _: info.combine(parts)),
-    Question("steps", "steps", steps.extract, lambda p, notes: steps.combine(p, remarks=notes)),
+    Question(
+        "steps", "Steps", "steps", steps.extract, lambda p, notes: steps.combine(p, remarks=notes)
+    ),
     Question(
         "gpu_idle",
+        "Idle time",
         "gpu-idle",
         gpu_idle.extract,
         lambda parts, notes: gpu_idle.combine(parts, notes=notes),
     ),
-    Question("comm_outliers", "comm-outliers", _collectives, lambda parts, _: comm.combine(parts)),
+    Question(
+        "comm_outliers",
+        "Communication",
+        "comm-outliers",
+        _collectives,
+        lambda parts, _: comm.combine(parts),
+    ),
     Question(
         "overlap",
+        "Overlap",
         "overlap",
         overlap.extract,
         lambda parts, notes: overlap.combine(parts, remarks=notes),
     ),
-    Question("launches", "launches", launches.extract, launches.combine),
+    Question("launches", "Launches", "launches", launches.extract, launches.combine),
     Question(
         "operators",
+        "Operators",
         "operators",
         lambda trace: operator.measure(operator.lay(trace, _OPERATORS), _OPERATORS),
         lambda parts, notes: operator.combine(parts, _OPERATORS, notes),
     ),
     Question(
         "kernels",
+        "Kernels",
         "kernels",
         lambda trace: kernel.extract(trace, _WORK),
         lambda parts, notes: kernel.combine(parts, _WORK, notes),
     ),
     Question(
         "annotations",
+        "Annotations",
         "annotations",
         lambda trace: marks.measure(marks.lay(trace, _RANGES)),
         lambda parts, notes: marks.combine(parts, _RANGES, notes),
     ),
-    Question("cuda_api", "api", api_calls.extract, api_calls.combine),
-    Question("transfers", "transfers", transfers.extract, transfers.combine),
-    Question("host_metrics", "host-metrics", host_metrics.extract, host_metrics.combine),
+    Question("cuda_api", "CUDA calls", "api", api_calls.extract, api_calls.combine),
+    Question("transfers", "Copies", "transfers", transfers.extract, transfers.combine),
+    Question("host_metrics", "Host", "host-metrics", host_metrics.extract, host_metrics.combine),
     Question(
-        "py_spy_report", "py-spy-report", lambda trace: leaf_paths.extract(trace, _CODE), _code
+        "py_spy_report",
+        "Code",
+        "py-spy-report",
+        lambda trace: leaf_paths.extract(trace, _CODE),
+        _code,
     ),
-    Question("flamegraph", "flamegraph", _flame_part, _flames),
-    Question("memory", "memory", memory.extract, memory.combine),
-    Question("memory_oom", "memory --oom", oom.extract, memory.errors_of),
-    Question("memory_growth", "memory --growth", growth.extract, memory.growth_of),
+    Question("flamegraph", "Flamegraph", "flamegraph", _flame_part, _flames),
+    Question("memory", "Memory", "memory", memory.extract, memory.combine),
+    Question("memory_oom", "Out of memory", "memory --oom", oom.extract, memory.errors_of),
+    Question("memory_growth", "Memory growth", "memory --growth", growth.extract, memory.growth_of),
+    Question("info", "Files, losses", "info", info.look, lambda parts, _: info.combine(parts)),
 )

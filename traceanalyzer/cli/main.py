@@ -28,6 +28,7 @@ from traceanalyzer.cli.memory import memory
 from traceanalyzer.cli.operators import operators
 from traceanalyzer.cli.overlap import overlap
 from traceanalyzer.cli.py_spy_report import py_spy_report
+from traceanalyzer.cli.report import report
 from traceanalyzer.cli.steps import steps
 from traceanalyzer.cli.transfers import transfers
 from traceanalyzer.errors import TraceAnalyzerError
@@ -44,6 +45,7 @@ def cli() -> None:
 
 
 for _command in (
+    report,
     diagnose,
     info,
     gpu_idle,

@@ -25,7 +25,7 @@ FORMS: tuple[Form, ...] = ("table", "md", "csv", "json", "sqlite", "html", "svg"
 BINARY: tuple[Form, ...] = ("png", "sqlite")
 
 #: Rows shown of each table unless told; forms for other programs hold all rows.
-TOP: dict[str, int] = {"table": 10, "md": 20, "html": 100}
+TOP: dict[str, int] = {"table": 10, "md": 20, "html": 100, "report": 50}
 
 _SUFFIXES: dict[str, Form] = {
     ".csv": "csv",
@@ -79,8 +79,11 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
 
         return sqlite.render(result, top=top)
     if to == "html":
-        from traceanalyzer.render import html
+        from traceanalyzer.render import html, report
+        from traceanalyzer.result import Report
 
+        if isinstance(result, Report):
+            return report.page(result, top=top).encode()
         return html.page(result, top=top).encode()
     if result.flames and not result.occupancies:
         return _flamegraph(result, to)

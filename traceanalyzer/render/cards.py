@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Finding
 
 STYLE = """
-.traceanalyzer .findings { list-style: none; padding: 0; margin: 1.5em 0; display: grid; gap: 1em; }
+.traceanalyzer .findings { list-style: none; padding: 0; margin: 1.5em 0; display: grid; gap: 1em;
+  grid-template-columns: minmax(0, 1fr); overflow-wrap: anywhere; }
 .traceanalyzer .finding { border: 1px solid var(--line); border-left: 5px solid var(--grade);
   border-radius: 6px; padding: 0.8em 1.1em; break-inside: avoid; background: var(--band); }
 .traceanalyzer .finding.critical { --grade: #cf222e; }

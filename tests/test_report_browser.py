@@ -1,0 +1,144 @@
+"""The report in a real browser, at two widths: drawn, sorted, followed, printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from browser import chromium, complaints, prefer, resize, visit
+from conftest import ROOT
+
+import traceanalyzer as ta
+from traceanalyzer.render import render
+
+FIXTURES = ROOT / "fixtures"
+WIDTHS = (480, 1400)
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    inputs = [FIXTURES / "nccl_8ranks", FIXTURES / "memory/oom.pickle"]
+    return render(ta.report([*inputs, FIXTURES / "py_spy/native.raw.txt"]), "html").decode()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    yield from chromium(tmp_path_factory.mktemp("profile"))
+
+
+@pytest.fixture(params=WIDTHS)
+def window(request: pytest.FixtureRequest, browser: Any, page: str, tmp_path: Any) -> Any:
+    resize(browser, request.param, 900)
+    prefer(browser, "light")
+    asked = visit(browser, tmp_path / "report.html", page)
+    assert asked == [(tmp_path / "report.html").as_uri()]
+    yield browser
+    assert complaints(browser) == []
+
+
+def test_everything_is_drawn_and_fits(window: Any) -> None:
+    drawn = window.execute_script(
+        "return [...document.querySelectorAll('figure')].map((one) => [one.id,"
+        " one.querySelectorAll('svg *, canvas').length, one.getBoundingClientRect().width])"
+    )
+    assert len(drawn) > 15
+    assert [key for key, marks, _ in drawn if not marks] == []
+    wide = window.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= window.execute_script("return innerWidth")
+
+
+def test_a_heading_sorts_its_table(window: Any) -> None:
+    column = (
+        "const table = document.querySelector('#overview table');"
+        "return [...table.tBodies[0].rows].map((row) => row.cells[arguments[0]].textContent)"
+    )
+    heads = window.execute_script(
+        "return [...document.querySelectorAll('#overview th')].map((one) => one.textContent)"
+    )
+    at = next(n for n, head in enumerate(heads) if head.startswith("others waited"))
+    before = window.execute_script(column, at)
+    click = (
+        "document.querySelectorAll('#overview th button')[arguments[0]].click();"
+        "return document.querySelectorAll('#overview th')[arguments[0]].ariaSort"
+    )
+    assert window.execute_script(click, at) == "descending"
+    numbers = [one for one in window.execute_script(column, at) if one]
+    values = [float(one.replace(",", "")) for one in numbers]
+    assert values == sorted(values, reverse=True)
+    assert sorted(before) == sorted(window.execute_script(column, at))
+    assert window.execute_script(click, at) == "ascending"
+    again = window.execute_script(column, at)
+    assert [one for one in again if one] == numbers[::-1]
+    assert again[-1] == ""  # what is not known stays last
+
+
+def test_sizes_are_sorted_by_their_unit(window: Any) -> None:
+    shown = window.execute_script(
+        "const held = [...document.querySelectorAll('#memory .scroll table')];"
+        "const place = (one) => [...one.tHead.rows[0].cells].findIndex("
+        "  (head) => head.textContent === 'bytes');"
+        "const table = held.find((one) => place(one) >= 0), at = place(table);"
+        "table.tHead.rows[0].cells[at].querySelector('button').click();"
+        "return [...table.tBodies[0].rows].map((row) => row.cells[at].textContent)"
+    )
+    sizes = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+    values = [float(text.split()[0]) * sizes[text.split()[1]] for text in shown]
+    assert len({text.split()[1] for text in shown}) > 1
+    assert values in (sorted(values), sorted(values, reverse=True))
+
+
+def test_the_contents_follow_the_reader(window: Any) -> None:
+    window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
+    for key in ("kernels", "memory", "commands"):
+        window.execute_script("document.getElementById(arguments[0]).scrollIntoView()", key)
+        window.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+        )
+        marked = window.execute_script(
+            "return [...document.querySelectorAll('nav a[aria-current]')].map((one) => one.hash)"
+        )
+        assert marked == [f"#{key}"]
+
+
+def test_a_finding_leads_to_its_numbers(window: Any) -> None:
+    window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
+    target = window.execute_script(
+        "const link = document.querySelector('.finding a'); link.click(); return link.hash"
+    )
+    top = window.execute_script(
+        "return document.querySelector(arguments[0]).getBoundingClientRect().top", target
+    )
+    assert -5 <= top <= 120
+
+
+def test_paper_shows_what_is_folded_and_no_contents(window: Any) -> None:
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    window.execute_script("dispatchEvent(new Event('beforeprint'))")
+    nav, closed = window.execute_script(
+        "return [getComputedStyle(document.querySelector('nav')).display,"
+        " document.querySelectorAll('details:not([open])').length]"
+    )
+    assert (nav, closed) == ("none", 0)
+    window.execute_script("dispatchEvent(new Event('afterprint'))")
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert window.execute_script("return document.querySelectorAll('details:not([open])').length")
+
+
+def test_dark_where_wished(window: Any) -> None:
+    light, dark = [], []
+    for scheme, seen in (("light", light), ("dark", dark)):
+        prefer(window, scheme)
+        seen += window.execute_script(
+            "return ['body', '.finding'].map((one) => getComputedStyle(document.querySelector(one))"
+            ".backgroundColor)"
+        )
+    assert not set(light) & set(dark)
+
+
+def test_keys_reach_links_headings_and_tables(window: Any) -> None:
+    held = window.execute_script(
+        "return [...document.querySelectorAll('nav a, th button, .scroll, summary')]"
+        ".filter((one) => one.tabIndex < 0).length"
+    )
+    assert held == 0
+    assert window.execute_script("return document.querySelector('.skip').hash") == "#findings"

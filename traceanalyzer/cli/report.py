@@ -1,0 +1,76 @@
+"""``traceanalyzer report``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from traceanalyzer.cli import output
+from traceanalyzer.cli.options import Reading, reading, rows
+from traceanalyzer.cli.progress import progress
+from traceanalyzer.cli.summary import report as summary
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render import TOP, Form, form_of, render
+
+
+@click.command("report", short_help="One page for whatever a job left, what is wrong first.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FILE",
+    default="report.html",
+    show_default=True,
+    help="Write to FILE; a name that ends in .json gets the same as data.",
+)
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option(
+    "--top",
+    metavar="N|all",
+    callback=rows,
+    help=f"Rows of each table. Default: {TOP['report']}, as data all.",
+)
+@click.option(
+    "--threshold",
+    "thresholds",
+    metavar="RULE=N",
+    multiple=True,
+    help="Another threshold of findings, as for diagnose. Repeatable.",
+)
+@reading
+def report(
+    paths: tuple[str, ...],
+    target: str,
+    force: bool,
+    top: int | str | None,
+    thresholds: tuple[str, ...],
+    reading: Reading,
+) -> None:
+    """What is wrong, and everything that can be told of a run, as one page for a browser.
+
+    PATH is whatever a job left: traces of one rank or of all, nsys exports, py-spy files, memory
+    snapshots, or a folder of them. Each file is read once. The page fetches nothing and can be
+    copied anywhere.
+    """
+    from traceanalyzer import api
+
+    form: Form = form_of(target) or "html"
+    if form not in ("html", "json"):
+        raise OptionError(f"{target}: a report's name ends in .html or .json")
+    output.check(target, force=force)
+    inputs, _ = api.find_inputs(paths)
+
+    def seen(trace: Any) -> None:
+        summary(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
+
+    with progress(inputs, quiet=reading.quiet) as meter:
+        result = api.report(
+            paths, thresholds=thresholds, **reading.arguments(), progress=meter, seen=seen
+        )
+    default = TOP["report"] if form == "html" else None
+    limit = default if top is None else top if isinstance(top, int) else None
+    output.write(render(result, form, top=limit), target)
+    if target != output.STDOUT and not reading.quiet:
+        click.echo(f"{target}: {result.verdict}", err=True)

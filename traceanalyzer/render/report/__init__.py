@@ -1,0 +1,134 @@
+"""A report as one self-contained page: findings first, then each answer with its drawings.
+
+In: :class:`traceanalyzer.result.Report`. ``report.css`` lays the page out; ``sort.js`` sorts
+tables, ``report.js`` marks where one is in the list of contents and opens what is folded before
+printing. Without scripts everything can be read. Only :mod:`traceanalyzer.render` imports this
+folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING
+
+from traceanalyzer.render import cards, pieces
+from traceanalyzer.render.scale import cells
+from traceanalyzer.render.viewers import program, resource, source_hash
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from traceanalyzer.result import Fact, Report, Section
+
+_SCRIPTS = ("sort.js", "report.js")
+
+
+def page(report: Report, *, top: int | None = 50) -> str:
+    """The whole page.
+
+    Args:
+        report: what to show.
+        top: rows shown of each table; None shows all.
+    """
+    results = [report.told, *(section.result for section in report.sections)]
+    viewers: list[ModuleType] = [*pieces.viewers_of(results), sys.modules[__name__]]
+    styles = pieces.STYLE + cards.STYLE + pieces.PAGE_STYLE + pieces.viewing(viewers, narrow=True)
+    anchors = {section.key: section.key for section in report.sections}
+    lines = [
+        *pieces.head(report.title, styles, viewers),
+        '<body class="traceanalyzer report">',
+        '<a class="skip" href="#findings">To the findings</a>',
+        _contents(report),
+        "<main>",
+        f"<header><h1>{pieces.escaped(report.title)}</h1>{_facts(report.facts)}</header>",
+        '<section id="findings" aria-labelledby="findings-h"><h2 id="findings-h">Findings</h2>',
+        f'<p class="verdict">{pieces.escaped(report.verdict)}</p>',
+        cards.cards(report.diagnosis, anchors),
+        pieces.notes(report, heading="h3"),
+        "</section>",
+        '<section id="overview">',
+        pieces.table(report.overview, top, heading="h2"),
+        "</section>",
+        *(_section(section, top) for section in report.sections),
+        _commands(report),
+        "</main>",
+        *(f"<script>{viewer.script()}</script>" for viewer in viewers),
+        "</body></html>",
+    ]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+@cache
+def style() -> str:
+    """The style sheet of the page."""
+    return resource(__name__, "report.css")
+
+
+@cache
+def script() -> str:
+    """What the page does beside its viewers."""
+    return program(__name__, _SCRIPTS)
+
+
+def script_hash() -> str:
+    """What a Content-Security-Policy says so that it may run."""
+    return source_hash(script())
+
+
+def _contents(report: Report) -> str:
+    """The list of contents, with how many findings rest on each answer."""
+    found = Counter(one.analysis for one in report.diagnosis)
+    own = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
+    others = [(one.key, one.short, found[one.key]) for one in report.sections]
+    items = "".join(
+        f'<li><a href="#{key}">{pieces.escaped(short)}</a>'
+        f"{f' <span class=count>{n}</span>' if n else ''}</li>"
+        for key, short, n in (*own, *others, ("commands", "Commands", 0))
+    )
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
+
+
+def _facts(facts: tuple[Fact, ...]) -> str:
+    tiles = []
+    for fact in facts:
+        scale, (text,) = cells(fact.name, [fact.value])
+        value = f"{text} {scale.unit}".strip()
+        tiles.append(
+            f"<div><dt>{pieces.escaped(fact.label)}</dt><dd>{pieces.escaped(value)}</dd></div>"
+        )
+    return f'<dl class="in-brief">{"".join(tiles)}</dl>' if tiles else ""
+
+
+def _section(section: Section, top: int | None) -> str:
+    """One answer: what it says, what it draws, its tables; details are folded."""
+    result, key = section.result, section.key
+    shown = [table for table in result.tables if not table.detail]
+    folded = [table for table in result.tables if table.detail]
+    lines = [
+        f'<section id="{key}" aria-labelledby="{key}-h">',
+        f'<h2 id="{key}-h">{pieces.escaped(result.title)}</h2>',
+        f'<p class="verdict">{pieces.escaped(result.verdict)}</p>',
+        f'<p class="soft"><code>{pieces.escaped(section.command)}</code></p>',
+        *pieces.drawings(result, f"{key}-"),
+        *(pieces.table(table, top, heading="h3") for table in shown),
+        *(
+            f"<details><summary>{pieces.escaped(table.title)}</summary>"
+            f"{pieces.table(table, top, heading='h3')}</details>"
+            for table in folded
+        ),
+        pieces.notes(result, heading="h3"),
+        "</section>",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _commands(report: Report) -> str:
+    """What gives each part again."""
+    commands = [report.command, *(section.command for section in report.sections)]
+    items = "".join(f"<li><code>{pieces.escaped(command)}</code></li>" for command in commands)
+    return (
+        '<section id="commands" aria-labelledby="commands-h"><h2 id="commands-h">Commands</h2>'
+        f"<p>Each part of this page, with more rows and options:</p><ul>{items}</ul></section>"
+    )

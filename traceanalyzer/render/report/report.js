@@ -1,0 +1,45 @@
+// The page around the viewers: sortable tables, where one is, everything open on paper.
+
+for (const table of document.querySelectorAll('.report .scroll table')) sortable(table);
+
+/** Marks the entry of the section that is being read. */
+function follow() {
+  const links = new Map(
+    [...document.querySelectorAll('.report nav a')].map((link) => [link.hash.slice(1), link]),
+  );
+  const sections = [...document.querySelectorAll('.report main > section[id]')];
+  const mark = () => {
+    const line = window.innerHeight / 3;
+    const passed = sections.filter((one) => one.getBoundingClientRect().top <= line);
+    const bottom = window.innerHeight + window.scrollY >= document.body.scrollHeight - 2;
+    const at = bottom ? sections.at(-1) : (passed.at(-1) ?? sections[0]);
+    for (const [key, link] of links) {
+      if (key === at?.id) link.setAttribute('aria-current', 'true');
+      else link.removeAttribute('aria-current');
+    }
+  };
+  let waiting = false;
+  const later = () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; mark(); });
+  };
+  window.addEventListener('scroll', later, { passive: true });
+  window.addEventListener('resize', later);
+  mark();
+}
+
+follow();
+
+window.addEventListener('beforeprint', () => {
+  for (const folded of document.querySelectorAll('.report details:not([open])')) {
+    folded.open = true;
+    folded.dataset.opened = 'print';
+  }
+});
+window.addEventListener('afterprint', () => {
+  for (const opened of document.querySelectorAll('.report details[data-opened]')) {
+    opened.open = false;
+    delete opened.dataset.opened;
+  }
+});
