@@ -26,7 +26,7 @@ STYLE = """
 @media screen and (prefers-color-scheme: dark) {
   .traceanalyzer { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117;
     --band: #151b23; } }
-.traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; }
+.traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; overflow-wrap: anywhere; }
 .traceanalyzer .scroll { overflow-x: auto; }
 .traceanalyzer table { border-collapse: collapse; margin: 0.5em 0; color: var(--ink); }
 .traceanalyzer caption { text-align: left; font-weight: 600; padding: 0.5em 0; }
