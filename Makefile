@@ -1,12 +1,13 @@
 # Python 3.11 with pip, make and a C compiler are all that must be there before.
 # Everything else goes into .venv, by way of the package index.
 PYTHON ?= python3
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 VENV := .venv
 BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench bless coverage fuzz docs site clean
+.PHONY: help demo test check bench bless coverage fuzz docs site lowest installs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,8 +50,20 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 site: $(VENV)/.developer ## the documentation as a site, into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+lowest: ## the suite with the lowest versions that pyproject.toml allows; PYTHON=python3.11
+	$(PYTHON) -m venv --without-pip .lowest
+	$(PYTHON) tests/lowest.py > .lowest/constraints.txt
+	$(PYTHON) -m pip --python .lowest/bin/python --disable-pip-version-check install -q \
+	  --constraint .lowest/constraints.txt --editable '.[dev]'
+	# warnings of old releases about new ones of theirs are nobody's fault here
+	.lowest/bin/python -m pytest -n auto -W ignore::DeprecationWarning \
+	  -W ignore::PendingDeprecationWarning
+
+installs: $(VENV)/.developer ## wheel and source archive into an empty environment of each Python
+	$(BIN)/python tests/installs.py $(PYTHONS)
+
 clean: ## everything that make can make again
-	rm -rf $(VENV) build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) .lowest build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c traceanalyzer/parsers/*/*.h)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -14,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lowest import constraints
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "pyproject.toml").read_text()
 PROJECT: dict[str, Any] = tomllib.loads(TEXT)["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,69 @@ def test_every_dependency_has_a_reason() -> None:
         assert re.search(r"# \S+ \S+", line), f"no reason beside {requirement}"
 
 
+def test_every_import_is_declared() -> None:
+    """What the package imports, wherever in a function, is a dependency or of an extra."""
+    wanted = list(PROJECT["dependencies"])
+    for extra in set(EXTRAS) - {"dev", "docs"}:
+        wanted += EXTRAS[extra]
+    declared = {re.split(r"[^\w-]", one)[0].replace("-", "_").lower() for one in wanted}
+    imported = set()
+    for path in (ROOT / "traceanalyzer").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.partition(".")[0])
+    foreign = imported - sys.stdlib_module_names - {"traceanalyzer"}
+    assert {"polars", "zstandard"} <= foreign
+    assert foreign <= declared
+
+
+def test_every_dependency_has_a_lowest_version() -> None:
+    for constraint in constraints():
+        assert re.fullmatch(r"[\w-]+==\d+(\.\d+)*", constraint), constraint
+
+
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
+    code = (
+        "import sys; sys.modules['zstandard'] = None\n"
+        "from traceanalyzer.cli import start; start.run()"
+    )
+    command = [sys.executable, "-c", code, "info", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "pip install 'traceanalyzer[zstd]'" in done.stderr
+
+
+def test_the_wheel_answers_without_the_checkout(built: Path, tmp_path: Path) -> None:
+    """Beside the dependencies that are here; ``make installs`` does without these."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python = tmp_path / "env/bin/python"
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    place = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(place.stdout.strip())  # noqa: S202 - our own
+    # a path that is listed comes after, and what it lists itself (the checkout) is not followed
+    Path(place.stdout.strip(), "beside.pth").write_text(sysconfig.get_path("purelib"))
+    code = (
+        "import traceanalyzer; print(traceanalyzer.__file__)\n"
+        "from traceanalyzer.cli import start; start.run()"
+    )
+    given = ["comm-outliers", ROOT / "fixtures/nccl_8ranks", "-o", "answer.html"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-c", code, *given]
+    how: dict[str, Any] = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=True, **how)
+    assert done.stdout.startswith(place.stdout.strip())
+    assert "Rank 5 is late" in (tmp_path / "answer.html").read_text()
+    asked = [python, "-m", "traceanalyzer", "--version"]
+    version = subprocess.run(asked, check=True, **how)
+    assert version.stdout == f"traceanalyzer {PROJECT['version']}\n"
+
+
 def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
@@ -72,6 +140,8 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
 def test_source_archive_holds_what_a_build_needs_and_no_leftovers(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "traceanalyzer").rglob("*.[chj]*")}
+    assert {path for path in sources if not path.endswith(".so")} <= set(names)
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py"} <= set(names)
     leftovers = re.compile(r"(^|/)(\.venv|\.git|\.bench|__pycache__|\.\w+_cache|dist)(/|$)")
     assert [name for name in names if leftovers.search(name)] == []
