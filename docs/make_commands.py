@@ -28,7 +28,7 @@ Data goes to standard output, progress and remarks to standard error.
 | 0 | done |
 | 1 | unusable input or output: one line on standard error, and no file half-written |
 | 2 | a wrong command line |
-| 3 | done, and what was to fail the run (`--fail-on`) was found |
+| 3 | done, and what was to fail the run (`--fail-on`, `--fail-on-regression`) was found |
 | 130, 143 | interrupted (Ctrl-C), terminated: what was being written is removed |
 """
 

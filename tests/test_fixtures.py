@@ -105,3 +105,9 @@ def test_fixtures_stay_small() -> None:
     size = {f: sum(p.stat().st_size for p in (FIXTURES / f).iterdir()) for f in NCCL_FOLDERS}
     size["ddp"] = sum(p.stat().st_size for p in (FIXTURES / "ddp_gloo_4ranks").iterdir())
     assert sum(size.values()) < 700_000, size
+
+
+def test_an_upgrade_is_what_the_script_writes(tmp_path: Path) -> None:
+    written = run("make_upgrade.py", tmp_path)
+    committed = {f"upgrade/{p.name}": p.read_bytes() for p in (FIXTURES / "upgrade").iterdir()}
+    assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}

@@ -143,6 +143,7 @@ def test_the_walk_sees_a_forbidden_import(tmp_path):
         "api",
         "transfers",
         "host-metrics",
+        "diff",
         "flamegraph",
         "info",
         "convert",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.api_calls import CudaApi
     from traceanalyzer.analyzers.comm_outliers import CommOutliers
     from traceanalyzer.analyzers.diagnosis import Diagnosis
+    from traceanalyzer.analyzers.diff import Diff
     from traceanalyzer.analyzers.flamegraph import FlameGraph
     from traceanalyzer.analyzers.gpu_idle import GpuIdle
     from traceanalyzer.analyzers.host_metrics import HostMetrics
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         convert,
         cuda_api,
         diagnose,
+        diff,
         find_inputs,
         flamegraph,
         gpu_idle,
@@ -89,6 +91,7 @@ _HOME = {
             "convert",
             "cuda_api",
             "diagnose",
+            "diff",
             "find_inputs",
             "flamegraph",
             "gpu_idle",
@@ -130,6 +133,7 @@ _HOME = {
     "CommOutliers": "analyzers.comm_outliers",
     "CudaApi": "analyzers.api_calls",
     "Diagnosis": "analyzers.diagnosis",
+    "Diff": "analyzers.diff",
     "FlameGraph": "analyzers.flamegraph",
     "GpuIdle": "analyzers.gpu_idle",
     "HostMetrics": "analyzers.host_metrics",
@@ -151,6 +155,7 @@ __all__ = [
     "CudaApi",
     "Device",
     "Diagnosis",
+    "Diff",
     "Finding",
     "FlameGraph",
     "GpuIdle",
@@ -187,6 +192,7 @@ __all__ = [
     "convert",
     "cuda_api",
     "diagnose",
+    "diff",
     "find_inputs",
     "flamegraph",
     "gpu_idle",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from traceanalyzer.analyzers.leaf_paths import By, GroupBy, Match
     from traceanalyzer.api.annotated import annotations
     from traceanalyzer.api.communication import comm_outliers
+    from traceanalyzer.api.comparing import diff
     from traceanalyzer.api.contents import info
     from traceanalyzer.api.conversion import convert
     from traceanalyzer.api.cuda import cuda_api, transfers
@@ -42,6 +43,7 @@ _HOME = {
     "annotations": "api.annotated",
     "comm_outliers": "api.communication",
     "convert": "api.conversion",
+    "diff": "api.comparing",
     **dict.fromkeys(("cuda_api", "transfers"), "api.cuda"),
     "diagnose": "api.diagnosis",
     **dict.fromkeys(("flamegraph", "py_spy_report"), "api.stacks"),
@@ -61,8 +63,8 @@ _HOME = {
 
 __all__ = [
     "NO_FORMAT", "By", "GroupBy", "Inputs", "Match", "PathLike", "Progress", "annotations",
-    "comm_outliers", "convert", "cuda_api", "diagnose", "find_inputs", "flamegraph", "gpu_idle",
-    "host_metrics",
+    "comm_outliers", "convert", "cuda_api", "diagnose", "diff", "find_inputs", "flamegraph",
+    "gpu_idle", "host_metrics",
     "info", "kernels", "launches", "memory", "memory_diff", "memory_growth", "memory_oom",
     "natural", "operators", "overlap", "py_spy_report", "read", "report", "steps", "transfers",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from traceanalyzer.cli.comm_outliers import comm_outliers
 from traceanalyzer.cli.completion import completing
 from traceanalyzer.cli.convert import convert
 from traceanalyzer.cli.diagnose import diagnose
+from traceanalyzer.cli.diff import diff
 from traceanalyzer.cli.flamegraph import flamegraph
 from traceanalyzer.cli.gpu_idle import gpu_idle
 from traceanalyzer.cli.host_metrics import host_metrics
@@ -60,6 +61,7 @@ for _command in (
     transfers,
     host_metrics,
     memory,
+    diff,
     py_spy_report,
     flamegraph,
     convert,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render.scale import cells, is_number
+from traceanalyzer.render.scale import shown_cells
 from traceanalyzer.render.text import costs, prose, shorten
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ def _table(table: Table, top: int | None) -> str:
     shown = rows if top is None else min(top, rows)
     heads, rules, columns = [], [], []
     for name, label in table.columns.items():
-        values = table.frame[name].head(shown).to_list()
-        scale, texts = cells(name, values, table.missing.get(name, ""))
+        scale, texts, numeric = shown_cells(table, name, shown)
         heads.append(scale.heading(_cell(prose(label))))
-        rules.append("---:" if is_number(values) else "---")
+        rules.append("---:" if numeric else "---")
         columns.append([_cell(shorten(text, _CELL_CHARS)) for text in texts])
     lines = [heads, rules, *map(list, zip(*columns, strict=True))]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)

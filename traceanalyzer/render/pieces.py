@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render import cards, charts, flamegraph, occupancy
-from traceanalyzer.render.scale import cells, is_number
+from traceanalyzer.render.scale import shown_cells
 from traceanalyzer.render.text import prose, shorten
 
 if TYPE_CHECKING:
@@ -119,9 +119,8 @@ def table(of: Table, top: int | None, *, heading: str) -> str:
     shown = rows if top is None else min(top, rows)
     heads, columns = [], []
     for name, label in of.columns.items():
-        values = of.frame[name].head(shown).to_list()
-        scale, texts = cells(name, values, of.missing.get(name, ""))
-        align = ' class="number"' if is_number(values) else ""
+        scale, texts, numeric = shown_cells(of, name, shown)
+        align = ' class="number"' if numeric else ""
         heads.append(f'<th scope="col"{align}>{escaped(scale.heading(label))}</th>')
         columns.append([_cell(text, align) for text in texts])
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))

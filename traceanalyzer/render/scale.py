@@ -12,6 +12,8 @@ from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from traceanalyzer.result import Table
+
 TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
 SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
@@ -74,10 +76,25 @@ def scale_of(column: str, magnitude: float) -> Scale:
     return Scale()
 
 
-def cells(column: str, values: Sequence[Any], missing: str = "") -> tuple[Scale, list[str]]:
+def shown_cells(table: Table, column: str, shown: int) -> tuple[Scale, list[str], bool]:
+    """The first rows of a table's column: its unit, one string a value, and if it holds numbers.
+
+    Columns that the table says are alike have one unit.
+    """
+    frame = table.frame.head(shown)
+    among = next((names for names in table.alike if column in names), (column,))
+    values = frame[column].to_list()
+    beside = [value for name in among for value in frame[name].to_list()]
+    scale, texts = cells(column, values, table.missing.get(column, ""), beside)
+    return scale, texts, is_number(values)
+
+
+def cells(
+    column: str, values: Sequence[Any], missing: str = "", beside: Sequence[Any] | None = None
+) -> tuple[Scale, list[str]]:
     """A column as text: its unit and one string a value, all with the same decimals.
 
-    A null is shown as ``missing``.
+    A null is shown as ``missing``; the unit is that of ``beside`` too, where it is given.
 
     The unit is chosen by the median of the values that are not 0, so that one outlier does not
     turn the rest into zeros; that median shows four significant digits. Sizes have a unit each:
@@ -85,7 +102,8 @@ def cells(column: str, values: Sequence[Any], missing: str = "") -> tuple[Scale,
     """
     if column.endswith("_bytes"):
         return Scale(), [missing if value is None else format_bytes(value) for value in values]
-    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    told = values if beside is None else beside
+    numbers = [v for v in told if isinstance(v, (int, float)) and not isinstance(v, bool)]
     middle = _middle(numbers)
     scale = scale_of(column, middle)
     whole = scale.unit in _WHOLE_UNITS or (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from traceanalyzer.render.scale import cells, is_number
+from traceanalyzer.render.scale import shown_cells
 from traceanalyzer.render.text import costs, prose, shorten, visible
 
 if TYPE_CHECKING:
@@ -93,10 +93,9 @@ def _rows(columns: list[list[str]]) -> list[list[str]]:
 def _columns(table: Table, shown: int) -> list[_Column]:
     made = []
     for name, label in table.columns.items():
-        values = table.frame[name].head(shown).to_list()
-        scale, texts = cells(name, values, table.missing.get(name, ""))
+        scale, texts, numeric = shown_cells(table, name, shown)
         texts = [shorten(text, _LONGEST) for text in texts]
-        made.append(_Column([scale.heading(visible(label))], texts, is_number(values)))
+        made.append(_Column([scale.heading(visible(label))], texts, numeric))
     return made
 
 

@@ -24,6 +24,7 @@ class Table:
         detail: left out of a terminal's first view, which names it instead.
         missing: what to show for null, by column; nothing where a column is not named.
         whole: names are shortened only to fit a terminal, not in a file or a pipe.
+        alike: groups of columns that are shown in one unit, to be compared.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Table:
     detail: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
+    alike: tuple[tuple[str, ...], ...] = ()
 
 
 #: How grave a finding is, the least first.

@@ -1,0 +1,196 @@
+"""What is to be known before two runs are compared, and what forbids it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from traceanalyzer.analyzers.diff.measure import Measure
+from traceanalyzer.analyzers.diff.part import Facts
+from traceanalyzer.analyzers.diff.run import Run
+from traceanalyzer.units import format_frac
+
+_NAMED = 3
+
+#: Runs that share less of their time are hardly the same training.
+_ALIKE_FRAC = 0.5
+
+#: What files may hold, and how to find it in a run.
+_HOLDINGS = {
+    "steps": "steps",
+    "device work": "kernels",
+    "operators": "idle",
+    "sampled stacks": "stacks",
+    "memory": "memory",
+}
+
+
+def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
+    """Why the runs cannot be compared; None where they can.
+
+    Runs whose steps are marked are taken to be alike, as the user says. Without steps they must
+    have a kernel or an operator in common.
+    """
+    if measure is None:
+        has = [_holdings(run) for run in (before, after)]
+        return f"nothing is in both: before there are {has[0]}, after {has[1]}"
+    if measure.name in ("device", "thread") and _in_common(before, after) == 0:
+        return "not one kernel or operator is in both, and not both mark steps"
+    return None
+
+
+def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
+    """What differs between the runs beside their speed, or makes their numbers less sure."""
+    runs = (before, after)
+    if measure is not None:
+        yield from _different(runs)
+    for run, when in zip(runs, ("before", "after"), strict=True):
+        gone = [fact.path for fact in run.facts if fact.cut_off]
+        if gone:
+            yield f"Cut off, so that its end is missing ({when}): {_listed(gone)}."
+    if measure is not None:
+        yield from _of_measure(runs, measure)
+
+
+def _different(runs: tuple[Run, Run]) -> Iterator[str]:
+    for what, told in (
+        ("The GPUs differ", _gpus),
+        ("The software differs", _software),
+        ("The files are of different profilers, which cost different time", _formats),
+        ("The profiler's versions differ", _versions),
+        ("The jobs are of different sizes", _world),
+        ("The numbers of ranks recorded differ", _ranks),
+        ("What costs time to record differs", _extras),
+    ):
+        before, after = (told(run.facts) for run in runs)
+        if before != after and ((before and after) or told is _extras):
+            yield f"{what}: before {before or 'none of it'}, after {after or 'none of it'}."
+
+
+def _of_measure(runs: tuple[Run, Run], measure: Measure) -> Iterator[str]:
+    before, after = runs
+    if measure.name == "step":
+        yield from _of_steps(before, after)
+        return
+    for run, when in ((before, "before"), (after, "after")):
+        other = after if run is before else before
+        if run.steps is None and other.steps is not None:
+            yield f"No steps are marked {when}, so that whole recordings are compared."
+    if measure.name in ("device", "thread"):
+        yield (
+            "Without steps in both, sums are of a device's (or rank's) whole recording, and what "
+            "they vary by is not known. Mark steps to compare steps."
+        )
+        if measure.work != 1:
+            yield (
+                f"The recording after holds {measure.work:.3g} times as much work, by how often "
+                "what ran in both ran: its times are divided by that, as if it were the same."
+            )
+    if measure.name == "samples":
+        yield (
+            "All samples together tell only if both recorded the same work from start to end; "
+            "shares do not depend on that. Noise is that of counting alone: stacks that come in "
+            "rows make it larger."
+        )
+    if measure.name == "memory":
+        yield "One peak a run tells nothing of noise."
+
+
+def _of_steps(before: Run, after: Run) -> Iterator[str]:
+    counts = [run.step_count for run in (before, after)]
+    if counts[0] != counts[1]:
+        yield (
+            f"Steps that count: {counts[0]:,} before, {counts[1]:,} after; sums are of a step, not "
+            "of the recording."
+        )
+    if min(counts) < 2:
+        yield "With one step in a run it is not known what steps vary by: any change may be chance."
+    else:
+        yield (
+            "Noise is what steps vary by within each recording. Two recordings of the same code "
+            "may differ by more (another node, other clocks, a warm cache): only a second one of "
+            "each tells."
+        )
+    sorts = [_sort_of_step(run) for run in (before, after)]
+    if sorts[0] != sorts[1]:
+        yield f"Steps are marked as {sorts[0]} before, as {sorts[1]} after: are they the same?"
+    shared = _in_common(before, after)
+    if shared is not None and shared < _ALIKE_FRAC:
+        yield (
+            f"Kernels and operators that are in both make {format_frac(shared)} of the time of one "
+            "of them at most: is it the same training?"
+        )
+
+
+def _sort_of_step(run: Run) -> str:
+    name = run.counted["step"].cast(str).head(1).to_list()[0]
+    return re.sub(r"\d+", "N", re.sub(r" \[\d+\]$", "", name))
+
+
+def _in_common(before: Run, after: Run) -> float | None:
+    """How much of the time is spent in what both runs have, by name.
+
+    Of the two runs the lesser share, of kernels and operators the larger; None where neither is in
+    both.
+    """
+    shares = []
+    for table, time in (("work", "total_ns"), ("operators", "host_ns")):
+        rows = [getattr(run, table) for run in (before, after)]
+        if any(frame is None for frame in rows):
+            continue
+        names = [frame["name"].drop_nulls().unique() for frame in rows]
+        both = names[0].filter(names[0].is_in(names[1].implode()))
+        own = pl.col("name").is_in(both.implode())
+        shares.append(
+            min(frame.filter(own)[time].sum() / max(frame[time].sum(), 1) for frame in rows)
+        )
+    return max(shares, default=None)
+
+
+def _holdings(run: Run) -> str:
+    held = {said: getattr(run, name) for said, name in _HOLDINGS.items()}
+    return _and([said for said, found in held.items() if found is not None and found != ()])
+
+
+# --- facts in words --------------------------------------------------------------------------
+
+
+def _gpus(facts: Sequence[Facts]) -> str:
+    return _and(sorted({name for fact in facts for name in fact.gpus}))
+
+
+def _software(facts: Sequence[Facts]) -> str:
+    return _and(sorted({said for fact in facts for said in fact.software}))
+
+
+def _formats(facts: Sequence[Facts]) -> str:
+    return _and(sorted({fact.format for fact in facts}))
+
+
+def _versions(facts: Sequence[Facts]) -> str:
+    return _and(sorted({f"{fact.format} {fact.version}" for fact in facts if fact.version}))
+
+
+def _world(facts: Sequence[Facts]) -> str:
+    sizes = {fact.world_size for fact in facts if fact.world_size}
+    return _and([f"{size:,} ranks" for size in sorted(sizes)])
+
+
+def _ranks(facts: Sequence[Facts]) -> str:
+    return str(len({(fact.rank, fact.path if fact.rank is None else "") for fact in facts}))
+
+
+def _extras(facts: Sequence[Facts]) -> str:
+    return _and(sorted({said for fact in facts for said in fact.extras}))
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
+
+
+def _and(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

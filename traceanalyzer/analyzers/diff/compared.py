@@ -1,0 +1,241 @@
+"""Rows of two runs beside one another: parts of a step, kernels, operators, collectives, code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.groups import compare
+from traceanalyzer.analyzers.diff import noise
+from traceanalyzer.analyzers.diff.run import Run
+from traceanalyzer.analyzers.diff.usual import Basis, usual
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES
+from traceanalyzer.analyzers.gpu_idle.words import NAMES
+from traceanalyzer.analyzers.kernel_names import short_names
+from traceanalyzer.analyzers.names import mapped
+from traceanalyzer.analyzers.steps.statistics import DEVICE_PARTS, HOST_PARTS
+
+IDLE = "idle_ns"
+_CAUSES = {f"{cause}_ns": NAMES[cause] for cause in CAUSES}
+_ON_DEVICE = {name: said for name, said in DEVICE_PARTS.items() if name != IDLE}
+_ON_THREAD = {f"{BUSY}_ns": "operators", **_CAUSES}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs to compare.
+
+    Attributes:
+        before: the run compared with.
+        after: the run looked at.
+        bases: what the sums of each are divided by.
+        least: the least change that counts.
+    """
+
+    before: Run
+    after: Run
+    bases: tuple[Basis, Basis]
+    least: float
+
+    @property
+    def runs(self) -> tuple[Run, Run]:
+        """Both, that before first."""
+        return self.before, self.after
+
+
+# --- parts of a step -------------------------------------------------------------------------
+
+
+def parts(pair: Pair) -> pl.DataFrame | None:
+    """What the time is made of: part, before_ns, after_ns, change_ns ...; None if not known alike.
+
+    In steps that is the time of a step; else a device's or a training thread's span.
+    """
+    labels = _labels(pair)
+    if not labels:
+        return None
+    found = [
+        usual(_long(run, labels, basis), ["part"], "time_ns", basis, basis.devices)
+        for run, basis in zip(pair.runs, pair.bases, strict=True)
+    ]
+    return _beside(found[0], found[1], ["part"], pair.least)
+
+
+def _labels(pair: Pair) -> dict[str, str]:
+    """The columns that hold parts in both runs, and what to call them."""
+    if pair.bases[0].places is None:
+        idle = [run.idle for run in pair.runs if run.idle]
+        if len(idle) < 2 or idle[0].on_host != idle[1].on_host:
+            return {}
+        return {**_ON_THREAD, f"{BUSY}_ns": "operators" if idle[0].on_host else "device busy"}
+    known = [_known(run.counted) for run in pair.runs]
+    for needed, labels in (
+        ({"compute_ns", "unknown_ns"}, {**_ON_DEVICE, **_CAUSES}),
+        ({"compute_ns"}, DEVICE_PARTS),
+        ({"unknown_ns"}, _ON_THREAD),
+        ({"forward_ns", "backward_ns"}, HOST_PARTS),
+    ):
+        told = [needed <= columns for columns in known]
+        if any("compute_ns" in columns for columns in known) and "compute_ns" not in needed:
+            return {}
+        if all(told):
+            return labels
+    return {}
+
+
+def _known(rows: pl.DataFrame) -> set[str]:
+    return {name for name in rows.columns if rows[name].null_count() < rows.height}
+
+
+def _long(run: Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
+    """One row a part of each row of the run's steps, or of its devices."""
+    if basis.places is not None:
+        rows = run.counted.select("rank", "source", "mark", *labels)
+        keys = ["rank", "source", "mark"]
+    else:
+        rows = (run.idle.units if run.idle else pl.DataFrame()).select(*labels)
+        keys = []
+    long = rows.rename(labels).unpivot(index=keys, variable_name="part", value_name="time_ns")
+    return long.with_columns(pl.col("time_ns").cast(pl.Int64))
+
+
+# --- kernels and operators -------------------------------------------------------------------
+
+
+def kernels(pair: Pair) -> pl.DataFrame | None:
+    """Kernels, copies and sets by name."""
+    keys = ["name", "family"]
+    found = _summed(pair, "work", keys, "total_ns")
+    if found is None:
+        return None
+    short = short_names(found["name"].drop_nulls().unique().to_list())
+    named = mapped(found["name"], short.__getitem__).alias("kernel")
+    return found.insert_column(0, named)
+
+
+def families(pair: Pair) -> pl.DataFrame | None:
+    """The same by family."""
+    return _summed(pair, "work", ["family"], "total_ns")
+
+
+def operators(pair: Pair, side: str) -> pl.DataFrame | None:
+    """Operators by what they take themselves on ``host`` or ``device``."""
+    found = _summed(pair, "operators", ["name", "kind"], f"{side}_ns")
+    return None if found is None or found.is_empty() else found
+
+
+def _summed(pair: Pair, table: str, keys: list[str], column: str) -> pl.DataFrame | None:
+    """The rows of both runs' tables, with how often they ran, a step."""
+    found = []
+    for run, basis in zip(pair.runs, pair.bases, strict=True):
+        rows: pl.DataFrame | None = getattr(run, table)
+        if rows is None:
+            return None
+        each = basis.devices if table == "work" else basis.ranks
+        rows = rows.drop_nulls(column)
+        times = usual(rows, keys, column, basis, each)
+        counts = usual(rows, keys, "n", basis, each).select(*keys, n="value")
+        found.append(times.join(counts, on=keys, nulls_equal=True, maintain_order="left"))
+    return _beside(found[0], found[1], keys, pair.least, more=("n",))
+
+
+def _beside(
+    before: pl.DataFrame,
+    after: pl.DataFrame,
+    keys: Sequence[str],
+    least: float,
+    more: Sequence[str] = (),
+) -> pl.DataFrame:
+    """Rows of both runs by their keys, judged; the largest change first."""
+    told = {"value": "ns", "error": "error", **{name: name for name in more}}
+    sides = [
+        frame.rename({name: f"{side}_{suffix}" for name, suffix in told.items()})
+        for frame, side in ((before, "before"), (after, "after"))
+    ]
+    # a row that a run does not have is 0 in each of its steps, without any spread
+    steps = all(frame["error"].null_count() < frame.height for frame in (before, after))
+    errors = [pl.col(f"{side}_error") for side in ("before", "after")]
+    if steps:
+        errors = [error.fill_null(0) for error in errors]
+    rows = sides[0].join(sides[1], on=keys, how="full", coalesce=True, nulls_equal=True)
+    whole = [pl.col(f"{side}_ns").round().cast(pl.Int64) for side in ("before", "after")]
+    spread = noise.noise_of(*errors).round().cast(pl.Int64).alias("noise_ns")
+    counts = [f"{side}_{name}" for name in more for side in ("before", "after")]
+    used = pl.max_horizontal("before_ns", "after_ns") > 0
+    found = noise.judged(rows.with_columns(*whole, spread).filter(used), "ns", least)
+    found = found.with_columns(_whole_numbers(found, counts))
+    shown = ["before_ns", "after_ns", "change_ns", "change_frac", "noise_ns", "state", *counts]
+    return _largest_first(found.select(*keys, *shown), keys)
+
+
+def _whole_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> list[pl.Expr]:
+    """The columns as whole numbers where all are."""
+    whole = all((frame[name].drop_nulls() % 1 == 0).all() for name in columns)
+    return [pl.col(name).cast(pl.Int64) for name in columns] if whole else []
+
+
+def _largest_first(frame: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """By change, then by size."""
+    order = [pl.col("change_ns").abs(), pl.max_horizontal("before_ns", "after_ns"), *keys]
+    return frame.sort(order, descending=[True, True, *(False for _ in keys)], nulls_last=True)
+
+
+# --- collectives -----------------------------------------------------------------------------
+
+_WHAT = ["collective", "dtype", "message_bytes", "group_size", "kernel"]
+
+
+def collectives(pair: Pair) -> pl.DataFrame | None:
+    """Medians of each kind of collective, as ``comm-outliers --baseline`` compares them."""
+    if pair.before.comm is None or pair.after.comm is None:
+        return None
+    both = compare(pair.after.comm.groups, pair.before.comm.groups)
+    before, after = (_kinds(run.comm.instances) for run in pair.runs if run.comm)
+    rows = before.join(
+        after, on=_WHAT, how="full", coalesce=True, nulls_equal=True, suffix="_after"
+    ).join(_as_text(both), on=_WHAT, how="left", nulls_equal=True, suffix="_both")
+    found = rows.select(
+        *_WHAT,
+        pl.coalesce("baseline_ns", "usual_ns").alias("before_ns"),
+        pl.coalesce("median_ns", "usual_ns_after").alias("after_ns"),
+        noise.noise_of(pl.col("error"), pl.col("error_after"))
+        .round()
+        .cast(pl.Int64)
+        .alias("noise_ns"),
+        before_n="n",
+        after_n="n_after",
+    )
+    judged = noise.judged(found, "ns", pair.least)
+    shown = ["before_ns", "after_ns", "change_ns", "change_frac", "noise_ns", "state"]
+    return _largest_first(judged.select(*_WHAT, *shown, "before_n", "after_n"), _WHAT)
+
+
+def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
+    """Kinds of collective of one run: n, their median ``usual_ns`` and its standard error.
+
+    A collective that eight ranks run is one measurement, not eight.
+    """
+    sized = pl.col("message_bytes").is_not_null()
+    told = _as_text(instances).with_columns(
+        pl.when(sized).then("dtype").alias("dtype"),
+        pl.when(sized).then("group_size").alias("group_size"),
+        pl.when(~sized).then("kernel").alias("kernel"),
+    )
+    rows = []
+    for key, own in told.partition_by(_WHAT, as_dict=True).items():
+        values = own["duration_ns"].to_numpy().astype(np.float64)
+        count = own.height // own["rank"].n_unique()
+        (error,) = noise.standard_errors(values[None, :], count)
+        rows.append((*key, own.height, round(float(np.median(values))), error))
+    types = {name: told.schema[name] for name in _WHAT}
+    types |= {"n": pl.Int64(), "usual_ns": pl.Int64(), "error": pl.Float64()}
+    return pl.DataFrame(rows, schema=types, orient="row").with_columns(
+        pl.col("error").fill_nan(None)
+    )
+
+
+def _as_text(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(pl.col("collective", "dtype", "kernel").cast(pl.String))
