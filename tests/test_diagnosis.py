@@ -179,6 +179,8 @@ def test_all_fixtures_at_once_are_told_apart() -> None:
     result = ta.diagnose([FIXTURES / "memory/leak.pickle", FIXTURES / "py_spy", RANKS])
     rules = {one.rule for one in result.diagnosis}
     assert {"late-rank", "memory-growth", "hot-line"} <= rules
+    steps = found(result, "uneven-steps")
+    assert steps == found(ta.diagnose(RANKS), "uneven-steps")  # those of the snapshot are others
     assert found(result, "late-rank").cost_ns == found(ta.diagnose(RANKS), "late-rank").cost_ns
 
 

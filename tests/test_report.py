@@ -72,6 +72,17 @@ def test_everything_is_answered(told: ta.Report) -> None:
     rules = {one.rule for one in told.diagnosis}
     assert {"late-rank", "out-of-memory", "lost-events"} <= rules
     assert told.overview.frame.height == 6
+    names = told.overview.frame["on"].to_list()
+    assert sorted(names) == [
+        "oom.pickle",
+        *(f"rank {n}" for n in (0, 4, 5, 6)),
+        "threads_idle.raw.txt",
+    ]
+    assert all(
+        f"rank {row['rank']}" == row["on"]
+        for row in told.overview.frame.rows(named=True)
+        if row["rank"] is not None
+    )
 
 
 def test_answers_are_those_of_the_commands(told: ta.Report, run: Path) -> None:

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.memory import fills
 from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.communication import with_late_ranks
 from traceanalyzer.api.gathering import Reading, Skipped, cut, skipped_notes
-from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT
+from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT, Question
 from traceanalyzer.api.reading import Inputs, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.result import Result
@@ -44,13 +44,18 @@ class Examination:
 class _Gathered:
     """What files contribute to one question."""
 
-    parts: list[Any] = field(default_factory=list)
-    formats: set[str] = field(default_factory=set)
+    parts: list[tuple[str, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
+
+    def chosen(self, question: Question) -> list[Any]:
+        """The parts that count: steps of a snapshot are those of a trace, seen once more."""
+        timed = [part for format_, part in self.parts if format_ != SNAPSHOT]
+        return timed if timed and question.timed else [part for _, part in self.parts]
 
     def notes(self) -> tuple[str, ...]:
         """Files that lack what others of their format have."""
-        found = [Skipped(m.path, why) for m, why in self.lacking if m.format in self.formats]
+        formats = {format_ for format_, _ in self.parts}
+        found = [Skipped(m.path, why) for m, why in self.lacking if m.format in formats]
         return skipped_notes(found)
 
 
@@ -112,8 +117,7 @@ def _ask(trace: Trace, gathered: Mapping[str, _Gathered]) -> None:
     for question in QUESTIONS:
         into = gathered[question.name]
         try:
-            into.parts.append(question.extract(trace))
-            into.formats.add(trace.meta.format)
+            into.parts.append((trace.meta.format, question.extract(trace)))
         except MissingData as error:
             into.lacking.append((trace.meta, str(error).removeprefix(f"{trace.meta.path}: ")))
 
@@ -128,7 +132,7 @@ def _answered(
         missing[question.name] = next((why for _, why in own.lacking), "nothing was recorded")
         if own.parts:
             try:
-                answers[question.name] = question.combine(own.parts, own.notes())
+                answers[question.name] = question.combine(own.chosen(question), own.notes())
                 del missing[question.name]
             except MissingData as error:
                 missing[question.name] = str(error)

@@ -46,6 +46,7 @@ class Question:
         command: what asks it on the command line.
         extract: what one rank's trace contributes.
         combine: the answer of all contributions; the second argument are further notes.
+        timed: what a memory snapshot contributes does not count beside that of traces.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Question:
     command: str
     extract: Callable[[Trace], Any]
     combine: Callable[[list[Any], Sequence[str]], Result]
+    timed: bool = False
 
 
 def _collectives(trace: Trace) -> comm.Part:
@@ -94,7 +96,12 @@ def _alike(parts: list[_Weighed]) -> tuple[list[_Weighed], list[tuple[str, str]]
 #: All of them, in the order in which a report answers them.
 QUESTIONS: tuple[Question, ...] = (
     Question(
-        "steps", "Steps", "steps", steps.extract, lambda p, notes: steps.combine(p, remarks=notes)
+        "steps",
+        "Steps",
+        "steps",
+        steps.extract,
+        lambda p, notes: steps.combine(p, remarks=notes),
+        timed=True,
     ),
     Question(
         "gpu_idle",
@@ -138,6 +145,7 @@ QUESTIONS: tuple[Question, ...] = (
         "annotations",
         lambda trace: marks.measure(marks.lay(trace, _RANGES)),
         lambda parts, notes: marks.combine(parts, _RANGES, notes),
+        timed=True,
     ),
     Question("cuda_api", "CUDA calls", "api", api_calls.extract, api_calls.combine),
     Question("transfers", "Copies", "transfers", transfers.extract, transfers.combine),

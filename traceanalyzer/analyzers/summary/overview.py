@@ -55,13 +55,25 @@ def overview(answers: Mapping[str, Result]) -> Table:
             rows = rows.join(
                 known, on=list(_KEYS), how="left", nulls_equal=True, maintain_order="left"
             )
-    found = rows.with_columns(places(rows))
+    found = rows.with_columns(_names(rows))
     empty = {name for name in found.columns if found[name].null_count() == found.height}
     if not (found["lost"].sum() or 0):
         empty.add("lost")
     shown = {name: label for name, label in _SHOWN.items() if name in {*found.columns} - empty}
     shown["on"] = "rank" if found["rank"].null_count() < found.height else "file"
     return Table("overview", "Ranks", found, shown)
+
+
+def _names(rows: pl.DataFrame) -> pl.Series:
+    """The rank, where files of ranks are told apart by it; of files without one the name."""
+    ranked = rows["rank"].is_not_null()
+    own, others = (
+        places(part.select(*_KEYS)).cast(pl.String)
+        for part in (rows.filter(ranked), rows.filter(~ranked))
+    )
+    number = pl.int_range(pl.len())
+    order = pl.concat([rows.select(number).filter(ranked), rows.select(number).filter(~ranked)])
+    return pl.concat([own, others]).gather(order.to_series().arg_sort()).alias("on")
 
 
 def _of(result: Result) -> pl.DataFrame | None:
