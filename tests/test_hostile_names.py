@@ -244,7 +244,7 @@ def test_names_are_inert_in_every_form(command, tmp_path, capfd):
 @pytest.mark.parametrize("form", ["table", "csv", "json", "html", "md"])
 def test_a_terminal_gets_no_commands(form):
     for command, given in (("operators", "kineto"), ("py-spy-report", "stacks")):
-        code, shown = in_terminal(command, _inputs()[given], "--to", form, columns=1000)
+        code, shown = in_terminal(command, _inputs()[given], "--to", form, "-q", columns=1000)
         assert code == 0
         text = shown.decode()
         assert "alert(1)" in text
