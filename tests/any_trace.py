@@ -367,6 +367,7 @@ QUESTIONS: dict[str, Question] = {
     "api calls": ta.cuda_api,
     "comm outliers": ta.comm_outliers,
     "diagnose": ta.diagnose,
+    "diff": lambda traces: ta.diff(traces, traces),
     "comm outliers, all": partial(ta.comm_outliers, factor=1.0, z=0.0, min_wait_ns=0),
     "flamegraph": ta.flamegraph,
     "flamegraph, all kinds": partial(ta.flamegraph, kinds=("kernel", "cpu_op"), by="rank"),
