@@ -118,6 +118,14 @@ def test_a_column_of_nulls_is_empty():
     assert "None" not in text
 
 
+def test_columns_that_are_alike_have_one_unit():
+    frame = pl.DataFrame({"before_ns": [900_000, 800_000], "after_ns": [2_000_000, 3_000_000]})
+    apart = Table("t", "T", frame, {"before_ns": "before", "after_ns": "after"})
+    together = replace(apart, alike=(("before_ns", "after_ns"),))
+    assert "before [us] | after [ms]" in table.render(Sample(shown=(apart,)), width=100)
+    assert "before [ms] | after [ms]" in table.render(Sample(shown=(together,)), width=100)
+
+
 def test_details_are_named_and_shown_with_all_rows():
     detail = replace(groups(), title="A detail", detail=True)
     result = Sample(shown=(groups(), detail))
