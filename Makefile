@@ -3,14 +3,16 @@
 PYTHON ?= python3
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 VENV := .venv
+FUZZ_SECONDS ?= 60
 BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench bless coverage fuzz docs site lowest installs clean
+.PHONY: help demo test check bench bless coverage fuzz fuzz-native mutants docs site lowest \
+	installs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the terminal, and as a page
 	$(BIN)/traceanalyzer diagnose fixtures/nccl_8ranks fixtures/memory/leak.pickle
@@ -34,8 +36,25 @@ bless: $(VENV)/.developer ## accept what the golden tests print now
 coverage: $(VENV)/.developer ## the whole suite, and which lines and branches it runs
 	$(BIN)/python -m pytest -n auto --cov
 
-fuzz: $(VENV)/.developer ## many more mutated traces than the suite tries
-	$(BIN)/python -m pytest -n auto -m fuzz
+fuzz: $(VENV)/.developer ## damaged files and odd traces for FUZZ_SECONDS (60)
+	$(INSTALL) --editable '.[fuzz]'
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -n 1 -m fuzz
+	$(BIN)/python tests/byte_fuzzer.py .fuzz $$(($(FUZZ_SECONDS) / 5))
+
+# The C extensions with checks of every access, in a copy; Python itself has none, so they come first.
+fuzz-native: $(VENV)/.developer ## the same, with the C extensions under ASAN and UBSAN
+	rm -rf .native && mkdir .native
+	cp -r traceanalyzer tests fixtures setup.py pyproject.toml README.md LICENSE .native
+	find .native -name '*.so' -delete
+	cd .native && CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g" \
+	  ../$(BIN)/python setup.py -q build_ext --inplace
+	cd .native && LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
+	  $$($(CC) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  FUZZ_SECONDS=$(FUZZ_SECONDS) ../$(BIN)/python -m pytest -m fuzz tests/test_fuzz_formats.py
+
+mutants: $(VENV)/.developer ## do the tests notice when a formula is wrong?
+	$(BIN)/python -m benchmarks.mutants
+
 
 docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_schema.py
@@ -63,7 +82,7 @@ installs: $(VENV)/.developer ## wheel and source archive into an empty environme
 	$(BIN)/python tests/installs.py $(PYTHONS)
 
 clean: ## everything that make can make again
-	rm -rf $(VENV) .lowest build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	rm -rf $(VENV) .lowest build dist site *.egg-info .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .fuzz .native
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.package: pyproject.toml setup.py $(wildcard traceanalyzer/parsers/*/*.c traceanalyzer/parsers/*/*.h)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from random import Random, SystemRandom
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from any_trace import QUESTIONS, any_trace
+from damage import SHARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_rows import table
@@ -71,8 +71,8 @@ def test_answers_do_not_change(name: str) -> None:
 
 @pytest.mark.fuzz
 def test_many_more(tmp_path: Path) -> None:
-    """``make fuzz``: FUZZ_SECONDS of fresh seeds, in every form; the seed of a failure is shown."""
-    end = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "10"))
+    """``make fuzz``: fresh seeds, in every form; the seed of a failure is shown."""
+    end = time.monotonic() + SHARE
     seed = SystemRandom().randrange(1 << 40)
     while time.monotonic() < end:
         given_ = traces(Random(seed))  # noqa: S311

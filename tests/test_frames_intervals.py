@@ -271,3 +271,10 @@ def test_meets_is_sharing_any_time(rows: pl.DataFrame, windows: pl.DataFrame, by
     in_order = rows.sort("start")
     shared = intervals.overlap_with(in_order, windows)["overlap"]
     assert intervals.meets(in_order, windows).sum() == (shared > 0).sum()
+
+
+@pytest.mark.parametrize("start", [[0, 20], [20, 0]], ids=["in order", "not"])
+def test_what_only_touches_a_window_does_not_meet_it(start: list[int]) -> None:
+    rows = pl.DataFrame({"start": start, "end": [at + 10 for at in start]})
+    assert not intervals.meets(rows, pl.DataFrame({"start": [10], "end": [20]})).any()
+    assert intervals.meets(rows, pl.DataFrame({"start": [9], "end": [21]})).all()

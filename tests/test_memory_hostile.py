@@ -76,7 +76,7 @@ def test_damage_is_an_error_of_ours_or_an_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(2))
 def test_much_damage(seed: int, tmp_path: Path) -> None:
     assert 0 < damage(seed, 400, tmp_path) < 400
 

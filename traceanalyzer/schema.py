@@ -27,7 +27,7 @@ PARQUET_SOURCES = "traceanalyzer.sources"
 PARQUET_TABLES = "traceanalyzer.tables"
 
 #: Kinds of events that some profilers note without a time; all others have one.
-TIMELESS_KINDS: tuple[str, ...] = ("sample", *ALLOCATOR_KINDS)
+TIMELESS_KINDS: tuple[str, ...] = ("sample", "other", *ALLOCATOR_KINDS)
 
 KIND = pl.Enum(KINDS)
 SEVERITY = pl.Enum(("info", "notice", "data_loss", "error"))

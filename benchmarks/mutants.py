@@ -1,0 +1,192 @@
+"""Do the tests notice when a formula is wrong? ``make mutants`` changes the code, and looks.
+
+Of every module that holds definitions a seeded sample of mutants is made, each with one comparison,
+operator, constant or truth value changed in a function, and the module's own fast tests are run on
+it. A mutant is killed when a test fails, or takes too long. Each runs in a fork of a process that
+has loaded the libraries and started no thread of theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "traceanalyzer"
+#: Modules and the tests that define what they compute.
+TESTS: dict[str, str] = {
+    "frames/ancestors.py": "frames_ancestors",
+    "frames/crowding.py": "frames_crowding",
+    "frames/holding.py": "frames_holding",
+    "frames/intervals.py": "frames_intervals parts",
+    "frames/linking.py": "frames_linking",
+    "frames/matching.py": "frames_linking annotations_ranges",
+    "frames/nesting.py": "frames_nesting",
+    "frames/numbering.py": "frames_statistics frames_intervals frames_holding annotations",
+    "frames/ranges.py": "annotations_ranges",
+    "frames/stack_weights.py": "frames_stack_weights",
+    "frames/stacks.py": "frames_stacks frames_stack_weights",
+    "frames/statistics.py": "frames_statistics annotations",
+    "analyzers/parts.py": "parts overlap",
+    "analyzers/kernel_families.py": "kernels kernels_names",
+    "analyzers/kernel_names.py": "kernels_names",
+    "analyzers/comm_outliers/arrivals.py": "comm_outliers_ranks comm_outliers_judge",
+    "analyzers/comm_outliers/clocks.py": "comm_outliers_clocks",
+    "analyzers/comm_outliers/groups.py": "comm_outliers_ranks comm_outliers_judge",
+    "analyzers/comm_outliers/late.py": "comm_outliers_late comm_outliers_judge",
+    "analyzers/comm_outliers/matching.py": "comm_outliers_ranks comm_outliers_extract",
+    "analyzers/comm_outliers/outliers.py": "comm_outliers_judge",
+    "analyzers/gpu_idle/extract.py": "gpu_idle",
+    "analyzers/gpu_idle/host.py": "gpu_idle",
+    "analyzers/leaf_paths/extract.py": "leaf_paths",
+    "analyzers/leaf_paths/frames.py": "leaf_paths libraries",
+    "analyzers/memory/ledger.py": "memory memory_questions",
+    "analyzers/memory/peak.py": "memory memory_questions",
+    "analyzers/memory/regions.py": "memory memory_questions",
+    "analyzers/launches/queue.py": "launches",
+    "analyzers/launches/stretches.py": "launches",
+    "analyzers/launches/synchronising.py": "launches",
+    "analyzers/steps/statistics.py": "steps",
+    "analyzers/annotations/attribution.py": "annotations annotations_ranges",
+    "analyzers/api_calls/extract.py": "api_calls",
+    "analyzers/transfers/extract.py": "transfers",
+}
+_PATIENCE = 60.0
+_OPTIONS = ("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
+_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+
+
+def places(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes in functions that can be changed."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for statement in function.body:
+            for node in ast.walk(statement):
+                swapped = (
+                    (isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPS)
+                    or (isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPS)
+                )  # fmt: skip
+                number = isinstance(node, ast.Constant) and type(node.value) in (int, bool)
+                if swapped or number or isinstance(node, ast.UnaryOp):
+                    yield node
+
+
+def change(node: ast.AST) -> None:
+    """Change a node in place."""
+    if isinstance(node, ast.Compare):
+        node.ops[0] = _SWAPS[type(node.ops[0])]()  # type: ignore[assignment]
+    elif isinstance(node, ast.BinOp | ast.BoolOp):
+        node.op = _SWAPS[type(node.op)]()  # type: ignore[assignment]
+    elif isinstance(node, ast.UnaryOp):  # "not x" and "~x" become x, twice negated; "-x" is "+x"
+        negated = ast.UnaryOp(node.op, node.operand)
+        node.op, node.operand = (
+            (ast.UAdd(), node.operand) if isinstance(node.op, ast.USub) else (node.op, negated)
+        )
+    elif isinstance(node, ast.Constant):
+        node.value = not node.value if isinstance(node.value, bool) else int(node.value) + 1
+
+
+def mutant(source: str, number: int) -> tuple[CodeType, str]:
+    """The code with one place changed, and that place before and after."""
+    tree = ast.parse(source)
+    node = list(places(tree))[number]
+    before = ast.unparse(node)
+    change(node)
+    after = ast.unparse(node)
+    ast.fix_missing_locations(tree)
+    code = compile(tree, "mutant", "exec")
+    return code, f"line {getattr(node, 'lineno', 0)}: {before} -> {after}"
+
+
+def test_files(module: str) -> list[str]:
+    """The tests of a module, those that there are."""
+    found = [ROOT / "tests" / f"test_{name}.py" for name in TESTS[module].split()]
+    return [str(path) for path in found if path.exists()]
+
+
+def run(path: Path, code: CodeType, tests: list[str]) -> bool:
+    """Whether the tests of a module fail when it is this code."""
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        own = SourceFileLoader.get_code
+
+        def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
+            return code if Path(self.path) == path else own(self, name)
+
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        import pytest
+
+        os._exit(int(pytest.main([*_OPTIONS, *tests]) != 0))
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status != 0
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def main() -> None:
+    """Makes and tries mutants, prints those that live, and how many did not."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("modules", nargs="*", default=list(TESTS))
+    options.add_argument("--each", type=int, default=12, help="mutants of each module")
+    options.add_argument("--seed", type=int, default=0)
+    given = options.parse_args()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import polars  # noqa: F401 - loaded once, for all forks
+    import pytest  # noqa: F401
+    from hypothesis import Phase, settings
+
+    # that an example fails is enough: the smallest one is not looked for
+    once = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutants", deadline=None, phases=once, database=None)
+    killed = made = 0
+    for module in given.modules:
+        path, tests = PACKAGE / module, test_files(module)
+        source = path.read_text(encoding="utf-8")
+        count = len(list(places(ast.parse(source))))
+        chance = random.Random(f"{given.seed} {module}")
+        chosen = sorted(chance.sample(range(count), min(count, given.each)))
+        if run(path, compile(source, str(path), "exec"), tests):
+            sys.exit(f"{module}: its tests fail as it is")
+        lived = []
+        for number in chosen:
+            code, told = mutant(source, number)
+            if not run(path, code, tests):
+                lived.append(told)
+        killed, made = killed + len(chosen) - len(lived), made + len(chosen)
+        print(
+            f"{module}: {len(chosen) - len(lived)} of {len(chosen)} killed ({count} there)",
+            flush=True,
+        )
+        for told in lived:
+            print(f"    lives: {told}", flush=True)
+    print(f"{killed} of {made} mutants killed, {100 * killed / max(made, 1):.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Bytes that lead to new branches of the parsers' Python, by atheris (libFuzzer): ``make fuzz``.
+
+Compiled routes are not instrumented, so chrome traces and snapshots are read without them here;
+``test_fuzz_formats`` damages files for these, and other tests hold both routes against each other.
+Whatever but an error of ours comes of a file ends the run; libFuzzer keeps the bytes as
+``crash-*`` in the folder that is given::
+
+    python tests/byte_fuzzer.py FOLDER SECONDS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["traceanalyzer.parsers"]):
+    import traceanalyzer as ta
+    from traceanalyzer import schema
+    from traceanalyzer.parsers import registry
+    from traceanalyzer.parsers.chrome_trace import scanner
+    from traceanalyzer.parsers.memory_snapshot import machine
+
+from damage import CHROME, COLLAPSED, SNAPSHOTS, SPEEDSCOPE
+
+SEEDS = {"chrome-trace": CHROME, "collapsed": COLLAPSED, "memory-snapshot": SNAPSHOTS,
+         "speedscope": SPEEDSCOPE}  # fmt: skip
+
+
+def fuzz(folder: Path, seconds: int) -> None:
+    """Runs so long; the first byte of an input chooses its format."""
+    corpus, case = folder / "corpus", folder / "rank0"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(SEEDS):
+        registry.by_name(name)
+        for at, seed in enumerate(SEEDS[name]):
+            (corpus / f"{name}-{at}").write_bytes(bytes((number,)) + seed[:20_000])
+
+    def one(data: bytes) -> None:
+        if not data:
+            return
+        case.write_bytes(data[1:])
+        try:
+            trace = ta.read(case, format=list(SEEDS)[data[0] % len(SEEDS)])
+        except ta.InputError:
+            return
+        assert schema.check(trace.tables) == []
+
+    options = [f"-max_total_time={seconds}", f"-artifact_prefix={folder}/", "-rss_limit_mb=4096"]
+    atheris.Setup([sys.argv[0], str(corpus), *options, "-timeout=30", "-verbosity=0"], one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    scanner._scan = None
+    machine._machine = None
+    fuzz(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,206 @@
+"""Files of every format, damaged in their own structure: values, rows, opcodes, lines, bytes."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+import os
+import pickletools
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from any_trace import any_trace
+from mutation import mutated as mutated_text
+
+from traceanalyzer.exporters.parquet import write_parquet
+
+#: What each of the loops of ``make fuzz`` gets of its FUZZ_SECONDS; a fifth is for the byte fuzzer.
+SHARE = float(os.environ.get("FUZZ_SECONDS", "60")) / 10
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+_ODD: tuple[Any, ...] = (
+    *(None, True, "", "X", "B", "1", "stream 7", "\ud800".encode("utf-8", "replace").decode()),
+    *(0, -1, 1 << 31, 1 << 44, 1 << 57, (1 << 63) - 1, -(1 << 63), 1 << 64, 10**40),
+    *(0.5, -1e300, 1e-300, 1e18, float("nan"), float("inf")),
+    *([], {}, [[1, 2]], {"a": [1]}),
+)
+_CELLS = (None, "", "X", b"\xff\0", 0, -1, 1 << 31, 1 << 44, (1 << 63) - 1, -(1 << 63), 0.5, 1e300)
+_OPCODES = [code.code.encode("latin1") for code in pickletools.opcodes]
+
+
+def _files(pattern: str, most: int = 200_000) -> list[bytes]:
+    found = []
+    for path in sorted(FIXTURES.glob(pattern)):
+        data = path.read_bytes()
+        whole = path.name.endswith(".gz") and "malformed" not in path.parts
+        data = gzip.decompress(data) if whole else data
+        if 0 < len(data) < most:
+            found.append(data)
+    return found
+
+
+CHROME = _files("py_spy/*.chrometrace.json") + _files("malformed/*.json", 20_000)
+CHROME += [data[:6000].rpartition(b"},")[0] + b"}]}" for data in _files("*/*.json.gz", 1 << 30)]
+COLLAPSED = _files("py_spy/*.raw.txt") + _files("malformed_stacks/*.txt")
+SPEEDSCOPE = _files("py_spy/*.speedscope.json") + _files("malformed_stacks/*.json")
+SNAPSHOTS = _files("memory/*.pickle")
+NSYS = _files("nsys/*.sqlite", 1 << 30)
+
+
+def changed_json(chance: Random, data: bytes) -> bytes:
+    """Values replaced, removed, doubled, nested and swapped; other text where it is no JSON."""
+    try:
+        whole = json.loads(data)
+    except ValueError:
+        return mutated_text(chance, data)
+    for _ in range(chance.choice((1, 1, 2, 4, 9))):
+        places = list(_places(whole))[:4000]
+        if not places:
+            break
+        holder, key = chance.choice(places)
+        other, place = chance.choice(places)
+        match chance.randrange(6):
+            case 0 | 1:
+                holder[key] = copy.deepcopy(chance.choice(_ODD))
+            case 2:
+                del holder[key]
+            case 3 if isinstance(holder, list):
+                more = holder[key : key + 1] * chance.choice((1, 2, 50))
+                holder[key:key] = json.loads(json.dumps(more))
+            case 4:
+                holder[key] = [holder[key]]
+            case _:
+                holder[key] = json.loads(json.dumps(other[place]))
+    return json.dumps(whole).encode(errors="surrogatepass")
+
+
+def _places(value: Any) -> Any:
+    """Every (container, key) in it."""
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
+
+
+def changed_lines(chance: Random, data: bytes) -> bytes:
+    """Lines cut, joined, doubled and put elsewhere, their counts and frames replaced."""
+    lines = data.split(b"\n")[: chance.choice((3, 30, 300))]
+    odd = (
+        b"0",
+        b"-1",
+        b"nan",
+        b"1e9",
+        b"9" * 30,
+        b"",
+        b"\xff",
+        b"(",
+        b'thread (0x1): "a;b"',
+        b"a:1",
+    )
+    for _ in range(chance.choice((1, 2, 5))):
+        at = chance.randrange(len(lines))
+        words = lines[at].split(b";" if chance.random() < 0.5 else b" ")
+        words[chance.randrange(len(words))] = chance.choice(odd)
+        match chance.randrange(4):
+            case 0:
+                lines[at] = b";".join(words)
+            case 1:
+                lines[at] = b" ".join(words)
+            case 2:
+                lines[at:at] = lines[at : at + 1] * 2
+            case _:
+                lines[at] = lines[at][: chance.randrange(len(lines[at]) + 1)]
+    return b"\n".join(lines)
+
+
+def changed_opcodes(chance: Random, data: bytes) -> bytes:
+    """Opcodes of a pickle taken out, doubled, moved and put in."""
+    try:
+        starts = [at for _, _, at in pickletools.genops(data) if at is not None]
+    except Exception:  # noqa: BLE001 - as damaged as it is
+        return changed_bytes(chance, data)
+    parts = [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        at = chance.randrange(1, len(parts))
+        match chance.randrange(4):
+            case 0:
+                del parts[at]
+            case 1:
+                parts[at:at] = [chance.choice(parts)] * chance.choice((1, 1, 100))
+            case 2:
+                parts[at] = chance.choice(parts)
+            case _:
+                parts[at:at] = [chance.choice(_OPCODES)]
+    return b"".join(parts)
+
+
+def changed_rows(chance: Random, data: bytes) -> bytes:
+    """Cells of a database replaced, rows taken out, tables and columns renamed and dropped."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(data)
+        database.execute("PRAGMA journal_mode = MEMORY")
+        tables = [
+            row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type='table'")
+        ]
+        for _ in range(chance.choice((1, 2, 5))):
+            name = chance.choice(tables)
+            columns = [row[1] for row in database.execute(f'PRAGMA table_info("{name}")')]
+            column = chance.choice(columns)
+            some = f"WHERE rowid % {chance.choice((1, 2, 7))} = 0"
+            statement = chance.choice(
+                (
+                    *(f'UPDATE OR IGNORE "{name}" SET "{column}" = ? {some}',) * 3,
+                    f'DELETE FROM "{name}" {some}',
+                    f'ALTER TABLE "{name}" RENAME COLUMN "{column}" TO "c{chance.random()}"',
+                    f'ALTER TABLE "{name}" DROP COLUMN "{column}"',
+                )
+            )
+            with suppress(sqlite3.Error):
+                database.execute(statement, (chance.choice(_CELLS),) if "?" in statement else ())
+        database.commit()
+        return database.serialize()
+
+
+def changed_bytes(chance: Random, data: bytes) -> bytes:
+    """Bytes changed, taken out and put in, and the end cut off."""
+    found = bytearray(data)
+    for _ in range(chance.choice((1, 2, 8))):
+        at = chance.randrange(len(found) or 1)
+        match chance.randrange(4):
+            case 0 | 1:
+                found[at : at + 1] = bytes((chance.randrange(256),))
+            case 2:
+                del found[at : at + chance.choice((1, 4, 200))]
+            case _:
+                found[at:at] = found[at : at + chance.choice((1, 4, 200))]
+    return bytes(found[: chance.randrange(len(found) + 1)] if chance.random() < 0.1 else found)
+
+
+def _parquet(chance: Random) -> bytes:
+    file = io.BytesIO()
+    write_parquet(any_trace(chance, 20), file)
+    return file.getvalue()
+
+
+def damaged(name: str, chance: Random) -> bytes:
+    """A file of a format with something wrong in it."""
+    if name == "parquet":
+        return changed_bytes(chance, _parquet(chance))
+    corpus, own = _STRUCTURE[name]
+    change = own if chance.random() < 0.7 else changed_bytes
+    return change(chance, chance.choice(corpus))
+
+
+_STRUCTURE = {
+    "chrome-trace": (CHROME, changed_json),
+    "collapsed": (COLLAPSED, changed_lines),
+    "speedscope": (SPEEDSCOPE, changed_json),
+    "memory-snapshot": (SNAPSHOTS, changed_opcodes),
+    "nsys-sqlite": (NSYS, changed_rows),
+}
+FORMATS = (*_STRUCTURE, "parquet")

@@ -1,0 +1,58 @@
+"""How far each rank's clock is ahead, from when collectives end."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from traceanalyzer.analyzers.comm_outliers.clocks import CLEAR_NS, offsets
+
+#: When collectives end, far enough apart that what rank takes part in which matters.
+ENDS = (0, 10**9, 10**10, 10**11, 10**12)
+
+
+def matched(ahead: dict[int, int], taking_part: dict[int, range]) -> pl.DataFrame:
+    rows = [
+        {"instance": instance, "lane": 0, "rank": rank, "collective": "all_reduce",
+         "end": ENDS[instance] + ahead[rank], "duration_ns": 1000}
+        for rank, instances in taking_part.items() for instance in instances
+    ]  # fmt: skip
+    return pl.DataFrame(rows).cast({"rank": pl.Int32})
+
+
+def found(ahead: dict[int, int], taking_part: dict[int, range]) -> dict[int, int]:
+    hosts = {rank: f"host{rank}" for rank in ahead}
+    rows = offsets(matched(ahead, taking_part), hosts)
+    return dict(rows.select("rank", "offset_ns").rows())
+
+
+ALL = range(len(ENDS))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        ([0, 500_000], [0, 500_000]),
+        ([500_000, 0], [500_000, 0]),
+        # the median clock is the right one, of an even number the lower
+        ([-400_000, 0, 700_000], [-400_000, 0, 700_000]),
+        ([0, 100, 300_000, 900_000], [-100, 0, 299_900, 899_900]),
+    ],
+)
+def test_offsets_are_from_the_lower_median_clock(ahead, expected):
+    clocks = dict(enumerate(ahead))
+    assert found(clocks, dict.fromkeys(clocks, ALL)) == dict(enumerate(expected))
+
+
+def test_ranks_that_were_recorded_for_less_time():
+    """Only what a rank has in common with others tells of its clock, not when it was there."""
+    clocks = {0: 0, 1: 0, 2: 0, 3: 250_000}
+    taking_part = {0: ALL, 1: ALL, 2: ALL, 3: range(3, 5)}
+    assert found(clocks, taking_part) == clocks
+
+
+@pytest.mark.parametrize(("ahead", "applied"), [(CLEAR_NS, False), (CLEAR_NS + 1, True)])
+def test_a_small_offset_is_not_applied(ahead, applied):
+    clocks = {0: 0, 1: ahead}
+    rows = offsets(matched(clocks, dict.fromkeys(clocks, ALL)), {0: "a", 1: "b"})
+    assert rows["applied"].to_list() == [False, applied]
