@@ -26,6 +26,7 @@ def test_statistics_are_those_of_each_group(rows):
             continue
         if abs(sum(own.to_list())) < 1 << 62:
             assert row["total"] == sum(own.to_list())
+            assert row["mean"] == pytest.approx(sum(own.to_list()) / own.len(), rel=1e-12)
         assert (row["min"], row["max"]) == (own.min(), own.max())
         assert row["median"] == pytest.approx(own.median(), rel=1e-12, abs=1e-9)
         expected = own.quantile(0.99, "linear")
