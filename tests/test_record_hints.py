@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import GEMM, device, host
 from comm_traces import trace as traced
 
 import traceanalyzer as ta
+from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 from traceanalyzer.parsers.nsys_sqlite import layout
 from traceanalyzer.trace import Meta, Trace, record_hint
@@ -83,6 +85,15 @@ ASKED = {
 }
 
 
+def with_no_shapes(meta):
+    """Read with the column of input shapes, in which there is nothing."""
+    trace = with_a_range(meta)
+    column = next(c for c in schema.EVENTS if c.name == "input_dims")
+    return replace(
+        trace, events=trace.events.with_columns(pl.lit(None, column.dtype).alias(column.name))
+    )
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_the_profilers_own_option_is_named(name):
     ask, of_nsys, of_others = ASKED[name]
@@ -106,11 +117,11 @@ def test_the_profilers_own_option_is_named(name):
 )
 def test_what_nsys_does_not_record_needs_the_other_profiler(option, of_others):
     with pytest.raises(MissingData, match=f"; record with torch.profiler {of_others}$") as raised:
-        ta.operators(with_a_range(CHROME), **option)
+        ta.operators(with_no_shapes(CHROME), **option)
     assert "nsys" not in str(raised.value)
     said = rf"(nsys|emit_nvtx).*; record with torch.profiler {of_others}$"
     with pytest.raises(MissingData, match=said):
-        ta.operators(with_a_range(NSYS), **option)
+        ta.operators(with_no_shapes(NSYS), **option)
 
 
 def test_what_gpu_idle_would_like_to_know():
