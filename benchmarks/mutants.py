@@ -46,6 +46,8 @@ TESTS: dict[str, str] = {
     "analyzers/comm_outliers/matching.py": "comm_outliers_ranks comm_outliers_extract",
     "analyzers/comm_outliers/outliers.py": "comm_outliers_judge",
     "analyzers/gpu_idle/extract.py": "gpu_idle",
+    "analyzers/gpu_idle/filling.py": "gpu_idle",
+    "analyzers/gpu_idle/ground.py": "gpu_idle",
     "analyzers/gpu_idle/host.py": "gpu_idle",
     "analyzers/leaf_paths/extract.py": "leaf_paths",
     "analyzers/leaf_paths/frames.py": "leaf_paths libraries",
@@ -59,6 +61,14 @@ TESTS: dict[str, str] = {
     "analyzers/annotations/attribution.py": "annotations annotations_ranges",
     "analyzers/api_calls/extract.py": "api_calls",
     "analyzers/transfers/extract.py": "transfers",
+    "analyzers/diagnosis/communication.py": "diagnosis",
+    "analyzers/diagnosis/feeding.py": "diagnosis",
+    "analyzers/diagnosis/filling.py": "diagnosis",
+    "analyzers/diagnosis/judge.py": "diagnosis",
+    "analyzers/diagnosis/waiting.py": "diagnosis",
+    "analyzers/diagnosis/work.py": "diagnosis",
+    "analyzers/diff/noise.py": "diff",
+    "analyzers/diff/usual.py": "diff",
 }
 _PATIENCE = 60.0
 _OPTIONS = ("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")

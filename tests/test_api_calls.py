@@ -283,6 +283,17 @@ def test_allocating_in_the_first_half_only_is_warming_up() -> None:
     assert "all in the first half: warming up" in result.verdict
 
 
+@pytest.mark.parametrize(
+    ("ts", "inside", "late"),
+    [(200, 0, 0), (201, 1, 0), (699, 1, 0), (700, 1, 1), (1_199, 1, 1), (1_200, 0, 0)],
+)
+def test_where_the_loop_and_its_second_half_begin_and_end(ts: int, inside: int, late: int) -> None:
+    events = [launch(200), call("cudaMalloc", ts, 10), launch(1_200)]
+    row = cuda_api(trace(events)).allocations.row(0, named=True)
+    assert (row["loop_n"], row["late_n"]) == (inside, late)
+    assert (row["loop_ns"], row["late_ns"]) == (10 * inside, 10 * late)
+
+
 def test_each_process_has_its_own_loop() -> None:
     other = [launch(5_000, pid=2), launch(6_000, pid=2), call("cudaMalloc", 5_500, 1)]
     assert found(cuda_api(trace([*ALLOCATING, *other]))) == {"alloc-in-loop": (3, 60)}

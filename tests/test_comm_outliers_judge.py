@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, comm_outliers
+from traceanalyzer.analyzers.comm_outliers.groups import compare
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
@@ -177,6 +178,33 @@ def test_what_cannot_be_judged_is_not_called_usual() -> None:
     assert few.instances["judged_by"].null_count() == 2
     assert few.verdict.startswith("Too little to judge by: 2 collectives took 200 ns in all")
     assert "none has enough of its kind to tell" in few.verdict
+
+
+@pytest.mark.parametrize(
+    ("beside", "total", "expected"),
+    [
+        ((0.5, 0.1), (30, 10), 0.4),  # by time
+        ((None, None), (30, 10), None),
+        ((0.5, 0.5), (0, 0), None),
+    ],
+)
+def test_groups_of_one_key_are_beside_compute_together(beside, total, expected) -> None:
+    groups = pl.DataFrame(
+        {"collective": "all_reduce", "dtype": "Float", "message_bytes": 8, "group_size": 4,
+         "kernel": "k", "n": 1, "median_ns": [10, 20], "compute_frac": beside, "total_ns": total},
+        schema_overrides={"compute_frac": pl.Float64},
+    )  # fmt: skip
+    (row,) = compare(groups, groups).iter_rows(named=True)
+    assert (row["n"], row["median_ns"], row["ratio"]) == (2, 15, 1.0)
+    assert row["compute_frac"] == row["compute_before_frac"] == pytest.approx(expected)
+
+
+def test_unknown_sizes_outside_of_steps_have_no_place_in_one() -> None:
+    events = unsized(1, steps=6)
+    twice = device(ALL_REDUCE, 51 * MS, 10 * US)  # in the last step, which is not like the others
+    outside = device(ALL_REDUCE, 70 * MS, 10 * US)
+    result = run([*events, twice, outside])
+    assert result.instances["judged_by"].to_list() == ["place"] * 5 + ["kernel"] * 3
 
 
 def test_an_equal_baseline_is_nothing_unusual() -> None:

@@ -1,11 +1,20 @@
-"""Which ranks are late by habit: a tenth of all steps' time, in two steps or more."""
+"""Which ranks are late by habit: a tenth of all steps' time, in two steps or more; and how late."""
 
 from __future__ import annotations
 
 import polars as pl
 import pytest
 
-from traceanalyzer.analyzers.comm_outliers.late import _habitual
+from traceanalyzer.analyzers.comm_outliers.late import _habitual, late
+
+
+def collectives(*delays: int) -> pl.DataFrame:
+    """Collectives that rank 1 entered last, so much later than the others."""
+    rows = [
+        {"instance": number, "late_rank": 1, "late_ns": delay, "imposed_ns": 5, "step": "s"}
+        for number, delay in enumerate(delays)
+    ]
+    return pl.DataFrame(rows)
 
 
 def steps(*costs: tuple[int | None, int]) -> pl.DataFrame:
@@ -30,3 +39,27 @@ def steps(*costs: tuple[int | None, int]) -> pl.DataFrame:
 )
 def test_habits(costs, expected):
     assert sorted(_habitual(steps(*costs))) == expected
+
+
+@pytest.mark.parametrize(
+    ("delays", "least", "chosen"),
+    [
+        ((0, 1, 2), 1, [1, 2]),  # a rank that came with the others was not late
+        ((0, 1, 2), 0, [1, 2]),
+        ((3, 4, 5), 4, [1, 2]),
+        ((1, 2, 3, 4), 9, [0, 1, 2]),  # of many small delays three
+    ],
+)
+def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int]) -> None:
+    rows = pl.DataFrame(
+        [
+            {"instance": number, "path": "a", "is_last": True, "ts": 100}
+            for number in range(len(delays))
+        ]
+    )
+    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]})
+    habit = steps((1, 50), (1, 50)) if least > max(delays) else steps((1, 0))
+    found = late(collectives(*delays), rows, habit, marks, least)
+    assert found["instance"].to_list() == chosen
+    assert found["window_start_ns"].to_list() == [100 - delays[number] for number in chosen]
+    assert found["into_step_ns"].to_list() == [7] * len(chosen)

@@ -15,6 +15,7 @@ import traceanalyzer
 from traceanalyzer.analyzers.device_work import device_work
 from traceanalyzer.analyzers.launches import Launches, launches
 from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
+from traceanalyzer.analyzers.launches.needs import LONG_NS, PROMPT_NS
 from traceanalyzer.analyzers.launches.queue import drawn, queue_changes
 from traceanalyzer.analyzers.launches.stretches import device_gaps, launch_gaps, stretches
 from traceanalyzer.analyzers.launches.synchronising import costs
@@ -372,6 +373,34 @@ def test_stretches_are_parted_by_long_gaps_and_long_kernels() -> None:
     assert launches(trace([*first, *near])).stretches.height == 1
     long_kernel = [call(99, 150 * US), kernel(99, 160 * US, 1_030 * US)]
     assert launches(trace([*first, *long_kernel, *second])).stretches.height == 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"), [((90, 100), False), ((90, 101), True), ((109, 120), True)]
+)
+def test_a_gap_in_which_the_host_waited_for_a_moment(
+    waits: tuple[int, int], expected: bool
+) -> None:
+    gap = {"device": 0, "start": 100, "end": 110, "launch": 0, "launch_end": 105}
+    waiting = pl.DataFrame({"start": waits[:1], "end": waits[1:]})
+    assert launch_gaps(pl.DataFrame([gap]), waiting)["synchronised"].to_list() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("launch_end", "end", "found"),
+    [
+        (100, 110, 1),  # the call returned when the gap began
+        (99, 110, 0),  # it was queued
+        (100, 100 + PROMPT_NS, 1),
+        (100, 101 + PROMPT_NS, 0),  # the piece waited for something else
+        (LONG_NS, 100 + LONG_NS, 1),
+        (LONG_NS, 101 + LONG_NS, 0),
+    ],
+)
+def test_which_gaps_are_of_launches(launch_end: int, end: int, found: int) -> None:
+    gap = {"device": 0, "start": 100, "end": end, "launch": 0, "launch_end": launch_end}
+    never = pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
+    assert launch_gaps(pl.DataFrame([gap]), never).height == found
 
 
 def test_gaps_on_one_device_are_no_gaps_of_another() -> None:

@@ -126,6 +126,8 @@ OWN = ("fit", "train.py", 3)
 CONV = ("forward", "torch/nn/conv.py", 8)
 OPS = ("nms", "torchvision/ops.py", 5)
 WAIT = ("wait", "threading.py", 9)
+FORK = ("BaseProcess._bootstrap", "multiprocessing/process.py", 314)
+LOOP = ("_worker_loop", "torch/utils/data/_utils/worker.py", 300)
 
 
 def test_own_code_is_tagged_where_no_library_is_named(report) -> None:
@@ -187,14 +189,24 @@ def test_a_runaway_recursion_is_summed_up_in_time(report) -> None:
 
 
 def test_forked_workers_begin_at_their_own_frames(report) -> None:
-    fork = ("BaseProcess._bootstrap", "multiprocessing/process.py", 314)
-    loop = ("_worker_loop", "torch/utils/data/_utils/worker.py", 300)
-    stacks = [([OWN, fork, loop, WAIT], 3), ([OWN], 1)]
+    stacks = [([OWN, FORK, LOOP, WAIT], 3), ([OWN], 1)]
     result = report(stacks, group_by="function")
     assert result.groups is not None
     assert dict(result.groups.select("key", "total").iter_rows())["fit"] == 1
     assert result.tagged_samples == 1
     assert result.processes["role"].to_list() == ["DataLoader worker"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "role"),
+    [
+        ([OWN], "main process"),
+        ([OWN, FORK, WAIT], "child process"),
+        ([OWN, FORK, LOOP, WAIT], "DataLoader worker"),
+    ],
+)
+def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) -> None:
+    assert report([(stack, 3)]).processes["role"].to_list() == [role]
 
 
 def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
@@ -288,6 +300,13 @@ def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
     result = api.py_spy_report(path)
     assert "Not Found" not in result.table()
     assert "library_function_line" in result.table()
+
+
+def test_frozen_modules_are_built_in_and_frames_without_a_file_are_not(tmp_path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text("load (<frozen importlib._bootstrap>:7) 3\nread 1\n")
+    found = api.py_spy_report(path).paths.select("name", "path", "line").rows()
+    assert found == [("load", "built-in", -1), ("read", None, None)]
 
 
 def test_num_rows(tmp_path, capfd) -> None:

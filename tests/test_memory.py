@@ -17,6 +17,8 @@ from harness import differences, plain
 
 import traceanalyzer as ta
 from traceanalyzer import schema
+from traceanalyzer.analyzers.memory.ground import ledgers
+from traceanalyzer.analyzers.memory.peak import thinned
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnknownFormat
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.source import Source
@@ -571,6 +573,24 @@ def test_instants_give_the_curve_that_they_know(tmp_path: Path) -> None:
     row = found.devices.row(0, named=True)
     assert (row["peak_bytes"], row["peak_ns"], row["reserved_peak_bytes"]) == (2048, 35_000, 4096)
     assert (row["start_bytes"], row["end_bytes"], row["difference_bytes"]) == (512, 1792, None)
+
+
+@pytest.mark.parametrize("points", [4, 9, 10, 40])
+def test_a_curve_of_few_points_has_the_ends_the_peak_and_the_top_of_each_stretch(
+    points: int,
+) -> None:
+    (of,) = ledgers(ta.read(path("training")))
+    live = of.live
+    assert live.size > 40
+    at = thinned(of, points)
+    parts = (points - 2) // 2
+    edges = [n * live.size // parts for n in range(parts)]
+    assert at.size <= points
+    assert {0, live.size - 1, int(live.argmax()), *edges} <= set(at.tolist())
+    for first, end in zip(edges, [*edges[1:], live.size], strict=True):
+        inside = at[(at >= first) & (at < end)]
+        assert live[inside].max() == live[first:end].max()
+    assert thinned(of, live.size).tolist() == list(range(live.size))
 
 
 def test_instants_are_named_by_what_ran(tmp_path: Path) -> None:

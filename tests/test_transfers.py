@@ -137,6 +137,13 @@ def test_what_no_kernel_hides() -> None:
     assert result.alone_ns == 65
 
 
+def test_copies_of_no_known_rank_or_device_have_their_row() -> None:
+    events = [device(GEMM, 0, 30, device=None), copy(HTOD, 20, 20, device=None)]
+    result = transfers(trace(events, rank=None))
+    told = ("rank", "device", "span_ns", "busy_ns", "alone_ns")
+    assert result.devices.select(told).rows() == [(None, None, 40, 20, 10)]
+
+
 def test_without_kernels_it_is_not_known_what_is_hidden() -> None:
     result = transfers(trace([copy(HTOD, 0, 10, 8), memset(20, 5)]))
     assert result.copies["exposed_ns"].to_list() == [None, None]
