@@ -300,6 +300,15 @@ def test_without_steps_times_are_for_the_same_work() -> None:
     assert any("0.8 times as much work" in note for note in result.notes)
 
 
+def test_without_steps_operators_are_for_the_same_work_on_each_rank() -> None:
+    def run(operators: int) -> list[Trace]:
+        events = [host("cpu_op", "aten::add", at * 100, 40) for at in range(operators)]
+        return [trace(events, rank=rank) for rank in range(2)]
+
+    operator = rows(diff(run(10), run(8)).on_host)["aten::add"]
+    assert (operator["before_ns"], operator["after_ns"]) == (400, 400)
+
+
 def test_the_work_is_not_guessed_where_little_is_in_both() -> None:
     own = trace([device(GEMM, 100 * at, 10) for at in range(9)] + [device(OTHER, 950, 500)])
     other = trace([device(GEMM, 100 * at, 10) for at in range(3)] + [device("x", 950, 500)])
