@@ -203,6 +203,8 @@ def test_forked_workers_begin_at_their_own_frames(report) -> None:
         ([OWN], "main process"),
         ([OWN, FORK, WAIT], "child process"),
         ([OWN, FORK, LOOP, WAIT], "DataLoader worker"),
+        ([OWN, ("_worker_loop", "train.py", 7)], "main process"),
+        ([OWN, ("get_worker_info", LOOP[1], 7)], "main process"),
     ],
 )
 def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) -> None:
@@ -300,6 +302,25 @@ def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
     result = api.py_spy_report(path)
     assert "Not Found" not in result.table()
     assert "library_function_line" in result.table()
+
+
+@pytest.mark.parametrize(
+    ("group_by", "keys"),
+    [
+        ("module", ["torch.nn.conv", "torch.nn", "libc.so"]),
+        ("file", ["torch/nn/conv.py", "torch/nn/__init__.py", "libc.so"]),
+        ("function", ["forward", "init", "read"]),
+    ],
+)
+def test_what_sums_are_for(report, group_by: str, keys: list[str]) -> None:
+    stacks = [
+        ([CONV], 3),
+        ([("init", "torch/nn/__init__.py", 1)], 2),
+        ([("read", "libc.so", 1)], 1),
+    ]
+    groups = report(stacks, group_by=group_by).groups
+    assert groups["key"].to_list() == keys
+    assert groups["self"].to_list() == [3, 2, 1]
 
 
 def test_frozen_modules_are_built_in_and_frames_without_a_file_are_not(tmp_path) -> None:
