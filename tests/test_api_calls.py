@@ -206,6 +206,13 @@ def test_a_call_that_starts_several_copies_counts_once() -> None:
     assert told == [(1, 111, 50, 40)]
 
 
+def test_a_copy_of_no_duration_is_one() -> None:
+    by, moved = copied("cudaMemcpy", DTOH, 8, 1)
+    result = cuda_api(trace([by, {**moved, "dur": 0}]))
+    assert result.moves.select("n", "moved_bytes", "copy_ns").rows() == [(1, 8, 0)]
+    assert result.alone == 0
+
+
 def test_calls_and_copies_belong_together_within_a_process() -> None:
     mine = copied("cudaMemcpy", DTOH, 8, 1)
     other = copied("cudaMemcpyAsync", PINNED, 9, 1, pid=2)
