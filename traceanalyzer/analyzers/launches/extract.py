@@ -122,11 +122,10 @@ def measure(ground: Ground) -> Part:
         waiting = waiting_for(calls, gaps, found)
         costs = synchronising.costs(ground.waits, work)
         launched, waited = placed.result()
-        told = pool.submit(most_launched_in, found, calls, launched)
+        where = most_launched_in(found, calls, launched)
         waits = synchronising.by_place(costs, waited)
         devices, short = _devices(work), _short_kernels(work)
         in_steps = _measured_steps(ground.steps, found, gaps)
-        where = told.result()
     return Part(
         rank=ground.rank,
         path=ground.path,
