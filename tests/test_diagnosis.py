@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import gzip
 import json
+import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.diagnosis import RULES, Rule, diagnose, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Measured
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.api import examination
+from traceanalyzer.cli import diagnose as command
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.result import SEVERITIES, Result
 
@@ -54,6 +60,10 @@ def test_rules_have_names_of_their_own_and_thresholds_in_order() -> None:
         assert levels == sorted(levels), rule.id
         assert rule.looks_for
         assert rule.measure
+
+
+def test_the_command_knows_the_severities() -> None:
+    assert command.SEVERITIES == SEVERITIES
 
 
 def test_every_analysis_of_a_rule_is_asked() -> None:
@@ -272,6 +282,38 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert any("cut.json" in note for note in result.notes)
     with pytest.raises(InputError):
         ta.diagnose(tmp_path / "cut.json")
+
+
+def test_a_file_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
+    """What is missing may have been at its end: no advice to record it, no sure finding."""
+    whole = gzip.decompress((RANKS / "rank0.json.gz").read_bytes())
+    cut = tmp_path / "cut.json"
+    work = re.search(rb'"cat": "(kernel|gpu_mem\w+)"', whole)
+    assert work is not None
+    cut.write_bytes(whole[: work.start()])
+    result = ta.diagnose(cut)
+    why = dict(result.rules.select("rule", "why").rows())["exposed-copies"]
+    assert "this file is cut off" in why
+    idle = [one for one in result.diagnosis if one.analysis == "gpu_idle"]
+    assert idle
+    assert {one.confidence for one in idle} == {"low"}
+    assert all("GPU work is missing" in one.evidence[0] for one in idle)
+
+
+def test_one_trace_at_a_time_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[ta.Trace]] = []
+    whole = examination.read
+
+    def watched(path: str, **how: Any) -> ta.Trace:
+        gc.collect()
+        assert [ref for ref in held if ref() is not None] == []
+        trace = whole(path, **how)
+        held.append(weakref.ref(trace))
+        return trace
+
+    monkeypatch.setattr(examination, "read", watched)
+    ta.diagnose([RANKS / f"rank{n}.json.gz" for n in range(3)])
+    assert len(held) == 3
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -132,8 +132,8 @@ def test_it_is_readable_where_a_policy_forbids_script_and_style(window, tmp_path
     prefer(window, "light")
     policy = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'\">"
     drawn = flamegraph.inline(training(), "flame")
-    page = f"<!doctype html>{policy}<style>{flamegraph.style()}</style>{drawn}"
-    visit(window, tmp_path / "page.html", f"{page}<script>{flamegraph.script()}</script>")
+    page = f"<!doctype html>{policy}<style>{flamegraph.VIEWER.style()}</style>{drawn}"
+    visit(window, tmp_path / "page.html", f"{page}<script>{flamegraph.VIEWER.script()}</script>")
     assert sum("Content Security Policy" in said for said in complaints(window)) == 2
     boxes = window.find_elements("css selector", ".boxes > rect")
     assert len(boxes) == 12

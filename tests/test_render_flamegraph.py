@@ -226,7 +226,7 @@ def test_hostile_names_stay_text(name):
 
 
 def test_the_viewer_may_stand_in_a_page_and_in_a_document():
-    source = flamegraph.script() + flamegraph.style()
+    source = flamegraph.VIEWER.script() + flamegraph.VIEWER.style()
     assert "]]>" not in source
     assert "</" not in source
     assert "<!--" not in source
@@ -249,8 +249,8 @@ def _contrast(one: str, two: str) -> float:
 
 
 def test_names_are_legible_on_every_fill():
-    inks = re.findall(r"--ink: (#\w{6})", flamegraph.style())
-    hits = re.findall(r"--hit: (#\w{6})", flamegraph.style())
+    inks = re.findall(r"--ink: (#\w{6})", flamegraph.VIEWER.style())
+    hits = re.findall(r"--hit: (#\w{6})", flamegraph.VIEWER.style())
     assert inks[0] == colors.INK
     assert len(inks) == len(hits) == 2
     for light, dark in [*colors.FILLS.items(), tuple(hits)]:
@@ -278,7 +278,7 @@ def test_a_page_holds_all_flames_with_ids_of_their_own():
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids)) == 6
     assert page.count("<script>") == 1
-    assert f"script-src {flamegraph.script_hash()}" in page
+    assert f"script-src {flamegraph.VIEWER.script_hash()}" in page
     assert "Communication by group" in page
 
 

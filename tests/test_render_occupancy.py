@@ -298,7 +298,9 @@ def test_the_policy_lets_both_viewers_run_and_nothing_else():
 
     page = html.page(Both(filled=(training(),)))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
-    assert policy.endswith(f"; script-src {ink.script_hash()} {flamegraph.script_hash()}")
+    assert policy.endswith(
+        f"; script-src {ink.VIEWER.script_hash()} {flamegraph.VIEWER.script_hash()}"
+    )
     assert policy.startswith("default-src 'none'")
     assert "script-src" not in html.page(Memory())
 

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.comm_outliers import CommOutliers, with_memory
 from traceanalyzer.analyzers.memory import fills
 from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.communication import with_late_ranks
-from traceanalyzer.api.gathering import Reading, Skipped, cut, skipped_notes
+from traceanalyzer.api.gathering import Reading, Skipped, cut, perhaps_cut_off, skipped_notes
 from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT, Question
 from traceanalyzer.api.reading import Inputs, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
@@ -78,16 +78,10 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
     failed: InputError | None = None
     for item in items:
         try:
-            trace = _cut(item if isinstance(item, Trace) else _read(item, reading), reading)
+            held.extend(_looked_at(item, gathered, metas, reading, alone=len(items) == 1))
         except InputError as error:
             failed = failed or error
             skipped.append(Skipped(error.path, error.what))
-            continue
-        for own in of_rank([trace], reading.get("rank"), alone=len(items) == 1):
-            metas |= {meta.path: meta for meta in own.sources}
-            held += _fills(own)
-            _ask(own, gathered)
-        del trace
     if failed and not metas:
         raise failed
     if not metas:
@@ -99,6 +93,26 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
         answers["comm_outliers"] = with_memory(told, metas, held) if held else told
     commands = {question.name: question.command for question in QUESTIONS}
     return Examination(answers, missing, commands, tuple(skipped), len(metas))
+
+
+def _looked_at(
+    item: Trace | str,
+    gathered: Mapping[str, _Gathered],
+    metas: dict[str, Meta],
+    reading: Reading,
+    *,
+    alone: bool,
+) -> list[Fill]:
+    """Asks all questions of one input, which is forgotten then; gives how full its devices were."""
+    traces = [_cut(item if isinstance(item, Trace) else _read(item, reading), reading)]
+    ranks = of_rank(traces, reading.get("rank"), alone=alone)
+    full: list[Fill] = []
+    while ranks:
+        own = ranks.pop(0)
+        metas |= {meta.path: meta for meta in own.sources}
+        full += _fills(own)
+        _ask(own, gathered)
+    return full
 
 
 def _read(path: str, reading: Reading) -> Trace:
@@ -119,7 +133,8 @@ def _ask(trace: Trace, gathered: Mapping[str, _Gathered]) -> None:
         try:
             into.parts.append((trace.meta.format, question.extract(trace)))
         except MissingData as error:
-            into.lacking.append((trace.meta, str(error).removeprefix(f"{trace.meta.path}: ")))
+            why = str(perhaps_cut_off(error, trace))
+            into.lacking.append((trace.meta, why.removeprefix(f"{trace.meta.path}: ")))
 
 
 def _answered(

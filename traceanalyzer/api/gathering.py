@@ -85,7 +85,7 @@ def gather(
             try:
                 found.append((take or extract)(own))
             except MissingData as error:
-                raise _perhaps_cut_off(error, own) from None
+                raise perhaps_cut_off(error, own) from None
         return found
 
     parts: list[Part] = []
@@ -106,7 +106,7 @@ def gather(
     return parts, skipped
 
 
-def _perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
+def perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
     """The error, which says that the file is cut off where it is: profilers write kernels last."""
     if not is_cut_off(trace):
         return error

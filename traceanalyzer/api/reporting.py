@@ -23,13 +23,19 @@ _NAMED = 3
 
 
 def report(
-    inputs: Inputs, *, thresholds: str | Sequence[str] = (), **reading: Unpack[Reading]
+    inputs: Inputs,
+    *,
+    thresholds: str | Sequence[str] = (),
+    named: Sequence[str] = (),
+    **reading: Unpack[Reading],
 ) -> Report:
     """Findings first, then every analysis that the files allow, each file read once.
 
     Args:
         inputs: traces, files and folders of any format, of one run.
         thresholds: other thresholds of findings, such as ``late-rank=5%``.
+        named: what to call the inputs in the title and in commands, such as the folder they were
+            found in; by default as they are given.
         **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
@@ -38,7 +44,7 @@ def report(
     """
     rules = with_thresholds(several(thresholds))
     examined = examine(inputs, **reading)
-    paths = _paths(inputs)
+    paths = list(named) or _paths(inputs)
     return Report(
         about=_about(paths),
         told=judged(examined, rules),

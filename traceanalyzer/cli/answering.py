@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 from traceanalyzer.cli.options import Reading, Writing
 from traceanalyzer.cli.plotting import Plot
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import inputs_of, report
+from traceanalyzer.cli.summary import inputs_of, seen_by
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result
+
+
+#: The exit status where an option says that what was found is a failure.
+FAILED = 3
 
 
 def answer(
@@ -21,7 +25,7 @@ def answer(
     writing: Writing,
     plot: Plot,
     **options: Any,
-) -> None:
+) -> Result:
     """Asks a function of ``api`` about the files and writes its result, and the plot if wanted.
 
     What cannot be written is refused before anything is read.
@@ -29,11 +33,10 @@ def answer(
     writing.check()
     plot.check(writing)
 
-    def seen(trace: Any) -> None:
-        report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
-
+    seen = seen_by(reading)
     inputs = inputs_of(paths, quiet=reading.quiet)
     with progress(inputs, quiet=reading.quiet) as meter:
         result = question(inputs, **options, **reading.arguments(), progress=meter, seen=seen)
     writing.show(result)
     plot.show(result)
+    return result

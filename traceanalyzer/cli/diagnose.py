@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import click
 
+from traceanalyzer.cli.answering import FAILED, answer
 from traceanalyzer.cli.options import Reading, Writing, reading, writing
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
+from traceanalyzer.cli.plotting import Plot
 
-_SEVERITIES = ("info", "warning", "critical")
-_FOUND = 3  # the exit status of --fail-on
+#: The least grave first.
+SEVERITIES = ("info", "warning", "critical")
 
 
 @click.command("diagnose", short_help="What is wrong, by every analysis that the files allow.")
@@ -27,8 +24,8 @@ _FOUND = 3  # the exit status of --fail-on
 )
 @click.option(
     "--fail-on",
-    type=click.Choice(_SEVERITIES),
-    help=f"Exit with status {_FOUND} if there is a finding of this severity or a graver one.",
+    type=click.Choice(SEVERITIES),
+    help=f"Exit with status {FAILED} if there is a finding of this severity or a graver one.",
 )
 @reading
 @writing
@@ -38,7 +35,7 @@ def diagnose(
     fail_on: str | None,
     reading: Reading,
     writing: Writing,
-) -> int:
+) -> None:
     """What is wrong, what does it cost, and what helps?
 
     PATH is whatever a job left: traces of one rank or of all, nsys exports, py-spy files, memory
@@ -47,23 +44,7 @@ def diagnose(
     """
     from traceanalyzer import api
 
-    writing.check()
-    inputs, _ = api.find_inputs(paths)
-    with progress(inputs, quiet=reading.quiet) as meter:
-        result = api.diagnose(
-            inputs,
-            thresholds=thresholds,
-            **reading.arguments(),
-            progress=meter,
-            seen=lambda trace: _summed_up(trace, reading),
-        )
-    writing.show(result)
-    return _FOUND if _reached(fail_on, result.worst) else 0
-
-
-def _summed_up(trace: Any, reading: Reading) -> None:
-    report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
-
-
-def _reached(asked: str | None, worst: str | None, order: Sequence[str] = _SEVERITIES) -> bool:
-    return asked is not None and worst is not None and order.index(worst) >= order.index(asked)
+    result = answer(api.diagnose, paths, reading, writing, Plot(), thresholds=thresholds)
+    grave = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
+    if any(one.severity in grave for one in result.diagnosis):
+        click.get_current_context().exit(FAILED)

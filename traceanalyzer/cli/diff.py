@@ -6,13 +6,11 @@ from typing import Any
 
 import click
 
+from traceanalyzer.cli.answering import FAILED
 from traceanalyzer.cli.options import Reading, Writing, reading, writing
 from traceanalyzer.cli.plotting import Plot, plotting
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
-
-#: The exit status where ``--fail-on-regression`` says so.
-REGRESSED = 3
+from traceanalyzer.cli.summary import inputs_of, seen_by
 
 _PERCENT = click.FloatRange(min=0)
 
@@ -24,7 +22,7 @@ _PERCENT = click.FloatRange(min=0)
     "--fail-on-regression",
     type=_PERCENT,
     metavar="PCT",
-    help=f"Exit with {REGRESSED} if AFTER is slower by more than PCT percent and the noise, with 1 "
+    help=f"Exit with {FAILED} if AFTER is slower by more than PCT percent and the noise, with 1 "
     "if that cannot be told; the answer is written all the same.",
 )
 @click.option(
@@ -65,11 +63,8 @@ def diff(
     writing.check()
     plot.check(writing)
 
-    def seen(trace: Any) -> None:
-        report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
-
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
-    runs = [api.find_inputs(path)[0] for path in (before, after)]
+    runs = [inputs_of([path], quiet=reading.quiet) for path in (before, after)]
     with progress([path for run in runs for path in run], quiet=reading.quiet) as meter:
         result = api.diff(
             runs[0],
@@ -78,7 +73,7 @@ def diff(
             min_change=least / 100,
             **reading.arguments(),
             progress=meter,
-            seen=seen,
+            seen=seen_by(reading),
         )
     writing.show(result)
     plot.show(result)
@@ -93,4 +88,4 @@ def _status(result: Any, percent: float) -> int:
         return 1
     change = result.measure.change_frac
     worse = change is None or 100 * change > percent
-    return REGRESSED if result.outcome == "regression" and worse else 0
+    return FAILED if result.outcome == "regression" and worse else 0

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 _DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
-#: A command; what it returns is the exit status, None for 0.
-Command = Callable[..., int | None]
+Command = Callable[..., None]
 
 
 def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -136,8 +135,8 @@ def reading(command: Command) -> Command:
         until: int | None,
         quiet: bool,
         **rest: Any,
-    ) -> int | None:
-        return command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
+    ) -> None:
+        command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
 
     return wrapped
 
@@ -167,10 +166,10 @@ def writing(command: Command) -> Command:
         to: Form | None,
         top: int | str | None,
         **rest: Any,
-    ) -> int | None:
+    ) -> None:
         form = to or _form(output)
         rows = TOP.get(form) if top is None else top
         limit = rows if isinstance(rows, int) else None
-        return command(*args, writing=Writing(output, force, form, limit), **rest)
+        command(*args, writing=Writing(output, force, form, limit), **rest)
 
     return wrapped

@@ -60,8 +60,8 @@ def plotting(what: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         @click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")
         @wraps(command)
-        def wrapped(*args: Any, plot: str | None, **rest: Any) -> int | None:
-            return command(*args, plot=Plot(plot), **rest)
+        def wrapped(*args: Any, plot: str | None, **rest: Any) -> None:
+            command(*args, plot=Plot(plot), **rest)
 
         return wrapped
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from traceanalyzer.cli import output
 from traceanalyzer.cli.options import Reading, reading, rows
 from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report as summary
+from traceanalyzer.cli.summary import inputs_of, seen_by
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
 
@@ -60,14 +58,15 @@ def report(
     if form not in ("html", "json"):
         raise OptionError(f"{target}: a report's name ends in .html or .json")
     output.check(target, force=force)
-    inputs, _ = api.find_inputs(paths)
-
-    def seen(trace: Any) -> None:
-        summary(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
-
+    inputs = inputs_of(paths, quiet=reading.quiet)
     with progress(inputs, quiet=reading.quiet) as meter:
         result = api.report(
-            paths, thresholds=thresholds, **reading.arguments(), progress=meter, seen=seen
+            inputs,
+            thresholds=thresholds,
+            named=paths,
+            **reading.arguments(),
+            progress=meter,
+            seen=seen_by(reading),
         )
     default = TOP["report"] if form == "html" else None
     limit = default if top is None else top if isinstance(top, int) else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from traceanalyzer.cli.options import Reading
 
 #: Lines about files that cannot be read; a folder may hold thousands.
 _MOST = 10
@@ -27,6 +29,11 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
     found = [_said(issue) for issue in issues if issue["severity"] in _SAID]
     if found and not quiet:
         click.echo(prose(f"{path}: {'; '.join(found)}"), err=True)
+
+
+def seen_by(reading: Reading) -> Callable[[Any], None]:
+    """What tells of each trace, when it is read, what was lost or odd in it."""
+    return lambda trace: report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 
 def inputs_of(paths: Sequence[str], *, quiet: bool) -> list[str]:

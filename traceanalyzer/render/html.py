@@ -67,13 +67,14 @@ def _height(one: Occupancy) -> int:
     return _OCCUPANCY_HEIGHT + (_SEGMENTS_HEIGHT if one.segments.height else 0)
 
 
-def _framed(drawing: Flame | Occupancy, viewer: ModuleType, height: int) -> str:
+def _framed(drawing: Flame | Occupancy, ink: ModuleType, height: int) -> str:
     """A page of its own for a drawing, its viewer in a sandbox."""
+    viewer = ink.VIEWER
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{pieces.policy([viewer])}">'
         f"<style>{pieces.STYLE}{pieces.PAGE_STYLE}{pieces.viewing([viewer])}</style></head>"
-        f'<body class="traceanalyzer">{viewer.inline(drawing, "drawing")}'
+        f'<body class="traceanalyzer">{ink.inline(drawing, "drawing")}'
         f"<script>{viewer.script()}</script></body></html>"
     )
     return (

@@ -11,8 +11,7 @@ from traceanalyzer.render.scale import shown_cells
 from traceanalyzer.render.text import prose, shorten
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
+    from traceanalyzer.render.viewers import Viewer
     from traceanalyzer.result import Result, Table
 
 # Nothing may be fetched or run, whatever a trace's names hold.
@@ -61,18 +60,18 @@ def drawings(result: Result, key: str = "") -> list[str]:
     ]
 
 
-def viewers_of(results: Iterable[Result]) -> list[ModuleType]:
+def viewers_of(results: Iterable[Result]) -> list[Viewer]:
     """The viewers that their drawings need."""
     held = list(results)
     needed = (
-        (occupancy, any(result.occupancies for result in held)),
-        (flamegraph, any(result.flames for result in held)),
-        (charts, any(result.charts for result in held)),
+        (occupancy.VIEWER, any(result.occupancies for result in held)),
+        (flamegraph.VIEWER, any(result.flames for result in held)),
+        (charts.VIEWER, any(result.charts for result in held)),
     )
     return [viewer for viewer, wanted in needed if wanted]
 
 
-def head(title: str, styles: str, viewers: Sequence[ModuleType]) -> list[str]:
+def head(title: str, styles: str, viewers: Sequence[Viewer]) -> list[str]:
     """The beginning of a page, up to its body."""
     return [
         "<!doctype html>",
@@ -91,15 +90,15 @@ def style(result: Result) -> str:
     return STYLE + (cards.STYLE if result.diagnosis else "")
 
 
-def viewing(viewers: Sequence[ModuleType], *, narrow: bool = False) -> str:
+def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
     """The style sheets of these viewers, and the width they ask of the page, unless narrow."""
     sheets = [viewer.style() for viewer in viewers]
-    more = FLAME_STYLE if flamegraph in viewers else ""
-    wide = WIDE_STYLE if not narrow and {flamegraph, occupancy} & {*viewers} else ""
+    more = FLAME_STYLE if flamegraph.VIEWER in viewers else ""
+    wide = WIDE_STYLE if not narrow and {flamegraph.VIEWER, occupancy.VIEWER} & {*viewers} else ""
     return "".join(sheets) + wide + more
 
 
-def policy(viewers: Sequence[ModuleType]) -> str:
+def policy(viewers: Sequence[Viewer]) -> str:
     """A Content-Security-Policy under which these viewers run, and nothing else."""
     hashes = " ".join(viewer.script_hash() for viewer in viewers)
     return f"{POLICY}; script-src {hashes}" if viewers else POLICY

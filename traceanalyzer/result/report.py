@@ -78,8 +78,8 @@ class Report(Result):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The ranks side by side."""
-        return (self.overview,)
+        """The ranks side by side; findings and rules."""
+        return (self.overview, *self.told.tables)
 
     @property
     def notes(self) -> tuple[str, ...]:

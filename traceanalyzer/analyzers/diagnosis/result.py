@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -92,7 +92,7 @@ class Diagnosis(Result):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All rules, with what came of each."""
+        """The findings, and all rules with what came of each, as data."""
         shown = {
             "rule": "rule",
             "status": "status",
@@ -102,19 +102,31 @@ class Diagnosis(Result):
             "warning": "warning from",
             "critical": "critical from",
         }
-        return (Table("rules", "Rules", self.rules, shown, detail=True),)
+        found = {
+            "severity": "severity",
+            "rule": "rule",
+            "title": "what is wrong",
+            "cost_ns": "cost",
+            "cost_bytes": "memory",
+            "cost_frac": "share",
+            "of": "of",
+            "confidence": "how sure",
+        }
+        return (
+            Table("findings", "Findings as a table", self._frame(), found, detail=True),
+            Table("rules", "Rules", self.rules, shown, detail=True),
+        )
 
-    @property
-    def frame(self) -> pl.DataFrame:
+    def _frame(self) -> pl.DataFrame:
         """The findings as a table, a row each."""
         rows = [vars(one) | {"evidence": list(one.evidence)} for one in self.found]
         return pl.DataFrame(rows, schema=_FINDINGS, orient="row")
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """How many findings of each severity, and the findings."""
+        """How many findings of each severity."""
         counts = {f"{name}_count": self._count(name) for name in SEVERITIES}
-        return {"files": self.files, **counts, "findings": [asdict(one) for one in self.found]}
+        return {"files": self.files, **counts}
 
     def _count(self, severity: Severity) -> int:
         return sum(one.severity == severity for one in self.found)

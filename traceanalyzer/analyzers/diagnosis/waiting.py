@@ -65,6 +65,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     share = cost / whole
     what = "training thread" if result.on_host else "GPU"
     who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
+    known: Confidence = "high" if result.host_known else "medium"
     of = "step time" if result.step_ns else "the recorded time"
     yield Measured(
         size=share,
@@ -75,7 +76,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         cost_ns=cost,
         cost_frac=share,
         of=of,
-        confidence=_CONFIDENCE.get(cause, "high" if result.host_known else "medium"),
+        confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
     )
 
 
@@ -85,6 +86,8 @@ def _per_step(result: GpuIdle, cost: int) -> str:
 
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
+    if result.work_lost:
+        yield "GPU work is missing in the file, so this is of the training thread alone."
     column = f"{cause}_ns"
     named = result.units.with_columns(places(result.units))
     order = named.sort(column, "on", descending=[True, False])
@@ -128,4 +131,7 @@ def _advice(result: GpuIdle, cause: str, cost: int) -> str:
     code = result.hints["other code"]
     if cause == causes.UNKNOWN:
         return f"What the host did was not recorded: {code} shows which code runs meanwhile."
+    if cause == causes.HOST_CODE:
+        save = f"Moving it off the training loop would save {format_ns(cost)} at most."
+        return f"The longest gaps tell where (gpu-idle lists them); {code} shows which code. {save}"
     return f"{words.ADVICE[cause].format(code=code)} would save {format_ns(cost)} at most."

@@ -9,7 +9,6 @@ be read without scripts. The viewer draws SVG: ``elements.js``, ``scale.js``, ``
 
 from __future__ import annotations
 
-from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -17,19 +16,29 @@ from traceanalyzer.render.charts.data import pack
 from traceanalyzer.render.charts.outline import outline, summary
 from traceanalyzer.render.marks import prepare
 from traceanalyzer.render.text import prose
-from traceanalyzer.render.viewers import program, resource, source_hash
+from traceanalyzer.render.viewers import Viewer
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Chart
 
-_SCRIPTS = (
-    "elements.js", "scale.js", "data.js", "marks.js", "axis.js", "legend.js",
-    "gestures.js", "viewer.js",
-)  # fmt: skip
+#: What draws in the page.
+VIEWER = Viewer(
+    __name__,
+    (
+        "elements.js",
+        "scale.js",
+        "data.js",
+        "marks.js",
+        "axis.js",
+        "legend.js",
+        "gestures.js",
+        "viewer.js",
+    ),
+)
 
 
 def inline(chart: Chart, key: str) -> str:
-    """The figure for a page that holds :func:`style` and, at its end, :func:`script`.
+    """The figure for a page that holds the viewer's style and, at its end, its script.
 
     Args:
         chart: what to draw.
@@ -52,23 +61,6 @@ def inline(chart: Chart, key: str) -> str:
         f'aria-describedby="{key}-said">\n'
         f'<figcaption id="{key}-title">{_prose(chart.title)}</figcaption>\n{said}{drawn}</figure>'
     )
-
-
-@cache
-def style() -> str:
-    """The style sheet of all charts."""
-    return resource(__name__, "viewer.css")
-
-
-@cache
-def script() -> str:
-    """The viewer: finds the figures of its document, asks for nothing else."""
-    return program(__name__, _SCRIPTS)
-
-
-def script_hash() -> str:
-    """What a Content-Security-Policy says so that the viewer, and only it, may run."""
-    return source_hash(script())
 
 
 def _prose(text: str) -> str:

@@ -8,18 +8,18 @@ take that drawing over. Only :mod:`traceanalyzer.render` imports this folder.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render.flamegraph import colors, picture
 from traceanalyzer.render.flamegraph.layout import lay_out
 from traceanalyzer.render.flamegraph.outline import outline
-from traceanalyzer.render.viewers import program, resource, source_hash
+from traceanalyzer.render.viewers import Viewer
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Flame
 
-_SCRIPTS = ("tree.js", "view.js", "viewer.js")
+#: What draws in the page.
+VIEWER = Viewer(__name__, ("tree.js", "view.js", "viewer.js"), fills=colors.dark_rules().strip())
 
 
 def svg(flame: Flame) -> str:
@@ -29,9 +29,9 @@ def svg(flame: Flame) -> str:
         (
             '<?xml version="1.0" encoding="UTF-8"?>',
             opening,
-            f"<style><![CDATA[\n{style()}]]></style>",
+            f"<style><![CDATA[\n{VIEWER.style()}]]></style>",
             *drawing,
-            f"<script><![CDATA[\n{script()}]]></script>",
+            f"<script><![CDATA[\n{VIEWER.script()}]]></script>",
             closing,
             "",
         )
@@ -39,7 +39,7 @@ def svg(flame: Flame) -> str:
 
 
 def inline(flame: Flame, key: str) -> str:
-    """The flamegraph for a page that holds :func:`style` and, at its end, :func:`script`.
+    """The flamegraph for a page that holds the viewer's style and, at its end, its script.
 
     Args:
         flame: what to draw.
@@ -47,23 +47,6 @@ def inline(flame: Flame, key: str) -> str:
     """
     drawing = "\n".join(_drawing(flame, key))
     return f'<figure class="flamegraph">{drawing}\n{outline(flame)}</figure>'
-
-
-@cache
-def style() -> str:
-    """The style sheet of all flamegraphs."""
-    return resource(__name__, "viewer.css").replace("/* fills */", colors.dark_rules().strip())
-
-
-@cache
-def script() -> str:
-    """The viewer: finds the drawings of its document, asks for nothing else."""
-    return program(__name__, _SCRIPTS)
-
-
-def script_hash() -> str:
-    """What a Content-Security-Policy says so that the viewer, and only it, may run."""
-    return source_hash(script())
 
 
 def _drawing(flame: Flame, key: str) -> list[str]:

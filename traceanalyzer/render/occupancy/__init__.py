@@ -9,7 +9,6 @@ the viewer (``memory.js``, ``stage.js``, ``segments.js``, ``viewer.js``) draws. 
 
 from __future__ import annotations
 
-from functools import cache
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -20,16 +19,17 @@ from traceanalyzer.render.occupancy.data import data
 from traceanalyzer.render.occupancy.layout import lay_out
 from traceanalyzer.render.occupancy.outline import outline
 from traceanalyzer.render.text import prose
-from traceanalyzer.render.viewers import program, resource, source_hash
+from traceanalyzer.render.viewers import Viewer
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Occupancy
 
-_SCRIPTS = ("memory.js", "words.js", "stage.js", "segments.js", "viewer.js")
+#: What draws in the page.
+VIEWER = Viewer(__name__, ("memory.js", "words.js", "stage.js", "segments.js", "viewer.js"))
 
 
 def inline(occupancy: Occupancy, key: str) -> str:
-    """The figure for a page that holds :func:`style` and, at its end, :func:`script`.
+    """The figure for a page that holds the viewer's style and, at its end, its script.
 
     Args:
         occupancy: what to draw.
@@ -51,23 +51,6 @@ def inline(occupancy: Occupancy, key: str) -> str:
         f'<p class="soft" id="{key}-said">{_prose(f"{words.summary(layout)} {said}")}</p>\n'
         f"{drawn}</figure>"
     )
-
-
-@cache
-def style() -> str:
-    """The style sheet of all occupancies."""
-    return resource(__name__, "viewer.css")
-
-
-@cache
-def script() -> str:
-    """The viewer: finds the figures of its document, asks for nothing else."""
-    return program(__name__, _SCRIPTS)
-
-
-def script_hash() -> str:
-    """What a Content-Security-Policy says so that the viewer, and only it, may run."""
-    return source_hash(script())
 
 
 def _prose(text: str) -> str:

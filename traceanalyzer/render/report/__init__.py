@@ -8,21 +8,18 @@ folder.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from functools import cache
 from typing import TYPE_CHECKING
 
 from traceanalyzer.render import cards, pieces
 from traceanalyzer.render.scale import cells
-from traceanalyzer.render.viewers import program, resource, source_hash
+from traceanalyzer.render.viewers import Viewer
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from traceanalyzer.result import Fact, Report, Section
 
-_SCRIPTS = ("sort.js", "report.js")
+#: What draws in the page.
+VIEWER = Viewer(__name__, ("sort.js", "report.js"), sheet="report.css")
 
 
 def page(report: Report, *, top: int | None = 50) -> str:
@@ -33,7 +30,7 @@ def page(report: Report, *, top: int | None = 50) -> str:
         top: rows shown of each table; None shows all.
     """
     results = [report.told, *(section.result for section in report.sections)]
-    viewers: list[ModuleType] = [*pieces.viewers_of(results), sys.modules[__name__]]
+    viewers: list[Viewer] = [*pieces.viewers_of(results), VIEWER]
     styles = pieces.STYLE + cards.STYLE + pieces.PAGE_STYLE + pieces.viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
     lines = [
@@ -58,23 +55,6 @@ def page(report: Report, *, top: int | None = 50) -> str:
         "</body></html>",
     ]
     return "\n".join(line for line in lines if line) + "\n"
-
-
-@cache
-def style() -> str:
-    """The style sheet of the page."""
-    return resource(__name__, "report.css")
-
-
-@cache
-def script() -> str:
-    """What the page does beside its viewers."""
-    return program(__name__, _SCRIPTS)
-
-
-def script_hash() -> str:
-    """What a Content-Security-Policy says so that it may run."""
-    return source_hash(script())
 
 
 def _contents(report: Report) -> str:
