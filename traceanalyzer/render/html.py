@@ -34,7 +34,7 @@ def page(result: Result, *, top: int | None = 100) -> str:
         f'<p class="verdict">{pieces.escaped(result.verdict)}</p>',
         cards.cards(result.diagnosis),
         *pieces.drawings(result),
-        *(pieces.table(table, top, heading="h2") for table in result.tables),
+        *(pieces.table(table, top, heading="h2") for table in result.tables_shown),
         pieces.notes(result, heading="h2"),
         "</main>",
         *(f"<script>{viewer.script()}</script>" for viewer in viewers),
@@ -56,7 +56,7 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
         cards.cards(result.diagnosis),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
-        *(pieces.table(table, top, heading="h4") for table in result.tables),
+        *(pieces.table(table, top, heading="h4") for table in result.tables_shown),
         pieces.notes(result, heading="h4"),
         "</div>",
     ]

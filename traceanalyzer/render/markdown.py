@@ -40,8 +40,8 @@ def render(result: Result, *, top: int | None = 20) -> str:
         result: what to show.
         top: rows shown of each table that is no detail; None shows all of all.
     """
-    shown = [table for table in result.tables if top is None or not table.detail]
-    more = [table.title for table in result.tables if top is not None and table.detail]
+    shown = [table for table in result.tables_shown if top is None or not table.detail]
+    more = [table.title for table in result.tables_shown if top is not None and table.detail]
     parts = [f"## {_line(result.title)}", _line(result.verdict)]
     parts += [_finding(number, one) for number, one in enumerate(result.diagnosis, 1)]
     parts += [_table(table, top) for table in shown]

@@ -49,10 +49,10 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
     parts += [_finding(number, finding, line) for number, finding in enumerate(result.diagnosis, 1)]
     parts += [
         _table(table, top, known if table.whole else width)
-        for table in result.tables
+        for table in result.tables_shown
         if top is None or not table.detail
     ]
-    more = [table.title for table in result.tables if top is not None and table.detail]
+    more = [table.title for table in result.tables_shown if top is not None and table.detail]
     if more:
         said = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
         parts.append(_filled(said, line))

@@ -48,8 +48,13 @@ class Result:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Tables to show, the most telling first."""
+        """The answer's numbers as tables, the most telling first."""
         return ()
+
+    @property
+    def tables_shown(self) -> tuple[Table, ...]:
+        """Those to show: the others are data of what is shown in another way."""
+        return tuple(table for table in self.tables if table.columns)
 
     @property
     def charts(self) -> tuple[Chart, ...]:

@@ -19,7 +19,7 @@ class Table:
         frame: all rows and columns, raw units, for machines.
         columns: shown columns and their headings, in order. The unit of a value follows from its
             column's suffix: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios shown in percent,
-            ``_gbps`` 10^9 bytes a second.
+            ``_gbps`` 10^9 bytes a second. None: data that is shown in another way.
         empty: what to say instead of a table with no rows.
         detail: left out of a terminal's first view, which names it instead.
         missing: what to show for null, by column; nothing where a column is not named.

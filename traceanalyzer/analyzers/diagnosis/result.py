@@ -102,18 +102,8 @@ class Diagnosis(Result):
             "warning": "warning from",
             "critical": "critical from",
         }
-        found = {
-            "severity": "severity",
-            "rule": "rule",
-            "title": "what is wrong",
-            "cost_ns": "cost",
-            "cost_bytes": "memory",
-            "cost_frac": "share",
-            "of": "of",
-            "confidence": "how sure",
-        }
         return (
-            Table("findings", "Findings as a table", self._frame(), found, detail=True),
+            Table("findings", "Findings", self._frame(), columns={}),
             Table("rules", "Rules", self.rules, shown, detail=True),
         )
 

@@ -84,8 +84,8 @@ def _facts(facts: tuple[Fact, ...]) -> str:
 def _section(section: Section, top: int | None) -> str:
     """One answer: what it says, what it draws, its tables; details are folded."""
     result, key = section.result, section.key
-    shown = [table for table in result.tables if not table.detail]
-    folded = [table for table in result.tables if table.detail]
+    shown = [table for table in result.tables_shown if not table.detail]
+    folded = [table for table in result.tables_shown if table.detail]
     lines = [
         f'<section id="{key}" aria-labelledby="{key}-h">',
         f'<h2 id="{key}-h">{pieces.escaped(result.title)}</h2>',
