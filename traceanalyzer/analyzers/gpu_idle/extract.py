@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import polars as pl
@@ -67,10 +68,13 @@ def measure(
     near = replace(ground, slices=ground.slices.filter(intervals.meets(ground.slices, gaps)))
     why = [loader, copies, *_other_causes(near, gaps), host.extents(ground)]
     pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
-    hidden = intervals.intersect(loader, busy, _UNIT)
-    windows = [*pieces, loader, copies, hidden, _exposed(ground)]
-    marked = ground.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
-    measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
+    with ThreadPoolExecutor(1) as pool:  # what fills the longest needs nothing of how much it is
+        filled = pool.submit(filling.longest, ground, gaps, pieces, libraries)
+        hidden = intervals.intersect(loader, busy, _UNIT)
+        windows = [*pieces, loader, copies, hidden, _exposed(ground)]
+        marked = ground.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
+        measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
+        by_cause = _by_cause(pieces)
     return Part(
         rank=ground.rank,
         path=ground.path,
@@ -79,9 +83,9 @@ def measure(
         host_known=ground.slices.height > 0,
         launches_known=ground.launched.height > 0,
         units=measured.head(units.height).drop("step"),
-        causes=_by_cause(pieces),
+        causes=by_cause,
         steps=measured.tail(marked.height).drop("device", "pid"),
-        gaps=filling.longest(ground, gaps, pieces, libraries),
+        gaps=filled.result(),
         gap_count=gaps.height,
         hints=ground.hints,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import polars as pl
@@ -82,8 +83,10 @@ def lay(
         MissingData: neither device work nor operators were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    steps = step_marks(trace, step_name)
-    work = device_work(trace, patterns)
+    with ThreadPoolExecutor(1) as pool:
+        marking = pool.submit(step_marks, trace, step_name)
+        work = device_work(trace, patterns)
+        steps = marking.result()
     keys = ["device", "pid"] if by_process else ["device"]
     groups, (number,) = group_numbers(keys, work)
     units = groups.with_row_index("unit")
