@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.frames.statistics import grouped
+from traceanalyzer.frames.statistics import grouped, nested
 
 WIDE = st.one_of(st.integers(-9, 9), st.integers(0, 1 << 40), st.integers(-(1 << 61), 1 << 61))
 
@@ -31,6 +31,19 @@ def test_statistics_are_those_of_each_group(rows):
         assert row["median"] == pytest.approx(own.median(), rel=1e-12, abs=1e-9)
         expected = own.quantile(0.99, "linear")
         assert row["p99"] == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5), WIDE), min_size=1, max_size=60),
+    within=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
+def test_groups_of_groups_are_as_if_they_were_groups(rows, within):
+    outer = np.unique(within, return_inverse=True)[1].astype(np.int32)
+    values = pl.Series([value for _, value in rows], dtype=pl.Int64)
+    number = np.array([group for group, _ in rows], np.int32)
+    fine, coarse = nested(values, number, outer)
+    assert fine.equals(grouped(values, number, 6))
+    assert coarse.equals(grouped(values, outer[number], int(outer.max()) + 1))
 
 
 @given(

@@ -17,16 +17,17 @@ ALLOWED: dict[str, set[str]] = {
     "units": {"errors"},
     "vocabulary": set(),
     "limits": set(),
+    "sqlite_tools": set(),
     "schema": BASE,
     "files": {"errors"},
     "questions": set(),
     "trace": {"questions", "schema", *BASE},
     "result": {"schema", *BASE},
     "frames": set(),
-    "parsers": {"frames", "trace", "schema", *BASE},
-    "exporters": {"frames", "trace", "schema", *BASE},
+    "parsers": {"frames", "trace", "schema", "sqlite_tools", *BASE},
+    "exporters": {"frames", "trace", "schema", "sqlite_tools", *BASE},
     "analyzers": {"frames", "trace", "result", *BASE},
-    "render": {"result", "units", "errors"},
+    "render": {"result", "sqlite_tools", "units", "errors"},
     "api": {"parsers", "analyzers", "exporters", "trace", "result", "schema", "files", *BASE},
     "cli": {"api", "files", "render", "parsers", "exporters", "result", "units", "errors"},
     "__main__": {"cli"},
@@ -44,6 +45,7 @@ FOR_TYPES = {"questions": {"api"}}
 ONLY = {
     "matplotlib": {"render/plot.py"},
     "pandas": {"render/pandas.py"},
+    "sqlite_utils": {"sqlite_tools.py"},
     "tabulate": {"render/table.py"},
     "tqdm": {"cli/progress.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},
@@ -159,3 +161,21 @@ def test_help_loads_nothing_heavy(argument):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage: traceanalyzer" in done.stdout
+
+
+@pytest.mark.parametrize("loaded_before", [False, True])
+def test_sqlite_utils_is_loaded_without_pandas_and_for_us_alone(tmp_path, loaded_before):
+    (tmp_path / "pandas.py").write_text("class Timestamp: pass\n", encoding="utf-8")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"{'import sqlite_utils' if loaded_before else ''}\n"
+        "before = 'pandas' in sys.modules\n"
+        "from traceanalyzer.sqlite_tools import sqlite_utils as ours\n"
+        "assert ('pandas' in sys.modules) == before\n"
+        "assert ours.Database(memory=True).table_names() == []\n"
+        "import sqlite_utils\n"
+        "assert sqlite_utils.db.pd is sys.modules['pandas']\n"
+        f"assert (sqlite_utils is ours) == {loaded_before}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

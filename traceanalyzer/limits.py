@@ -35,14 +35,17 @@ _TOO_FAR = {
 }
 
 
+def bounded(table: str) -> list[str]:
+    """The columns of a table whose values have a bound."""
+    return [column for of, column in _TOO_FAR if of == table]
+
+
 def beyond(table: str, column: str) -> pl.Expr:
-    """Whether a value is beyond what there can be.
+    """Whether a value of a column of :func:`bounded` is beyond what there can be.
 
     What was asked for when memory ran out may be more than any memory has.
     """
-    bound = _TOO_FAR.get((table, column))
-    if bound is None:
-        return pl.lit(value=False)
+    bound = _TOO_FAR[table, column]
     own = pl.col(column)
     # addresses have no sign, and the other bound does not fit their type
     far = own >= bound if column == "address" else (own >= bound) | (own <= -bound)

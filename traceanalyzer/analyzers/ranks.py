@@ -50,17 +50,17 @@ def apart(held: list[Trace]) -> list[Trace]:
     if len(ranks) <= 1:
         return [trace]
     column = trace.events["rank"]
-    rows = [column.eq_missing(pl.Series([rank], dtype=pl.Int32)).arg_true() for rank in ranks]
+    masks = [column.eq_missing(pl.Series([rank], dtype=pl.Int32)) for rank in ranks]
     side = {name: frame for name, frame in trace.tables.items() if name != "events"}
     sources, columns = trace.sources, trace.events.get_columns()[::-1]
     del trace, column
     parts: list[dict[str, Any]] = [{} for _ in ranks]
     while columns:  # two at a time, a core each
         pair = pl.DataFrame([columns.pop() for _ in range(min(2, len(columns)))])
-        for part, own in zip(parts, rows, strict=True):
-            part.update(_gathered(pair, own))
+        for part, own in zip(parts, masks, strict=True):
+            part.update(_filtered(pair, own))
     found = []
-    for rank, own in zip(ranks, rows, strict=True):
+    for rank, own in zip(ranks, masks, strict=True):
         meta = next((m for m in sources if m.rank == rank), sources[0])
         part = parts.pop(0)
         events = pl.DataFrame({n: c for n, c in part.items() if isinstance(c, pl.Series)})
@@ -70,10 +70,10 @@ def apart(held: list[Trace]) -> list[Trace]:
     return found
 
 
-def _gathered(columns: pl.DataFrame, rows: pl.Series) -> list[tuple[str, pl.Series | pl.Expr]]:
+def _filtered(columns: pl.DataFrame, own: pl.Series) -> list[tuple[str, pl.Series | pl.Expr]]:
     """Rows of some columns; of one that holds nothing, nothing in its place."""
     empty = [n for n in columns.columns if columns[n].null_count() == columns.height]
-    held = columns.drop(empty).select(pl.all().gather(pl.lit(rows)))
+    held = columns.drop(empty).filter(own) if len(empty) < columns.width else pl.DataFrame()
     nothing = [(n, pl.lit(None, columns.schema[n]).alias(n)) for n in empty]
     return [*((column.name, column) for column in held), *nothing]
 
@@ -88,11 +88,11 @@ def _ranks(events: pl.DataFrame) -> list[int | None]:
     return ranks
 
 
-def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, rows: pl.Series) -> pl.DataFrame:
+def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, own: pl.Series) -> pl.DataFrame:
     """What of a side table belongs to a rank, whose rows of ``events`` are these."""
-    if "event" in frame.columns:
+    if frame.height and "event" in frame.columns:
         event = frame["event"].fill_null(0).to_numpy()
-        kept = rows.to_numpy()
+        kept = np.flatnonzero(own.to_numpy())
         place = np.searchsorted(kept, event)
         hit = kept[np.minimum(place, len(kept) - 1)] == event if len(kept) else place < 0
         bound = pl.Series(hit) & frame["event"].is_not_null()
@@ -102,6 +102,6 @@ def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, rows: pl.Series) 
         frame = frame.with_columns(event=pl.when(bound).then(moved))
     if "rank" not in frame.columns or name == "issues":
         return frame
-    own = pl.col("rank").eq_missing(pl.lit(rank, dtype=pl.Int32))
+    of_it = pl.col("rank").eq_missing(pl.lit(rank, dtype=pl.Int32))
     # names and readings that are nobody's are everybody's
-    return frame.filter(own if name == "flows" else own | pl.col("rank").is_null())
+    return frame.filter(of_it if name == "flows" else of_it | pl.col("rank").is_null())

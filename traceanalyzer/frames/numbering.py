@@ -13,6 +13,8 @@ Places = npt.NDArray[np.int64]
 
 #: As many combinations are counted in a table; beyond, they are sorted.
 _TABLE = 1 << 22
+#: Rows looked at together: what is computed of them stays in the processor's cache.
+_AT_ONCE = 1 << 16
 #: A table that is this much larger than the rows takes no time yet.
 _SMALL = 1 << 16
 
@@ -40,12 +42,29 @@ def numbered(columns: Sequence[pl.Series]) -> tuple[Numbers, Numbers]:
             number = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
             size = int(number.max(initial=-1)) + 1
             continue
-        number = number * np.int32(distinct) + own if size > 1 else own
+        if size > 1:
+            number *= np.int32(distinct)
+            number += own
+        else:
+            number = own
         size *= distinct
     number, size = _dense(number, size)
-    first = np.zeros(size, np.int32)
-    first[number[::-1]] = np.arange(rows, dtype=np.int32)[::-1]
-    return first, number
+    return _first_rows(number, size), number
+
+
+def _first_rows(number: Numbers, size: int) -> Numbers:
+    """The first row of each number; mostly all are met soon, and the rest is not looked at."""
+    first = np.full(size, -1, np.int32)
+    left = size
+    for low in range(0, len(number), _AT_ONCE):
+        some = number[low : low + _AT_ONCE]
+        fresh = np.flatnonzero(first[some] < 0)[::-1]  # of a number's rows the first is to stay
+        if fresh.size:
+            first[some[fresh]] = fresh + low
+            left -= len(np.unique(some[fresh]))
+            if not left:
+                break
+    return first
 
 
 def group_numbers(
@@ -105,9 +124,21 @@ def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
 
 
 def _dense(number: Numbers, size: int) -> tuple[Numbers, int]:
-    """The same numbers, in their order, without those that do not occur, and how many there are."""
+    """The same numbers, in their order, without those that do not occur, and how many there are.
+
+    They are changed in place.
+    """
     occurs = np.zeros(size, np.bool_)
-    occurs[number] = True
-    dense = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
-    found: Numbers = dense[number]
-    return found, int(occurs.sum())
+    for low in range(0, len(number), _AT_ONCE):
+        some = number[low : low + _AT_ONCE]
+        if size > _AT_ONCE:
+            occurs[some] = True
+        else:  # counting is quicker
+            occurs |= np.bincount(some, minlength=size) > 0
+    count = int(occurs.sum())
+    if count < size:
+        dense = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
+        for low in range(0, len(number), _AT_ONCE):
+            some = number[low : low + _AT_ONCE]
+            np.take(dense, some, out=some, mode="clip")
+    return number, count

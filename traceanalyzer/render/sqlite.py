@@ -7,7 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-import sqlite_utils
+
+from traceanalyzer.sqlite_tools import sqlite_utils
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Result

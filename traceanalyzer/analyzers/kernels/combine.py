@@ -32,7 +32,7 @@ def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()
     group = question.group
     scope = _scopes(devices, _SCOPE.get(question.by, ()))
     brief = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
-    names = _summed(work, kernels, (*group, "name", "family"), scope)
+    families, names = _summed(work, kernels, group, scope)
     return Kernels(
         question=question,
         n=work.height,
@@ -40,7 +40,7 @@ def combine(parts: Sequence[Part], question: Question, notes: Sequence[str] = ()
         busy_ns=int(devices["busy_ns"].sum()),
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
-        families=_summed(work, kernels.select("family"), (*group, "family"), scope),
+        families=families,
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
         ).with_columns(pl.col("name").cast(pl.String)),
@@ -68,27 +68,32 @@ def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def _summed(
-    work: pl.DataFrame, kernels: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame
-) -> pl.DataFrame:
-    """One row for each combination of the keys, the largest total first.
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One row for each family and for each name of each group, the largest total first.
 
     Args:
         work: pieces of work, with ``kernel``.
-        kernels: what is told of each kernel; those that are told alike are one.
-        keys: the columns of ``work`` that tell groups apart, then those of ``kernels``.
+        kernels: name and family of each kernel.
+        group: the columns of ``work`` that tell groups apart.
         scope: what shares are of.
     """
-    group = [key for key in keys if key not in kernels.columns]
-    alike, same = numbered(kernels.get_columns())
-    number = same[work["kernel"].to_numpy()]
-    told = kernels[alike].get_columns()
+    number, told = work["kernel"].to_numpy(), kernels
     if group:
-        kernel = pl.Series("kernel", number)
-        first, number = numbered([*(work[key] for key in group), kernel])
-        told = [work[key].gather(first) for key in group]
-        told += kernels[alike][kernel.gather(first)].get_columns()
-    found = statistics.grouped(work["length_ns"], number, told[0].len())
-    sums = pl.DataFrame(told).hstack(
+        first, number = numbered([*(work[key] for key in group), work["kernel"]])
+        own = work.select(*group, "kernel")[first]
+        told = own.drop("kernel").hstack(kernels[own["kernel"]])
+    first, within = numbered(told.drop("name").get_columns())
+    by_name, by_family = statistics.nested(work["length_ns"], number, within)
+    return (
+        _with_shares(_in_ns(told.drop("name")[first], by_family), (*group, "family"), scope),
+        _with_shares(_in_ns(told, by_name), (*group, "name", "family"), scope),
+    )
+
+
+def _in_ns(told: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """What is told of each row, and its statistics in whole nanoseconds."""
+    return told.hstack(
         found.select(
             "n",
             pl.col("total").alias("total_ns"),
@@ -98,7 +103,6 @@ def _summed(
             ),
         )
     )
-    return _with_shares(sums, keys, scope)
 
 
 def _groups(

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import adbc_driver_manager as adbc
-import sqlite_utils
 
 from traceanalyzer import schema
 from traceanalyzer.errors import OutputError
 from traceanalyzer.exporters.sqlite import tables, views
 from traceanalyzer.exporters.sqlite.rows import Names, fill
+from traceanalyzer.sqlite_tools import sqlite_utils
 
 if TYPE_CHECKING:
     from traceanalyzer.trace import Trace

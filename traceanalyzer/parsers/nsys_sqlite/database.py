@@ -21,7 +21,6 @@ from typing import Any
 import adbc_driver_manager as adbc
 import adbc_driver_sqlite
 import polars as pl
-import sqlite_utils
 
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
@@ -35,6 +34,7 @@ from traceanalyzer.parsers.nsys_sqlite.pages import (
 )
 from traceanalyzer.parsers.nsys_sqlite.query import NO_TEXT, Query, decoded, utf8
 from traceanalyzer.parsers.threads import threads
+from traceanalyzer.sqlite_tools import sqlite_utils
 
 #: Rows read at once by a thread; more cost memory, fewer time.
 PIECE_ROWS = 1 << 17

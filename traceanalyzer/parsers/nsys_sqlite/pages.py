@@ -25,8 +25,8 @@ except ImportError:  # pragma: no cover - built without a compiler
 
 PageNumbers = npt.NDArray[np.uint32]
 
-#: Pages scanned at once: 8 MB of 4 KiB each.
-AT_ONCE = 2048
+#: Pages scanned at once: 4 MB of 4 KiB each.
+AT_ONCE = 1024
 #: Page size at 16, bytes of each page that are not used at 20, pages at 28.
 _HEADER = struct.Struct(">16xH2xB7xI")
 _DEEPEST = 20
