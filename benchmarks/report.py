@@ -27,7 +27,7 @@ def markdown(found: Results) -> str:
         _circumstances(found),
         "### Bars\n\n"
         + _table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(found)),
-        "### Times and memory\n\n" + _table("<<>>>>>", _HEADINGS, _rows(found, others)),
+        "### Times and memory\n\n" + _table("<<>>>>>>", _HEADINGS, _rows(found, others)),
     ]
     inflated = found.of(*INFLATERS)
     if inflated:
@@ -72,7 +72,10 @@ def _quantity(value: float, bar: Bar) -> str:
     return f"{value:.0f} MB" if bar.unit == "MB" else f"{value:.2f} {bar.unit}"
 
 
-_HEADINGS = ("task", "input", "best, s", "MB/s", _SHARE, "peak RSS, MB", "peak PSS, MB")
+_HEADINGS = (
+    *("task", "input", "best, s", "median, s", "MB/s"),
+    *(_SHARE, "peak RSS, MB", "peak PSS, MB"),
+)
 
 
 def _rows(found: Results, measurements: Iterable[Measurement]) -> Iterable[Sequence[str]]:
@@ -83,6 +86,7 @@ def _rows(found: Results, measurements: Iterable[Measurement]) -> Iterable[Seque
             m.task,
             _code(m.trace),
             _seconds(m),
+            "" if m.median is None else _time(m.median),
             _number(m.megabytes_per_second),
             _number(share, 2),
             _number(_mb(m.peak_rss)),
@@ -122,7 +126,11 @@ def _table(alignment: str, headings: Sequence[str], rows: Iterable[Sequence[str]
 def _seconds(m: Measurement) -> str:
     if m.error or m.best is None:
         return f"failed: {m.error}".replace("|", "\\|")
-    return f"{m.best:.2f}" if m.best >= 0.1 else f"{m.best:.3f}"
+    return _time(m.best)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds >= 0.1 else f"{seconds:.3f}"
 
 
 def _code(name: str | None) -> str:

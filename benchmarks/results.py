@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,11 @@ class Measurement:
     def best(self) -> float | None:
         """The shortest time."""
         return min(self.seconds, default=None)
+
+    @property
+    def median(self) -> float | None:
+        """The time in the middle."""
+        return statistics.median(self.seconds) if self.seconds else None
 
     @property
     def megabytes_per_second(self) -> float | None:

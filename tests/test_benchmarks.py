@@ -136,4 +136,4 @@ def test_results_survive_the_file_and_reach_the_page(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "| read | `gen200.json` | 0.50 | 2 |" in text
+    assert "| read | `gen200.json` | 0.50 | 0.50 | 2 |" in text

@@ -219,7 +219,7 @@ def _speeds() -> str:
     page = (ROOT / "docs" / "performance.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
-    found = {(row[0], row[1]): (row[2], row[5]) for row in cells if len(row) == 7}
+    found = {(row[0], row[1]): (row[2], row[6]) for row in cells if len(row) == 8}
     lines = ["| input | peer | s | MB | ours | s | MB |", "|---|---|--:|--:|---|--:|--:|"]
     for peer, ours, name in BESIDE:
         theirs, mine = found[peer, f"`{name}`"], found[ours, f"`{name}`"]

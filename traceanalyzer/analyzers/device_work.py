@@ -38,10 +38,12 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     is_work = trace.events.select(
         pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0).fill_null(value=False)
     ).to_series()
-    # where nothing else was read, the columns are taken as they are
-    rows = trace.events if is_work.all() else trace.events.filter(is_work)
+    if is_work.all():  # where nothing else was read, the columns are taken as they are
+        rows, event = trace.events, pl.int_range(len(is_work), dtype=pl.UInt32, eager=True)
+    else:
+        rows, event = trace.events.filter(is_work), is_work.arg_true()
     work = rows.select(
-        is_work.arg_true().alias("event"),
+        event.alias("event"),
         "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id", "bytes",
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,8 +58,10 @@ def extract(trace: Trace, question: Question) -> Part:
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
     told = [name for name in question.group if name in work.columns]
-    devices = _devices(trace, work)
-    number, kernels = _kernels(work)
+    with ThreadPoolExecutor(1) as pool:
+        summed = pool.submit(_devices, trace, work)
+        number, kernels = _kernels(work)
+        devices = summed.result()
     rows = work.select(*told, length).with_columns(number)
     if question.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, question.by))
