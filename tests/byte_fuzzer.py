@@ -22,10 +22,11 @@ with atheris.instrument_imports(include=["traceanalyzer.parsers"]):
     from traceanalyzer.parsers.chrome_trace import scanner
     from traceanalyzer.parsers.memory_snapshot import machine
 
+from corpus import FORMATS, members
 from damage import CHROME, COLLAPSED, SNAPSHOTS, SPEEDSCOPE
 
-SEEDS = {"chrome-trace": CHROME, "collapsed": COLLAPSED, "memory-snapshot": SNAPSHOTS,
-         "speedscope": SPEEDSCOPE}  # fmt: skip
+#: What is damaged first, besides the corpus.
+SEEDS = dict(zip(FORMATS, (CHROME, COLLAPSED, SNAPSHOTS, SPEEDSCOPE), strict=True))
 
 
 def fuzz(folder: Path, seconds: int) -> None:
@@ -34,7 +35,7 @@ def fuzz(folder: Path, seconds: int) -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(SEEDS):
         registry.by_name(name)
-        for at, seed in enumerate(SEEDS[name]):
+        for at, seed in enumerate([*SEEDS[name], *members(name)]):
             (corpus / f"{name}-{at}").write_bytes(bytes((number,)) + seed[:20_000])
 
     def one(data: bytes) -> None:
