@@ -26,7 +26,12 @@ _ZSTD_HEADER = 18
 
 _InflateError: type[Exception] = getattr(isal_zlib, "error")  # noqa: B009 - its stub hides it
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",  # one without members
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 
 
 class Source:
