@@ -56,3 +56,12 @@ def test_a_small_offset_is_not_applied(ahead, applied):
     clocks = {0: 0, 1: ahead}
     rows = offsets(matched(clocks, dict.fromkeys(clocks, ALL)), {0: "a", 1: "b"})
     assert rows["applied"].to_list() == [False, applied]
+
+
+def test_clocks_that_explain_all_leave_nothing_whoever_took_part():
+    clocks = {0: 0, 1: 0, 2: 250_000, 3: 250_000}
+    taking_part = {0: range(4), 1: range(4), 2: range(2, 4), 3: range(2, 4)}
+    rows = matched(clocks, taking_part).with_columns(lane=pl.col("instance") // 2)
+    fitted = offsets(rows, {rank: f"host{rank}" for rank in clocks})
+    assert dict(fitted.select("rank", "offset_ns").rows()) == clocks
+    assert fitted["residual_ns"].to_list() == [0, 0, 0, 0]

@@ -63,3 +63,15 @@ def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int])
     assert found["instance"].to_list() == chosen
     assert found["window_start_ns"].to_list() == [100 - delays[number] for number in chosen]
     assert found["into_step_ns"].to_list() == [7] * len(chosen)
+
+
+def test_what_others_waited_longest_for_comes_first() -> None:
+    imposed = pl.Series("imposed_ns", [5, 70, 6, 70])
+    found = late(
+        collectives(9, 9, 9, 9).with_columns(imposed),
+        pl.DataFrame([{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(4)]),
+        steps((1, 0)),
+        pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]}),
+        1,
+    )
+    assert found["instance"].to_list() == [1, 3, 2, 0]

@@ -144,6 +144,32 @@ def test_synchronisation_names_the_call() -> None:
     assert any(call in sentence for sentence in one.evidence)
 
 
+def test_launch_bound_by_hand() -> None:
+    launches = ta.launches(FIXTURES / "nsys" / "training.sqlite")
+    waiting = {"place": ["forward", "backward", "forward", None], "waiting_ns": [150, 30, 50, 20]}
+    places = pl.DataFrame(waiting)
+    numbers = {"span_ns": 1000, "waiting_ns": 250, "kernels": 40, "short_kernels": 10}
+    result = replace(launches, **numbers, synchronised_ns=50, places=places)
+    one = measured("launch-bound", result)
+    assert (one.size, one.cost_frac, one.cost_ns) == (0.25, 0.25, 250)
+    assert one.title.startswith("Launch-bound: for 25.0 % of the devices' time (250 ns)")
+    assert one.evidence == (
+        "25.0 % of the kernels are shorter than 10 us.",
+        "80.0 % of the waiting is in forward.",
+        "20.0 % of it lies around calls that wait for the device.",
+    )
+    for nothing in ({"waiting_ns": 0}, {"span_ns": 0}):
+        assert not list(BY_ID["launch-bound"].judge(replace(result, **nothing), {}))
+
+
+def test_only_a_share_is_of_something(late: ta.Diagnosis) -> None:
+    for one in late.diagnosis:
+        assert bool(one.of) == (one.cost_frac is not None)
+    assert found(late, "exposed-communication").of == "the devices' time"
+    lone = ta.diagnose(RANKS / "rank0.json.gz")
+    assert found(lone, "missing-ranks").of == ""
+
+
 def test_memory_that_differs_between_devices() -> None:
     memory = ta.memory(FIXTURES / "memory" / "training.pickle")
     rows = [memory.devices.with_columns(rank=pl.lit(n, pl.Int32)) for n in range(4)]

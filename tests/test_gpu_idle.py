@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
-from traceanalyzer.analyzers.gpu_idle.causes import CAUSES
+from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.part import TIMES
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
@@ -151,8 +151,10 @@ def test_a_batch_copied_is_no_host_code() -> None:
     ]
     (copies,) = {lost(gpu_idle(trace([*work, *launched(200, 300, 199)])))["batch_copy"]}
     assert copies == 70  # from aten::to's start to the copy's
-    small = [{**event, "bytes": 8} if event["name"] == HTOD else event for event in work]
-    assert "batch_copy" not in lost(gpu_idle(trace([*small, *launched(200, 300, 199)])))
+    for size, counts in ((8, False), (BATCH_BYTES - 1, False), (BATCH_BYTES, True)):
+        sized = [{**event, "bytes": size} if event["name"] == HTOD else event for event in work]
+        found = lost(gpu_idle(trace([*sized, *launched(200, 300, 199)])))
+        assert ("batch_copy" in found) is counts
 
 
 def test_pending_communication_is_waiting_for_a_peer() -> None:
@@ -174,6 +176,9 @@ def test_short_gaps_have_no_other_cause() -> None:
     assert result.gap_count == 1
     assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=40 * US)) == {"short_gap": 35}
     assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=0)) == {"dataloading": 35}
+    # one that is just as long is not shorter
+    exactly = gpu_idle(trace([*work, loader]), min_gap_ns=30 * US)
+    assert lost(exactly) == {"short_gap": 5, "dataloading": 30}
 
 
 def test_a_thread_that_only_copies_does_not_feed_the_device() -> None:

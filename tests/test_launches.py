@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import polars as pl
@@ -290,6 +291,30 @@ def test_clocks_that_differ_do_not_make_a_queue_negative() -> None:
     assert (row(found.devices)["max_delay_ns"], row(found.streams)["max_queue"]) == (0, 0)
     assert found.clock_odd == 1
     assert any("clocks" in note for note in found.notes)
+
+
+def test_few_points_show_a_long_course_and_its_extremes_where_they_were_first_reached() -> None:
+    # three waves: 1, 2 ... 900, 899 ... 1 launches wait
+    wave = [*range(1, 901), *range(899, 0, -1)]
+    length = [*wave, *wave, *wave, 0]
+    both = [
+        pl.DataFrame({"queue": at, "device": 0, "process": 7, "stream": at, "length": length})
+        .with_columns(ts=pl.int_range(pl.len()) * 10 + start)
+        for at, start in enumerate((0, 123_456))
+    ]  # fmt: skip
+    found = drawn(pl.concat(both))
+    for changes, points in zip(both, found.partition_by("stream"), strict=True):
+        assert 800 < points.height < 1300  # of 10,796
+        start, after = changes["ts"][0], points.gather_every(2, 1)
+        top = after.filter(pl.col("length") == 900)["ts"].to_list()
+        assert top == [start + at * 10 for at in (899, 899 + 1799, 899 + 2 * 1799)]
+        held = {
+            start + 10 * at: (before, now)
+            for at, (before, now) in enumerate(itertools.pairwise([0, *length]))
+        }
+        for ts, pair in points.group_by("ts", maintain_order=True):
+            assert tuple(pair["length"]) == held[ts[0]]
+        assert points["length"].to_list()[-1] == 0
 
 
 # --- stretches -------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ def test_an_empty_cache_is_no_retry(tmp_path: Path) -> None:
         made.note("segment_free", BASE, 20 * MIB, MAIN, empty)
     found = ta.memory(made.write(tmp_path / "x.pickle")).devices
     assert found["retries"].to_list() == [0]
+    assert found["segment_allocs"].to_list() == found["segment_frees"].to_list() == [3]
+    assert found["allocations"].to_list() == [3]
     # that no segment is left is known too
     assert found["reserved_peak_bytes"].to_list() == [20 * MIB]
     assert found["difference_bytes"].to_list() == [0]
@@ -150,6 +152,8 @@ def test_a_retry_gives_back_and_takes_in_one_call(tmp_path: Path) -> None:
     made.note("segment_alloc", BASE, 40 * MIB, MAIN, FORWARD).hold(BASE, 40 * MIB)
     found = ta.memory(made.write(tmp_path / "x.pickle"))
     assert found.devices["retries"].to_list() == [1]
+    row = found.devices.row(0, named=True)
+    assert (row["segment_allocs"], row["segment_frees"]) == (2, 1)
     assert "before cudaMalloc could be tried again" in found.verdict
 
 
