@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diff import Diff, Question, combine, diff, extract
-from traceanalyzer.analyzers.diff.noise import standard_errors
+from traceanalyzer.analyzers.diff.noise import (
+    GONE,
+    NEW,
+    SAME,
+    UNSURE,
+    judged,
+    judged_shares,
+    standard_errors,
+)
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import FORMS, render
 from traceanalyzer.trace import Trace
@@ -613,3 +621,24 @@ def test_errors_are_one_line(run_cli, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
     assert run_cli("diff", BEFORE).returncode == 2
     assert run_cli("diff", BEFORE, AFTER, "--fail-on-regression", "-1").returncode == 2
+
+
+def test_where_the_noise_is_not_known_the_least_change_decides() -> None:
+    noise = [None, None, 0.3, 0.1, None, None]
+    shares = pl.DataFrame(
+        {
+            "name": list("abcdef"),
+            "place": "here",
+            "before_frac": [0.2, 0.2, 0.2, 0.2, None, 0.2],
+            "after_frac": [0.4, 0.201, 0.4, 0.4, 0.1, None],
+            "noise_frac": pl.Series(noise, dtype=pl.Float64),
+        }
+    )
+    found = dict(judged_shares(shares, 0.05).select("name", "state").rows())
+    assert found == {"a": "more", "b": SAME, "c": UNSURE, "d": "more", "e": NEW, "f": GONE}
+    times = shares.select(
+        "name",
+        *((pl.col(f"{of}_frac") * 1000).alias(f"{of}_ns") for of in ("before", "after", "noise")),
+    )
+    states = dict(judged(times, "ns", 0.05).select("name", "state").rows())
+    assert states == {name: state.replace("more", "slower") for name, state in found.items()}
