@@ -60,6 +60,8 @@ def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 def summary(frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     """How many intervals each group has, how long they are together, and when any runs.
 
+    For few groups of many intervals, one group after the other; :func:`measure` is for any number.
+
     Returns:
         The columns ``by``, n, total (the sum of lengths), length (of the union), start and end (of
         all), one row for each group of the frame, sorted; without intervals start and end are 0.

@@ -42,15 +42,15 @@ def _on_clock(events: pl.DataFrame) -> bool:
     """Whether all events are on the clock; most files tell by the least and the largest numbers."""
     times = [events[name] for name in ("ts", "dur")]
     ends = [end for column in times for end in (column.min(), column.max())]
-    if all(end is None or abs(end) <= limits.LAST_NS // 2 for end in ends):  # type: ignore[arg-type,operator]
+    if all(abs(end) <= limits.LAST_NS // 2 for end in ends if isinstance(end, int)):
         return True
     return bool(events.select(limits.on_the_clock().all()).item())
 
 
 def _sized(name: str, frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """A table with null for numbers that cannot be, and how many there were."""
-    bounded = limits.bounded(name)
-    may_lack = [c.name for c in schema.TABLES[name] if c.name in bounded and c.null != "never"]
+    held = limits.bounded(name)
+    may_lack = [c.name for c in schema.TABLES[name] if c.name in held and c.null != "never"]
     if not may_lack or frame.is_empty():
         return frame, 0
     far = {own: limits.beyond(name, own) for own in may_lack}
