@@ -324,6 +324,14 @@ def test_a_file_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
     assert idle
     assert {one.confidence for one in idle} == {"low"}
     assert all("GPU work is missing" in one.evidence[0] for one in idle)
+    # where some of the work is there, what is missing looks idle
+    cut.write_bytes(whole[: len(whole) * 9 // 10])
+    result = ta.diagnose(cut)
+    idle = [one for one in result.diagnosis if one.analysis == "gpu_idle"]
+    assert idle
+    for one in idle:
+        assert one.confidence == "low"
+        assert "GPU work that it lost counts as idle" in one.evidence[0]
 
 
 def test_one_trace_at_a_time_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

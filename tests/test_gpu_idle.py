@@ -315,6 +315,13 @@ def test_missing_gpu_work_is_said_to_be_missing(tmp_path: Any) -> None:
     event = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}'
     cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
     assert "the file is cut off" in traceanalyzer.gpu_idle(cut).verdict
+    kernel = '{"ph":"X","cat":"kernel","name":"k","ts":3,"dur":2,"pid":0,"tid":7}'
+    later = kernel.replace('"ts":3', '"ts":90')
+    cut.write_text(f'{{"traceEvents": [{event},{kernel},{later},{{"ph":"X","cat":"ker')
+    some = traceanalyzer.gpu_idle(cut)
+    assert not some.on_host
+    assert "GPU work that it lost counts as idle" in some.verdict
+    cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
     with pytest.raises(MissingData, match=r"\(this file is cut off: what is missing may have been"):
         traceanalyzer.overlap(cut)
 

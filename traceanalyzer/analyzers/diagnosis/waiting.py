@@ -8,7 +8,7 @@ from functools import partial
 import polars as pl
 
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.gpu_idle import GpuIdle, causes, words
+from traceanalyzer.analyzers.gpu_idle import GpuIdle, causes, verdict, words
 from traceanalyzer.analyzers.launches import Launches
 from traceanalyzer.analyzers.places import places
 from traceanalyzer.result import Confidence, Severity
@@ -86,8 +86,10 @@ def _per_step(result: GpuIdle, cost: int) -> str:
 
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
-    if result.work_lost:
+    if result.work_lost and result.on_host:
         yield "GPU work is missing in the file, so this is of the training thread alone."
+    elif result.work_lost:
+        yield verdict.CUT_OFF
     column = f"{cause}_ns"
     named = result.units.with_columns(places(result.units))
     order = named.sort(column, "on", descending=[True, False])

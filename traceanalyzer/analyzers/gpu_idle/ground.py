@@ -39,7 +39,7 @@ class Ground:
         threads: unit, thread: the threads that feed each unit.
         slices: kind, name, thread, start, end: what ran on those threads.
         names: all distinct names, those of slices among them.
-        work_lost: there is no device work, yet some was launched, or the file is cut off.
+        work_lost: the file is cut off; or there is no device work, yet some was launched.
         collectives: unit, start, end: when the host itself ran one, on any thread.
         overhead: unit, start, end: when the profiler held up a process that uses the unit, between
             the unit's first work and its last.
@@ -112,7 +112,7 @@ def lay(
         threads=feeding.select("unit", "thread"),
         slices=threads.slices(trace, known),
         names=names,
-        work_lost=work.is_empty() and (is_cut_off(trace) or threads.launches(trace)),
+        work_lost=is_cut_off(trace) or (work.is_empty() and threads.launches(trace)),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
         overhead=_overhead(trace, work, pids),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},

@@ -25,7 +25,7 @@ class Part:
         rank: global rank, or None where the file does not tell.
         path: the file.
         on_host: there was no device work: the unit is the training thread, busy in operators.
-        work_lost: there is no device work, yet some was launched, or the file is cut off.
+        work_lost: the file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.

@@ -23,7 +23,7 @@ class GpuIdle(Result):
         by: what was asked for.
         on_host: no device work was recorded; the units are the training threads of each rank, busy
             in operators.
-        work_lost: there is none, yet some was launched, or a file is cut off.
+        work_lost: a file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
         min_gap_ns: shorter gaps are ``short_gap``.

@@ -20,6 +20,9 @@ LOADER_BOUND = 0.1
 #: Share of the time below which nothing needs to be done.
 _LITTLE = 0.05
 
+#: Where a file with device work is cut off.
+CUT_OFF = "A file is cut off; GPU work that it lost counts as idle, so this may be too much."
+
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
 
@@ -29,6 +32,8 @@ def verdict(result: GpuIdle) -> str:
         return "Nothing took any time."
     idle = result.idle_ns / result.span_ns
     said = [f"{_who(result)} {format_frac(idle)} of the time ({_of_span(result)})."]
+    if result.work_lost and not result.on_host:
+        said.append(CUT_OFF)
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
     if lost and not (cause == DATALOADING and result.steps.height):  # said below, of step time
         said.append(f"The largest part is {WAITING[cause]}: {_share(lost, result.span_ns)}.")
