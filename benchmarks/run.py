@@ -78,6 +78,8 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     for events in SNAPSHOTS:
         found += _snapshots(inputs.snapshot(events), page=events == SNAPSHOTS[1])
     small = inputs.generated(sizes_mb[0])
+    found += _whole(small, inputs.replicated(sizes_mb[0]))
+    found += _whole(inputs.nsys_export(EXPORTS[0]), inputs.nsys_export(EXPORTS[0]))
     found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
     for megabytes in sizes_mb:
         for make in (inputs.generated, inputs.replicated):
@@ -93,6 +95,16 @@ def _nsys(path: Path, commands: Sequence[str]) -> list[Case]:
         Case("ADBC, bare columns", path, _task(_OURS, "adbc_columns", path), memory=True),
         Case("pandas", path, _task(peers.PYTHON, "pandas_kernels", path), memory=True),
         *(Case(name, path, [_COMMAND, name, path], memory=True) for name in commands),
+    ]
+
+
+def _whole(path: Path, other: Path) -> list[Case]:
+    """The commands that make every analysis."""
+    page = inputs.FOLDER / "report.html"
+    return [
+        Case("diagnose", path, [_COMMAND, "diagnose", path], memory=True),
+        Case("report", path, [_COMMAND, "report", path, "-o", page, "--force"], memory=True),
+        Case("diff", path, [_COMMAND, "diff", path, other], memory=True),
     ]
 
 

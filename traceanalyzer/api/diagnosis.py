@@ -17,8 +17,8 @@ def diagnose(
 ) -> Diagnosis:
     """What is wrong, what does it cost, and what helps?
 
-    Every analysis that the files allow is made, each file read once, and its answer judged by
-    documented rules. What no rule can judge, because it was not recorded, is said too.
+    Every analysis that rules need and the files allow is made, each file read once, and its answer
+    judged by documented rules. What no rule can judge, because it was not recorded, is said too.
 
     Args:
         inputs: traces, files and folders of any format, of one run.
@@ -30,7 +30,8 @@ def diagnose(
         OptionError: a threshold makes no sense, or no input is of the rank that is asked for.
     """
     rules = judging.with_thresholds(several(thresholds))
-    return judged(examine(inputs, **reading), rules)
+    analyses = {rule.analysis for rule in rules}
+    return judged(examine(inputs, analyses, **reading), rules)
 
 
 def judged(examined: Examination, rules: Sequence[Rule]) -> Diagnosis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examination:
-    """The answers to all questions.
+    """The answers to questions.
 
     Attributes:
         answers: by the name of the analysis, those that there are; in the order of a report.
@@ -44,13 +44,14 @@ class Examination:
 class _Gathered:
     """What files contribute to one question."""
 
+    question: Question
     parts: list[tuple[str, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
 
-    def chosen(self, question: Question) -> list[Any]:
+    def chosen(self) -> list[Any]:
         """The parts that count: steps of a snapshot are those of a trace, seen once more."""
         timed = [part for format_, part in self.parts if format_ != SNAPSHOT]
-        return timed if timed and question.timed else [part for _, part in self.parts]
+        return timed if timed and self.question.timed else [part for _, part in self.parts]
 
     def notes(self) -> tuple[str, ...]:
         """Files that lack what others of their format have."""
@@ -59,11 +60,14 @@ class _Gathered:
         return skipped_notes(found)
 
 
-def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
+def examine(
+    inputs: Inputs, analyses: Collection[str] | None = None, **reading: Unpack[Reading]
+) -> Examination:
     """Whatever can be told of the files; one of them is in memory at a time.
 
     Args:
         inputs: traces, files and folders, of any format, of one run.
+        analyses: the names of those that are asked for, or None for all.
         **reading: see :class:`~traceanalyzer.api.gathering.Reading`.
 
     Raises:
@@ -71,7 +75,8 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
         OptionError: no input is of the rank that is asked for.
     """
     items = each(inputs)
-    gathered = {question.name: _Gathered() for question in QUESTIONS}
+    asked = [q for q in QUESTIONS if analyses is None or q.name in analyses]
+    gathered = [_Gathered(question) for question in asked]
     held: list[Fill] = []
     metas: dict[str, Meta] = {}
     skipped: list[Skipped] = []
@@ -91,13 +96,13 @@ def examine(inputs: Inputs, **reading: Unpack[Reading]) -> Examination:
     if isinstance(found, CommOutliers):
         told = with_late_ranks(found, items, reading)
         answers["comm_outliers"] = with_memory(told, metas, held) if held else told
-    commands = {question.name: question.command for question in QUESTIONS}
+    commands = {question.name: question.command for question in asked}
     return Examination(answers, missing, commands, tuple(skipped), len(metas))
 
 
 def _looked_at(
     item: Trace | str,
-    gathered: Mapping[str, _Gathered],
+    gathered: Sequence[_Gathered],
     metas: dict[str, Meta],
     reading: Reading,
     *,
@@ -127,30 +132,27 @@ def _cut(trace: Trace, reading: Reading) -> Trace:
     return trace if trace.meta.format == SNAPSHOT else cut(trace, reading)
 
 
-def _ask(trace: Trace, gathered: Mapping[str, _Gathered]) -> None:
-    for question in QUESTIONS:
-        into = gathered[question.name]
+def _ask(trace: Trace, gathered: Sequence[_Gathered]) -> None:
+    for into in gathered:
         try:
-            into.parts.append((trace.meta.format, question.extract(trace)))
+            into.parts.append((trace.meta.format, into.question.extract(trace)))
         except MissingData as error:
             why = str(perhaps_cut_off(error, trace))
             into.lacking.append((trace.meta, why.removeprefix(f"{trace.meta.path}: ")))
 
 
-def _answered(
-    gathered: Mapping[str, _Gathered],
-) -> tuple[dict[str, Result], dict[str, str]]:
+def _answered(gathered: Sequence[_Gathered]) -> tuple[dict[str, Result], dict[str, str]]:
     answers: dict[str, Result] = {}
     missing: dict[str, str] = {}
-    for question in QUESTIONS:
-        own = gathered[question.name]
-        missing[question.name] = next((why for _, why in own.lacking), "nothing was recorded")
+    for own in gathered:
+        name = own.question.name
+        missing[name] = next((why for _, why in own.lacking), "nothing was recorded")
         if own.parts:
             try:
-                answers[question.name] = question.combine(own.chosen(question), own.notes())
-                del missing[question.name]
+                answers[name] = own.question.combine(own.chosen(), own.notes())
+                del missing[name]
             except MissingData as error:
-                missing[question.name] = str(error)
+                missing[name] = str(error)
             own.parts.clear()
     return answers, missing
 

@@ -1,7 +1,6 @@
 """The program: its commands, and the only place that catches errors."""
 
 import atexit
-import contextlib
 import gc
 import logging
 import os
@@ -35,9 +34,6 @@ from traceanalyzer.cli.steps import steps
 from traceanalyzer.cli.transfers import transfers
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
-
-#: Inputs of more bytes are large: memory counts more than a tenth of the time.
-_LARGE = 1 << 30
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -82,11 +78,13 @@ def run() -> None:
     gc.set_threshold(20_000, 20, 20)
     # nothing here multiplies matrices, yet a thread a core would be started to wait for that
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # polars keeps what it has freed for half a second, in each thread; given back sooner, and by
-    # all together, the peak is a tenth lower and nothing takes longer; sooner still, it is lower
-    # again for large inputs, where it counts, and small ones would take longer
-    decay = 10 if _named_bytes(sys.argv[1:]) > _LARGE else 50
-    os.environ.setdefault("_RJEM_MALLOC_CONF", f"narenas:1,dirty_decay_ms:{decay},muzzy_decay_ms:0")
+    # polars keeps what it has freed for half a second, in each thread, but gives a freed column of
+    # megabytes back at once; all alike after a twentieth, and by all together, the peak is a tenth
+    # lower, and less memory is touched for the first time, which takes long
+    os.environ.setdefault(
+        "_RJEM_MALLOC_CONF",
+        "narenas:1,dirty_decay_ms:50,muzzy_decay_ms:0,oversize_threshold:0",
+    )
     code = status(sys.argv[1:])
     ignored()
     _leave(code)
@@ -108,15 +106,6 @@ def _leave(code: int) -> None:
         except OSError:
             code = code or 1
     os._exit(code)
-
-
-def _named_bytes(arguments: list[str]) -> int:
-    """The size of all files that are named on the command line."""
-    sizes = 0
-    for argument in arguments:
-        with contextlib.suppress(OSError, ValueError):
-            sizes += os.stat(argument).st_size  # noqa: PTH116 - options are no paths
-    return sizes
 
 
 def status(arguments: list[str]) -> int:

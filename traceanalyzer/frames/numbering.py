@@ -112,8 +112,10 @@ def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
     if values.itemsize < np.int32().itemsize:  # too narrow for a difference
         values = values.astype(np.int32)
     if high - low < table:
-        shifted = values if low == 0 else values - values.dtype.type(low)
-        found, distinct = shifted.astype(np.int32), high - low + 1
+        found, distinct = np.empty(len(values), np.int32), high - low + 1
+        for start in range(0, len(values), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            found[some] = values[some] - values.dtype.type(low)
     else:
         known = column.drop_nulls().unique().sort().to_numpy()
         found, distinct = np.searchsorted(known, values).astype(np.int32), len(known)

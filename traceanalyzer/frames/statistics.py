@@ -20,6 +20,8 @@ Numbers = npt.NDArray[np.int32]
 
 _BITS = 63
 _HALF = 31
+#: Values looked at together: what is computed of them stays in the processor's cache.
+_AT_ONCE = 1 << 16
 
 
 def grouped(values: pl.Series, number: Numbers, groups: int) -> pl.DataFrame:
@@ -146,7 +148,7 @@ def _ordered(values: pl.Series, number: Numbers, groups: int) -> _Ordered:
     low, high = (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
     bits = (high - low).bit_length()
     starts = np.zeros(groups + 1, np.int64)
-    np.cumsum(np.bincount(number, minlength=groups), out=starts[1:])
+    np.cumsum(_counted(number, groups), out=starts[1:])
     wide = bits + groups.bit_length()
     if wide > _BITS:
         plain = values.to_numpy()
@@ -154,8 +156,21 @@ def _ordered(values: pl.Series, number: Numbers, groups: int) -> _Ordered:
         return _Ordered(plain[order], np.zeros(groups, np.int64), starts, low, high, whole=False)
     # half the width is sorted in half the time
     dtype: Any = np.uint32 if wide <= _HALF else np.int64
-    key: Any = number.astype(dtype)
-    key <<= dtype(bits)
-    key += (values - low if low else values).to_numpy().astype(dtype, copy=False)
+    key = number.astype(dtype)
+    plain = values.to_numpy()
+    for start in range(0, len(key), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        key[some] <<= dtype(bits)
+        key[some] += (plain[some] - low).astype(dtype)
     base = (np.arange(groups, dtype=np.int64) << bits) - low
     return _Ordered(pl.Series(key).sort().to_numpy(), base, starts, low, high, whole=True)
+
+
+def _counted(number: Numbers, groups: int) -> Ints:
+    """How many values each group has."""
+    if groups > _AT_ONCE:
+        return np.bincount(number, minlength=groups)
+    found = np.zeros(groups, np.int64)
+    for start in range(0, len(number), _AT_ONCE):
+        found += np.bincount(number[start : start + _AT_ONCE], minlength=groups)
+    return found

@@ -93,8 +93,11 @@ def _told(ranks: dict[int, int], size: int | None) -> Identity:
 
 def identified(rows: pl.DataFrame, identity: Identity, *, processes: bool) -> pl.DataFrame:
     """The rows with the rank of their process, without the process where it is not asked for."""
-    told = _on_gpus(rows, identity).with_columns(rank=identity.of(pl.col("pid")))
-    return told if processes else told.drop("pid")
+    told = _on_gpus(rows, identity)
+    # series by series: a query copies all columns where some lie in one piece and some in many
+    own = told["pid"].to_frame().with_columns(rank=identity.of(pl.col("pid")))
+    kept = [column for column in told if processes or column.name != "pid"]
+    return pl.DataFrame([*kept, own["rank"]])
 
 
 def _on_gpus(rows: pl.DataFrame, identity: Identity) -> pl.DataFrame:

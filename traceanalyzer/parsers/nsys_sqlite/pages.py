@@ -105,20 +105,17 @@ class PageFile:
         ordered = sorted(names, key=place.columns.__getitem__)
         wanted = np.array([place.columns[name] for name in ordered], np.uint16)
         key = ordered.index(place.key) if place.key in ordered else -1
-        held = self.read(pages)
-        found = held and _pages.numbers(held, self.size, self.usable, wanted.tobytes(), key)
+        read = self.read(pages)
+        found = read and _pages.numbers(read, self.size, self.usable, wanted.tobytes(), key)
         if not found:
             return None
         columns, nulls = found
-        frame = pl.DataFrame(
-            {
-                name: np.frombuffer(column, np.int64)
-                for name, column in zip(ordered, columns, strict=True)
-            }
-        )
+        held = dict(zip(ordered, columns, strict=True))
+        frame = pl.DataFrame({name: np.frombuffer(held[name], np.int64) for name in names})
+        if not nulls:  # no query: two threads of ours and two of polars are in each other's way
+            return frame
         empty = [name for at, name in enumerate(ordered) if nulls >> at & 1]
-        known = [pl.when(pl.col(name) != _NOTHING).then(name) for name in empty]
-        return frame.with_columns(known).select(names)
+        return frame.with_columns(pl.when(pl.col(n) != _NOTHING).then(n) for n in empty)
 
     def _are_pages(self, numbers: PageNumbers) -> bool:
         return (
