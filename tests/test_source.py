@@ -61,6 +61,18 @@ def test_a_packed_trace_is_the_trace(tmp_path, packed):
     assert seen == sorted(seen)
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress, None], ids=["gz", "zst", "zip"])
+def test_what_a_progress_display_raises_is_its_own_fault(tmp_path, pack):
+    path = tmp_path / "trace.bin"
+    path.write_bytes(pack(TEXT)) if pack else zipped(path, ("trace.json", TEXT))
+
+    def broken(done: int, size: int) -> None:
+        raise RuntimeError(f"no display for {done} of {size}")
+
+    with pytest.raises(RuntimeError, match="no display for"):
+        ta.read(path, progress=broken)
+
+
 def test_of_several_members_the_largest_is_read_and_that_is_said(tmp_path):
     path = zipped(tmp_path / "a.zip", ("notes.txt", b"hello"), ("trace.json", TEXT))
     trace = ta.read(path)

@@ -5,7 +5,7 @@ from typing import Unpack
 
 from traceanalyzer.analyzers import annotations as marks
 from traceanalyzer.analyzers.annotations import Annotations, By, Ground
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs, several
 from traceanalyzer.trace import Trace
 
@@ -38,5 +38,5 @@ def annotations(
     def take(trace: Trace) -> Ground:
         return marks.lay(trace, question)
 
-    parts, skipped = gather(inputs, marks.NEEDS, marks.measure, take=take, **reading)
-    return marks.combine(parts, question, skipped_notes(skipped))
+    found = gather(inputs, marks.NEEDS, marks.measure, take=take, **reading)
+    return marks.combine(found.parts, question, found.notes)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from traceanalyzer.analyzers import comm_outliers as comm
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank, of_rank
-from traceanalyzer.api.gathering import Reading, cut
+from traceanalyzer.api.gathering import Reading, cut, cut_off_notes
 from traceanalyzer.api.reading import Inputs, PathLike, each, format_of, read, several
 from traceanalyzer.errors import OptionError
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.trace import Meta, Trace, is_cut_off
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.memory import Fill
@@ -67,6 +67,7 @@ def comm_outliers(
         min_wait_ns=min_wait_ns,
     )
     result = with_late_ranks(result, items, reading)
+    result = replace(result, remarks=(*result.remarks, *cut_off_notes(gathering.cut_off)))
     held = [fill for item in (*snapshots, *each(memory)) for fill in gathering.fills(item)]
     return comm.with_memory(result, gathering.metas, held) if held else result
 
@@ -100,11 +101,13 @@ class _Gathering:
         how: how files are read.
         patterns: of further kernel names that are communication.
         metas: of the traces read, by path.
+        cut_off: the paths of those whose end is missing.
     """
 
     how: Reading
     patterns: tuple[str, ...]
     metas: dict[str, Meta] = field(default_factory=dict)
+    cut_off: list[str] = field(default_factory=list)
 
     def parts(self, items: Sequence[Trace | str]) -> list[Part]:
         """Every rank's communication.
@@ -145,6 +148,8 @@ class _Gathering:
         return found
 
     def _extracted(self, trace: Trace, *, alone: bool) -> list[Part]:
+        if is_cut_off(trace) and trace.meta.path not in self.metas:
+            self.cut_off.append(trace.meta.path)
         self.metas |= {meta.path: meta for meta in trace.sources}
         chosen = of_rank([trace], self.how.get("rank"), alone=alone)
         return [comm.extract(own, self.patterns) for own in chosen]

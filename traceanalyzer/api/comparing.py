@@ -46,11 +46,11 @@ def diff(
     runs: list[list[Part]] = []
     notes: list[str] = []
     for inputs in (before, after):
-        parts, skipped = gather(
+        found = gather(
             inputs, question.needs, lambda trace: comparing.extract(trace, question), **reading
         )
-        runs.append(parts)
-        notes += skipped_notes(skipped)
+        runs.append(found.parts)
+        notes += skipped_notes(found.skipped)
     if windowed:
         notes.append("Memory is not compared: its history counts as a whole.")
     return comparing.combine(question, runs[0], runs[1], notes)

@@ -8,7 +8,7 @@ from traceanalyzer.analyzers import api_calls as calling
 from traceanalyzer.analyzers import transfers as copying
 from traceanalyzer.analyzers.api_calls import CudaApi
 from traceanalyzer.analyzers.transfers import Transfers
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs
 
 
@@ -27,8 +27,8 @@ def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
         InputError: nothing can be read.
         MissingData: no calls were recorded.
     """
-    parts, skipped = gather(inputs, calling.NEEDS, calling.extract, **reading)
-    return calling.combine(parts, skipped_notes(skipped))
+    found = gather(inputs, calling.NEEDS, calling.extract, **reading)
+    return calling.combine(found.parts, found.notes)
 
 
 def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
@@ -42,5 +42,5 @@ def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
         InputError: nothing can be read.
         MissingData: no copy or set was recorded.
     """
-    parts, skipped = gather(inputs, copying.NEEDS, copying.extract, **reading)
-    return copying.combine(parts, skipped_notes(skipped))
+    found = gather(inputs, copying.NEEDS, copying.extract, **reading)
+    return copying.combine(found.parts, found.notes)

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from traceanalyzer.analyzers import launches as launching
 from traceanalyzer.analyzers.launches import Launches
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs
 from traceanalyzer.trace import Trace
 
@@ -34,5 +34,5 @@ def launches(
     def take(trace: Trace) -> launching.Ground:
         return launching.lay(trace, step_name=step_name)
 
-    parts, skipped = gather(inputs, launching.NEEDS, launching.measure, take=take, **reading)
-    return launching.combine(parts, skipped_notes(skipped))
+    found = gather(inputs, launching.NEEDS, launching.measure, take=take, **reading)
+    return launching.combine(found.parts, found.notes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import polars as pl
 
@@ -54,6 +54,26 @@ class Skipped:
     why: str
 
 
+@dataclass(frozen=True)
+class Gathered(Generic[Part]):
+    """What several inputs contribute to an analysis.
+
+    Attributes:
+        parts: of every rank.
+        skipped: the inputs that gave nothing.
+        cut_off: the paths of those whose end is missing.
+    """
+
+    parts: list[Part]
+    skipped: list[Skipped]
+    cut_off: list[str]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is missing in the answer, a line for each input that lacks something."""
+        return (*cut_off_notes(self.cut_off), *skipped_notes(self.skipped))
+
+
 def gather(
     inputs: Inputs,
     needs: Needs,
@@ -61,8 +81,8 @@ def gather(
     *,
     take: Callable[[Trace], Any] | None = None,
     **reading: Unpack[Reading],
-) -> tuple[list[Part], list[Skipped]]:
-    """``extract`` of every rank of every input, and the inputs that gave nothing.
+) -> Gathered[Part]:
+    """``extract`` of every rank of every input.
 
     Of several inputs, those that cannot be read or lack what is needed are skipped. Where memory
     counts, ``take`` makes of a trace the little that ``extract`` gets in its place: the trace is
@@ -75,9 +95,12 @@ def gather(
     """
     items = each(inputs)
     rank = reading.get("rank")
+    cut_off: list[str] = []
 
     def taken(item: Trace | str) -> list[Any]:
         held = [cut(item, reading) if isinstance(item, Trace) else _read(item, needs, reading)]
+        if is_cut_off(held[0]):
+            cut_off.append(held[0].meta.path)
         chosen = of_rank(held, rank, alone=len(items) == 1)
         found = []
         while chosen:
@@ -103,7 +126,7 @@ def gather(
         raise failed
     if not parts:
         raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
-    return parts, skipped
+    return Gathered(parts, skipped, [p for p in cut_off if p not in {one.path for one in skipped}])
 
 
 def perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
@@ -111,6 +134,12 @@ def perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
     if not is_cut_off(trace):
         return error
     return MissingData(f"{error} (this file is cut off: what is missing may have been at its end)")
+
+
+def cut_off_notes(paths: Iterable[str]) -> tuple[str, ...]:
+    """A line of a result's notes for each input whose end is missing."""
+    lost = "what was lost at its end is in none of these numbers"
+    return tuple(f"{path} is cut off: {lost}." for path in paths)
 
 
 def skipped_notes(skipped: Sequence[Skipped]) -> tuple[str, ...]:

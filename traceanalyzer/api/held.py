@@ -155,5 +155,5 @@ def _gathered(
     window = (reading.get("since_ns"), reading.get("until_ns"))
     whole: Reading = {**reading, "since_ns": None, "until_ns": None}
     own = partial(extract, library_names=several(library_name), window=window)
-    parts, skipped = gather(inputs, using.NEEDS, own, **whole)
-    return parts, skipped_notes(skipped)
+    found = gather(inputs, using.NEEDS, own, **whole)
+    return found.parts, skipped_notes(found.skipped)

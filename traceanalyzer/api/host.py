@@ -7,7 +7,7 @@ from typing import Unpack
 
 from traceanalyzer.analyzers import host_metrics as metrics
 from traceanalyzer.analyzers.host_metrics import HostMetrics
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs, several
 
 
@@ -30,7 +30,7 @@ def host_metrics(
         OptionError: a pattern is no regular expression.
     """
     patterns = several(counters)
-    parts, skipped = gather(
+    found = gather(
         inputs, metrics.NEEDS, lambda trace: metrics.extract(trace, patterns), **reading
     )
-    return metrics.combine(parts, skipped_notes(skipped))
+    return metrics.combine(found.parts, found.notes)

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from traceanalyzer.analyzers import gpu_idle as idle
 from traceanalyzer.analyzers.gpu_idle import By, GpuIdle, Ground, Part
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs, several
 from traceanalyzer.trace import Trace
 
@@ -60,5 +60,5 @@ def gpu_idle(
             libraries=several(library_names),
         )
 
-    parts, skipped = gather(inputs, idle.NEEDS, measure, take=take, **reading)
-    return idle.combine(parts, min_gap_ns=min_gap_ns, by=by, notes=skipped_notes(skipped))
+    found = gather(inputs, idle.NEEDS, measure, take=take, **reading)
+    return idle.combine(found.parts, min_gap_ns=min_gap_ns, by=by, notes=found.notes)

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers import overlap as overlapping
 from traceanalyzer.analyzers import steps as stepping
 from traceanalyzer.analyzers.overlap import By, Overlap
 from traceanalyzer.analyzers.steps import Steps
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs, several
 
 
@@ -37,10 +37,10 @@ def overlap(
         OptionError: a pattern is not a regular expression.
     """
     wanted = several(patterns)
-    parts, skipped = gather(
+    found = gather(
         inputs, overlapping.NEEDS, lambda trace: overlapping.extract(trace, wanted), **reading
     )
-    return overlapping.combine(parts, by=by, remarks=skipped_notes(skipped))
+    return overlapping.combine(found.parts, by=by, remarks=found.notes)
 
 
 def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]) -> Steps:
@@ -61,7 +61,7 @@ def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Rea
         OptionError: ``step_name`` is not a regular expression.
     """
     wanted = stepping.needs(step_name)
-    parts, skipped = gather(
+    found = gather(
         inputs, wanted, lambda trace: stepping.extract(trace, step_name), **reading
     )
-    return stepping.combine(parts, remarks=skipped_notes(skipped))
+    return stepping.combine(found.parts, remarks=found.notes)

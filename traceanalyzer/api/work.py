@@ -9,7 +9,7 @@ from traceanalyzer.analyzers import kernels as kernel
 from traceanalyzer.analyzers import operators as operator
 from traceanalyzer.analyzers.kernels import By, Kernels
 from traceanalyzer.analyzers.operators import Operators, SortBy
-from traceanalyzer.api.gathering import Reading, gather, skipped_notes
+from traceanalyzer.api.gathering import Reading, gather
 from traceanalyzer.api.reading import Inputs, several
 from traceanalyzer.trace import Trace
 
@@ -49,8 +49,8 @@ def operators(
     def measure(ground: operator.Ground) -> operator.Part:
         return operator.measure(ground, question)
 
-    parts, skipped = gather(inputs, question.needs, measure, take=take, **reading)
-    return operator.combine(parts, question, skipped_notes(skipped))
+    found = gather(inputs, question.needs, measure, take=take, **reading)
+    return operator.combine(found.parts, question, found.notes)
 
 
 def kernels(
@@ -78,7 +78,7 @@ def kernels(
         OptionError: a pattern is not a regular expression.
     """
     question = kernel.Question(by, several(patterns))
-    parts, skipped = gather(
+    found = gather(
         inputs, question.needs, lambda trace: kernel.extract(trace, question), **reading
     )
-    return kernel.combine(parts, question, skipped_notes(skipped))
+    return kernel.combine(found.parts, question, found.notes)

@@ -108,7 +108,10 @@ class Source:
             if self.compression == "gzip":
                 yield from self._gunzip(raw, 8 * step)
             elif self.compression == "zip":
-                yield from self._unzip(file, progress, step)
+                for block in self._unzip(file, step):
+                    if progress:
+                        progress(file.tell(), self.size)
+                    yield block
             elif self.compression == "zstd":
                 yield from self._unzstd(raw)
             else:
@@ -175,17 +178,13 @@ class Source:
                 given = max(given - len(out), 0)
             self.damage = f"gzip stream damaged near byte {file.tell()}"
 
-    def _unzip(
-        self, file: IO[bytes], progress: Callable[[int, int], None] | None, step: int
-    ) -> Iterator[bytes]:
+    def _unzip(self, file: IO[bytes], step: int) -> Iterator[bytes]:
         """The largest member of a zip archive; the usual case is a single one."""
         try:
             with zipfile.ZipFile(file) as archive:
                 member = self._largest(archive)
                 with archive.open(member) as stream:
                     while block := stream.read(step):
-                        if progress:
-                            progress(file.tell(), self.size)
                         yield block
         except InputError:
             raise

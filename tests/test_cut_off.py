@@ -1,0 +1,58 @@
+"""Answers from a file whose end is missing say so, in a notebook as on a terminal."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import ROOT
+
+import traceanalyzer as ta
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTE = "is cut off: what was lost at its end is in none of these numbers."
+ANALYSES = [
+    ta.comm_outliers,
+    ta.gpu_idle,
+    ta.kernels,
+    ta.launches,
+    ta.operators,
+    ta.overlap,
+    ta.steps,
+    ta.annotations,
+    ta.cuda_api,
+    ta.transfers,
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace, and what was left of it where its writer was killed."""
+    recorded = ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz"
+    text = gzip.decompress(recorded.read_bytes())
+    folder = tmp_path_factory.mktemp("cut")
+    whole, cut = folder / "whole.json", folder / "cut.json"
+    whole.write_bytes(text)
+    cut.write_bytes(text[: text.rindex(b'"ph": "X"')])
+    return whole, cut
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda analysis: str(analysis.__name__))
+def test_an_answer_says_whose_end_is_missing(files: tuple[Path, Path], analysis: Any) -> None:
+    whole, cut = files
+    assert not [note for note in analysis(whole).notes if NOTE in note]
+    assert [note for note in analysis(cut).notes if NOTE in note] == [f"{cut} {NOTE}"]
+    assert [note for note in analysis([whole, cut]).notes if NOTE in note] == [f"{cut} {NOTE}"]
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda analysis: str(analysis.__name__))
+def test_a_file_that_is_left_out_is_not_said_to_be_cut_off(
+    files: tuple[Path, Path], analysis: Any, tmp_path: Path
+) -> None:
+    useless = tmp_path / "useless.json"
+    useless.write_text('{"traceEvents": [{"ph": "M", "name": "x"}, {"ph": "X", "ts')
+    notes = analysis([files[0], useless]).notes
+    assert not [note for note in notes if NOTE in note]
