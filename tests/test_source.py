@@ -61,7 +61,9 @@ def test_a_packed_trace_is_the_trace(tmp_path, packed):
     assert seen == sorted(seen)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress, None], ids=["gz", "zst", "zip"])
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, zstandard.compress, None], ids=["gz", "zst", "zip"]
+)
 def test_what_a_progress_display_raises_is_its_own_fault(tmp_path, pack):
     path = tmp_path / "trace.bin"
     path.write_bytes(pack(TEXT)) if pack else zipped(path, ("trace.json", TEXT))

@@ -30,7 +30,5 @@ def host_metrics(
         OptionError: a pattern is no regular expression.
     """
     patterns = several(counters)
-    found = gather(
-        inputs, metrics.NEEDS, lambda trace: metrics.extract(trace, patterns), **reading
-    )
+    found = gather(inputs, metrics.NEEDS, lambda trace: metrics.extract(trace, patterns), **reading)
     return metrics.combine(found.parts, found.notes)

@@ -61,7 +61,5 @@ def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Rea
         OptionError: ``step_name`` is not a regular expression.
     """
     wanted = stepping.needs(step_name)
-    found = gather(
-        inputs, wanted, lambda trace: stepping.extract(trace, step_name), **reading
-    )
+    found = gather(inputs, wanted, lambda trace: stepping.extract(trace, step_name), **reading)
     return stepping.combine(found.parts, remarks=found.notes)

@@ -78,7 +78,5 @@ def kernels(
         OptionError: a pattern is not a regular expression.
     """
     question = kernel.Question(by, several(patterns))
-    found = gather(
-        inputs, question.needs, lambda trace: kernel.extract(trace, question), **reading
-    )
+    found = gather(inputs, question.needs, lambda trace: kernel.extract(trace, question), **reading)
     return kernel.combine(found.parts, question, found.notes)
