@@ -22,6 +22,7 @@ from types import CodeType
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "traceanalyzer"
+_COMM = "comm_outliers_definitions comm_outliers_ranks comm_outliers_judge"
 #: Modules and the tests that define what they compute.
 TESTS: dict[str, str] = {
     "frames/ancestors.py": "frames_ancestors",
@@ -39,34 +40,34 @@ TESTS: dict[str, str] = {
     "analyzers/parts.py": "parts overlap",
     "analyzers/kernel_families.py": "kernels kernels_names",
     "analyzers/kernel_names.py": "kernels_names",
-    "analyzers/comm_outliers/arrivals.py": "comm_outliers_ranks comm_outliers_judge",
-    "analyzers/comm_outliers/clocks.py": "comm_outliers_clocks",
-    "analyzers/comm_outliers/groups.py": "comm_outliers_ranks comm_outliers_judge",
+    "analyzers/comm_outliers/arrivals.py": _COMM,
+    "analyzers/comm_outliers/clocks.py": "comm_outliers_clocks comm_outliers_definitions",
+    "analyzers/comm_outliers/groups.py": _COMM,
     "analyzers/comm_outliers/late.py": "comm_outliers_late comm_outliers_judge",
     "analyzers/comm_outliers/matching.py": "comm_outliers_ranks comm_outliers_extract",
-    "analyzers/comm_outliers/outliers.py": "comm_outliers_judge",
-    "analyzers/gpu_idle/extract.py": "gpu_idle",
-    "analyzers/gpu_idle/filling.py": "gpu_idle",
-    "analyzers/gpu_idle/ground.py": "gpu_idle",
-    "analyzers/gpu_idle/host.py": "gpu_idle",
+    "analyzers/comm_outliers/outliers.py": "comm_outliers_judge comm_outliers_definitions",
+    "analyzers/gpu_idle/extract.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
+    "analyzers/gpu_idle/filling.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
+    "analyzers/gpu_idle/ground.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
+    "analyzers/gpu_idle/host.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
     "analyzers/leaf_paths/extract.py": "leaf_paths",
     "analyzers/leaf_paths/frames.py": "leaf_paths libraries",
-    "analyzers/memory/ledger.py": "memory memory_questions",
-    "analyzers/memory/peak.py": "memory memory_questions",
-    "analyzers/memory/regions.py": "memory memory_questions",
-    "analyzers/launches/queue.py": "launches",
-    "analyzers/launches/stretches.py": "launches",
-    "analyzers/launches/synchronising.py": "launches",
+    "analyzers/memory/ledger.py": "memory_definitions memory memory_questions",
+    "analyzers/memory/peak.py": "memory_definitions memory memory_questions",
+    "analyzers/memory/regions.py": "memory_definitions memory memory_questions",
+    "analyzers/launches/queue.py": "launches launches_edges",
+    "analyzers/launches/stretches.py": "launches launches_edges",
+    "analyzers/launches/synchronising.py": "launches launches_edges",
     "analyzers/steps/statistics.py": "steps",
     "analyzers/annotations/attribution.py": "annotations annotations_ranges",
     "analyzers/api_calls/extract.py": "api_calls",
     "analyzers/transfers/extract.py": "transfers",
-    "analyzers/diagnosis/communication.py": "diagnosis",
-    "analyzers/diagnosis/feeding.py": "diagnosis",
-    "analyzers/diagnosis/filling.py": "diagnosis",
-    "analyzers/diagnosis/judge.py": "diagnosis",
-    "analyzers/diagnosis/waiting.py": "diagnosis",
-    "analyzers/diagnosis/work.py": "diagnosis",
+    "analyzers/diagnosis/communication.py": "diagnosis diagnosis_measured",
+    "analyzers/diagnosis/feeding.py": "diagnosis diagnosis_measured",
+    "analyzers/diagnosis/filling.py": "diagnosis diagnosis_measured",
+    "analyzers/diagnosis/judge.py": "diagnosis diagnosis_measured",
+    "analyzers/diagnosis/waiting.py": "diagnosis diagnosis_measured",
+    "analyzers/diagnosis/work.py": "diagnosis diagnosis_measured",
     "analyzers/diff/noise.py": "diff",
     "analyzers/diff/usual.py": "diff",
 }
@@ -82,7 +83,15 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 
 def places(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes in functions that can be changed."""
+    """Nodes in functions that can be changed.
+
+    Not ``strict=`` of a zip: it asserts that the code is right, and changes nothing where it is.
+    """
+    assertions = {
+        keyword.value
+        for keyword in ast.walk(tree)
+        if isinstance(keyword, ast.keyword) and keyword.arg == "strict"
+    }
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -92,7 +101,11 @@ def places(tree: ast.AST) -> Iterator[ast.AST]:
                     (isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPS)
                     or (isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPS)
                 )  # fmt: skip
-                number = isinstance(node, ast.Constant) and type(node.value) in (int, bool)
+                number = (
+                    isinstance(node, ast.Constant)
+                    and type(node.value) in (int, bool)
+                    and node not in assertions
+                )
                 if swapped or number or isinstance(node, ast.UnaryOp):
                     yield node
 

@@ -75,3 +75,14 @@ def test_what_others_waited_longest_for_comes_first() -> None:
         1,
     )
     assert found["instance"].to_list() == [1, 3, 2, 0]
+
+
+def test_small_delays_of_a_rank_without_the_habit_are_left_out() -> None:
+    delays = (1, 2, 3)
+    rows = pl.DataFrame(
+        [{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(len(delays))]
+    )
+    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]})
+    rare = steps((1, 90), (2, 0))
+    assert late(collectives(*delays), rows, rare, marks, least_ns=9).is_empty()
+    assert late(collectives(1, 9, 3), rows, rare, marks, least_ns=9)["instance"].to_list() == [1]

@@ -17,10 +17,10 @@ def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     Returns:
         The columns ``by``, ``start``, ``end``, one row for each maximal run, sorted.
     """
-    covers = frame.filter(IS_INTERVAL & (pl.col("end") > pl.col("start")))
     before = pl.col("end").cum_max().shift(1)
     return union(
-        covers.select(*by, "start", "end")
+        frame.filter(IS_INTERVAL)
+        .select(*by, "start", "end")
         .sort("start")
         .with_columns(before=before.over(by) if by else before)
         .drop_nulls("before")

@@ -1,0 +1,94 @@
+"""Idle time at the edges of its definitions: one launch, the profiler at the end, no pids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from comm_traces import GEMM, US, device, host, step, trace
+
+from traceanalyzer import GpuIdle
+from traceanalyzer.analyzers.gpu_idle import gpu_idle
+
+Event = dict[str, Any]
+
+
+def work(number: int, start: int, end: int, **more: Any) -> list[Event]:
+    """A kernel and the call that launched it; times in us."""
+    call = host("cuda_runtime", "cudaLaunchKernel", (start - 3) * US, 2 * US, correlation=number)
+    return [device(GEMM, start * US, (end - start) * US, correlation=number, **more), call]
+
+
+def idle_by_cause(result: GpuIdle) -> dict[str, int]:
+    return {cause: ns // US for cause, ns in result.idle_by_cause.items() if ns}
+
+
+def test_one_launch_is_enough_to_know_launches() -> None:
+    bare = device(GEMM, 300 * US, 100 * US)
+    found = gpu_idle(trace([*work(1, 0, 100), bare]))
+    assert found.launches_known
+    assert found.host_known
+    alone = gpu_idle(trace([device(GEMM, 0, 100 * US), bare]))
+    assert not alone.launches_known
+    assert not alone.host_known
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "counts"),
+    [
+        (0, 250, False),  # begins with the first work
+        (1, 250, True),
+        (150, 399, True),
+        (150, 400, False),  # lasts until the end of the last work
+        (50, 450, False),
+    ],
+)
+def test_the_profiler_counts_strictly_between_first_and_last_work(
+    start: int, end: int, counts: bool
+) -> None:
+    flush = host("overhead", "Buffer Flush", start * US, (end - start) * US, tid=9)
+    result = gpu_idle(trace([*work(1, 0, 100), *work(2, 300, 400), flush]))
+    inside = min(end, 300) - max(start, 100)
+    assert idle_by_cause(result).get("profiler_overhead", 0) == (inside if counts else 0)
+
+
+def test_overhead_of_one_process_is_not_another_ones() -> None:
+    flush = host("overhead", "Buffer Flush", 120 * US, 100 * US, pid=2, tid=9)
+    pieces = [*work(1, 0, 100, pid=1), *work(2, 300, 400, pid=1)]
+    assert "profiler_overhead" not in idle_by_cause(gpu_idle(trace([*pieces, flush])))
+    own = {**flush, "pid": 1}
+    assert idle_by_cause(gpu_idle(trace([*pieces, own])))["profiler_overhead"] == 100
+
+
+def test_a_file_without_process_ids_is_one_process_s() -> None:
+    pieces = [{**event, "pid": None} for event in [*work(1, 0, 100), *work(2, 300, 400)]]
+    loading = host("user_annotation", "enumerate(DataLoader)#_X.__next__", 110 * US, 180 * US)
+    bare = {**loading, "pid": None}
+    gather = {**loading, "name": "gloo:all_reduce", "pid": None}
+    assert idle_by_cause(gpu_idle(trace([*pieces, bare])))["dataloading"] == 180
+    assert idle_by_cause(gpu_idle(trace([*pieces, gather])))["waiting_for_peer"] == 180
+
+
+def test_each_device_s_time_is_from_its_first_work_to_its_last_and_the_steps() -> None:
+    pieces = [
+        *work(1, 100, 200), *work(2, 300, 400), *work(3, 150, 160, device=1),
+        *work(4, 180, 190, device=1),
+    ]  # fmt: skip
+    units = gpu_idle(trace(pieces)).units.sort("device")
+    assert units.select("start", "end").rows() == [(100_000, 400_000), (150_000, 190_000)]
+    marked = gpu_idle(trace([*pieces, step(1, 50 * US, 500 * US)])).units.sort("device")
+    assert marked.select("start", "end").rows() == [(50_000, 550_000)] * 2
+
+
+def test_how_often_and_how_long_a_cause_holds() -> None:
+    pieces = [*work(1, 0, 100), *work(2, 200, 300), *work(3, 500, 600), *work(4, 601, 700)]
+    sync = [
+        host("cuda_runtime", "cudaStreamSynchronize", 100 * US, 97 * US),
+        host("cuda_runtime", "cudaStreamSynchronize", 300 * US, 150 * US),
+    ]
+    result = gpu_idle(trace([*pieces, *sync]))
+    (row,) = [r for r in result.causes.to_dicts() if r["cause"] == "synchronisation"]
+    assert (row["gaps"], row["idle_ns"], row["longest_ns"]) == (2, 247 * US, 150 * US)
+    (short,) = [r for r in result.causes.to_dicts() if r["cause"] == "short_gap"]
+    assert (short["gaps"], short["idle_ns"]) == (1, US)
+    assert result.gap_count == 2
