@@ -68,7 +68,7 @@ def _collective(row: dict[str, Any]) -> str | None:
 
 def _is_told(row: dict[str, Any]) -> bool:
     words = ("nccl", "gloo:", "record_param_comms", "c10d::")
-    return any(word in row["name"] for word in words) or any(key in row for key in TOLD)
+    return any(word in (row["name"] or "") for word in words) or any(key in row for key in TOLD)
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import example, given, settings
@@ -278,3 +279,15 @@ def test_what_only_touches_a_window_does_not_meet_it(start: list[int]) -> None:
     rows = pl.DataFrame({"start": start, "end": [at + 10 for at in start]})
     assert not intervals.meets(rows, pl.DataFrame({"start": [10], "end": [20]})).any()
     assert intervals.meets(rows, pl.DataFrame({"start": [9], "end": [21]})).all()
+
+
+@modest
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=12))
+def test_the_order_by_group_and_time_keeps_what_is_alike_in_place(
+    pairs: list[tuple[int, int]],
+) -> None:
+    group, time = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
+    order = intervals._grouped_order(group, time)
+    assert order.tolist() == sorted(range(len(pairs)), key=lambda row: pairs[row])
+    far = intervals._grouped_order(group, time * (1 << 60))
+    assert far.tolist() == sorted(range(len(pairs)), key=lambda row: pairs[row])

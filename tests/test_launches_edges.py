@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import polars as pl
 import pytest
 from comm_traces import US, device, host, trace
@@ -47,8 +49,12 @@ def test_streams_are_weighted_by_time(lengths: list[int], lasted: list[int]) -> 
 def test_of_every_part_the_longest_and_the_shortest_queue_are_drawn(
     lengths: list[int], apart: int
 ) -> None:
-    course = changes(lengths, [apart] * len(lengths))
-    points = drawn(course)
+    assert_drawn(changes(lengths, [apart] * len(lengths)))
+
+
+def assert_drawn(course: pl.DataFrame) -> None:
+    """Of each of three hundred parts of the time the longest, the shortest and the last."""
+    lengths, points = course["length"].to_list(), drawn(course)
     after = dict(points.gather_every(2, 1).select("ts", "length").rows())
     before = points.gather_every(2, 0)["length"].to_list()
     times, whole = course["ts"].to_list(), course["ts"][-1] + 1
@@ -65,6 +71,12 @@ def test_of_every_part_the_longest_and_the_shortest_queue_are_drawn(
         place = at[ts]
         assert length == lengths[place]
         assert earlier == (lengths[place - 1] if place else 0)
+
+
+def test_a_long_course_keeps_its_dips_and_peaks() -> None:
+    chance = random.Random(5)
+    lengths = [chance.choice([40, 41, 42, 3, 90]) if i % 7 == 3 else 50 for i in range(5_000)]
+    assert_drawn(changes(lengths, [10] * len(lengths)))
 
 
 def test_calls_that_wait_count_up_to_the_start_of_the_last_launch() -> None:

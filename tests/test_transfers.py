@@ -42,6 +42,14 @@ def found(result: Transfers) -> list[tuple[str, str, int]]:
 # --- sums --------------------------------------------------------------------------------------
 
 
+def test_a_copy_without_a_name_is_counted_and_keeps_its_own_exposed_time() -> None:
+    events = [copy(HTOD, 0, 100, 1_000), {**copy(HTOD, 200, 300, 5), "name": None}]
+    kernel = device("gemm", 0, 60)
+    result = transfers(trace([*events, kernel]))
+    told = result.copies.select("direction", "n", "moved_bytes", "total_ns").rows()
+    assert sorted(told) == [("HtoD", 1, 1_000, 100), ("not told", 1, 5, 300)]
+
+
 def test_copies_by_direction_and_memory() -> None:
     events = [
         copy(HTOD, 0, 100, 1_000),
