@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from comm_traces import device, host, trace
 from conftest import ROOT
 
+import traceanalyzer as ta
+from traceanalyzer.analyzers.api_calls import cuda_api
 from traceanalyzer.analyzers.diagnosis import RULES
+from traceanalyzer.analyzers.diagnosis.rule import Measured
+from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.api.examination import examine
 from traceanalyzer.result import Result
 
+BY_ID = {rule.id: rule for rule in RULES}
 INPUTS = {
     "composer": ["composer"],
     "ddp_gloo": ["ddp_gloo_4ranks"],
@@ -50,3 +58,74 @@ def test_what_every_rule_measures(name: str, golden: Any) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
     text = "\n".join(told(dict(examine(paths).answers)))
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
+
+
+# --- what no fixture shows -------------------------------------------------------------------
+
+
+def judged(rule: str, result: Result) -> list[Measured]:
+    return list(BY_ID[rule].judge(result, {}))
+
+
+def test_matrix_multiplications_without_tensor_cores() -> None:
+    names = ["ampere_sgemm_128x64_tn", "ampere_sgemm_32x32_nn", "relu", "ampere_s16816gemm_bf16"]
+    works = [device(name, n * 1_000, 100 * (n + 1)) for n, name in enumerate(names)]
+    nameless = {**device("", 9_000, 50), "name": None}
+    (one,) = judged("no-tensor-cores", kernels(trace([*works, nameless])))
+    busy = 100 + 200 + 300 + 400 + 50
+    assert one.size == pytest.approx(300 / busy)
+    assert (one.cost_ns, one.cost_frac, one.of) == (300, one.size, "the busy time")
+    assert one.evidence == ("The heaviest is ampere_sgemm_32x32_nn: 200 ns.",)
+    assert one.title.startswith(f"300 ns ({300 / busy:.1%}".replace("%", " %"))
+    assert not judged("no-tensor-cores", kernels(trace([*works[2:], nameless])))
+
+
+def test_calls_that_hold_the_host_up() -> None:
+    events = []
+    for n in range(4):
+        at = n * 10_000
+        events += [
+            host("cuda_runtime", "cudaLaunchKernel", at, 100, correlation=2 * n),
+            device("gemm", at + 500, 1_000, correlation=2 * n),
+            host("cuda_runtime", "cudaMalloc", at + 200, 300),
+            host("cuda_runtime", "cudaMemcpy", at + 2_000, 700, correlation=2 * n + 1),
+            device("Memcpy HtoD (Pageable -> Device)", at + 2_100, 500, correlation=2 * n + 1,
+                   kind="gpu_memcpy", bytes=1 << 20),
+        ]  # fmt: skip
+    result = cuda_api(trace(events))
+    span = 3 * 10_000 + 2_700
+    (copies,) = judged("synchronous-copies", result)
+    assert copies.size == copies.cost_frac == pytest.approx(4 * 700 / span)
+    assert copies.cost_ns == 4 * 700
+    assert copies.title.startswith("4 ")
+    assert copies.title.endswith(f"{4 * 700 / span:.1%} of its time.".replace("%", " %"))
+    assert copies.evidence == ("They moved 4 MiB.",)
+    assert copies.advice[0].isupper()
+    (allocations,) = judged("allocation-in-loop", result)
+    assert allocations.evidence == ()
+    # the first comes after the first launch, the last after the last
+    assert allocations.cost_ns == 3 * 300
+    assert not judged("synchronous-sets", result)
+
+
+def test_a_hot_line_is_a_line_of_ones_own(tmp_path: Path) -> None:
+    raw = tmp_path / "raw.txt"
+    raw.write_text(
+        "fit (train.py:3);forward (model.py:7) 60\nfit (train.py:3);load (data.py:5) 30\n"
+        "idle (threading.py:1) 10\n"
+    )
+    (one,) = judged("hot-line", ta.py_spy_report(raw))
+    assert one.size == one.cost_frac == 0.6
+    assert "forward (model.py:7)" in one.title
+    assert one.evidence == ("These are 60 samples of 100 samples.",)
+    empty = replace(ta.py_spy_report(raw), total_samples=0)
+    assert not judged("hot-line", empty)
+
+
+def test_retries_of_the_allocator() -> None:
+    found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    for retries, said in ((1, "1 time cached memory"), (3, "3 times cached memory")):
+        devices = found.devices.with_columns(retries=pl.lit(retries))
+        (one,) = judged("allocator-retries", replace(found, devices=devices))
+        assert (one.size, one.cost_ns, one.cost_frac) == (retries, None, None)
+        assert one.title.startswith(said)
