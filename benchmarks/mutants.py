@@ -51,7 +51,7 @@ TESTS: dict[str, str] = {
     "analyzers/gpu_idle/ground.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
     "analyzers/gpu_idle/host.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
     "analyzers/leaf_paths/extract.py": "leaf_paths",
-    "analyzers/leaf_paths/frames.py": "leaf_paths libraries",
+    "analyzers/leaf_paths/frames.py": "leaf_paths_frames leaf_paths libraries",
     "analyzers/memory/ledger.py": "memory_definitions memory memory_questions",
     "analyzers/memory/peak.py": "memory_definitions memory memory_questions",
     "analyzers/memory/regions.py": "memory_definitions memory memory_questions",

@@ -57,3 +57,10 @@ def test_a_file_that_is_left_out_is_not_said_to_be_cut_off(
     notes = analysis([files[0], useless]).notes
     assert [note for note in notes if str(useless) in note]
     assert not [note for note in notes if NOTE in note]
+
+
+def test_a_file_of_another_rank_is_not_said_to_be_cut_off(files: tuple[Path, Path]) -> None:
+    whole, cut = files
+    own = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
+    assert [n for n in ta.kernels([whole, cut, own], rank=0).notes if NOTE in n]
+    assert not [n for n in ta.kernels([whole, cut, own], rank=1).notes if NOTE in n]

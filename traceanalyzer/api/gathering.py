@@ -99,9 +99,9 @@ def gather(
 
     def taken(item: Trace | str) -> list[Any]:
         held = [cut(item, reading) if isinstance(item, Trace) else _read(item, needs, reading)]
-        if is_cut_off(held[0]):
-            cut_off.append(held[0].meta.path)
+        ends = [held[0].meta.path] if is_cut_off(held[0]) else []
         chosen = of_rank(held, rank, alone=len(items) == 1)
+        cut_off.extend(ends if chosen else ())
         found = []
         while chosen:
             own = chosen.pop(0)
