@@ -74,9 +74,11 @@ lowest: ## the suite with the lowest versions that pyproject.toml allows; PYTHON
 	$(PYTHON) tests/lowest.py > .lowest/constraints.txt
 	$(PYTHON) -m pip --python .lowest/bin/python --disable-pip-version-check install -q \
 	  --constraint .lowest/constraints.txt --editable '.[dev]'
-	# warnings of old releases about new ones of theirs are nobody's fault here
+	# warnings of old releases about new ones of theirs are nobody's fault here; types are checked
+	# against today's numpy and polars, and pictures in notebooks are some pixels higher today
 	.lowest/bin/python -m pytest -n auto -W ignore::DeprecationWarning \
-	  -W ignore::PendingDeprecationWarning
+	  -W ignore::PendingDeprecationWarning --ignore=tests/test_types.py \
+	  --ignore=tests/test_notebooks.py
 
 installs: $(VENV)/.developer ## wheel and source archive into an empty environment of each Python
 	$(BIN)/python tests/installs.py $(PYTHONS)

@@ -426,7 +426,7 @@ def test_a_run_does_not_differ_from_itself(name: str) -> None:
     assert set(states(result)) <= {"no change"}
     for table in result.tables:
         changes = [c for c in table.frame.columns if c.startswith("change")]
-        assert not table.frame.select(pl.col(changes).fill_null(0) != 0).to_numpy().any()
+        assert all((table.frame[name].fill_null(0) == 0).all() for name in changes)
 
 
 LENGTHS = st.lists(st.integers(1_000, 5_000), min_size=1, max_size=12)

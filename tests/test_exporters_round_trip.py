@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from conftest import SHARED
 from hypothesis import given, settings
@@ -187,4 +188,7 @@ def test_any_events(
     folder = tmp_path_factory.mktemp("any")
     (folder / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = read(folder / "a.json", selection)
-    assert_equal(read(export(trace, folder / "b.json"), selection), trace)
+    again = read(export(trace, folder / "b.json"), selection)
+    # an arrow that no slice holds may lie where a stream is drawn, and is held there
+    bound = pl.when(trace.flows["event"].is_not_null()).then("event").alias("event")
+    assert_equal(replace(again, flows=again.flows.with_columns(bound)), trace)
