@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
 
-modest = settings(max_examples=100, deadline=None)
+modest = settings(max_examples=50, deadline=None)
 Event = dict[str, Any]
 KINDS = ("cpu_op", "user_annotation", "python_function")
 #: The one gap, in us.

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.memory.ledger import ledger
 from traceanalyzer.analyzers.memory.operations import Operations
 from traceanalyzer.analyzers.memory.regions import Regions, regions
 
-modest = settings(max_examples=200, deadline=None)
+modest = settings(max_examples=60, deadline=None)
 Row = dict[str, Any]
 MIB = 1 << 20
 #: Places for segments; the first two lie side by side.
