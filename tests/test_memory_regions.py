@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_memory_definitions import BLOCKS, ROWS
 
 from traceanalyzer.analyzers.memory.ledger import ledger
 from traceanalyzer.analyzers.memory.operations import Operations
@@ -21,18 +22,10 @@ MIB = 1 << 20
 #: Places for segments; the first two lie side by side.
 PLACES = {1 << 30: 2 * MIB, (1 << 30) + 2 * MIB: 20 * MIB, 1 << 31: 8 * MIB}
 
-ROWS = {
-    "ts": pl.Int64, "kind": pl.String, "stream": pl.Int64, "address": pl.UInt64,
-    "bytes": pl.Int64, "stack": pl.UInt32, "change": pl.Int64, "segment_change": pl.Int64,
-    "allocated_bytes": pl.Int64, "reserved_bytes": pl.Int64,
-}  # fmt: skip
+NOTED = {**ROWS, "stream": pl.Int64}
 SEGMENTS = {
     "address": pl.UInt64, "total_bytes": pl.Int64, "stream": pl.Int64, "pool": pl.String,
     "segment_type": pl.String, "expandable": pl.Boolean,
-}  # fmt: skip
-BLOCKS = {
-    "address": pl.UInt64, "size_bytes": pl.Int64, "requested_bytes": pl.Int64,
-    "state": pl.String, "stack": pl.UInt32,
 }  # fmt: skip
 
 
@@ -119,7 +112,7 @@ def at(it: Allocator, position: int) -> Regions:
     ]  # fmt: skip
     held = pl.DataFrame(blocks, schema=BLOCKS)
     reserved = sum(PLACES[address] for address in it.segments)
-    of = ledger(Operations(0, pl.DataFrame(it.rows, schema=ROWS), "snapshot"), held, reserved)
+    of = ledger(Operations(0, pl.DataFrame(it.rows, schema=NOTED), "snapshot"), held, reserved)
     found = regions(of, pl.DataFrame(segments, schema=SEGMENTS), held, position)
     assert found is not None
     return found
@@ -195,7 +188,7 @@ def test_pieces_of_an_expandable_segment_are_one_run(expandable: bool) -> None:
         schema=SEGMENTS,
     )  # fmt: skip
     none = pl.DataFrame(schema=BLOCKS)
-    of = ledger(Operations(0, pl.DataFrame(schema=ROWS), "snapshot"), none, 6 * MIB)
+    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, 6 * MIB)
     found = regions(of, segments, none, 0)
     assert found is not None
     assert found.segments["total_bytes"].to_list() == (
@@ -210,5 +203,5 @@ def test_pieces_of_an_expandable_segment_are_one_run(expandable: bool) -> None:
 
 def test_without_reserved_memory_nothing_is_told() -> None:
     none = pl.DataFrame(schema=BLOCKS)
-    of = ledger(Operations(0, pl.DataFrame(schema=ROWS), "snapshot"), none, None)
+    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, None)
     assert regions(of, pl.DataFrame(schema=SEGMENTS), none, 0) is None

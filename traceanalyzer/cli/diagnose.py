@@ -39,7 +39,7 @@ def diagnose(
     """What is wrong, what does it cost, and what helps?
 
     PATH is whatever a job left: traces of one rank or of all, nsys exports, py-spy files, memory
-    snapshots, or a folder of them. Each file is read once, every analysis that it allows is made,
+    snapshots, or a folder of them. Each file is read once, every analysis that rules need is made,
     and its answer judged by documented rules.
     """
     from traceanalyzer import api
