@@ -15,7 +15,7 @@ from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT, Question
 from traceanalyzer.api.reading import Inputs, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.result import Result
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.trace import Meta, Trace, is_cut_off
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.memory import Fill
@@ -45,19 +45,24 @@ class _Gathered:
     """What files contribute to one question."""
 
     question: Question
-    parts: list[tuple[str, Any]] = field(default_factory=list)
+    parts: list[tuple[Meta, Any]] = field(default_factory=list)
     lacking: list[tuple[Meta, str]] = field(default_factory=list)
 
     def chosen(self) -> list[Any]:
         """The parts that count: steps of a snapshot are those of a trace, seen once more."""
-        timed = [part for format_, part in self.parts if format_ != SNAPSHOT]
+        timed = [part for meta, part in self.parts if meta.format != SNAPSHOT]
         return timed if timed and self.question.timed else [part for _, part in self.parts]
 
     def notes(self) -> tuple[str, ...]:
-        """Files that lack what others of their format have."""
-        formats = {format_ for format_, _ in self.parts}
-        found = [Skipped(m.path, why) for m, why in self.lacking if m.format in formats]
-        return skipped_notes(found)
+        """Files that lack what others of their format have, ranks what others of theirs have."""
+        formats = {meta.format for meta, _ in self.parts}
+        paths = {meta.path for meta, _ in self.parts}
+        found = [
+            Skipped(f"{m.path}, rank {m.rank}" if m.path in paths else m.path, why)
+            for m, why in self.lacking
+            if m.format in formats
+        ]
+        return skipped_notes(dict.fromkeys(found))
 
 
 def examine(
@@ -135,9 +140,9 @@ def _cut(trace: Trace, reading: Reading) -> Trace:
 def _ask(trace: Trace, gathered: Sequence[_Gathered]) -> None:
     for into in gathered:
         try:
-            into.parts.append((trace.meta.format, into.question.extract(trace)))
+            into.parts.append((trace.meta, into.question.extract(trace)))
         except MissingData as error:
-            why = str(perhaps_cut_off(error, trace))
+            why = str(perhaps_cut_off(error, is_cut=is_cut_off(trace)))
             into.lacking.append((trace.meta, why.removeprefix(f"{trace.meta.path}: ")))
 
 

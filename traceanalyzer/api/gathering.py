@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
@@ -48,7 +48,7 @@ def cut(trace: Trace, reading: Reading) -> Trace:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An input that gave nothing: its path, and why."""
+    """An input, or a rank of it, that gave nothing: its path, and why."""
 
     path: str
     why: str
@@ -60,7 +60,7 @@ class Gathered(Generic[Part]):
 
     Attributes:
         parts: of every rank.
-        skipped: the inputs that gave nothing.
+        skipped: the inputs that gave nothing, and ranks of others that did not.
         cut_off: the paths of those whose end is missing.
     """
 
@@ -84,9 +84,9 @@ def gather(
 ) -> Gathered[Part]:
     """``extract`` of every rank of every input.
 
-    Of several inputs, those that cannot be read or lack what is needed are skipped. Where memory
-    counts, ``take`` makes of a trace the little that ``extract`` gets in its place: the trace is
-    forgotten before.
+    Of several inputs those that cannot be read are skipped; so are ranks that lack what is needed
+    where others have it. Where memory counts, ``take`` makes of a trace the little that ``extract``
+    gets in its place: the trace is forgotten before.
 
     Raises:
         InputError: nothing can be read.
@@ -94,44 +94,80 @@ def gather(
         OptionError: no input is of the rank that is asked for.
     """
     items = each(inputs)
-    rank = reading.get("rank")
-    cut_off: list[str] = []
-
-    def taken(item: Trace | str) -> list[Any]:
-        held = [cut(item, reading) if isinstance(item, Trace) else _read(item, needs, reading)]
-        ends = [held[0].meta.path] if is_cut_off(held[0]) else []
-        chosen = of_rank(held, rank, alone=len(items) == 1)
-        cut_off.extend(ends if chosen else ())
-        found = []
-        while chosen:
-            own = chosen.pop(0)
-            try:
-                found.append((take or extract)(own))
-            except MissingData as error:
-                raise perhaps_cut_off(error, own) from None
-        return found
-
-    parts: list[Part] = []
-    skipped: list[Skipped] = []
+    found = Gathered[Part]([], [], [])
     failed: InputError | MissingData | None = None
     for item in items:
+        path = item.meta.path if isinstance(item, Trace) else item
         try:
-            parts.extend(extract(own) if take else own for own in taken(item))
+            held = [cut(item, reading) if isinstance(item, Trace) else _read(item, needs, reading)]
+            own = _contributed(held, extract, take, reading.get("rank"), alone=len(items) == 1)
         except (InputError, MissingData) as error:
             failed = failed or error
-            path = item.meta.path if isinstance(item, Trace) else item
             why = error.what if isinstance(error, InputError) else str(error)
-            skipped.append(Skipped(path, why.removeprefix(f"{path}: ")))
-    if failed and not parts:
+            found.skipped.append(Skipped(path, why.removeprefix(f"{path}: ")))
+            continue
+        found.parts.extend(own.parts)
+        found.skipped.extend(own.skipped)
+        found.cut_off.extend(own.cut_off)
+    if failed and not found.parts:
         raise failed
-    if not parts:
+    if not found.parts:
+        rank = reading.get("rank")
         raise OptionError("no input" if rank is None else f"no input is of rank {rank}")
-    return Gathered(parts, skipped, [p for p in cut_off if p not in {one.path for one in skipped}])
+    return found
 
 
-def perhaps_cut_off(error: MissingData, trace: Trace) -> MissingData:
+def _contributed(
+    held: list[Trace],
+    extract: Callable[[Any], Part],
+    take: Callable[[Trace], Any] | None,
+    rank: int | None,
+    *,
+    alone: bool,
+) -> Gathered[Part]:
+    """What the ranks of one input contribute, those left out that lack what is needed.
+
+    Args:
+        held: the trace; the list is emptied, so that it can be forgotten while it is divided.
+        extract: as of :func:`gather`.
+        take: as of :func:`gather`.
+        rank: which, or None for all.
+        alone: the trace is the only input.
+
+    Raises:
+        MissingData: every rank lacks something.
+    """
+    path, is_cut = held[0].meta.path, is_cut_off(held[0])
+    chosen = of_rank(held, rank, alone=alone)
+    cut_off = [path] if chosen and is_cut else []
+    found = Gathered[Part]([], [], cut_off)
+    lacking: list[MissingData] = []
+
+    def attempt(do: Callable[[Any], Any], what: Any, of: int | None) -> list[Any]:
+        try:
+            return [do(what)]
+        except MissingData as error:
+            lacking.append(perhaps_cut_off(error, is_cut=is_cut))
+            why = str(lacking[-1]).removeprefix(f"{path}: ")
+            found.skipped.append(Skipped(path if of is None else f"{path}, rank {of}", why))
+            return []
+
+    taken: list[tuple[int | None, Any]] = []
+    while chosen:
+        own = chosen.pop(0)
+        of = own.meta.rank
+        taken += [(of, made) for made in attempt(take or extract, own, of)]
+        del own
+    for of, made in taken:
+        found.parts.extend(attempt(extract, made, of) if take else [made])
+    if lacking and not found.parts:
+        raise lacking[0]
+    return found
+
+
+def perhaps_cut_off(error: MissingData, *, is_cut: bool) -> MissingData:
     """The error, which says that the file is cut off where it is: profilers write kernels last."""
-    if not is_cut_off(trace):
+    if not is_cut:
         return error
     return MissingData(f"{error} (this file is cut off: what is missing may have been at its end)")
 
@@ -142,7 +178,7 @@ def cut_off_notes(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{path} is cut off: {lost}." for path in paths)
 
 
-def skipped_notes(skipped: Sequence[Skipped]) -> tuple[str, ...]:
+def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
     """A line of a result's notes for each input that was left out."""
     return tuple(f"Left out: {one.path}: {one.why}." for one in skipped)
 

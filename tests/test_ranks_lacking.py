@@ -1,0 +1,61 @@
+"""One rank of a trace lacks what is needed: the others are answered for, and it is named."""
+
+from __future__ import annotations
+
+import pytest
+from comm_traces import GEMM, MS, device, host, step, trace
+
+import traceanalyzer as ta
+from traceanalyzer.api.examination import examine
+from traceanalyzer.errors import MissingData
+
+
+def worked(rank: int) -> list[dict]:
+    """A rank that launches a kernel, in a step."""
+    place = {"rank": rank, "pid": 10 + rank}
+    return [
+        step(1, 0, 10 * MS) | place,
+        host("cuda_runtime", "cudaLaunchKernel", MS, MS, correlation=1, **place),
+        host("nvtx", "forward", 0, 9 * MS, **place),
+        device(GEMM, 3 * MS, 4 * MS, correlation=1, **place),
+        device("Memcpy HtoD (Pinned -> Device)", 8 * MS, MS, **place, kind="gpu_memcpy"),
+    ]
+
+
+def idle(rank: int) -> dict:
+    """A rank of which only a wait for the system was recorded."""
+    return host("osrt", "poll", 0, 10 * MS, rank=rank, pid=10 + rank)
+
+
+ANALYSES = [
+    *(ta.kernels, ta.gpu_idle, ta.launches, ta.overlap),
+    *(ta.annotations, ta.transfers, ta.cuda_api, ta.steps),
+]
+
+
+def rows(found: ta.Result) -> list[tuple[str, int]]:
+    return [(table.name, table.frame.height) for table in found.tables]
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
+def test_a_rank_that_lacks_what_is_needed_is_left_out_alone(analysis):
+    both = trace([*worked(0), idle(1)], None, path="node.json")
+    alone = trace(worked(0), None, path="node.json")
+    found = analysis(both)
+    assert rows(found) == rows(analysis(alone))
+    lines = [note for note in found.notes if note.startswith("Left out")]
+    assert len(lines) == 1
+    assert lines[0].startswith("Left out: node.json, rank 1: ")
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
+def test_nothing_is_answered_where_all_lack_it(analysis):
+    with pytest.raises(MissingData, match=r"node\.json"):
+        analysis(trace([idle(0), idle(1)], None, path="node.json"))
+
+
+def test_all_questions_asked_at_once_name_the_rank():
+    both = trace([*worked(0), idle(1)], None, path="node.json")
+    lacking = [note for note in examine(both).answers["kernels"].notes if "Left out" in note]
+    assert len(lacking) == 1
+    assert lacking[0].startswith("Left out: node.json, rank 1: ")
