@@ -31,7 +31,7 @@ TESTS: dict[str, str] = {
     "frames/intervals.py": "frames_intervals parts",
     "frames/linking.py": "frames_linking",
     "frames/matching.py": "frames_linking annotations_ranges",
-    "frames/nesting.py": "frames_nesting",
+    "frames/nesting.py": "frames_nesting launches_whereabouts",
     "frames/numbering.py": "frames_statistics frames_intervals frames_holding annotations",
     "frames/ranges.py": "annotations_ranges",
     "frames/stack_weights.py": "frames_stack_weights",

@@ -57,7 +57,7 @@ def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int])
             for number in range(len(delays))
         ]
     )
-    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]})
+    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     habit = steps((1, 50), (1, 50)) if least > max(delays) else steps((1, 0))
     found = late(collectives(*delays), rows, habit, marks, least)
     assert found["instance"].to_list() == chosen
@@ -71,7 +71,7 @@ def test_what_others_waited_longest_for_comes_first() -> None:
         collectives(9, 9, 9, 9).with_columns(imposed),
         pl.DataFrame([{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(4)]),
         steps((1, 0)),
-        pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]}),
+        pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]}),
         1,
     )
     assert found["instance"].to_list() == [1, 3, 2, 0]
@@ -82,7 +82,7 @@ def test_small_delays_of_a_rank_without_the_habit_are_left_out() -> None:
     rows = pl.DataFrame(
         [{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(len(delays))]
     )
-    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [0, 7]})
+    marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     rare = steps((1, 90), (2, 0))
     assert late(collectives(*delays), rows, rare, marks, least_ns=9).is_empty()
     assert late(collectives(1, 9, 3), rows, rare, marks, least_ns=9)["instance"].to_list() == [1]

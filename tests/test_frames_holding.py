@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
@@ -183,12 +184,25 @@ def test_rows_are_numbered_by_what_they_hold(
     assert all(rows.index(rows[row]) == row for row in first.tolist())
 
 
-def test_many_combinations_are_numbered_without_a_table() -> None:
-    size = 3_000
-    a, b = (pl.Series(np.random.default_rng(seed).permutation(size)) for seed in (1, 2))
-    first, number = numbered([a, b])
-    assert sorted(number.tolist()) == list(range(size))
-    assert number[first].tolist() == list(range(size))
+@pytest.mark.parametrize(
+    ("rows", "distinct"),
+    [(9_000, 3_000), (200_000, 70_000)],
+    ids=["beyond the table", "beyond 32 bits"],
+)
+def test_many_combinations_are_numbered_without_a_table(rows: int, distinct: int) -> None:
+    values = np.random.default_rng(7).integers(0, distinct, (2, rows))
+    values[:, rows // 2 :] = values[:, : rows // 2]  # each pair twice
+    columns = [pl.Series(own) for own in values]
+    first, number = numbered(columns)
+    pairs = values[0] * distinct + values[1]
+    assert (np.sort(first) == np.sort(np.unique(pairs, return_index=True)[1])).all()
+    assert (pairs[first[number]] == pairs).all()
+
+
+def test_of_many_slices_that_end_together_none_runs_at_their_end() -> None:
+    rows = pl.DataFrame({"start": range(8), "end": [20, *[10] * 7]})
+    found = innermost(pl.DataFrame({"ts": [9, 10, 11, 20]}), hold(rows))
+    assert found.to_list() == [7, 0, 0, None]
 
 
 def test_nothing_holds_nothing() -> None:

@@ -230,6 +230,16 @@ def test_overflow_lanes_are_free_at_the_end_and_forgive_too() -> None:
     ]
 
 
+def test_an_overflow_slice_holds_more_after_what_it_held_has_ended() -> None:
+    assert lanes((0, 10), (5, 40), (6, 12), (11, 20), (13, 25)) == [
+        (0, None, 0),
+        (0, None, 1),
+        (1, 1, 1),
+        (0, None, 0),
+        (1, 1, 1),
+    ]
+
+
 def test_an_overflow_slice_takes_no_children_from_the_main_lane() -> None:
     assert lanes((0, 100), (10, 30), (20, 60), (40, 50)) == [
         (0, None, 0),
