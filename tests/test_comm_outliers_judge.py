@@ -166,6 +166,14 @@ def test_baseline_ratio_of_medians_largest_first() -> None:
     assert result.tables[0].name == "baseline"
 
 
+def test_a_baseline_that_took_no_time_has_no_ratio_and_comes_last() -> None:
+    sizes = [*kernels([10], elements_in=7), *kernels([20])]
+    before = [*kernels([0], elements_in=7), *kernels([20])]
+    result = run(sizes, baseline=trace(before))
+    assert result.baseline is not None
+    assert result.baseline["ratio"].to_list() == [1.0, None]
+
+
 def test_baseline_of_unknown_sizes_goes_by_kernel() -> None:
     now = [device(GENERIC, i, 30) for i in range(3)] + [device(ALL_REDUCE, 0, 10)]
     result = run(now, baseline=trace([device(GENERIC, 0, 10)]))

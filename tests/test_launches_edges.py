@@ -77,6 +77,35 @@ def test_a_long_course_keeps_its_dips_and_peaks() -> None:
     assert_drawn(changes(lengths, [10] * len(lengths)))
 
 
+def test_each_queue_is_drawn_as_it_would_be_alone() -> None:
+    one = changes([5, 9, 2, 7] * 300, [3] * 1_200, queue=0)
+    other = changes([1, 0, 4, 8, 6] * 200, [11] * 1_000, queue=1)
+    later = other.with_columns(ts=pl.col("ts") + 1_000)  # a part begins where its queue does
+    assert drawn(pl.concat([one, later])).equals(pl.concat([drawn(one), drawn(later)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "returns", "waited"),
+    [
+        ("Memcpy DtoH (Device -> Pinned)", 30, 1),  # as the copy ends
+        ("Memcpy DtoH (Device -> Pinned)", 29, 0),
+        ("Memcpy DtoH (Device -> Pageable)", 11, 1),
+        ("Memcpy DtoH (Device -> Pageable)", 10, 0),  # as the copy begins
+        ("Memcpy DtoD (Device -> Device)", 40, 0),
+    ],
+)
+def test_the_host_waited_for_a_copy_whose_call_returned_late(
+    name: str, returns: int, waited: int
+) -> None:
+    call = host("cuda_runtime", "cudaMemcpyAsync", 0, returns * US, correlation=1)
+    copy = device(name, 10 * US, 20 * US, correlation=1, kind="gpu_memcpy")
+    later = [
+        host("cuda_runtime", "cudaLaunchKernel", 50 * US, US, correlation=2),
+        device("gemm", 60 * US, US, correlation=2),
+    ]
+    assert launches(trace([call, copy, *later])).synchronising["n"].sum() == waited
+
+
 def test_calls_that_wait_count_up_to_the_start_of_the_last_launch() -> None:
     def sync(at: int) -> dict[str, object]:
         return host("cuda_runtime", "cudaDeviceSynchronize", at * US, US)

@@ -211,6 +211,25 @@ def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) 
     assert report([(stack, 3)]).processes["role"].to_list() == [role]
 
 
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("process", [("7 python train.py", 9), ("8 python load.py", 2), ("(no process)", 1)]),
+        ("thread", [("71 MainThread", 5), ("72 pin", 4), ("81 MainThread", 2), ("(no thread)", 1)]),
+    ],
+)
+def test_processes_and_threads_are_told_apart(tmp_path: Path, by, expected) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(
+        'process 7:"python train.py";thread (71): MainThread;f (a.py:1) 5\n'
+        'process 7:"python train.py";thread (72): pin;f (a.py:1) 4\n'
+        'process 8:"python load.py";thread (81): MainThread;f (a.py:1) 2\n'
+        "f (a.py:1) 1\n"
+    )
+    found = api.py_spy_report(path, aggregate_leaf_paths=True, by=by)
+    assert found.paths.select("group", "samples").rows() == expected
+
+
 def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
     for rank in (0, 10, 2):
         (tmp_path / f"profile_rank{rank}.txt").write_text(text_of([([OWN], rank + 1)]))
