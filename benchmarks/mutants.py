@@ -44,7 +44,7 @@ TESTS: dict[str, str] = {
     "analyzers/comm_outliers/clocks.py": "comm_outliers_clocks comm_outliers_definitions",
     "analyzers/comm_outliers/groups.py": _COMM,
     "analyzers/comm_outliers/late.py": "comm_outliers_late comm_outliers_judge",
-    "analyzers/comm_outliers/matching.py": "comm_outliers_matching comm_outliers_ranks comm_outliers_extract",
+    "analyzers/comm_outliers/matching.py": "comm_outliers_matching comm_outliers_ranks",
     "analyzers/comm_outliers/outliers.py": "comm_outliers_judge comm_outliers_definitions",
     "analyzers/gpu_idle/extract.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
     "analyzers/gpu_idle/filling.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
