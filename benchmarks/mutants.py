@@ -54,7 +54,7 @@ TESTS: dict[str, str] = {
     "analyzers/leaf_paths/frames.py": "leaf_paths_frames leaf_paths libraries",
     "analyzers/memory/ledger.py": "memory_definitions memory memory_questions",
     "analyzers/memory/peak.py": "memory_definitions memory memory_questions",
-    "analyzers/memory/regions.py": "memory_definitions memory memory_questions",
+    "analyzers/memory/regions.py": "memory_regions memory_definitions memory_questions",
     "analyzers/launches/queue.py": "launches launches_edges",
     "analyzers/launches/stretches.py": "launches launches_edges",
     "analyzers/launches/synchronising.py": "launches launches_edges",

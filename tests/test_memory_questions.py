@@ -131,6 +131,15 @@ def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     assert "does not fit the blocks" in found.table()
 
 
+def test_of_memory_that_is_all_in_use_none_is_free(tmp_path: Path) -> None:
+    made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 20 * MIB)
+    found = ta.memory(made.hold(BASE, 20 * MIB, (0, 20 * MIB)).write(tmp_path / "x.pickle"))
+    (row,) = found.devices.to_dicts()
+    assert (row["allocated_end_bytes"], row["fragmentation_frac"]) == (20 * MIB, 0)
+    free = ("inactive_bytes", "inactive_split_bytes", "inactive_split_n", "largest_free_bytes")
+    assert [row[name] for name in free] == [0] * 4
+
+
 def test_an_empty_cache_is_no_retry(tmp_path: Path) -> None:
     empty = ("empty_cache", TORCH + "cuda/memory.py", 200)
     made = Snapshot()
@@ -148,6 +157,7 @@ def test_an_empty_cache_is_no_retry(tmp_path: Path) -> None:
 
 def test_a_retry_gives_back_and_takes_in_one_call(tmp_path: Path) -> None:
     made = Snapshot().note("segment_alloc", BASE, 20 * MIB, MAIN)
+    made.alloc(BASE, MIB).free(BASE, MIB)
     made.note("segment_free", BASE, 20 * MIB, MAIN, FORWARD)
     made.note("segment_alloc", BASE, 40 * MIB, MAIN, FORWARD).hold(BASE, 40 * MIB)
     found = ta.memory(made.write(tmp_path / "x.pickle"))
