@@ -272,8 +272,9 @@ ALLOCATING = [
 ]
 
 
-def test_allocating_between_the_first_and_the_last_launch() -> None:
-    result = cuda_api(trace(ALLOCATING))
+@pytest.mark.parametrize("pid", [1, None])
+def test_allocating_between_the_first_and_the_last_launch(pid: int | None) -> None:
+    result = cuda_api(trace([{**row, "pid": pid} for row in ALLOCATING]))
     told = ("call", "n", "total_ns", "max_ns", "loop_n", "loop_ns", "late_n", "late_ns")
     assert result.allocations.select(told).rows() == [
         ("cudaMalloc", 3, 140, 100, 2, 40, 1, 10),

@@ -110,7 +110,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFram
     )
     if joined["number"].n_unique() < joined.height:
         # a call may start several copies: its own time counts once
-        joined = joined.group_by("number", maintain_order=True).agg(
+        joined = joined.group_by("number").agg(
             pl.col("kind", "name", "call", "host_ns", "call_end").first(),
             sum_if_known("moved_bytes"),
             pl.col("dur").sum(),

@@ -128,7 +128,7 @@ def most_launched_in(
         most = (
             counts.with_columns(pl.col(column).cast(pl.String))
             .sort("n", column, descending=[True, False])
-            .unique("interval", keep="first", maintain_order=True)
+            .unique("interval", keep="first")
             .drop("n")
         )
         found = found.join(most, on="interval", how="left", maintain_order="left")
