@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, GENERIC, MS, US, device, host, step, trace
 
+import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers import NEEDS, extract
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
@@ -190,3 +195,51 @@ def test_steps_of_one_name_are_told_apart() -> None:
     marks = [host("user_annotation", "## train_step ##", i * MS, MS) for i in range(2)]
     made = trace([*marks, device(ALL_REDUCE, 5, 5), device(ALL_REDUCE, MS + 5, 5)])
     assert told(made, "step") == [("## train_step ## [1]",), ("## train_step ## [2]",)]
+
+
+# --- collectives that are operators, as PyTorch wrote them until 2021 ----------------------------
+
+
+def chrome_event(name: str, tid: int, ts: int, dur: int, cat: str = "cpu_op", **args: Any) -> Any:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
+
+
+GLOO = [
+    chrome_event("gloo:all_reduce", 3, 0, 40, **{"Input Dims": [[1000]], "Input type": ["float"]}),
+    chrome_event("gloo:broadcast", 4, 30, 30, **{"Input Dims": [[500]], "Input type": ["float"]}),
+    chrome_event("aten::add_", 2, 0, 5),
+]
+BESIDE = {"cat": "Kernel", "device": 0, "stream": 7}
+
+
+@pytest.mark.parametrize("category", ["cpu_op", "Operator"])
+def test_a_file_whose_collectives_are_operators(tmp_path: Path, category: str) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps([{**event, "cat": category} for event in GLOO]))
+    found = ta.comm_outliers(path)
+    assert found.instances.select("name", "message_bytes").rows() == [
+        ("gloo:all_reduce", 4_000),
+        ("gloo:broadcast", 2_000),
+    ]
+    assert found.covered_ns == found.total_span_ns == 60_000
+
+
+def test_what_the_host_communicates_beside_a_device(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    gemm = chrome_event("gemm", 7, 20, 25, **BESIDE)
+    path.write_text(json.dumps([*GLOO, gemm]))
+    found = ta.comm_outliers(path)
+    (rank,) = found.ranks.to_dicts()
+    # of 60 us of communication 25 lie beside the kernel
+    assert (found.covered_ns, found.total_span_ns) == (60_000, 60_000)
+    assert rank["overlap_frac"] == 25 / 60
+    assert rank["idle_ns"] == 35_000
+
+
+def test_an_operator_tells_what_a_kernel_of_nccl_moved(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    dims = {"Input Dims": [[1000]], "Input type": ["float"], "External id": 5}
+    kernel = chrome_event(ALL_REDUCE, 7, 20, 25, **BESIDE, **{"External id": 5, "correlation": 9})
+    path.write_text(json.dumps([chrome_event("nccl:all_reduce", 3, 0, 10, **dims), kernel]))
+    assert ta.comm_outliers(path).instances["message_bytes"].to_list() == [4_000]

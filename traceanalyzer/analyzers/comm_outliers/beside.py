@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -45,26 +46,44 @@ def activity(
 ) -> Activity:
     """Span, busy time, communication and its overlap with compute: sums over the devices.
 
-    Without device work the span is that of all events, and nothing is busy or overlaps.
+    Where communication is the host's, it counts as beside the compute of any device of the rank,
+    and the span reaches from the first to the last of both. Without device work the span is that
+    of all events, and nothing is busy or overlaps.
 
     busy is the union of all device work over all streams, so idle = span - busy; overlap is the
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
     """
-    comm = intervals.union(communication, ["device"])
+    by = [] if _of_host(communication) else ["device"]
+    comm = intervals.union(communication, by)
     work = work.drop_nulls("end")
     if work.is_empty():
         closed = trace.events.filter(pl.col("dur") >= 0)
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
         return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
-    spans = work.group_by("device").agg(pl.col("start").min(), pl.col("end").max())
+    bounds = pl.concat([frame.select(*by, "start", "end") for frame in (work, comm)])
     return Activity(
-        span_ns=int((spans["end"] - spans["start"]).sum()),
-        busy_ns=_length(work),
-        comm_ns=int((comm["end"] - comm["start"]).sum()),
-        overlap_ns=int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum()),
+        span_ns=int(_extents(bounds, by).sum()),
+        busy_ns=int(intervals.measure(work, ["device"])["length"].sum()),
+        comm_ns=_length(comm),
+        overlap_ns=int(intervals.overlap_with(comm, compute, by)["overlap"].sum()),
     )
+
+
+def _of_host(communication: pl.DataFrame) -> bool:
+    return communication["device"].null_count() == communication.height
+
+
+def _extents(frame: pl.DataFrame, by: Sequence[str]) -> pl.Series:
+    """From the first start to the last end of each group."""
+    length = (pl.col("end").max() - pl.col("start").min()).alias("length")
+    sums = frame.group_by(by).agg(length) if by else frame.select(length)
+    return sums["length"]
+
+
+def _length(union: pl.DataFrame) -> int:
+    return int((union["end"] - union["start"]).sum())
 
 
 def add(communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame) -> pl.DataFrame:
@@ -73,7 +92,7 @@ def add(communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame) 
     The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
     overlaps (ties by name). All null where the communication is the host's.
     """
-    if communication["device"].null_count() == communication.height:
+    if _of_host(communication):
         blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
@@ -124,8 +143,3 @@ def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
             "shared": shared,
         }
     ).filter(pl.col("shared") > 0)
-
-
-def _length(frame: pl.DataFrame) -> int:
-    lengths = intervals.measure(frame, ["device"])
-    return int(lengths["length"].sum())

@@ -11,11 +11,20 @@ from __future__ import annotations
 
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.step_marks import MARK_NAMES
-from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, PARAM_COMMS
-
-NEEDS = Needs(
-    frozenset((*DEVICE_WORK, "user_annotation", "nvtx", "mpi")), (PARAM_COMMS, *MARK_NAMES)
+from traceanalyzer.vocabulary import (
+    DEVICE_WORK,
+    HOST_COLLECTIVE_PREFIXES,
+    LAUNCH_KINDS,
+    NCCL_ANNOTATION_PREFIXES,
+    PARAM_COMMS,
 )
+
+#: Until 2021 PyTorch recorded collectives, and its own marks of steps, as operators.
+_AS_OPERATORS = (
+    PARAM_COMMS, *HOST_COLLECTIVE_PREFIXES, *NCCL_ANNOTATION_PREFIXES, *MARK_NAMES,
+)  # fmt: skip
+
+NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx", "mpi")), _AS_OPERATORS)
 
 LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
 

@@ -43,10 +43,12 @@ class Part:
         epoch_known: those are absolute times, so that parts can be compared.
         instances: one row per collective, columns :data:`INSTANCES`, absolute times.
         steps: the steps' annotations, columns :data:`STEPS`, absolute times.
-        span_ns: first start to last end of device work; of all events read where there is none.
+        span_ns: first start to last end of device work, and of communication where that is the
+            host's; of all events read where there is no device work.
         busy_ns: union of all device work, over all streams; None without device work.
         comm_ns: union of the communication, over all streams.
-        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device.
+        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device; on any
+            where the communication is the host's.
         unclosed: communication events without an end, which are not counted.
         wants_launches: reading the launch calls too would tell more about its collectives.
         rank_known: False once a rank was made up for a file that does not tell.

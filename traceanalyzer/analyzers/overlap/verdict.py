@@ -53,7 +53,7 @@ def _made_of(result: Overlap, sums: Mapping[str, Any]) -> str:
 def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     exposed, whole = sums["exposed_communication_ns"], sums["communication_ns"]
     if not whole:
-        return "No communication was recorded, so there is none to hide."
+        return "No communication ran on the device, so there is none to hide."
     if not exposed:
         return "All communication is hidden behind compute: it costs no time."
     opening = (
