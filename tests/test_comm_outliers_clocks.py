@@ -58,6 +58,18 @@ def test_a_small_offset_is_not_applied(ahead, applied):
     assert rows["applied"].to_list() == [False, applied]
 
 
+@pytest.mark.parametrize(("n", "applied"), [(1, False), (2, False), (3, True)])
+@pytest.mark.parametrize("host", ["host0", "host1"])
+def test_few_collectives_speak_for_no_offset_that_may_be_chance(n, applied, host):
+    rows = matched({0: 0, 1: 98_000}, dict.fromkeys((0, 1), range(n)))
+    long = rows.with_columns(duration_ns=98_000)
+    hosts = {0: "host0", 1: host}
+    assert offsets(long, hosts)["applied"].to_list() == [False, applied and host == "host1"]
+    # who was done before the other had begun has another clock
+    short = rows.with_columns(duration_ns=97_999)
+    assert offsets(short, hosts)["applied"].to_list() == [False, True]
+
+
 def test_clocks_that_explain_all_leave_nothing_whoever_took_part():
     clocks = {0: 0, 1: 0, 2: 250_000, 3: 250_000}
     taking_part = {0: range(4), 1: range(4), 2: range(2, 4), 3: range(2, 4)}

@@ -415,7 +415,8 @@ def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> Non
         assert row["residual_ns"] == pytest.approx(residual, abs=1)
         clear = abs(row["offset_ns"]) > max(5 * row["residual_ns"], 50_000)
         typical = median([r["duration_ns"] for r in own])
-        assert row["applied"] == (clear and not (one_host and size <= typical))
+        by_chance = one_host or len(own) < 3
+        assert row["applied"] == (clear and not (by_chance and size <= typical))
 
 
 def test_a_rank_without_an_offset_is_not_moved() -> None:
@@ -425,6 +426,7 @@ def test_a_rank_without_an_offset_is_not_moved() -> None:
 
 def test_an_offset_must_be_more_than_five_times_the_residual() -> None:
     assert clocks.CLEAR_RESIDUALS == 5
-    found = pl.DataFrame({"offset_ns": [100_000, -100_001], "residual_ns": [20_000, 20_000]})
+    sizes = {"offset_ns": [100_000, -100_001], "residual_ns": [20_000, 20_000]}
+    found = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
     applies = clocks._applies(one_host=False)
     assert found.select(applies).to_series().to_list() == [False, True]

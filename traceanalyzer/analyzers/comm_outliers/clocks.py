@@ -6,8 +6,9 @@ that hosts that share only some groups are joined through them. Collectives with
 out: there a rank may be done early.
 
 An offset is *applied* only where it is clearly there (more than five times the residual and 50 us)
-and cannot be the ordinary skew of ends on one machine: the hosts differ or are not known, or it
-exceeds the typical duration of the collectives. On one host it should be a few microseconds.
+and cannot be the ordinary skew of ends: three collectives or more speak for it and the hosts differ
+or are not known, or it exceeds the typical duration of the collectives. On one host it should be a
+few microseconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 
 CLEAR_RESIDUALS = 5
 CLEAR_NS = 50_000
+#: Of fewer collectives a residual says little: ends may differ by chance.
+FEW = 3
 
 _TYPES = {
     "rank": pl.Int32,
@@ -81,7 +84,8 @@ def offset_of(rank: pl.Expr, offsets: Mapping[int, int]) -> pl.Expr:
 def _applies(*, one_host: bool) -> pl.Expr:
     size = pl.col("offset_ns").abs()
     clear = (size > CLEAR_RESIDUALS * pl.col("residual_ns")) & (size > CLEAR_NS)
-    return clear & (size > pl.col("typical")) if one_host else clear
+    beyond = size > pl.col("typical")
+    return clear & (beyond if one_host else beyond | (pl.col("n") >= FEW))
 
 
 def _fit(medians: pl.DataFrame) -> pl.DataFrame:
