@@ -184,6 +184,29 @@ def test_by_operator() -> None:
     assert "(none known)" in str(found)
 
 
+def with_id(event: dict[str, Any], number: int | None) -> dict[str, Any]:
+    return {**event, "external_id": number}
+
+
+def test_by_operator_of_the_external_id_where_no_call_tells() -> None:
+    calls = [with_id(host("cpu_op", name, 0, 5), i) for i, name in enumerate(("zero", "mm", "add"))]
+    work = [with_id(device(GEMM, 10 * i, 1 + i), i) for i in (0, 1, 1, 2)]
+    found = kernels(trace([*calls, *work]), by="operator")
+    assert rows(found.groups, "operator", "n") == [("mm", 2), ("add", 1), (None, 1)]  # 0 is none's
+
+
+def test_external_ids_that_mean_nothing_are_not_believed() -> None:
+    ids = {"aten::addmm": 1, "aten::add_": 2}
+    wrong = [
+        with_id(event, ids.get(event["name"], 3 if event.get("device") == 0 else None))
+        for event in LAUNCHED
+    ]
+    found = kernels(trace([*wrong, with_id(host("cpu_op", "other", 0, 1), 3)]), by="operator")
+    assert rows(found.groups, "operator", "n") == rows(
+        kernels(trace(LAUNCHED), by="operator").groups, "operator", "n"
+    )
+
+
 def test_by_annotation_steps_do_not_count() -> None:
     found = kernels(trace(LAUNCHED), by="annotation")
     assert rows(found.groups, "annotation", "n", "total_ns") == [

@@ -12,12 +12,13 @@ import polars as pl
 from traceanalyzer.analyzers.device_work import COMMUNICATION, DEVICE, device_work
 from traceanalyzer.analyzers.kernel_families import OTHER, family
 from traceanalyzer.analyzers.kernels.question import ANNOTATIONS, OWN_MARK, Question
-from traceanalyzer.analyzers.launching import launches
+from traceanalyzer.analyzers.launching import launches, with_told_by_id
 from traceanalyzer.analyzers.names import matcher
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.frames.holding import hold, innermost
 from traceanalyzer.frames.intervals import nullable
+from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, steps_pattern
@@ -82,23 +83,28 @@ def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
 
 
 def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
-    """The innermost operator or annotation around each piece's launch call, by name."""
-    _require(trace, LAUNCH_KINDS)
+    """The innermost operator or annotation around each piece's launch call, by name.
+
+    Work that no such call tells of belongs to the operator of its external id.
+    """
+    by_id = of == "operator" and work["external_id"].null_count() < work.height
+    if not by_id:
+        _require(trace, LAUNCH_KINDS)
     wanted = _operators(trace) if of == "operator" else _annotations(trace)
     launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
     slices = (
         trace.events.lazy()
         .filter(wanted, pl.col("dur") >= 0)
-        .select("pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+        .select("pid", "tid", "name", "external_id", start="ts", end=pl.col("ts") + pl.col("dur"))
         .collect()
     )
     tree = hold(slices, ("pid", "tid"))
-    names = slices["name"].gather(innermost(launched, tree, ("pid", "tid"))).cast(pl.String)
-    launch = np.zeros(work.height, np.uint32)
-    known = np.zeros(work.height, np.bool_)
-    launch[launched["work"]] = np.arange(launched.height)
-    known[launched["work"]] = True
-    return names.gather(nullable("launch", launch, known)).alias(of)
+    inner = innermost(launched, tree, ("pid", "tid")).cast(pl.Int32).fill_null(ROOT)
+    caller = np.full(work.height, ROOT, np.int32)
+    caller[launched["work"]] = inner
+    if by_id:
+        caller = with_told_by_id(caller, work, slices)
+    return slices["name"].gather(nullable("row", caller, caller != ROOT)).cast(pl.String).alias(of)
 
 
 def _require(trace: Trace, kinds: Sequence[str]) -> None:

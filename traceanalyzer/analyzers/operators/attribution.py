@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.launching import launch_rows
+from traceanalyzer.analyzers.launching import launch_rows, with_told_by_id
 from traceanalyzer.analyzers.operators.question import FRAMES, MARKED, OTHER
-from traceanalyzer.frames import linking
 from traceanalyzer.frames.holding import innermost, nearest
 from traceanalyzer.frames.intervals import Ints, nullable
 from traceanalyzer.frames.nesting import ROOT, Rows
@@ -63,7 +62,7 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> Rows:
     """The call that each piece of device work is counted for, a row of ``tree`` or :data:`ROOT`.
 
     That is the innermost operator or annotation around the launch call, else the innermost Python
-    frame. Work whose launch was not recorded belongs to the operator of its external id.
+    frame. Other work belongs to the operator of its external id.
 
     Args:
         work: rows of :func:`launched_work`.
@@ -76,33 +75,9 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> Rows:
         still = np.flatnonzero((caller == ROOT) & (call != ROOT))
         if still.size and wanted.any():
             caller[still] = nearest(tree, wanted)[call[still]]
-    _by_external_id(work, tree, caller)
-    return caller
-
-
-def _by_external_id(work: pl.DataFrame, tree: pl.DataFrame, caller: Rows) -> None:
-    """Fills in the callers that only an external id tells, unless the ids prove to mean nothing.
-
-    Some versions of PyTorch number operators anew when they write the file, so that an id leads to
-    an unrelated operator. They are trusted where most of the work with a known caller agrees.
-    """
-    told = pl.col("external_id") > 0  # 0 is no operator's
-    rest = work.select("external_id", "start").with_row_index("work")
-    rest = rest.filter(told, pl.Series(caller == ROOT))
-    if rest.is_empty():
-        return
-    ids = tree["external_id"]
-    known = np.flatnonzero(caller != ROOT)
-    agree = (work["external_id"].gather(known) == ids.gather(caller[known])).mean()
-    if isinstance(agree, float) and agree < 0.5:
-        return
-    asked = pl.col("external_id").is_in(rest["external_id"].unique().implode())
-    rows = tree.select("kind", "start", "external_id").with_row_index("row")
-    rows = rows.filter(asked, pl.col("kind").is_in((*MARKED, OTHER)))
-    pairs = linking.link(rows, rest, ["external_id"])
-    left, right = rows[pairs["left"]], rest[pairs["right"]]
-    possible = left["start"] <= right["start"]
-    caller[right["work"].filter(possible)] = left["row"].filter(possible)
+    named = pl.col("kind").is_in((*MARKED, OTHER))
+    ids = tree.select("start", external_id=pl.when(named).then("external_id"))
+    return with_told_by_id(caller, work, ids)
 
 
 def instants_of(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
