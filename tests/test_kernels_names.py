@@ -33,6 +33,12 @@ FAMILIES = {
     ],
     "convolution": [
         "volta_scudnn_128x64_relu_interior_nn_v1",
+        "volta_fp16_s884cudnn_fp16_256x64_ldg8_relu_f2f_exp_small_nhwc_tn_v1",
+        "turing_h1688cudnn_128x128_ldg8_relu_exp_medium_nhwc_tn_v1",
+        "ampere_h16816cudnn_256x128_ldg8_relu_f2f_exp_large_nhwc",
+        "turing_int8_i8816cudnn_int8_256x64_ldg16_relu_singleBuffer_small_nt_v1",
+        "trt_volta_hcudnn_128x64_relu_interior_nn_v1",
+        "volta_dcudnn_128x64_stridedB_splitK_small_nn_v1",
         "cudnn_infer_volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1",
         "void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false>(int, int, int)",
         "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int)",

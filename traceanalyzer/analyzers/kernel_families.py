@@ -55,8 +55,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "softmax": ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
     "moe": (r"\bmoe::", "moe_", "topk_?gating", "expandInputRows"),
     CONVOLUTION: (
-        "conv(?!er)", "scudnn", "fprop", "[dw]grad", "winograd", "im2col", "col2im", "im2d2col",
-        "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)", "cask_cudnn", "cudnn::cnn",
+        "conv(?!er)", r"(?<![a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd", "im2col",
+        "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)", "cask_cudnn", "cudnn::cnn",
         "cutlass_cudnn", "SubTensorOp", "fft2d_",
     ),
     GEMM: (
