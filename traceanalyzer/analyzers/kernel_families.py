@@ -56,8 +56,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "moe": (r"\bmoe::", "moe_", "topk_?gating", "expandInputRows"),
     CONVOLUTION: (
         "conv(?!er)", r"(?<![a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd", "im2col",
-        "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)", "cask_cudnn", "cudnn::cnn",
-        "cutlass_cudnn", "SubTensorOp", "fft2d_",
+        "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
+        "cask_cudnn", "cudnn::cnn", "cutlass_cudnn", "SubTensorOp", "fft2d_",
     ),
     GEMM: (
         "gemm", "gemv", "nvjet", "^Cijk_", "cublas", "splitk_?reduce", "reduce_1Block", "matmul",
