@@ -69,6 +69,17 @@ def test_a_file_without_process_ids_is_one_process_s() -> None:
     assert idle_by_cause(gpu_idle(trace([*pieces, gather])))["waiting_for_peer"] == 180
 
 
+def test_the_thread_that_marks_steps_counts_beside_those_that_launch() -> None:
+    launching = [{**event, "tid": 2} for event in [*work(1, 0, 100), *work(2, 300, 400)]]
+    loading = host("user_annotation", "enumerate(DataLoader)#_X.__next__", 110 * US, 180 * US)
+    other = idle_by_cause(gpu_idle(trace([*launching, loading])))
+    assert "dataloading" not in other, "a thread that does neither is a prefetching one"
+    looping = [*launching, loading, step(1, 0, 400 * US)]
+    assert idle_by_cause(gpu_idle(trace(looping)))["dataloading"] == 180
+    elsewhere = [{**event, "pid": 7} for event in looping[-2:]]
+    assert "dataloading" not in idle_by_cause(gpu_idle(trace([*launching, *elsewhere])))
+
+
 def test_each_device_s_time_is_from_its_first_work_to_its_last_and_the_steps() -> None:
     pieces = [
         *work(1, 100, 200), *work(2, 300, 400), *work(3, 150, 160, device=1),

@@ -53,9 +53,10 @@ def feeding(
     calls: pl.DataFrame,
     steps: pl.DataFrame,
 ) -> pl.DataFrame:
-    """unit, pid, tid, thread (number): the threads that launch each unit's kernels.
+    """unit, pid, tid, thread (number): the threads that launch each unit's kernels or mark steps.
 
-    Threads that launch only copies, such as those that fetch batches ahead, do not feed the device.
+    The thread of the training loop, which marks the steps, may leave launching to others. Threads
+    that launch only copies, such as those that fetch batches ahead, do not feed the device.
     Without correlation ids they are the threads that call launches at all, else those with
     operators. Without device work it is the one that marks steps, else has most operators' time.
 
@@ -68,6 +69,10 @@ def feeding(
         found = _launching(calls, work)
         if found.is_empty():
             found = units.select("unit").join(_unlinked(trace), how="cross")
+        looping = found.select("unit", "pid").join(
+            steps.select(_THREAD).unique(), on="pid", nulls_equal=True
+        )
+        found = pl.concat([found, looping]).unique()
     if "pid" in units.columns and work.height:
         process = units.select("unit", process="pid")
         same = (pl.col("pid") == pl.col("process")).fill_null(value=True)
