@@ -42,6 +42,7 @@ class _Open:
         self.rows: list[int] = []
         self.by_name: dict[tuple[int, ...], list[int]] = {}
         self.closed: set[int] = set()
+        self.strays: list[int] = []
 
     def begin(self, row: int, *names: tuple[int, ...]) -> None:
         """Open a slice that ends under any of these names may close."""
@@ -75,11 +76,12 @@ class _Open:
 def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> Paired:
     """Match begin and end events in the order of time, file order where times are equal.
 
-    An end closes the innermost open slice of its name (of its process, if there is one); one
-    without a name, or with a name that nothing open has, closes the innermost. Slices that an end
-    passes over stay open. A slice that is never closed has no end; an end with nothing open is
-    dropped. An end that names another slice than the innermost (async slices: than any open one)
-    is counted, as those are.
+    An end closes the innermost open slice of its name (of its process, if there is one), one
+    without a name the innermost. Slices that an end passes over stay open. An end for which nothing
+    is open waits until all others have closed their own, and then closes the innermost of those
+    that are left from before it, or one of its name that begins at that very time. A slice that is
+    never closed has no end; an end with nothing to close is dropped. An end that names another
+    slice than the innermost (async slices: than any open one) is counted, as those are.
     """
     paired = Paired()
     lanes: dict[tuple[int, ...], _Open] = {}
@@ -92,20 +94,35 @@ def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> P
             lane.begin(row, *own)
         elif what in _INSTANT:
             paired.add(row, -1, asynchronous=True)
-        elif (innermost := lane.innermost()) is None:
-            paired.count("unmatched-end")
+        elif (begin := lane.innermost() if names[row] == NO_TEXT else lane.named(*own)) is None:
+            lane.strays.append(row)
         else:
-            named = innermost if names[row] == NO_TEXT else lane.named(*own)
-            if named is None or (named != innermost and not is_async):
+            if begin != lane.innermost() and not is_async:
                 paired.count("mismatched-end")
-            begin = innermost if named is None else named
             lane.end(begin)
             paired.add(begin, row, asynchronous=is_async)
     for lane in lanes.values():
-        for row in lane.left():
-            paired.add(row, -1, asynchronous=keys[row] != NO_TEXT)
-            paired.count("unclosed-begin")
+        _settle(lane, paired, ts, names, keys)
     return paired
+
+
+def _settle(lane: _Open, paired: Paired, ts: Ints, names: list[int], keys: list[int]) -> None:
+    """What was never closed, and ends for which nothing was open."""
+    strays = set(lane.strays)
+    left: list[int] = []
+    # of one time what begins comes first: there an end may have been written before its begin
+    for row in sorted([*lane.left(), *strays], key=lambda row: (ts[row], row in strays, row)):
+        is_async = keys[row] != NO_TEXT
+        if row not in strays:
+            left.append(row)
+        elif left and (left[-1] < row or names[left[-1]] == names[row]):
+            paired.count("mismatched-end")
+            paired.add(left.pop(), row, asynchronous=is_async)
+        else:
+            paired.count("unmatched-end")
+    for row in left:
+        paired.add(row, -1, asynchronous=keys[row] != NO_TEXT)
+        paired.count("unclosed-begin")
 
 
 def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:
