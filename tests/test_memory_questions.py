@@ -131,6 +131,19 @@ def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     assert "does not fit the blocks" in found.table()
 
 
+@pytest.mark.parametrize("skipped", ["free_requested", "free_completed", None])
+def test_a_history_may_leave_out_one_half_of_each_free(tmp_path: Path, skipped: str | None) -> None:
+    """As ``_record_memory_history(skip_actions=[...])`` does."""
+    made = Snapshot()
+    for n in range(5):
+        made.alloc(BASE + n * MIB, MIB)
+        for action in {"free_requested", "free_completed"} - {skipped}:
+            made.note(action, BASE + n * MIB, MIB)
+    found = ta.memory(made.write(tmp_path / "x.pickle")).devices.row(0, named=True)
+    assert (found["peak_bytes"], found["end_bytes"]) == (MIB, 0)
+    assert (found["twice_n"], found["lost_n"], found["resized_n"]) == (0, 0, 0)
+
+
 def test_of_memory_that_is_all_in_use_none_is_free(tmp_path: Path) -> None:
     made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 20 * MIB)
     found = ta.memory(made.hold(BASE, 20 * MIB, (0, 20 * MIB)).write(tmp_path / "x.pickle"))

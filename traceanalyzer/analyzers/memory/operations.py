@@ -33,7 +33,8 @@ _SNAPSHOT: Final = "memory-snapshot"
 _CPU: Final = 0
 #: Sorts of memory that nsys notes beside a device's own.
 _HOST_MEMORY: Final = ("Pinned", "Pageable")
-_CLOSING: Final = ("free_completed",)
+#: Memory is free when a free is completed; where ``skip_actions`` left that out, when it was asked.
+_CLOSING: Final = ("free_completed", "free_requested")
 _GROWING: Final = ("segment_alloc", "segment_map")
 _SHRINKING: Final = ("segment_free", "segment_unmap")
 
@@ -96,7 +97,9 @@ def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
     )
     if noted == "snapshot":
         kind = pl.col("kind").cast(pl.String)
-        opens, closes = kind == "alloc", kind.is_in(_CLOSING)
+        recorded = set(rows["kind"].unique())
+        closing = [name for name in _CLOSING if name in recorded][:1]
+        opens, closes = kind == "alloc", kind.is_in(closing)
         grows, shrinks = kind.is_in(_GROWING), kind.is_in(_SHRINKING)
     else:
         host = pl.col("name").cast(pl.String).is_in(_HOST_MEMORY).fill_null(value=False)
