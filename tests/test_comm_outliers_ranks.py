@@ -256,6 +256,32 @@ def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
     assert by_rank(result, "wait_ns") == {0: 6 * 40 * US, 1: 0}
 
 
+@pytest.mark.parametrize(("collective", "matched"), [("all_to_all", 9), ("all_gather", 0)])
+def test_experts_of_other_sizes_are_one_all_to_all(collective: str, matched: int) -> None:
+    """No number tells which belong together, and each rank has data of another size."""
+    kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    traces = [
+        trace(
+            [
+                device(
+                    kernel, i * 10 * MS + rank * late, 5 * MS - rank * late, collective=collective,
+                    dtype="float", elements_in=1_000 + 7 * i + 13 * rank,
+                    elements_out=4_000 + 3 * i + rank, group="ep", group_size=2,
+                )
+                for i, late in enumerate([0, 2 * MS, 0] * 3)
+            ],
+            rank=rank,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    result = comm_outliers(traces)
+    assert result.n_collectives == matched
+    assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
+    assert ("Rank 1 is late" in result.verdict) == (matched > 0)
+    assert ("no collective of one rank was found on another" in result.verdict) == (matched == 0)
+    assert "Nothing unusual" not in result.verdict
+
+
 def test_kinds_in_another_order_are_matched_by_kind() -> None:
     """Two streams of one rank start their collectives in the other order."""
     a, b = {**SIZED}, {**SIZED, "elements_in": 77}

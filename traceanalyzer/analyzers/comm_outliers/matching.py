@@ -17,11 +17,14 @@ import polars as pl
 #: of one name on different ranks.
 LANE = ("group", "group_ranks", "stream_key")
 
-#: What has to agree between two ranks' records of one collective.
+#: What has to agree between two ranks' records of one collective; the size where all have one.
 KIND = ("collective", "dtype", "message_bytes")
 
 #: Collectives in which a rank may be done before the last one arrives.
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+
+#: The collective in which each rank may have data of another size, as experts get theirs.
+_UNEVEN = "all_to_all"
 
 _POINT_TO_POINT = ("send", "recv")
 _PAIR = 2
@@ -102,6 +105,8 @@ def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:
 
 def _by_order(lane: pl.DataFrame) -> pl.DataFrame:
     """``place`` in the sequence of the rank that recorded most."""
+    even = pl.col("collective").ne_missing(_UNEVEN)
+    lane = lane.with_columns(message_bytes=pl.when(even).then("message_bytes"))
     kinds = lane.select(*KIND).unique(maintain_order=True).with_row_index("kind")
     coded = lane.join(kinds, on=list(KIND), nulls_equal=True, maintain_order="left")
     ranks = coded.partition_by("rank", maintain_order=True)

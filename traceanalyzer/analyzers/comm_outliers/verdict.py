@@ -41,6 +41,10 @@ def verdict(result: CommOutliers) -> str:
     if not any(found):
         found.append(_nothing(result))
     found.append(_memory(result.memory))
+    if result.n_ranks > 1 and not result.n_matched:
+        found.append(
+            "Whether a rank is late cannot be told: no collective of one rank was found on another."
+        )
     if result.n_ranks == 1 and result.world_size != 1:
         found.append("One rank cannot tell waiting from slow communication: add the others' files.")
     return " ".join(sentence for sentence in found if sentence)
@@ -213,7 +217,10 @@ def _nothing(result: CommOutliers) -> str:
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
     late = " and no rank is late" if result.n_matched else ""
     judged = result.n_events - result.instances["judged_by"].null_count()
-    opening = "Nothing unusual" if judged or result.n_matched else "Too little to judge by"
+    alone = result.n_ranks > 1 and not result.n_matched
+    opening = "Too little to judge by"
+    if judged or result.n_matched:
+        opening = "No outlier" if alone else "Nothing unusual"
     kind = (
         "none is an outlier of its kind"
         if judged == result.n_events
