@@ -93,13 +93,25 @@ HOST_KINDS: tuple[str, ...] = (
     "other",
 )
 
-#: Calls that launch device work and carry its correlation id.
-LAUNCH_KINDS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
+#: Calls of CUDA, and of HIP.
+CUDA_CALLS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
+
+#: Calls that launch device work and carry its correlation id, whoever made the device.
+LAUNCH_KINDS: tuple[str, ...] = (
+    *CUDA_CALLS,
+    "xpu_runtime",
+    "xpu_driver",
+    "mtia_runtime",
+    "glow_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+)
 
 #: Calls that return when the device has done what they wait for, synchronous copies among them.
 SYNCHRONISING_CALLS: tuple[str, ...] = (
     r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize",
     r"^(?:cuda|hip|cu)Memcpy(?!.*(?:Async|Peer))",
+    r"^(?:(?:ur|pi)(?:QueueFinish|Events?Wait)|ze\w*Synchronize)$",  # of Intel's devices
 )
 
 #: A chrome trace's ``cat``, lower-cased, to a kind where the spelling differs from the kind's own.

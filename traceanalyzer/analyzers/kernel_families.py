@@ -20,7 +20,16 @@ CONVOLUTION = "convolution"
 OTHER = "other"
 
 _COPY = re.compile(r"(?i)\b(?:memcpy\s*|copy)(\w+?)(?:to|2)(\w+)\b")
-_PLACES = {"h": "H", "d": "D", "p": "P", "a": "A", "host": "H", "device": "D", "peer": "P"}
+_PLACES = {
+    "h": "H",
+    "m": "H",
+    "d": "D",
+    "p": "P",
+    "a": "A",
+    "host": "H",
+    "device": "D",
+    "peer": "P",
+}
 
 #: Generic kernels of ATen, by what they are given; and what a name may say anywhere.
 _GENERIC: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import LAUNCH_KINDS
+from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
 
@@ -62,7 +62,7 @@ def extract(trace: Trace) -> Part:
     """
     of_calls = pl.col("kind").is_in(LAUNCH_KINDS)
     if not trace.events.select(of_calls.any()).item():
-        trace.require(*LAUNCH_KINDS)
+        trace.require(*CUDA_CALLS)
     events = trace.events.lazy()
     found = events.filter(of_calls, pl.col("dur") >= 0)
     calls = found.select(call="name", dur_ns="dur").collect()

@@ -11,7 +11,7 @@ from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 _MOVING = r"(?i)mem(?:cpy|set)"
 _LAUNCHING = r"(?i)launch(?!HostFunc)"
-_ASYNCHRONOUS = "async"
+_ASYNCHRONOUS = r"(?i)async|enqueue|append"
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Sorts:
 
 def sorted_out(names: Iterable[str]) -> Sorts:
     """Which of the names do what."""
-    moves, waits, manages, launches = map(
-        matcher, ([_MOVING], SYNCHRONISING_CALLS, MANAGING_MEMORY, [_LAUNCHING])
+    moves, waits, manages, launches, returns = map(
+        matcher, ([_MOVING], SYNCHRONISING_CALLS, MANAGING_MEMORY, [_LAUNCHING], [_ASYNCHRONOUS])
     )
     known = sorted(names)
-    prompt = {name for name in known if _ASYNCHRONOUS in name.lower()}
+    prompt = {name for name in known if returns(name)}
     moving = [name for name in known if moves(name)]
     return Sorts(
         moving=tuple(moving),

@@ -25,6 +25,7 @@ from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
+    LAUNCH_KINDS,
     NCCL_ANNOTATION_PREFIXES,
     PARAM_COMMS,
     steps_pattern,
@@ -44,8 +45,7 @@ _HOST_KINDS = (
     "cpu_op",
     "user_annotation",
     "python_function",
-    "cuda_runtime",
-    "cuda_driver",
+    *LAUNCH_KINDS,
     "nvtx",
     "osrt",
 )

@@ -55,8 +55,8 @@ DATALOADER_KINDS = ("cpu_op", "user_annotation", "python_function", "nvtx", "oth
 #: Operators around the copy of a batch to the device, the outermost first.
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 
-#: Copies from the host to a device, as CUPTI, ROCm and nsys name them.
-HOST_TO_DEVICE = r"(?i)HtoD|host[ _-]?to[ _-]?device"
+#: Copies from the host to a device, as CUPTI, ROCm, Intel's PTI and nsys name them.
+HOST_TO_DEVICE = r"(?i)HtoD|\bM2D\b|host[ _-]?to[ _-]?device"
 
 #: A copy of fewer bytes is a number or a flag, not a batch.
 BATCH_BYTES = 64 * 1024
@@ -68,6 +68,7 @@ SYNCHRONISING = (*SYNCHRONISING_CALLS, r"^aten::(?:item|_local_scalar_dense|is_n
 MANAGING_MEMORY = (
     r"^(?:cuda|hip)(?:Ext)?(?:Malloc|Free|Host(?:Alloc|Free|Malloc|Register|Unregister)|MemPool)",
     r"^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|Address|SetAccess|HostAlloc|HostRegister)",
+    r"^(?:(?:ur|pi)(?:ext)?USM(?:\w*Alloc|Free)|zeMem(?:Alloc|Free))",
 )
 
 #: Slices in which a model is saved or loaded, or a file written.

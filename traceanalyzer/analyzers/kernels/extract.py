@@ -21,7 +21,7 @@ from traceanalyzer.frames.intervals import nullable
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, steps_pattern
+from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, LAUNCH_KINDS, steps_pattern
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     """
     by_id = of == "operator" and work["external_id"].null_count() < work.height
     if not by_id:
-        _require(trace, LAUNCH_KINDS)
+        _require(trace, LAUNCH_KINDS, CUDA_CALLS)
     wanted = _operators(trace) if of == "operator" else _annotations(trace)
     launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
     slices = (
@@ -107,10 +107,10 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     return slices["name"].gather(nullable("row", caller, caller != ROOT)).cast(pl.String).alias(of)
 
 
-def _require(trace: Trace, kinds: Sequence[str]) -> None:
-    """The error that says how to record these kinds, where there is none."""
+def _require(trace: Trace, kinds: Sequence[str], called: Sequence[str] = ()) -> None:
+    """The error that says how to record these kinds, or those they are called by, if none is."""
     if not trace.events["kind"].is_in(kinds).any():
-        trace.require(*kinds)
+        trace.require(*(called or kinds))
 
 
 def _operators(trace: Trace) -> pl.Expr:

@@ -69,7 +69,8 @@ JOIN events AS call ON call.correlation = work.correlation AND call.rank IS work
 LEFT JOIN names AS worked ON worked.id = work.name_id
 LEFT JOIN names AS called ON called.id = call.name_id
 WHERE work.kind IN ('kernel', 'gpu_memcpy', 'gpu_memset')
-  AND call.kind IN ('cuda_runtime', 'cuda_driver')
+  AND call.kind IN ('cuda_runtime', 'cuda_driver', 'xpu_runtime', 'xpu_driver', 'mtia_runtime',
+    'glow_runtime', 'privateuse1_runtime', 'privateuse1_driver')
 """
 
 _FUNCTIONS = """
