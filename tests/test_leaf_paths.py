@@ -392,3 +392,20 @@ def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
     empty.touch()
     with pytest.raises(UnknownFormat):
         api.py_spy_report(empty)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "own"),
+    [("main;func_a 3", False, False), ("main (a.py:1);f (a.py:2) 3", True, True),
+     ("main (torch/a.py:1);f (torch/a.py:2) 3", True, False)],
+)  # fmt: skip
+def test_whose_code_it_is_cannot_be_told_without_files(
+    tmp_path: Path, line: str, files: bool, own: bool
+) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(f"{line}\n{line}\n")
+    samples, flame = api.py_spy_report(path), api.flamegraph(path)
+    assert ("cannot be told: the frames name no files" in samples.verdict) == (not files)
+    assert ("cannot be told: the frames name no files" in flame.verdict) == (not files)
+    assert (", 0.0 % with the user's own code" in samples.verdict) == (files and not own)
+    assert ("No frame is of your own code" in flame.verdict) == (files and not own)

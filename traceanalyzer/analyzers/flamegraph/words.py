@@ -48,6 +48,8 @@ def verdict(result: FlameGraph) -> str:
             f"Of {result.whose}, {_called(most)} is most often the innermost: in "
             f"{format_frac(most['inner_frac'])}, {format_frac(most['self_frac'])} by itself."
         )
+    elif functions["place"].null_count() == functions.height:
+        sentences.append("Whose code they are cannot be told: the frames name no files.")
     else:
         sentences.append(f"No frame is of {result.whose}.")
     if result.base is not None:

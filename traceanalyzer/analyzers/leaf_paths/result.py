@@ -71,13 +71,15 @@ class LeafPaths(Result):
         """How much is the library's, and the heaviest path."""
         if not self.total_samples:
             return "No sample counts."
-        share = self.tagged_samples / self.total_samples
+        share = format_frac(self.tagged_samples / self.total_samples)
         leaf = self.leaf
         where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
+        whose = f", {share} with {self._library()} on the stack."
+        if not self.tagged_samples and self.paths["path"].null_count() == self.paths.height:
+            whose = ". Whose code was running cannot be told: the frames name no files."
         return (
-            f"{format_weight(self.total_samples, self.unit)}, {format_frac(share)} with "
-            f"{self._library()} on the stack. Most often {leaf['name']}{where} was running: "
-            f"{self._of_total(leaf['samples'])}."
+            f"{format_weight(self.total_samples, self.unit)}{whose} "
+            f"Most often {leaf['name']}{where} was running: {self._of_total(leaf['samples'])}."
         )
 
     @property
