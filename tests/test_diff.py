@@ -308,6 +308,24 @@ def test_without_steps_times_are_for_the_same_work() -> None:
     assert any("0.8 times as much work" in note for note in result.notes)
 
 
+def test_parts_add_up_to_the_span_where_one_run_marks_steps() -> None:
+    """The span takes in the steps, before whose first kernel the loader ran."""
+    marked = loop([100 * US], compute=20 * US, loader=60 * US)
+    plain = trace([row for row in _events(marked) if row["kind"] != "user_annotation"])
+    for before, after in ((marked, plain), (plain, marked)):
+        result = diff(before, after)
+        assert result.measure is not None
+        assert result.measure.name == "device"
+        parts = result.parts
+        assert parts is not None
+        assert (parts["before_ns"].sum(), parts["after_ns"].sum()) == (
+            result.measure.before,
+            result.measure.after,
+        )
+        assert {result.measure.before, result.measure.after} == {100 * US, 20 * US}
+        assert any("takes in its steps" in note for note in result.notes)
+
+
 def test_without_steps_operators_are_for_the_same_work_on_each_rank() -> None:
     def run(operators: int) -> list[Trace]:
         events = [host("cpu_op", "aten::add", at * 100, 40) for at in range(operators)]

@@ -77,7 +77,8 @@ def _of_measure(runs: tuple[Run, Run], measure: Measure) -> Iterator[str]:
     for run, when in ((before, "before"), (after, "after")):
         other = after if run is before else before
         if run.steps is None and other.steps is not None:
-            yield f"No steps are marked {when}, so that whole recordings are compared."
+            span = "; the other run's span takes in its steps" if measure.name == "device" else ""
+            yield f"No steps are marked {when}, so that whole recordings are compared{span}."
     if measure.name in ("device", "thread"):
         yield (
             "Without steps in both, sums are of a device's (or rank's) whole recording, and what "

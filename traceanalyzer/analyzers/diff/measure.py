@@ -43,8 +43,8 @@ class Measure:
 
     Attributes:
         name: ``step``, the median time of a step; ``device``, first start to last end of a device's
-            work, mean over devices; ``thread``, the same of training threads; ``samples``, the
-            weight of all sampled stacks; ``memory``, the highest peak.
+            work and of the marked steps, mean over devices; ``thread``, the same of training
+            threads; ``samples``, the weight of all sampled stacks; ``memory``, the highest peak.
         unit: ``ns``, ``bytes``, ``samples`` or empty.
         before: its value before.
         after: its value after.
@@ -145,8 +145,9 @@ def _value(name: Name, run: Run) -> Value | None:
     if name == "step":
         return _step(run)
     if name == "device":
-        work = run.kernels
-        return None if work is None else Value(work.span_ns / work.devices.height)
+        # as gpu-idle has it, so that the parts of the time add up to it
+        own = None if run.idle is None or run.idle.on_host else run.idle
+        return None if own is None else Value(own.span_ns / own.units.height)
     if name == "thread":
         own = run.idle if run.idle and run.idle.on_host else None
         return None if own is None else Value(own.span_ns / own.units.height)
