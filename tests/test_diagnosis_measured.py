@@ -129,3 +129,38 @@ def test_retries_of_the_allocator() -> None:
         (one,) = judged("allocator-retries", replace(found, devices=devices))
         assert (one.size, one.cost_ns, one.cost_frac) == (retries, None, None)
         assert one.title.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("retries", "severity"), [(0, None), (1, "warning"), (19, "warning"), (20, "critical")]
+)
+def test_how_many_retries_are_how_grave(retries: int, severity: str | None) -> None:
+    found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    devices = found.devices.with_columns(retries=pl.lit(retries))
+    sizes = [one.size for one in judged("allocator-retries", replace(found, devices=devices))]
+    rule = BY_ID["allocator-retries"]
+    assert [rule.severity(size) for size in sizes] == ([severity] if severity else [])
+
+
+def test_of_several_devices_the_most_fragmented_is_named() -> None:
+    one = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle").devices.with_columns(
+        reserved_end_bytes=100, allocated_end_bytes=40, fragmentation_frac=pl.lit(0.6)
+    )
+    other = one.with_columns(
+        device=pl.lit(1, pl.Int32), allocated_end_bytes=30, fragmentation_frac=pl.lit(0.7)
+    )
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    (alone,) = judged("memory-fragmentation", replace(memory, devices=one))
+    assert alone.title == "At the end 60.0 % of what is reserved is unused: 60 B."
+    (both,) = judged("memory-fragmentation", replace(memory, devices=pl.concat([one, other])))
+    assert both.title.startswith("At the end 70.0 % of what is reserved on ")
+    assert both.title.endswith(" is unused: 70 B.")
+
+
+def test_less_memory_than_the_others_is_told_apart_from_more() -> None:
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    rows = [memory.devices.with_columns(rank=pl.lit(n, pl.Int32)) for n in range(4)]
+    for factor, said in ((2, "100.0 % more"), (0.5, "50.0 % less")):
+        odd = rows[1].with_columns((pl.col("peak_bytes") * factor).cast(pl.Int64))
+        (one,) = judged("uneven-memory", replace(memory, devices=pl.concat([odd, *rows[1:]])))
+        assert said in one.title

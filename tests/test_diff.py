@@ -186,6 +186,7 @@ def test_a_kernel_of_one_run_is_new_or_gone() -> None:
     assert kernels["norm"]["before_ns"] is None
     assert kernels["gemm"]["state"] == "gone"
     assert kernels["gemm"]["change_ns"] == -10
+    assert [kernels[name]["change_frac"] for name in ("norm", "gemm")] == [None, None]
     assert "norm is new (10 ns)" in result.verdict
 
 
