@@ -67,9 +67,7 @@ def extract(trace: Trace) -> Part:
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
     hidden = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
     exposed = (pl.col("dur_ns") - hidden["overlap"]) if known else pl.lit(None, pl.Int64)
-    told = moves.with_columns(exposed_ns=exposed).join(
-        ways(moves["name"]), on="name", how="left", nulls_equal=True
-    )
+    told = moves.with_columns(exposed_ns=exposed).join(ways(moves["name"]), on="name", how="left")
     recorded = int(trace.events.select(of_moves.sum()).item())
     path = pl.lit(trace.meta.path).alias("path")
     return Part(
