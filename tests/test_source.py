@@ -12,7 +12,7 @@ import zstandard
 from harness import differences
 
 import traceanalyzer as ta
-from traceanalyzer.errors import InputError
+from traceanalyzer.errors import InputError, UnknownFormat
 
 EVENTS = [
     {"ph": "X", "cat": "kernel", "name": f"k{n}", "pid": 0, "tid": 7, "ts": 10 * n, "dur": 5}
@@ -116,4 +116,19 @@ def test_an_encrypted_archive_is_refused(tmp_path):
     data[central + 8] |= 1
     path.write_bytes(data)
     with pytest.raises(InputError, match="is an encrypted zip archive; unpack it"):
+        ta.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"other_key": []}', "is JSON without traceEvents"),
+        (' {"a": 1}', "is JSON without traceEvents"),
+        ("\x01\x02\x03 nothing", "is no format we know"),
+    ],
+)
+def test_a_file_nobody_knows_is_named_for_what_it_is(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UnknownFormat, match=said):
         ta.read(path)

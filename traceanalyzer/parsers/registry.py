@@ -123,7 +123,9 @@ def require(source: Source) -> Format:
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
     names = ", ".join(f.name for f in formats())
-    what = source.damage or "is no format we know"
+    is_object = source.head().lstrip().startswith(b"{")
+    unknown = "is JSON without traceEvents" if is_object else "is no format we know"
+    what = source.damage or unknown
     raise UnknownFormat(
         source.path,
         f"{what} (tried {names}{_told_unusable()})",
