@@ -134,3 +134,15 @@ def test_eight_ranks_are_eight_devices(shared: Path) -> None:
     alone = [api.kernels(path) for path in sorted(folder.glob("*.gz"))]
     assert found.busy_ns == sum(one.busy_ns for one in alone)
     assert found.n == sum(one.n for one in alone)
+
+
+def test_by_operator_as_operators_has_it(recordings: Recordings) -> None:
+    """But for an operator around one of PyTorch's annotations, which operators tells apart."""
+    for name, each in recordings:
+        groups = kernels(each, by="operator").groups
+        assert groups is not None
+        own = dict(groups.drop_nulls("operator").select("operator", "total_ns").iter_rows())
+        table = api.operators(each).operators.filter(pl.col("kind") == "cpu_op")
+        told = table.group_by("name").agg(pl.col("self_device_ns").sum()).rows()
+        differ = {op for op, ns in told if own.get(op, 0) != ns}
+        assert differ <= {"record_param_comms"}, (name, differ)
