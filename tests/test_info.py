@@ -83,17 +83,18 @@ def test_kinds_are_added_up():
 
 
 @pytest.mark.parametrize(
-    ("spans", "count"),
+    ("spans", "kind", "count"),
     [
-        ([(0, 100), (10, 90)], 0),
-        ([(0, 100), (60, 90), (70, 90)], 2),
-        ([(0, 100), (99, 90)], 0),  # 1 ns is rounding
+        ([(0, 100), (10, 90)], "cpu_op", 0),
+        ([(0, 100), (60, 90), (70, 90)], "cpu_op", 2),
+        ([(0, 100), (60, 90), (70, 90)], "async", 0),  # requests, which run side by side
+        ([(0, 100), (99, 90)], "cpu_op", 0),  # 1 ns is rounding
     ],
 )
-def test_slices_of_a_thread_that_cross_are_counted(spans, count):
+def test_slices_of_a_thread_that_cross_are_counted(spans, kind, count):
     events = schema.empty("events")
     rows = pl.DataFrame(spans, schema=["ts", "dur"], orient="row").with_columns(
-        pid=1, tid=2, name=pl.lit("f").cast(schema.NAME), kind=pl.lit("cpu_op").cast(schema.KIND)
+        pid=1, tid=2, name=pl.lit("f").cast(schema.NAME), kind=pl.lit(kind).cast(schema.KIND)
     )
     trace = Trace(
         (Meta("a.json", "chrome-trace"),), pl.concat([events, rows], how="diagonal_relaxed")

@@ -242,8 +242,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
 
 def _overlapping(events: pl.DataFrame) -> list[dict[str, Any]]:
     """A finding when host slices of a thread cross, so that neither lies in the other."""
-    # a thread leaves a core whatever it is doing
-    calls = pl.col("tid").is_not_null() & (pl.col("kind") != "sched")
+    # a thread leaves a core whatever it is doing; async slices overlap by nature
+    calls = pl.col("tid").is_not_null() & ~pl.col("kind").is_in(("sched", "async"))
     slices = events.filter(calls, pl.col("dur") >= 0)
     spans = slices.select("pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"))
     crossing = np.flatnonzero(nesting.nest(spans, ["pid", "tid"])["lane"].to_numpy())
