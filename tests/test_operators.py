@@ -130,6 +130,16 @@ def test_an_only_call_of_the_same_name_is_one_with_its_caller() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["other", "python_function", "user_annotation", "nvtx"])
+def test_a_function_that_calls_itself_is_called_each_time(kind: str) -> None:
+    calls = [host(kind, "fact", 0, 100), host(kind, "fact", 10, 80), host(kind, "fact", 20, 60)]
+    found = operators(trace(calls))
+    assert table(found, "calls", "self_host_ns", "total_host_ns") == {"fact": (3, 100, 240)}
+    assert not any("is one with it" in note for note in found.notes)
+    wrapped = operators(trace([op("f", 0, 100), op("f", 10, 80)]))
+    assert any("An operator (cpu_op) that is the only call" in note for note in wrapped.notes)
+
+
 def test_its_caller_says_of_what_kind_it_is() -> None:
     calls = [host("user_annotation", "f", 0, 100), op("f", 10, 80)]
     found = operators(trace(calls)).operators.select("name", "kind", "calls", "self_host_ns")

@@ -43,12 +43,14 @@ def call_tree(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def counted_as(tree: pl.DataFrame) -> Rows:
-    """The call that each call is counted as: itself but where it is the only one in its like.
+    """The call that each call is counted as: itself but for an operator, the only one in its like.
 
-    PyTorch takes a call whose only call has the same name for one with it.
+    PyTorch takes a call whose only call has the same name for one with it: a wrapper and what it
+    wraps. A function that calls itself is called again.
     """
     parent, name = parents(tree), tree["name"].to_physical().to_numpy()
-    held = np.flatnonzero(parent != ROOT).astype(np.int32)
+    is_operator = (tree["kind"] == "cpu_op").to_numpy()
+    held = np.flatnonzero((parent != ROOT) & is_operator).astype(np.int32)
     like = held[name[held] == name[parent[held]]]
     calls = np.bincount(parent[held], minlength=tree.height)
     again = like[calls[parent[like]] == 1]

@@ -68,6 +68,10 @@ def notes(result: Operators) -> tuple[str, ...]:
         "Self is without the calls made in it, total with them. Shares of host time are of all "
         "threads' self times together; a call within a call of its own name counts twice in total."
     )
+    if (result.operators["kind"] == "cpu_op").any():
+        counted += (
+            " An operator (cpu_op) that is the only call in a call of its own name is one with it."
+        )
     said = [counted]
     idle_ns = result.host_ns - int(result.running["self_host_ns"].sum())
     if idle_ns:
