@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer import api
-from traceanalyzer.errors import InputError
+from traceanalyzer.errors import InputError, MissingData
 from traceanalyzer.parsers.chrome_trace import scanner
 from traceanalyzer.parsers.chrome_trace.times import nanosecond
 
@@ -159,6 +159,20 @@ def test_times_are_the_ones_python_reads(us):
     text = f"{us:f}".encode()
     *_, columns = _columns(b'{"ph":"X","name":"k","dur":1,"ts":' + text + b"}")
     assert array("q", columns[1])[0] == nanosecond(text)
+
+
+@pytest.mark.parametrize("phase", ["i", "I", "R"])
+def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
+    """V8 writes ``dur: 0`` into all events; a mark is no slice of 0 ns."""
+    path = tmp_path / "marks.json"
+    mark = {"ph": phase, "name": "A", "cat": "node.perf", "pid": 1, "tid": 2, "ts": 5, "dur": 0}
+    path.write_text(json.dumps([mark, {**mark, "ph": "X"}]))
+    for tables in _both(path):
+        assert tables["events"]["dur"] == [0, None]
+        assert tables["issues"]["code"] == []
+    path.write_text(json.dumps([mark]))
+    with pytest.raises(MissingData, match="no operators were recorded"):
+        api.operators(path)
 
 
 def _both(path: Path, **how):

@@ -533,6 +533,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         const char *start = p;
         if (*p == ']') { *closed = p + 1 - s->begin; break; }
         if (*p != '{' || !(p = object(s, p, &e)) || p > s->end) return -1;
+        if (e.phase == 'i') e.dur = NONE; /* a moment, whatever it says */
         if (!e.rest && (e.phase == 'X' || e.phase == 'i') && e.ts != NONE && e.ts < s->first) s->first = e.ts;
         int ok = 1;
         switch (judge(s, &e)) {

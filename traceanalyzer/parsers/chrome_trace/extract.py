@@ -13,6 +13,7 @@ from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slice
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.collectives import collective, tells
 from traceanalyzer.parsers.chrome_trace.decode import (
+    ABSENT,
     BAD_TEXT,
     NO_ARGS,
     NULL,
@@ -32,6 +33,8 @@ from traceanalyzer.vocabulary import (
 RawArgs = Callable[[], list[msgspec.Raw]]
 
 SLICE_PHASES = frozenset("XiIRPNODvVc")
+#: A moment each, whatever some writers say of their duration.
+INSTANT_PHASES = frozenset("iIR")
 PAIR_PHASES = frozenset("BEbenSTpF")
 FLOW_PHASES = frozenset("stf")
 IGNORED_PHASES = frozenset("()")
@@ -156,7 +159,7 @@ def _slices(make: Column, events: list[Event], rows: list[int], raw_args: RawArg
     if not events:
         return Slices()
     events, rows, ts = _timed(make, events, rows)
-    dur, bad = nanoseconds([e.dur for e in events])
+    dur, bad = nanoseconds([ABSENT if e.ph in INSTANT_PHASES else e.dur for e in events])
     make.lose("bad-duration", bad)
     if NULL in dur:
         make.lose("no-duration", _without_duration(events, dur) - bad)
