@@ -175,6 +175,32 @@ def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
         api.operators(path)
 
 
+def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
+    """Its chunks pack many samples each; an event of phase P with a stack is one sample."""
+    path = tmp_path / "node.json"
+    event = {"ph": "P", "cat": "v8.cpu_profiler", "pid": 1, "tid": 2, "dur": 0}
+    profile = [
+        {**event, "name": "Profile", "ts": 1, "args": {"data": {"startTime": 1}}},
+        {**event, "name": "ProfileChunk", "ts": 2, "args": {"data": {"cpuProfile": {}}}},
+        {**event, "name": ["ProfileChunk"], "ts": 3},
+    ]
+    run = {"ph": "X", "name": "RunTask", "ts": 3, "dur": 4, "pid": 1, "tid": 2}
+    path.write_text(json.dumps([*profile, run, {**event, "name": "Profile", "ts": 5, "sf": 1}]))
+    for tables in _both(path):
+        assert sorted(tables["events"]["kind"]) == ["other", "sample", "sample"]
+        issues = {key: values[0] for key, values in tables["issues"].items() if key != "rank"}
+        assert issues == {
+            "severity": "notice",
+            "code": "profile-chunk",
+            "count": 2,
+            "first": "a V8 CPU profile: its samples are not read",
+        }
+    path.write_text(json.dumps([*profile[:2], run]))
+    assert "RunTask" in str(api.flamegraph(path))
+    with pytest.raises(MissingData, match="no sample events were recorded"):
+        api.py_spy_report(path)
+
+
 def _both(path: Path, **how):
     found = []
     compiled = scanner._scan

@@ -22,23 +22,19 @@ from traceanalyzer.parsers.chrome_trace.decode import (
     decode_any,
 )
 from traceanalyzer.parsers.chrome_trace.metadata import metadata_event
+from traceanalyzer.parsers.chrome_trace.phases import (
+    FLOW_PHASES,
+    INSTANT_PHASES,
+    KNOWN_PHASES,
+    PAIR_PHASES,
+    slice_rows,
+)
 from traceanalyzer.parsers.chrome_trace.times import nanosecond, nanoseconds
 from traceanalyzer.parsers.chrome_trace.want import MEMORY, PHASE_KINDS, Want
-from traceanalyzer.vocabulary import (
-    DEVICE_KINDS,
-    kind_of_category,
-)
+from traceanalyzer.vocabulary import DEVICE_KINDS, kind_of_category
 
 #: Gives the arguments' JSON text of every event of a piece.
 RawArgs = Callable[[], list[msgspec.Raw]]
-
-SLICE_PHASES = frozenset("XiIRPNODvVc")
-#: A moment each, whatever some writers say of their duration.
-INSTANT_PHASES = frozenset("iIR")
-PAIR_PHASES = frozenset("BEbenSTpF")
-FLOW_PHASES = frozenset("stf")
-IGNORED_PHASES = frozenset("()")
-KNOWN_PHASES = SLICE_PHASES | PAIR_PHASES | FLOW_PHASES | IGNORED_PHASES | frozenset("MC")
 
 _NO_ID = array("q", [NULL]).tobytes()
 
@@ -82,7 +78,8 @@ def extract(
     make = Column(want, offset)
     raw_args = overflow.put_back(events, raw_args)
     phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
-    rows = [row for row, phase in enumerate(phases) if phase in SLICE_PHASES]
+    rows, profiles = slice_rows(events, phases)
+    make.lose("profile-chunk", profiles)
     slices = [events[row] for row in rows]
     first = _first(slices)
     keep = want.keep

@@ -38,8 +38,12 @@ _NOTICES = frozenset(
         "stray-text",
         "unclosed-begin",
         "mismatched-end",
+        "profile-chunk",
     )
 )
+
+#: What is said of an issue instead of the place where it was found.
+_DETAILS = {"profile-chunk": "a V8 CPU profile: its samples are not read"}
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -109,7 +113,8 @@ def _severity(code: str) -> str:
 
 def _worded(code: str, count: int, offset: int) -> tuple[str, int, str | None]:
     code, _, detail = code.partition(": ")
-    return code, count, detail or (None if offset < 0 else f"byte {offset}")
+    place = None if offset < 0 else f"byte {offset}"
+    return code, count, detail or _DETAILS.get(code, place)
 
 
 FORMAT = Format(
