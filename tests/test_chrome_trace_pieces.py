@@ -155,6 +155,40 @@ def test_text_without_any_event_ends(tmp_path: Path) -> None:
     assert trace.events.height == 1
 
 
+# --- broken events at the end ----------------------------------------------------------------
+
+
+FAULTY = b"""[
+{"name":"g","ph":"X","ts":1,"dur":1,"pid":1,"tid":1},
+{"name":"i","ph":"X","ts":2,"dur":1,"pid":1,"tid":1,"args":{"a":1}, id="0x1"}
+]"""
+
+
+def codes(trace: Trace) -> dict[str, int]:
+    return dict(trace.issues.select("code", "count").iter_rows())
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n  \n"])
+def test_a_faulty_last_event_does_not_cut_the_file_off(ending: bytes, tmp_path: Path) -> None:
+    found = read(tmp_path / "a", FAULTY + ending)
+    assert (found.events.height, codes(found)) == (1, {"bad-event": 1})
+    inside = read(tmp_path / "b", b'{"traceEvents": ' + FAULTY + b"}" + ending)
+    assert (inside.events.height, codes(inside)) == (1, {"bad-event": 1})
+
+
+def test_wherever_a_sound_event_is_cut_the_file_is_cut_off(tmp_path: Path) -> None:
+    sound = b'{"ph":"X","name":"a","ts":2e1,"dur":-Infinity,"args":{"a":[null,"\\u00e9"],"b":{}}}'
+    for size in range(1, len(sound)):
+        found = read(tmp_path / "a", b"[\n" + sound + b",\n" + sound[:size])
+        assert (found.events.height, codes(found).get("truncated")) == (1, 1), sound[:size]
+
+
+def test_faulty_events_are_counted_however_they_are_indented(tmp_path: Path) -> None:
+    faulty = '{"name": "a", "ts": 1,\n      "ph": "N", id="0x1"}'
+    text = "[\n" + ",\n".join(" " * indent + faulty for indent in (2, 2, 1, 2)) + ",\n\n]\n"
+    assert codes(read(tmp_path / "a", text.encode())) == {"bad-event": 4}
+
+
 # --- guesses ---------------------------------------------------------------------------------
 
 

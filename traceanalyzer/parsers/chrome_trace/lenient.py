@@ -35,7 +35,8 @@ def value_end(characters: str, at: int) -> End:
     try:
         end = _scanner.raw_decode(characters, at)[1]
     except json.JSONDecodeError as error:
-        is_near = len(characters) - error.pos <= _NEAR
+        # a token that was only begun has no bracket behind it
+        is_near = len(characters) - error.pos <= _NEAR and "}" not in characters[error.pos :]
         is_cut = is_near or error.msg.startswith("Unterminated string")
         return End(None, is_cut, error.pos)
     except RecursionError:

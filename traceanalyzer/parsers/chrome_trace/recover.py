@@ -154,15 +154,15 @@ def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
 def _resume(text: bytes, at: int) -> int | None:
     """Where to go on behind the start of a lost event; None: the rest of the text belongs to it.
 
-    Where events stand on lines of their own, at the next one that is indented alike: others may be
-    inside the lost event.
+    Where events stand on lines of their own, at the next one that is indented no deeper: others may
+    be inside the lost event.
     """
     line = text.rfind(b"\n", max(at - _INDENT, 0), at)
     indent = text[line:at]
     if line >= 0 and indent.isspace():
-        aligned = text.find(indent + b"{", at, at + _REACH)
-        if aligned >= 0:
-            return aligned + len(indent)
+        no_deeper = re.compile(rb"\n[ \t\r]{0,%d}+\{" % (len(indent) - 1))
+        if aligned := no_deeper.search(text, at, at + _REACH):
+            return aligned.end() - 1
         on_lines = text.rfind(indent + b"{", max(line - _REACH, 0), line) >= 0
         if on_lines and len(text) - at < _REACH:
             return None
