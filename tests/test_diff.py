@@ -357,6 +357,24 @@ def test_what_has_nothing_in_common_cannot_be_compared() -> None:
     assert result.scalars["outcome"] == "cannot be compared"
 
 
+def test_samples_and_time_cannot_be_compared(tmp_path: Path) -> None:
+    counted, timed = FIXTURES / "py_spy/default.raw.txt", tmp_path / "timed.json"
+    profile = {
+        "type": "sampled", "name": "main", "unit": "seconds", "startValue": 0, "endValue": 2,
+        "samples": [[0]], "weights": [2],
+    }  # fmt: skip
+    schema = "https://www.speedscope.app/file-format-schema.json"
+    shared = {"frames": [{"name": "f"}]}
+    timed.write_text(json.dumps({"$schema": schema, "shared": shared, "profiles": [profile]}))
+    for runs, before, after in (
+        ((counted, timed), "samples", "time"),
+        ((timed, counted), "time", "samples"),
+    ):
+        assert ta.diff(*runs).verdict == (
+            f"Cannot be compared: the sampled stacks before count {before}, those after {after}."
+        )
+
+
 def test_other_work_without_steps_cannot_be_compared() -> None:
     result = diff(trace([device(GEMM, 0, 10)]), trace([device(OTHER, 0, 10)]))
     assert result.outcome == "cannot be compared"

@@ -26,6 +26,9 @@ _HOLDINGS = {
     "memory": "memory",
 }
 
+#: What sampled stacks count, by the unit of their weight.
+_COUNTED = {"ns": "time", "": "what their file does not tell"}
+
 
 def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
     """Why the runs cannot be compared; None where they can.
@@ -34,6 +37,9 @@ def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
     have a kernel or an operator in common.
     """
     if measure is None:
+        units = [_units(run) for run in (before, after)]
+        if all(units) and units[0] != units[1]:
+            return f"the sampled stacks before count {units[0]}, those after {units[1]}"
         has = [_holdings(run) for run in (before, after)]
         return f"nothing is in both: before there are {has[0]}, after {has[1]}"
     if measure.name in ("device", "thread") and _in_common(before, after) == 0:
@@ -148,6 +154,11 @@ def _in_common(before: Run, after: Run) -> float | None:
             min(frame.filter(own)[time].sum() / max(frame[time].sum(), 1) for frame in rows)
         )
     return max(shares, default=None)
+
+
+def _units(run: Run) -> str:
+    """What the sampled stacks of a run count; empty where there are none."""
+    return _and(sorted({_COUNTED.get(part.unit, part.unit) for part in run.stacks}))
 
 
 def _holdings(run: Run) -> str:
