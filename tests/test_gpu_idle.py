@@ -18,6 +18,8 @@ from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.part import TIMES
+from traceanalyzer.analyzers.places import at_start
+from traceanalyzer.trace import Trace
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -384,6 +386,21 @@ def test_files_that_tell_no_rank_are_told_by_their_names() -> None:
     assert "file" in result.tables[1].columns
     assert result.charts[1].frame["on"].n_unique() == 2
     assert "file" not in gpu_idle(traces[0]).tables[1].columns
+
+
+def test_a_file_s_name_is_spelled_as_it_is_at_the_start_of_a_sentence() -> None:
+    def idle(path: str, gap: int) -> Trace:
+        work = [*launched(0, 10, -5), *launched(10 + gap, 30 + gap, 5)]
+        return trace(work, rank=None, path=f"run/{path}")
+
+    files = [idle("p1_head.json", 400), idle("rank b.json", 20), idle("c.json", 20)]
+    assert " p1_head.json stands out: 400 us against 20 us" in gpu_idle(files).verdict
+    found = traceanalyzer.diagnose(files).diagnosis
+    evidence = [said for finding in found for said in finding.evidence]
+    assert any(said.startswith("p1_head.json stands out") for said in evidence)
+    known = ("rank 3", "rank 3 device 1", "device 0", "rank b.json", "device 0 rank 1")
+    told = [at_start(place) for place in known]
+    assert told == ["Rank 3", "Rank 3 device 1", "Device 0", "rank b.json", "device 0 rank 1"]
 
 
 # --- invariants ------------------------------------------------------------------------------

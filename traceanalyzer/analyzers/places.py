@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from pathlib import PurePath
 
 import polars as pl
 
 from traceanalyzer.analyzers.names import mapped
+
+_NO_FILE = re.compile(r"(?:rank -?\d+)?(?: ?device -?\d+)?")
 
 
 def places(frame: pl.DataFrame) -> pl.Series:
@@ -31,6 +34,11 @@ def places(frame: pl.DataFrame) -> pl.Series:
         parts.append(_worded("device", frame))
     words = pl.concat_str(parts or [short_paths(frame["path"])], separator=" ", ignore_nulls=True)
     return frame.select(words.alias("on")).to_series()
+
+
+def at_start(place: str) -> str:
+    """A place of :func:`places` at the start of a sentence: the names of files stay as they are."""
+    return f"{place[:1].upper()}{place[1:]}" if _NO_FILE.fullmatch(place) else place
 
 
 def told_by_rank(frame: pl.DataFrame) -> bool:

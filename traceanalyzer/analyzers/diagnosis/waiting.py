@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import GpuIdle, causes, verdict, words
 from traceanalyzer.analyzers.launches import Launches
-from traceanalyzer.analyzers.places import places
+from traceanalyzer.analyzers.places import at_start, places
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_frac, format_ns
 
@@ -95,9 +95,8 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
     order = named.sort(column, "on", descending=[True, False])
     worst, median = order.row(0, named=True), order[column].median()
     if named.height > 1 and isinstance(median, float) and worst[column] >= _APART * median:
-        who = str(worst["on"])
         yield (
-            f"{who[:1].upper()}{who[1:]} stands out: {format_ns(worst[column])} against "
+            f"{at_start(worst['on'])} stands out: {format_ns(worst[column])} against "
             f"{format_ns(median)} (median)."
         )
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, DATALOADING, SHORT_GAP, UNKNOWN
 from traceanalyzer.analyzers.gpu_idle.words import ADVICE, WAITING
-from traceanalyzer.analyzers.places import places
+from traceanalyzer.analyzers.places import at_start, places
 from traceanalyzer.units import format_frac, format_ns
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def _worst(result: GpuIdle) -> list[str]:
     worst = units.row(0, named=True)
     if units.height < 2 or not isinstance(usual, float) or worst["idle_ns"] < 2 * usual:
         return []
-    who = places(units)[0]
+    who = at_start(places(units)[0])
     mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
-    return [f"{who[:1].upper()}{who[1:]} stands out: {longest} against {mean} (median)."]
+    return [f"{who} stands out: {longest} against {mean} (median)."]
 
 
 def _of_span(result: GpuIdle) -> str:
