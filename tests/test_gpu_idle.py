@@ -403,6 +403,19 @@ def test_a_file_s_name_is_spelled_as_it_is_at_the_start_of_a_sentence() -> None:
     assert told == ["Rank 3", "Rank 3 device 1", "Device 0", "rank b.json", "device 0 rank 1"]
 
 
+def test_who_is_never_idle_does_not_stand_out() -> None:
+    result = gpu_idle([trace([device(GEMM, 0, 10 + rank)], rank=rank) for rank in (0, 1)])
+    assert result.idle_ns == 0
+    assert "stands out" not in result.verdict
+    assert result.verdict.endswith("There is little to gain here; see kernels and overlap.")
+
+
+def test_without_a_device_what_needs_one_is_not_advised() -> None:
+    result = gpu_idle(trace([host("cpu_op", "aten::mm", 0, 100)]))
+    assert result.on_host
+    assert result.verdict.endswith("There is little to gain here; see operators.")
+
+
 # --- invariants ------------------------------------------------------------------------------
 
 NAMES = [LOADER, "aten::item", "aten::mm", "cudaMalloc", "forward", "ProfilerStep#1", "aten::to"]

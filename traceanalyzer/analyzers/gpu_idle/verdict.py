@@ -44,7 +44,8 @@ def verdict(result: GpuIdle) -> str:
         advice = ADVICE[cause].format(code=result.hints["other code"])
         said.append(f"{advice} would save {per_step} at most.")
     elif idle < _LITTLE:
-        said.append("There is little to gain here; see kernels and overlap.")
+        more = "operators" if result.on_host else "kernels and overlap"
+        said.append(f"There is little to gain here; see {more}.")
     return " ".join(said)
 
 
@@ -65,7 +66,9 @@ def _worst(result: GpuIdle) -> list[str]:
     ).sort("idle_ns", descending=True, maintain_order=True)
     usual = units["idle_ns"].median()
     worst = units.row(0, named=True)
-    if units.height < 2 or not isinstance(usual, float) or worst["idle_ns"] < 2 * usual:
+    if units.height < 2 or not isinstance(usual, float):
+        return []
+    if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
     who = at_start(places(units)[0])
     mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
