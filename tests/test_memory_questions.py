@@ -128,7 +128,10 @@ def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     row = found.devices.row(0, named=True)
     counts = ("reused_n", "twice_n", "resized_n", "lost_n", "difference_bytes")
     assert [row[name] for name in counts] == [1, 1, 1, 1, MIB]
-    assert "does not fit the blocks" in found.table()
+    assert (
+        "The history does not fit the blocks: 1 allocation at an address in use, 1 free of what "
+        "was free, 1 allocation that is neither freed nor in a block."
+    ) in found.notes
 
 
 @pytest.mark.parametrize("skipped", ["free_requested", "free_completed", None])

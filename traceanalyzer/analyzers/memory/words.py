@@ -143,11 +143,18 @@ def notes(result: Memory) -> tuple[str, ...]:
             "cannot be attributed."
         )
     lost = {
-        "reused_n": "allocations at an address in use",
-        "twice_n": "frees of what was free",
-        "lost_n": "allocations that are neither freed nor in a block",
+        "reused_n": ("allocation at an address in use", "allocations at an address in use"),
+        "twice_n": ("free of what was free", "frees of what was free"),
+        "lost_n": (
+            "allocation that is neither freed nor in a block",
+            "allocations that are neither freed nor in a block",
+        ),
     }
-    odd = [f"{n:,} {what}" for name, what in lost.items() if (n := int(devices[name].sum()))]
+    odd = [
+        f"{n:,} {one if n == 1 else many}"
+        for name, (one, many) in lost.items()
+        if (n := int(devices[name].sum()))
+    ]
     if odd:
         said.append(f"The history does not fit the blocks: {', '.join(odd)}.")
     differs = devices.filter(pl.col("difference_bytes") != 0)["difference_bytes"]
