@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer import api, schema
+from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.operators import SORT_BY, Operators, operators
 from traceanalyzer.analyzers.operators.question import column
 from traceanalyzer.cli.main import status
@@ -214,7 +215,9 @@ def test_a_single_event() -> None:
 
 
 def test_where_no_time_passed() -> None:
-    assert "f" in str(operators(trace([op("f", 0, 0)])))
+    found = operators(trace([op("f", 0, 0)]))
+    assert "f" in str(found)
+    assert found.verdict == "The host's threads were in calls for 0 ns in sum."
 
 
 # --- who launched what -------------------------------------------------------------------------
@@ -273,6 +276,35 @@ def test_external_ids_that_lead_astray_are_not_followed() -> None:
 def test_no_operator_launches_before_it_starts() -> None:
     calls = [op("late", 100, 50, external_id=3), device(GEMM, 10, 7, external_id=3)]
     assert operators(trace(calls)).unlaunched_ns == 7
+
+
+def test_where_no_operator_launched_anything_none_is_named() -> None:
+    found = operators(trace([op("aten::mm", 0, 100), device(GEMM, 200, 8)]))
+    assert found.verdict.startswith(
+        "Of 8 ns of device work none was launched by a recorded operator. The host's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "answers"),
+    [
+        ([], False),
+        ([op("ProfilerStep#1", 10, 3)], False),
+        ([op("aten::mm", 10, 3)], True),
+        ([device(GEMM, 200, 8)], True),
+    ],
+    ids=["only a loader", "a step", "an operator", "device work"],
+)
+def test_gpu_idle_is_named_where_it_can_answer(events: list[dict[str, Any]], answers: bool) -> None:
+    made = trace([op("enumerate(DataPipe)#Shuffler", 20, 900), *events])
+    said = operators(made).verdict
+    assert "That is the wait for the next batch" in said
+    assert ("traceanalyzer gpu-idle says what it costs" in said) == answers
+    if answers:
+        assert gpu_idle(made).verdict
+    else:
+        with pytest.raises(MissingData):
+            gpu_idle(made)
 
 
 def test_a_launch_outside_of_all_operators_is_in_no_row() -> None:

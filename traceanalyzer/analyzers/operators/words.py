@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators.question import CALLS, FRAMES
 from traceanalyzer.analyzers.operators.tree import ANY_STEP
 from traceanalyzer.units import format_bytes, format_frac, format_ns
@@ -25,18 +26,26 @@ def verdict(result: Operators) -> str:
     """Where the device's and the host's time went, and what that says."""
     said = []
     if result.device_ns:
-        ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
-        heaviest = _heaviest(ordered, "self_device_ns", result.device_ns)
-        said.append(
-            f"Of {format_ns(result.device_ns)} of device work most was launched by {heaviest}."
-        )
+        said.append(_launched(result, result.device_ns))
     host_ns = int(result.running["self_host_ns"].sum())
     threads = "" if host_ns == result.host_ns else " that run operators"
+    heaviest = _heaviest(result.running, "self_host_ns", host_ns)
+    longest = f", by self time longest in {heaviest}" if heaviest else ""
     said.append(
-        f"The host's threads{threads} were in calls for {format_ns(host_ns)} in sum, by self time "
-        f"longest in {_heaviest(result.running, 'self_host_ns', host_ns)}."
+        f"The host's threads{threads} were in calls for {format_ns(host_ns)} in sum{longest}."
     )
-    return " ".join([*said, *_meaning(result.running.row(0, named=True), result.code_hint)])
+    return " ".join([*said, *_meaning(result)])
+
+
+def _launched(result: Operators, device_ns: int) -> str:
+    ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
+    heaviest = _heaviest(ordered, "self_device_ns", device_ns)
+    told = (
+        f"most was launched by {heaviest}"
+        if heaviest
+        else "none was launched by a recorded operator"
+    )
+    return f"Of {format_ns(device_ns)} of device work {told}."
 
 
 def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
@@ -45,21 +54,29 @@ def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
         f"{name} ({format_ns(value)}, {format_frac(value / whole)})"
         for name, value in told.select("name", column).iter_rows()
     ]
-    return ", ".join(parts) or "none"
+    return ", ".join(parts)
 
 
-def _meaning(row: dict[str, Any], code_hint: str) -> Iterator[str]:
-    """What self time of such a call is, where that is not plain."""
+def _meaning(result: Operators) -> Iterator[str]:
+    """What self time of the heaviest call is, where that is not plain."""
+    row = result.running.row(0, named=True)
     name = row["name"]
     if LOADER.match(name):
-        yield "That is the wait for the next batch; traceanalyzer gpu-idle says what it costs."
+        costs = "; traceanalyzer gpu-idle says what it costs" * _idleness_known(result)
+        yield f"That is the wait for the next batch{costs}."
     elif row["kind"] in ("user_annotation", "nvtx") or name == ANY_STEP:
         yield (
             f"Self time of {name} is other code, or waiting, that no operator accounts for; "
-            f"{code_hint} shows which."
+            f"{result.code_hint} shows which."
         )
     elif row["kind"] in CALLS and "ynchronize" in name:
         yield f"{name} is the host waiting for the device, not work of its own."
+
+
+def _idleness_known(result: Operators) -> bool:
+    """Whether gpu-idle has work to judge by: a device's, or else operators of the host."""
+    calls = result.operators.filter(pl.col("kind") == "cpu_op")["name"]
+    return result.device_ns is not None or calls.str.contains(OPERATOR).any()
 
 
 def notes(result: Operators) -> tuple[str, ...]:
