@@ -217,6 +217,29 @@ def test_a_single_launch_is_enough() -> None:
     assert found.table()
 
 
+def test_one_launch_is_spoken_of_as_one() -> None:
+    alone = trace([call(1, 0), kernel(1, 50 * US, 4 * US)])
+    assert launches(alone).verdict.endswith(" Its one launch started 45 us after its call.")
+    behind = [call(1, 0), kernel(1, 10 * US, 4 * US), kernel(None, 14 * US, 36 * US)]
+    one = trace([*behind[2:], call(2, 5 * US), kernel(2, 50 * US, US)])
+    assert "It was queued behind earlier work, which is no fault." in launches(one).verdict
+
+
+def test_of_several_devices_delays_are_said_to_be_one_s() -> None:
+    own = [trace([call(1, 0), kernel(1, 50 * US, 4 * US)], rank=rank) for rank in (0, 1)]
+    assert "The one launch of rank 0 started 45 us after its call." in launches(own).verdict
+    own = [trace(starved(2, idle=100 * US), rank=rank) for rank in (0, 1)]
+    assert "Half of the 2 launches of rank 0 started within 1 us of their call" in (
+        launches(own).verdict
+    )
+
+
+def test_a_device_that_did_something_is_not_idle_all_the_time() -> None:
+    replays = [call(1, 0), kernel(1, 10 * US, 9 * US), call(2, 999 * MS), kernel(2, 1000 * MS, US)]
+    said = launches(trace(replays)).verdict
+    assert "though the device is idle in more than 99.9 % of the recorded time" in said
+
+
 def test_processes_join_by_their_own_ids_and_share_the_device() -> None:
     events = []
     for pid, at in ((1, 0), (2, 50 * US)):

@@ -41,7 +41,7 @@ def verdict(result: Launches) -> str:
     bound = (worst["waiting_frac"] or 0) >= _SOME
     said = [
         _bound(result, worst) if bound else _not_bound(result, worst),
-        _delays(worst),
+        _delays(result, worst),
         _short(worst) if bound else "",
         _synchronising(result),
     ]
@@ -145,26 +145,38 @@ def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
     idlest = result.devices.sort("idle_ns", *DEVICE, descending=[True] + [False] * 3)
     idle = idlest.row(0, named=True)
     free = 1 - (1 if idle["busy_frac"] is None else idle["busy_frac"])
+    time = "it" if waits else "the recorded time"
     other = (
-        f", though {_whose(result, idle)} is idle in {format_frac(free)} of it: gpu-idle tells why"
+        f", though {_whose(result, idle)} is idle in {_nearly(free)} of {time}: gpu-idle tells why"
         if free - (idle["waiting_frac"] or 0) >= _IDLE
         else ""
     )
     return f"Not launch-bound: {said}{other}."
 
 
-def _delays(device: Mapping[str, Any]) -> str:
+def _nearly(frac: float) -> str:
+    """A share; one that is less than all is not told as all of it."""
+    told = format_frac(frac)
+    return "more than 99.9 %" if frac < 1 and told == format_frac(1) else told
+
+
+def _delays(result: Launches, device: Mapping[str, Any]) -> str:
     if device["median_delay_ns"] is None:
         return ""
-    waited = device["waited_frac"]
+    n, delay, waited = (device[key] for key in ("launches", "median_delay_ns", "waited_frac"))
+    of_which = "" if result.devices.height == 1 else f" of {device['on']}"
+    if n == 1:
+        whose = f"The one launch{of_which}" if of_which else "Its one launch"
+        queued = " It was queued behind earlier work, which is no fault." * (waited > 0)
+        return f"{whose} started {format_ns(delay)} after its call.{queued}"
+    launches = f"the {n:,} launches{of_which}" if of_which else f"its {n:,} launches"
     queued = (
         f" {format_frac(waited)} of them were queued behind earlier work, which is no fault."
         if waited >= _SOME
         else ""
     )
     return (
-        f"Half of its {_number(device['launches'], 'launch', 'es')} started within "
-        f"{format_ns(device['median_delay_ns'])} of their call, 99 % within "
+        f"Half of {launches} started within {format_ns(delay)} of their call, 99 % within "
         f"{format_ns(device['p99_delay_ns'])}.{queued}"
     )
 
