@@ -100,6 +100,23 @@ def test_evented_total_is_the_time_with_an_open_frame(tmp_path_factory, data):
     assert trace.events["weight"].sum() == busy
 
 
+def test_numbers_written_as_text_are_numbers(tmp_path):
+    """dotnet-trace writes where a profile starts and ends so."""
+    events = [("O", "3", 0), ("C", 4.5, 0)]
+    trace = parsed(tmp_path, evented(events, start="3", end="4.5"))
+    assert trace.events.select("ts", "weight").rows() == [(3_000_000, 1_500_000.0)]
+    trace = parsed(tmp_path, sampled([["0"]], [2], "seconds") | {"weights": ["2e0"]})
+    assert trace.events["weight"].to_list() == [2e9]
+    assert trace.issues.is_empty()
+
+
+@pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "1e999", "3,5"])
+def test_text_that_is_no_number_is_none(text, tmp_path):
+    for part in ({"startValue": text}, {"endValue": text}, {"weights": [text]}):
+        with pytest.raises(InputError, match="no profile that can be read"):
+            parsed(tmp_path, sampled([[0]], [2], "seconds") | part)
+
+
 def test_profile_names_tell_process_and_thread(tmp_path):
     names = ('Process 7 Thread 8 "io; "x""', "Process 7", "Thread 0x1F", "", "warm-up", "before")
     trace = parsed(tmp_path, *(sampled([[0]], [1], name=name) for name in names))

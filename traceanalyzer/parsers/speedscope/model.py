@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Raw, Struct
+import sys
+from typing import Annotated
+
+from msgspec import Meta, Raw, Struct
+
+#: Text is read as a number too (dotnet-trace writes some so), but none that says "nan" or "inf".
+_Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
 class FrameEntry(Struct):
@@ -30,18 +36,18 @@ class Sampled(Struct, tag="sampled", tag_field="type"):
     """Stacks and how much each counts; without weights each counts once."""
 
     samples: list[list[int]]
-    weights: list[float] | None = None
+    weights: list[_Finite] | None = None
     name: str = ""
     unit: str = "none"
-    startValue: float = 0.0  # noqa: N815 - the file's words
-    endValue: float | None = None  # noqa: N815
+    startValue: _Finite = 0.0  # noqa: N815 - the file's words
+    endValue: _Finite | None = None  # noqa: N815
 
 
 class Event(Struct):
     """A frame opened (``O``) or closed (``C``)."""
 
     type: str
-    at: float
+    at: _Finite
     frame: int
 
 
@@ -51,8 +57,8 @@ class Evented(Struct, tag="evented", tag_field="type"):
     events: list[Event]
     name: str = ""
     unit: str = "none"
-    startValue: float = 0.0  # noqa: N815
-    endValue: float | None = None  # noqa: N815
+    startValue: _Finite = 0.0  # noqa: N815
+    endValue: _Finite | None = None  # noqa: N815
 
 
 Profile = Sampled | Evented

@@ -66,7 +66,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     frames, numbers = _distinct(file.shared.frames)
     for index, raw in enumerate(file.profiles):
         try:
-            profile = msgspec.json.decode(raw, type=Profile)
+            profile = msgspec.json.decode(raw, type=Profile, strict=False)
         except _UNDECODABLE:
             read.issues["bad-profile"] = read.issues.get("bad-profile", 0) + 1
             continue
