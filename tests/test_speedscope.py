@@ -133,6 +133,40 @@ def test_profile_names_tell_process_and_thread(tmp_path):
     assert threads == [(8, 'io; "x"', False), (31, None, False), (-5, "warm-up", True)]
 
 
+LABELS = ['process 7:"sh -c "a;b""', 'process 9:"x"', "thread (5)", "thread (5): io; 1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "lane"),
+    [
+        ('Thread 5 ""', [2], (None, 5)),
+        ('Process 9 Thread 5 ""', [0, 1, 2], (9, 5)),
+        ('Process 9 Thread 5 ""', [2], (9, 5)),
+        ('Process 9 Thread 5 ""', [0, 1], (9, 5)),
+        ("by py-spy", [0, 2], (7, 5)),
+    ],
+)
+def test_labels_of_py_spy_are_no_frames(name, stack, lane, tmp_path):
+    frames = [*({"name": label, "file": "", "line": 0} for label in LABELS), {"name": "a"}]
+    stacks = [[*stack, 4], [*(3 if at == 2 else at for at in stack), 4]]
+    trace = parsed(tmp_path, sampled(stacks, [1, 2], name=name), frames=frames)
+    assert trace.events.select("pid", "tid").unique().rows() == [lane]
+    assert stack_texts(trace) == ["a", "a"]
+    threads = trace.lanes.drop_nulls("tid").select("tid", "label").rows()
+    assert threads == [(5, "io; 1" if 2 in stack else None)]
+    commands = dict(trace.lanes.filter(pl.col("tid").is_null()).select("pid", "label").rows())
+    assert commands.get(7) == ('sh -c "a;b"' if 0 in stack else None)
+
+
+def test_frames_that_look_like_labels_stay(tmp_path):
+    """Below another frame, in a file, or not all of a text."""
+    frames = [{"name": "a"}, {"name": "thread (5)"}, {"name": "thread (5)", "file": "t.py"}]
+    frames += [{"name": "thread (5): x;y"}, {"name": 'process 5:"x'}]
+    trace = parsed(tmp_path, sampled([[0, 1], [2], [3], [4]], [1] * 4), frames=frames)
+    assert trace.events["tid"].null_count() == 4
+    assert stack_texts(trace)[:2] == ["a;thread (5)", "thread (5) (t.py)"]
+
+
 def test_frames_that_differ_in_their_column_only_are_one(tmp_path):
     frames = [{"name": "a", "line": 1, "col": 3}, {"name": "a", "line": 1, "col": 9}]
     assert parsed(tmp_path, sampled([[0], [1]], [1, 1]), frames=frames).stacks.height == 1

@@ -58,15 +58,29 @@ def py_spy(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
     return lane, stack[end:]
 
 
-def _lane(stack: bytes, lanes: Lanes) -> int:
+def named(
+    stack: bytes, lanes: Lanes, *, pid: int | None = None, tid: int | None = None
+) -> int | None:
+    """The lane of process and thread frames; None where a stack has others too.
+
+    Process or thread are as told where no frame names them.
+    """
+    _, rest = py_spy(stack, Lanes())
+    return None if rest else _lane(stack, lanes, pid, tid)
+
+
+def _lane(
+    stack: bytes, lanes: Lanes, told_pid: int | None = None, told_tid: int | None = None
+) -> int:
     """The lane that a stack's process and thread frames name; what follows tells where they end."""
-    pid = tid = None
+    pid, tid = None, told_tid
     place = 0
     while found := _PROCESS.match(stack, place):
         own, start = int(found[1]), found.end()
         end = _end_of_command(stack, start)
         lanes.add_process(own, stack[start:end].decode(errors="replace"), pid)
         pid, place = own, end + 2
+    pid = told_pid if pid is None else pid
     if found := _THREAD.match(stack, place):
         tid = _id(found[1])
         lanes.add_thread(pid, tid, found[2].decode(errors="replace") if found[2] else None)

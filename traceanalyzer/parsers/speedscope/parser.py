@@ -6,6 +6,7 @@ import codecs
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.frames.stacks import Interner
+from traceanalyzer.parsers.collapsed import labels
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.naming import rank_or_node_from_name
 from traceanalyzer.parsers.sampled import (
@@ -25,7 +27,15 @@ from traceanalyzer.parsers.sampled import (
 )
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.speedscope.model import File, FrameEntry, Profile
-from traceanalyzer.parsers.speedscope.profiles import Sample, owner_of, samples_of, unit_of
+from traceanalyzer.parsers.speedscope.profiles import (
+    NOBODY,
+    Frames,
+    Owner,
+    Sample,
+    owner_of,
+    samples_of,
+    unit_of,
+)
 from traceanalyzer.trace import Meta, Trace, issue_rows, sort_events
 
 _SCHEMA = re.compile(rb'"\$schema"\s*:\s*"https?://www\.speedscope\.app/')
@@ -63,15 +73,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         return Trace(sources=(Meta(path=source.path, format=FORMAT.name, rank=rank),))
     file = _decoded(source, b"".join(source.blocks(progress=progress)))
     read = _Read()
-    frames, numbers = _distinct(file.shared.frames)
+    frames, numbered = _distinct(file.shared.frames)
     for index, raw in enumerate(file.profiles):
         try:
             profile = msgspec.json.decode(raw, type=Profile, strict=False)
         except _UNDECODABLE:
             read.issues["bad-profile"] = read.issues.get("bad-profile", 0) + 1
             continue
-        lane, category = _lane(profile.name, index, len(file.profiles) > 1, read.lanes)
-        read.add(profile, samples_of(profile, numbers, read.tree, read.issues), lane, category)
+        owner = owner_of(profile.name)
+        lane = _lane(profile.name, owner, index, len(file.profiles) > 1, read.lanes)
+        owner = owner or NOBODY
+        lane_of = partial(labels.named, lanes=read.lanes, pid=owner.pid, tid=owner.tid)
+        samples = samples_of(profile, numbered, lane_of, read.tree, read.issues)
+        read.add(profile, samples, lane, owner.category)
     if file.profiles and not read.units:
         raise MalformedInput(source.path, "has no profile that can be read")
     if source.damage:
@@ -94,11 +108,10 @@ class _Read:
     def add(
         self, profile: Profile, samples: Iterable[Sample], lane: int, category: str | None
     ) -> None:
-        before = len(self.samples)
-        self.samples.extend(samples)
-        more = len(self.samples) - before
-        self.lane_of += [lane] * more
-        self.category += [category] * more
+        more = list(samples)
+        self.samples += more
+        self.lane_of += [lane if sample.lane is None else sample.lane for sample in more]
+        self.category += [category] * len(more)
         self.units.add(unit_of(profile))
 
 
@@ -112,14 +125,20 @@ def _decoded(source: Source, text: bytes) -> File:
         ) from None
 
 
-def _distinct(entries: list[FrameEntry]) -> tuple[list[Frame], list[int]]:
+def _distinct(entries: list[FrameEntry]) -> tuple[list[Frame], Frames]:
     """The distinct frames, and the number of each entry among them: columns are not told apart."""
     numbers: dict[Frame, int] = {}
     of_entry = [
         numbers.setdefault(Frame(entry.name, entry.file or None, _line(entry.line)), len(numbers))
         for entry in entries
     ]
-    return list(numbers), of_entry
+    texts = {
+        number: frame.name.encode(errors="replace")
+        for frame, number in numbers.items()
+        if frame.file is None and frame.line is None
+    }
+    label = {number: text for number, text in texts.items() if text.startswith(labels.LABELLED)}
+    return list(numbers), Frames(of_entry, label)
 
 
 def _line(line: float | None) -> int | None:
@@ -128,21 +147,21 @@ def _line(line: float | None) -> int | None:
     return int(line)
 
 
-def _lane(name: str, index: int, several: bool, lanes: Lanes) -> tuple[int, str | None]:
-    """The lane of a profile and its category."""
-    owner = owner_of(name)
+def _lane(name: str, owner: Owner | None, index: int, several: bool, lanes: Lanes) -> int:
+    """The lane of a profile."""
     if owner is None:
         if not several:
-            return 0, None
+            return 0
         tid = -1 - index  # no thread of a system has such a number
         lanes.add_thread(None, tid, name)
         lanes.textual.add((None, tid))
-        return lanes.of(None, tid), None
+        return lanes.of(None, tid)
     if owner.pid is not None:
         lanes.add_process(owner.pid, None, None)
     if owner.tid is not None:
-        lanes.add_thread(owner.pid, owner.tid, owner.thread)
-    return lanes.of(owner.pid, owner.tid), owner.category
+        # py-spy writes "" where the thread had no name when it was first seen
+        lanes.add_thread(owner.pid, owner.tid, owner.thread or None)
+    return lanes.of(owner.pid, owner.tid)
 
 
 def _trace(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from traceanalyzer.frames.stacks import NONE, Interner
@@ -24,11 +25,26 @@ _NAME = re.compile(
 
 
 class Sample(NamedTuple):
-    """A stack's leaf (``NONE``: empty), its weight in the profile's unit, its start in ns."""
+    """A stack's leaf (``NONE``: empty), its weight in the profile's unit, its start in ns.
+
+    ``lane`` is the one that its frames name, None for the profile's own.
+    """
 
     leaf: int
     weight: float
     ts: int | None
+    lane: int | None = None
+
+
+class Frames(NamedTuple):
+    """The file's frames: the number in the tree of each, and by number those that are labels."""
+
+    numbers: list[int]
+    labels: dict[int, bytes]
+
+
+#: The lane that the labels of a stack name, ``;`` between them; None where they are no labels.
+LaneOf = Callable[[bytes], int | None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,9 @@ class Owner:
     tid: int | None
     thread: str | None
     category: str | None
+
+
+NOBODY = Owner(None, None, None, None)
 
 
 def unit_of(profile: Profile) -> str | None:
@@ -63,7 +82,7 @@ def owner_of(name: str) -> Owner | None:
 
 
 def samples_of(
-    profile: Profile, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+    profile: Profile, frames: Frames, lane_of: LaneOf, tree: Interner, issues: dict[str, int]
 ) -> Iterator[Sample]:
     """The samples of a profile, in order.
 
@@ -72,42 +91,56 @@ def samples_of(
 
     Args:
         profile: what to read.
-        frames: number of each of the file's frames in the tree.
+        frames: the file's frames. Labels at the root of a sampled stack are no part of it; evented
+            profiles, which py-spy does not write, have none.
+        lane_of: tells the lane that labels name.
         tree: the tree, to which stacks are added.
         issues: counts of what is wrong, to which is added.
     """
     if isinstance(profile, Sampled):
-        return _sampled(profile, frames, tree, issues)
-    return _evented(profile, frames, tree, issues)
+        return _sampled(profile, frames, lane_of, tree, issues)
+    return _evented(profile, frames.numbers, tree, issues)
 
 
 def _sampled(
-    profile: Sampled, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+    profile: Sampled, frames: Frames, lane_of: LaneOf, tree: Interner, issues: dict[str, int]
 ) -> Iterator[Sample]:
     scale = _NS.get(profile.unit)
     weights = profile.weights or [1.0] * len(profile.samples)
     if len(weights) != len(profile.samples):
         _note(issues, "bad-sample", abs(len(weights) - len(profile.samples)))
-    known: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[int, ...], tuple[int, int | None]] = {}
     at = profile.startValue
     for stack, value in zip(profile.samples, weights, strict=False):
         weight = _scaled(value, scale)
         key = tuple(stack)
-        leaf = known.get(key)
-        if leaf is None:
-            if any(not 0 <= frame < len(frames) for frame in stack):
+        place = known.get(key)
+        if place is None:
+            if any(not 0 <= frame < len(frames.numbers) for frame in stack):
                 weight = math.nan
             else:
-                leaf = known[key] = tree.path(map(frames.__getitem__, stack))
-        if leaf is None or not 0 <= weight < math.inf:
+                numbers = list(map(frames.numbers.__getitem__, stack))
+                lane, labels = _labelled(numbers, frames.labels, lane_of)
+                place = known[key] = tree.path(numbers[labels:]), lane
+        if place is None or not 0 <= weight < math.inf:
             _note(issues, "bad-sample")
             continue
-        yield Sample(leaf, weight, _nanosecond(at, scale))
+        leaf, lane = place
+        yield Sample(leaf, weight, _nanosecond(at, scale), lane)
         at += value
 
 
+def _labelled(
+    stack: list[int], labels: dict[int, bytes], lane_of: LaneOf
+) -> tuple[int | None, int]:
+    """The lane that the labels at a stack's root name, and how many these are."""
+    found = [labels[frame] for frame in takewhile(labels.__contains__, stack)]
+    lane = lane_of(b";".join(found)) if found else None
+    return lane, 0 if lane is None else len(found)
+
+
 def _evented(
-    profile: Evented, frames: Sequence[int], tree: Interner, issues: dict[str, int]
+    profile: Evented, frames: list[int], tree: Interner, issues: dict[str, int]
 ) -> Iterator[Sample]:
     scale = _NS.get(profile.unit)
     open_: list[tuple[int, int]] = []  # frame, node
