@@ -51,6 +51,20 @@ def test_one_file():
     )
 
 
+@pytest.mark.parametrize(("unit", "span"), [("ns", 15), ("samples", 10), (None, 10)])
+def test_the_last_sample_lasts_as_long_as_it_weighs(unit, span):
+    """Where weights are times; one that is no number lasts no time."""
+    rows = [(0, "sample", 10.0), (8, "sample", 7.4), (10, "sample", float("nan"))]
+    frame = pl.DataFrame(rows, schema=["ts", "kind", "weight"], orient="row")
+    columns = [
+        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
+        for c in schema.EVENTS
+        if not c.on_request
+    ]
+    source = Meta("x.speedscope.json", "speedscope", weight_unit=unit)
+    assert info([Trace((source,), frame.select(columns))]).contents["span_ns"].item() == span
+
+
 def test_an_instant_named_iteration_is_no_step_and_an_annotation_no_communication():
     content = info([_trace()]).contents.row(0, named=True)
     assert (content["steps"], content["communication"]) == (1, 1)

@@ -225,7 +225,9 @@ def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
 def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     events = trace.events
     start = _whole(events["ts"].min())
-    end = _whole((events["ts"] + events["dur"].fill_null(0)).max())
+    weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # how long a sample is
+    length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
+    end = _whole(events.select((pl.col("ts") + length).max()).item())
     communication = events.filter(_is_communication(events["name"]))
     lost = trace.issues.filter(pl.col("severity").is_in(_LOSSES))
     return {
