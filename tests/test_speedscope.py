@@ -283,6 +283,40 @@ def test_any_samples_survive_the_way_out_and_back(tmp_path_factory, rows):
     assert samples(read(folder / "x.speedscope.json")) == samples(before)
 
 
+@pytest.mark.parametrize("names", [("one", "two"), ('Thread 5 "io"', 'Thread 6 "x"')])
+def test_threads_keep_their_names_in_chrome_json(names, tmp_path):
+    before = parsed(tmp_path, *(sampled([[0]], [2], "seconds", name) for name in names))
+    convert(before, tmp_path / "x.json")
+    found = []
+    for trace in (before, read(tmp_path / "x.json")):
+        joined = trace.events.join(trace.lanes, on="tid", how="left", suffix="_lane")
+        found.append(joined.select("label", "textual", "weight").sort("label").rows())
+    assert found[0] == found[1]
+    assert joined["pid"].equals(joined["pid_lane"])  # of process 0, as no process is told
+    kinds = read(tmp_path / "x.json", kinds=["sample"])
+    assert kinds.events["tid"].equals(trace.events["tid"])
+
+
+def test_textual_lanes_of_samples_in_chrome_json(tmp_path):
+    samples = [
+        {"ts": 1, "pid": "job", "tid": "io", "sf": 0},
+        {"ts": 2, "tid": "io", "sf": 0},
+        {"ts": 3, "pid": 4, "sf": 0},
+        {"ts": 4, "sf": 0},
+    ]
+    path = tmp_path / "x.json"
+    path.write_text(
+        json.dumps({"traceEvents": [], "stackFrames": {"0": {"name": "a"}}, "samples": samples})
+    )
+    trace = read(path)
+    assert schema.check(trace.tables) == []
+    job, io = trace.events.row(0, named=True)["pid"], trace.events.row(0, named=True)["tid"]
+    rows = [(job, io), (0, io), (4, None), (None, None)]
+    assert trace.events.select("pid", "tid").rows() == rows
+    lanes = trace.lanes.select("pid", "tid", "label", "textual").rows()
+    assert lanes == [(0, io, "io", True), (job, None, "job", True), (job, io, "io", True)]
+
+
 def test_a_comparison_survives_the_way_out_and_back(tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("a;b 1 2\na;c 3 4\n")

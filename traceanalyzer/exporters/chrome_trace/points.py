@@ -97,14 +97,14 @@ def frame_texts(trace: Trace) -> pl.Series:
 
 def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
     """The items of ``samples``."""
-    samples = trace.events.filter(IS_SAMPLE).join(
-        tracks.processes, on=PROCESS, how="left", nulls_equal=True, maintain_order="left"
-    )
+    samples = trace.events.filter(IS_SAMPLE)
+    for key, ids in ((PROCESS, tracks.processes), (THREAD, tracks.threads)):
+        samples = samples.join(ids, on=key, how="left", nulls_equal=True, maintain_order="left")
     text = members(
         pl.concat_str(pl.lit('{"ts":'), microseconds(pl.col("ts"))),
         member("name", quoted_column(samples["name"])),
         member("pid", pl.col("process")),
-        member("tid", pl.col("tid")),
+        member("tid", pl.coalesce("thread", pl.col("tid").cast(pl.String))),
         member("sf", pl.col("stack")),
         member("weight", pl.col("weight")),
     )

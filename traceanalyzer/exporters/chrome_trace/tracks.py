@@ -54,12 +54,14 @@ class Tracks:
         places: rank, pid, tid, lane -> ``where``, the members ``"pid":…,"tid":…``, and
             ``original``, the id that an overflow track stands for, else null.
         processes: rank, pid -> ``process``, its id.
+        threads: rank, pid, tid -> ``thread``, its id.
         names: the metadata events that name and order processes and threads.
     """
 
     of_event: pl.DataFrame
     places: pl.DataFrame
     processes: pl.DataFrame
+    threads: pl.DataFrame
     names: pl.Series
 
 
@@ -76,6 +78,7 @@ def lay_out(trace: Trace) -> Tracks:
         of_event,
         places.select(*PLACE, "where", "original"),
         processes.select(*PROCESS, "process"),
+        threads.select(*THREAD, "thread"),
         names,
     )
 

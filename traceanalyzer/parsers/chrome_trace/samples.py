@@ -11,9 +11,8 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.coerce import integer, text_of
+from traceanalyzer.parsers.chrome_trace.coerce import integer, label, text_of
 from traceanalyzer.parsers.chrome_trace.columns import Collected
-from traceanalyzer.parsers.chrome_trace.decode import NULL
 from traceanalyzer.parsers.chrome_trace.times import nanosecond
 from traceanalyzer.parsers.chrome_trace.want import Want
 
@@ -77,7 +76,11 @@ def add_samples(
     types = {c.name: (pl.String if c.dtype == schema.NAME else c.dtype) for c in schema.STACKS}
     table = pl.DataFrame(stacks.rows, schema=types, orient="row")
     table = table.cast({"name": schema.NAME, "file": schema.NAME})
-    return {**frames, "events": _merged(events, sampled), "stacks": table}
+    lanes = frames["lanes"]
+    if want.lanes and collected.labels:
+        lanes = pl.concat([lanes, _textual(sampled, lanes, collected, rank)])
+        lanes = lanes.sort("pid", "tid", maintain_order=True)
+    return {**frames, "events": _merged(events, sampled), "stacks": table, "lanes": lanes}
 
 
 def _samples(
@@ -91,21 +94,45 @@ def _samples(
             continue
         if want.windows and not any(low < ts < high for low, high in want.windows):
             continue
-        tid, pid = integer(sample.get("tid")), integer(sample.get("pid"))
+        pid, tid = _lane(sample, collected)
         rows.append(
             {
                 "ts": ts,
                 "kind": "sample",
                 "name": text_of(sample.get("name")),
                 "rank": rank,
-                "pid": None if pid == NULL else pid,
-                "tid": None if tid == NULL else tid,
+                "pid": pid,
+                "tid": tid,
                 "stack": stacks.row(sample.get("sf")),
                 "weight": _weight(sample),
             }
         )
     types = {c.name: c.dtype for c in schema.EVENTS if not c.on_request}
     return pl.DataFrame(rows, schema=types, orient="row")
+
+
+def _lane(sample: dict[str, Any], collected: Collected) -> tuple[int | None, int | None]:
+    """Process and thread. A thread without a process is of process 0, as with slices and names."""
+    told = (sample.get("pid"), sample.get("tid"))
+    pid, tid = (collected.lane_id(integer(own), label(own, integer(own))) for own in told)
+    return 0 if pid is None and tid is not None else pid, tid
+
+
+def _textual(
+    sampled: pl.DataFrame, lanes: pl.DataFrame, collected: Collected, rank: int | None
+) -> pl.DataFrame:
+    """``lanes`` of the textual ids that only samples have."""
+    text_of = {number: text for text, number in collected.labels.items()}
+    known = set(lanes.select("pid", "tid").rows())
+    used = sampled.select("pid", "tid").unique(maintain_order=True).rows()
+    keys = [(pid, None) for pid, _ in used if pid in text_of]
+    keys += [(pid, tid) for pid, tid in used if tid in text_of]
+    rows = [
+        (rank, pid, tid, text_of[pid if tid is None else tid], None, None, True)
+        for pid, tid in dict.fromkeys(keys)
+        if (pid, tid) not in known
+    ]
+    return pl.DataFrame(rows, schema=lanes.schema, orient="row")
 
 
 def weight_unit(metadata: dict[str, Any]) -> str | None:
