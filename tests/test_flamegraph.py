@@ -12,7 +12,7 @@ from trace_rows import table
 
 import traceanalyzer as ta
 from traceanalyzer import api
-from traceanalyzer.analyzers.flamegraph import drawing
+from traceanalyzer.analyzers.flamegraph import drawing, slices
 from traceanalyzer.analyzers.flamegraph import part as parts
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Meta, Trace
@@ -295,6 +295,31 @@ def test_slices_weigh_their_time_less_that_of_those_in_them():
     }
     assert (result.unit, result.total) == ("ns", 150)
     assert result.flame.frame["group"].unique().sort().to_list() == [None, "aten"]
+
+
+@pytest.mark.parametrize(
+    ("slice_", "function"),
+    [
+        ("train.py(12): step", ("step", "train.py", 12)),
+        ("/home/u/a(1).py(12): <module>", ("<module>", "/home/u/a(1).py", 12)),
+        ("C.step (/home/u/a (1).py:12)", ("C.step", "/home/u/a (1).py", 12)),
+        ("C.<locals>.f (/home/u/a.py)", ("C.<locals>.f", "/home/u/a.py", None)),
+        ("<module> (<string>:1)", ("<module>", "<string>", 1)),
+        ("/home/u/a.py(7).h", ("h", "/home/u/a.py", 7)),
+        ("<string>(1).<module>", ("<module>", "<string>", 1)),
+        ("builtins.exec", ("builtins.exec", None, None)),
+        ("parse (parse.cc:7)", ("parse (parse.cc:7)", None, None)),
+        ("aten::add(7).x", ("aten::add(7).x", None, None)),
+        ("step (a.py:1234567890)", ("step (a.py:1234567890)", None, None)),
+    ],
+)
+def test_slices_named_as_python_functions(slice_, function):
+    """As torch.profiler, viztracer, viztracer until 2020 and py-spy name them."""
+    calls = slices.calls(
+        trace := sliced(("other", slice_, 0, 10)), pl.Series([0]), None, (None, None)
+    )
+    assert calls.frames.row(0) == function
+    assert api.flamegraph(trace).functions["name"].to_list() == [function[0]]
 
 
 def test_slices_may_be_counted_chosen_and_cut():

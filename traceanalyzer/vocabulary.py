@@ -272,8 +272,14 @@ def bus_factor(collective: str | None, group_size: int | None) -> float | None:
     return (2 if collective == "all_reduce" else 1) * (n - 1) / n
 
 
-#: ``train.py(12): step``, as torch.profiler names a Python function.
-PYTHON_FRAME = r"^(?<file>.+)\((?<line>\d{1,9})\): (?<name>.+)$"
+#: How profilers name a Python function, the first that fits tells: ``train.py(12): step`` of
+#: torch.profiler, ``train.py(12).step`` of viztracer until 2020, ``step (train.py:12)`` of
+#: viztracer since and of py-spy.
+PYTHON_FRAMES = (
+    r"^(?<file>.+)\((?<line>\d{1,9})\): (?<name>.+)$",
+    r"^(?<file>.+\.py[xwi]?|<.+>)\((?<line>\d{1,9})\)\.(?<name>.+)$",
+    r"^(?<name>.+?) \((?<file>.+\.py[xwi]?|<.+>)(?::(?<line>\d{1,9}))?\)$",
+)
 
 #: What torch.profiler calls the annotation of a step, before its number.
 PROFILER_STEP = "ProfilerStep#"

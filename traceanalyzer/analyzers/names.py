@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import polars as pl
 
 from traceanalyzer.errors import OptionError
+from traceanalyzer.vocabulary import PYTHON_FRAMES
 
 #: Where an object lies in memory tells nothing and makes two of a kind look different.
 ADDRESS = r" at 0x[0-9a-f]+"
@@ -21,6 +22,19 @@ def mapped(
     """A function of text over a column, called once for each distinct value; null stays null."""
     answers = {value: function(value) for value in values.drop_nulls().unique()}
     return values.replace_strict(answers, default=None, return_dtype=dtype)
+
+
+def python_frame(text: pl.Expr) -> pl.Expr:
+    """``file``, ``line`` and ``name`` of Python functions by the names of their slices.
+
+    Null where a name is none of a Python function; to be asked of distinct names.
+    """
+    told = [text.str.extract_groups(pattern).struct for pattern in PYTHON_FRAMES]
+    return pl.struct(
+        file=pl.coalesce(fields.field("file") for fields in told),
+        line=pl.coalesce(fields.field("line") for fields in told).cast(pl.Int32),
+        name=pl.coalesce(fields.field("name") for fields in told),
+    )
 
 
 def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.Expr:

@@ -10,13 +10,13 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.libraries import is_own
-from traceanalyzer.analyzers.names import named
+from traceanalyzer.analyzers.names import named, python_frame
 from traceanalyzer.frames import linking
 from traceanalyzer.frames.intervals import Ints, narrow, nullable, stable_order
 from traceanalyzer.frames.nesting import ROOT, innermost_exact
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAME
+from traceanalyzer.vocabulary import PROFILER_STEP
 
 THREAD = ["pid", "tid"]
 
@@ -195,8 +195,6 @@ def _free(slices: pl.DataFrame) -> Ints:
 def _own(names: pl.Series, is_own: Callable[[str | None, str | None], bool]) -> pl.Expr:
     """Whether a frame's name is that of one's own code."""
     distinct = names.unique().drop_nulls().to_frame("name")
-    told = distinct.select(pl.col("name").cast(pl.String).str.extract_groups(PYTHON_FRAME)).unnest(
-        "name"
-    )
+    told = distinct.select(told=python_frame(pl.col("name").cast(pl.String))).unnest("told")
     own = [is_own(name, file) for file, name in told.select("file", "name").iter_rows()]
     return pl.col("name").is_in(distinct["name"].filter(pl.Series(own, dtype=pl.Boolean)).implode())

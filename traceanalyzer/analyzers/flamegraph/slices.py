@@ -8,11 +8,11 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.flamegraph.part import Calls
+from traceanalyzer.analyzers.names import python_frame
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting
 from traceanalyzer.frames.stack_weights import ROOT
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import PYTHON_FRAME
 
 _LANES = ("rank", "pid", "tid", "device", "stream")
 
@@ -64,11 +64,11 @@ def _frames(names: pl.Series) -> pl.DataFrame:
     """Name, file and line of slices, by their names."""
     distinct = names.unique().to_frame("slice")
     text = pl.col("slice").cast(pl.String)
-    told = text.str.extract_groups(PYTHON_FRAME).struct
+    told = python_frame(text).struct
     known = distinct.with_columns(
         name=pl.coalesce(told.field("name"), text.str.replace(_STEP, "$1")),
         file=told.field("file"),
-        line=told.field("line").cast(pl.Int32),
+        line=told.field("line"),
     )
     frames = names.to_frame("slice").join(
         known, on="slice", how="left", nulls_equal=True, maintain_order="left"

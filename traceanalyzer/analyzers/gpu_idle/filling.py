@@ -10,9 +10,9 @@ import polars as pl
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.ground import Ground
 from traceanalyzer.analyzers.libraries import by_component, is_own
-from traceanalyzer.analyzers.names import ADDRESS, named
+from traceanalyzer.analyzers.names import ADDRESS, named, python_frame
 from traceanalyzer.frames import linking
-from traceanalyzer.vocabulary import PYTHON_FRAME, steps_pattern
+from traceanalyzer.vocabulary import steps_pattern
 
 #: Gaps that are looked into.
 LONGEST = 200
@@ -123,13 +123,12 @@ def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
 
 def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
     """Whether a Python frame is of one of the libraries; without any, of the user's own code."""
-    distinct = names.unique().cast(pl.String)
-    told = distinct.str.extract_groups(PYTHON_FRAME).struct
+    distinct = names.unique().cast(pl.String).to_frame("slice")
+    told = distinct.select("slice", told=python_frame(pl.col("slice"))).unnest("told")
     match = by_component(libraries)
-    files, functions = told.field("file"), told.field("name")
     own = [
         name
-        for name, file, function in zip(distinct, files, functions, strict=True)
+        for name, file, function in told.select("slice", "file", "name").iter_rows()
         if (match(file) is not None if libraries else is_own(function, file))
     ]
     return pl.col("name").is_in(own)

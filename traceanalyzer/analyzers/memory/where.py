@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers import libraries
+from traceanalyzer.analyzers.names import python_frame
 from traceanalyzer.analyzers.whereabouts import moments, places_of, python_frames
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import PYTHON_FRAME
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,19 @@ class Where:
         known = events.drop_nulls()
         at = moments(self.trace.events.select("pid", "tid", "ts")[known])
         frame = python_frames(self.trace, at, self.own).cast(pl.String)
-        told = frame.str.extract_groups(PYTHON_FRAME).struct.unnest()
+        functions = (
+            frame.unique().to_frame("slice").with_columns(told=python_frame(pl.col("slice")))
+        )
+        told = (
+            frame.to_frame("slice")
+            .join(functions, on="slice", how="left", nulls_equal=True, maintain_order="left")
+            .unnest("told")
+        )
         operator = places_of(self.trace).operator(at).cast(pl.String)
         found = told.select(
             function=pl.coalesce("name", operator),
             file="file",
-            line=pl.col("line").cast(pl.Int32),
+            line="line",
         )
         distinct = found.select("function", "file").unique()
         own = [file is not None and self.own(name, file) for name, file in distinct.rows()]
