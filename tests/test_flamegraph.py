@@ -308,6 +308,7 @@ def test_slices_weigh_their_time_less_that_of_those_in_them():
         ("/home/u/a.py(7).h", ("h", "/home/u/a.py", 7)),
         ("<string>(1).<module>", ("<module>", "<string>", 1)),
         ("builtins.exec", ("builtins.exec", None, None)),
+        ("thread (12): io", ("thread (12): io", None, None)),
         ("parse (parse.cc:7)", ("parse (parse.cc:7)", None, None)),
         ("aten::add(7).x", ("aten::add(7).x", None, None)),
         ("step (a.py:1234567890)", ("step (a.py:1234567890)", None, None)),

@@ -197,7 +197,44 @@ def test_py_spys_chrome_trace_is_a_chrome_trace():
     assert trace.meta.format == "chrome-trace"
     assert trace.events.height == len(begins)
     assert trace.issues.is_empty()
-    assert Counter(trace.events["name"]) == Counter(event["name"] for event in begins)
+    named = ("{name} ({filename}:{line})".format(**event, **event["args"]) for event in begins)
+    assert Counter(trace.events["name"]) == Counter(named)
+
+
+def chrome_trace(tmp_path, *frames):
+    """py-spy's, of one stack."""
+    events = [
+        {"ph": phase, "cat": "py-spy", "pid": 9, "tid": 7, "ts": ts, "name": name, "args": args}
+        for phase, ts, stack in (("B", 1, frames), ("E", 5, frames[::-1]))
+        for name, args in stack
+    ]
+    path = tmp_path / "py_spy.json"
+    path.write_text(json.dumps(events))
+    return path
+
+
+def at(file, line=0):
+    return {"filename": file, "line": line}
+
+
+@pytest.mark.parametrize("columns", [(), ("args",)])
+def test_py_spys_slices_know_file_and_line(columns, tmp_path):
+    frames = [("main", at("a.py", 3)), ("g", at("")), ("h", None), ("i", at([1], "x"))]
+    trace = read(chrome_trace(tmp_path, *frames, ("f", at("b.py", None))), columns=columns)
+    assert set(trace.events["name"]) == {"main (a.py:3)", "f (b.py)", "g", "h", "i"}
+    assert trace.events["dur"].to_list() == [4_000] * 5
+    assert trace.issues.is_empty()
+    functions = trace.flamegraph().functions.select("name", "place", "own").rows()
+    assert {("f", "b.py", True), ("main", "a.py:3", True)} < set(functions)
+
+
+def test_labels_in_py_spys_chrome_trace_name_lanes(tmp_path):
+    labels = [('process 9:"sh -c "a;b""', at("")), ("thread (5): io", at(""))]
+    trace = read(chrome_trace(tmp_path, *labels, ("f", at("a.py", 3))))
+    assert trace.events.select("name", "dur").rows() == [("f (a.py:3)", 4_000)]
+    lanes = trace.lanes.select("pid", "tid", "label").rows()
+    assert lanes == [(9, None, 'sh -c "a;b"'), (9, 7, "io")]
+    assert trace.issues.is_empty()
 
 
 @pytest.mark.parametrize("case", JSON_CASES, ids=lambda case: case.name)

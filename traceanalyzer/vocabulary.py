@@ -273,10 +273,10 @@ def bus_factor(collective: str | None, group_size: int | None) -> float | None:
 
 
 #: How profilers name a Python function, the first that fits tells: ``train.py(12): step`` of
-#: torch.profiler, ``train.py(12).step`` of viztracer until 2020, ``step (train.py:12)`` of
-#: viztracer since and of py-spy.
+#: torch.profiler (``thread (12): io`` is a thread), ``train.py(12).step`` of viztracer until 2020,
+#: ``step (train.py:12)`` of viztracer since and of py-spy.
 PYTHON_FRAMES = (
-    r"^(?<file>.+)\((?<line>\d{1,9})\): (?<name>.+)$",
+    r"^(?<file>.*\S)\((?<line>\d{1,9})\): (?<name>.+)$",
     r"^(?<file>.+\.py[xwi]?|<.+>)\((?<line>\d{1,9})\)\.(?<name>.+)$",
     r"^(?<name>.+?) \((?<file>.+\.py[xwi]?|<.+>)(?::(?<line>\d{1,9}))?\)$",
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace import coerce, overflow
+from traceanalyzer.parsers.chrome_trace import coerce, overflow, py_spy
 from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slices
 from traceanalyzer.parsers.chrome_trace.coerce import Codes, text_of
 from traceanalyzer.parsers.chrome_trace.collectives import collective, tells
@@ -77,6 +77,7 @@ def extract(
     """
     make = Column(want, offset)
     raw_args = overflow.put_back(events, raw_args)
+    py_spy.rename(events, raw_args)
     phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
     rows, profiles = slice_rows(events, phases)
     make.lose("profile-chunk", profiles)
