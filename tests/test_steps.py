@@ -179,6 +179,7 @@ def test_without_marks_likely_annotations_are_suggested() -> None:
         *(host("user_annotation", f"my epoch {n}", 100 * n, 50) for n in range(3)),
         host("user_annotation", "eval", 500, 50),
         host("user_annotation", "nccl:all_reduce", 600, 50),
+        *(host("user_annotation", "f" * 61, 700 + n, 1) for n in range(9)),  # a template of C++
     ]
     with pytest.raises(MissingData) as caught:
         steps(trace(events))

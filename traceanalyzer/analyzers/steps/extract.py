@@ -34,6 +34,8 @@ _NO_STEP = re.compile(r"(?i)^(?:[nrx]ccl:|gloo:|Optimizer\.|enumerate\(|callback
 
 #: Names suggested where no steps are marked.
 _SUGGESTED = 5
+#: Nobody gives a step a longer name.
+_LONGEST = 60
 
 
 def needs(step_name: str | None = None) -> Needs:
@@ -123,7 +125,7 @@ def _suggestions(trace: Trace) -> list[str]:
     """The most frequent annotations, numbers in them left out."""
     marks = trace.events.filter(pl.col("kind").is_in(_ANNOTATIONS), pl.col("dur") > 0)
     plain = mapped(marks["name"], _without_numbers).drop_nulls().alias("name")
-    counts = plain.value_counts(name="n")
+    counts = plain.filter(plain.str.len_chars() <= _LONGEST).value_counts(name="n")
     most = counts.sort("n", "name", descending=[True, False]).head(_SUGGESTED)
     return [f"{name!r} ({n:,} times)" if n > 1 else repr(name) for name, n in most.iter_rows()]
 
