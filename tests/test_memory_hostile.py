@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snapshots import Snapshot
 
 import traceanalyzer as ta
 from traceanalyzer import schema
@@ -79,6 +80,14 @@ def test_damage_is_an_error_of_ours_or_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_much_damage(seed: int, tmp_path: Path) -> None:
     assert 0 < damage(seed, 400, tmp_path) < 400
+
+
+@pytest.mark.parametrize("device", [1 << 40, -(1 << 70), "one", None])
+def test_a_segment_of_no_known_device_is_of_the_first(device: object, tmp_path: Path) -> None:
+    path = Snapshot().hold(1 << 30, 1 << 20, device=device).write(tmp_path / "x.pickle")
+    found = ta.read(path)
+    assert schema.check(found.tables) == []
+    assert found.segments["device"].to_list() == [0]
 
 
 def test_cut_off_anywhere(tmp_path: Path) -> None:

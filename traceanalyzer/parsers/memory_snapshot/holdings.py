@@ -24,7 +24,7 @@ def segments(reading: Reading, stacks: Stacks, rank: int | None) -> pl.DataFrame
     columns = {
         "id": pl.int_range(table.height, dtype=pl.UInt32, eager=True),
         "rank": pl.repeat(rank, table.height, dtype=pl.Int32, eager=True),
-        "device": reading.integers(table.words("device")).fill_null(0).cast(pl.Int32, strict=False),
+        "device": reading.integers(table.words("device")).cast(pl.Int32, strict=False).fill_null(0),
         "address": reading.addresses(table.words("address")).fill_null(0),
         **sizes,
         "stream": reading.integers(table.words("stream")),
