@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
+from traceanalyzer.errors import MissingData
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,3 +65,16 @@ def test_a_file_of_another_rank_is_not_said_to_be_cut_off(files: tuple[Path, Pat
     own = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
     assert [n for n in ta.kernels([whole, cut, own], rank=0).notes if NOTE in n]
     assert not [n for n in ta.kernels([whole, cut, own], rank=1).notes if NOTE in n]
+
+
+@pytest.mark.parametrize("analysis", [ta.comm_outliers, ta.kernels, ta.overlap, ta.launches])
+def test_what_is_missing_may_have_been_at_the_end(tmp_path: Path, analysis: Any) -> None:
+    path = tmp_path / "cut.json"
+    event = '{"ph": "X", "cat": "cpu_op", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 2}'
+    path.write_text(f'{{"traceEvents": [{event}, {event[:40]}')
+    with pytest.raises(MissingData, match="this file is cut off: what is missing may have been"):
+        analysis(path)
+    path.write_text(f'{{"traceEvents": [{event}]}}')
+    with pytest.raises(MissingData) as caught:
+        analysis(path)
+    assert "cut off" not in str(caught.value)

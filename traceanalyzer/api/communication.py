@@ -10,9 +10,9 @@ from traceanalyzer.analyzers import comm_outliers as comm
 from traceanalyzer.analyzers.comm_outliers import CommOutliers, Part
 from traceanalyzer.analyzers.needs import Needs
 from traceanalyzer.analyzers.ranks import by_rank, of_rank
-from traceanalyzer.api.gathering import Reading, cut, cut_off_notes
+from traceanalyzer.api.gathering import Reading, cut, cut_off_notes, perhaps_cut_off
 from traceanalyzer.api.reading import Inputs, PathLike, each, format_of, read, several
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Meta, Trace, is_cut_off
 
 if TYPE_CHECKING:
@@ -59,13 +59,16 @@ def comm_outliers(
     """
     gathering = _Gathering(reading, several(patterns))
     items, snapshots = _apart(each(inputs), reading.get("format"))
-    result = comm.combine(
-        gathering.parts(items),
-        baseline=None if baseline is None else gathering.parts(each(baseline)),
-        factor=factor,
-        z=z,
-        min_wait_ns=min_wait_ns,
-    )
+    try:
+        result = comm.combine(
+            gathering.parts(items),
+            baseline=None if baseline is None else gathering.parts(each(baseline)),
+            factor=factor,
+            z=z,
+            min_wait_ns=min_wait_ns,
+        )
+    except MissingData as error:
+        raise perhaps_cut_off(error, is_cut=bool(gathering.cut_off)) from None
     result = with_late_ranks(result, items, reading)
     result = replace(result, remarks=(*result.remarks, *cut_off_notes(gathering.cut_off)))
     held = [fill for item in (*snapshots, *each(memory)) for fill in gathering.fills(item)]
