@@ -243,3 +243,12 @@ def test_an_operator_tells_what_a_kernel_of_nccl_moved(tmp_path: Path) -> None:
     kernel = chrome_event(ALL_REDUCE, 7, 20, 25, **BESIDE, **{"External id": 5, "correlation": 9})
     path.write_text(json.dumps([chrome_event("nccl:all_reduce", 3, 0, 10, **dims), kernel]))
     assert ta.comm_outliers(path).instances["message_bytes"].to_list() == [4_000]
+
+
+def test_devices_of_a_rank_that_does_not_communicate_are_summed_up() -> None:
+    work = [device(GEMM, 100 * n, 60, device=n) for n in range(2)]
+    part = extract(trace(work))
+    assert (part.span_ns, part.busy_ns, part.comm_ns, part.overlap_ns) == (120, 120, 0, 0)
+    hosts = extract(trace([*work, host("user_annotation", "gloo:all_reduce", 40, 80)]))
+    # the devices count as one: 0 to 60 and 100 to 160, of which 20 and 20 beside the collective
+    assert (hosts.span_ns, hosts.busy_ns, hosts.comm_ns, hosts.overlap_ns) == (160, 120, 80, 40)

@@ -73,38 +73,19 @@ DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
 #: Kinds whose rows lie on a device's streams.
 DEVICE_KINDS: tuple[str, ...] = (*DEVICE_WORK, "gpu_user_annotation", "cuda_sync")
 
-#: Slices on threads of the host.
-HOST_KINDS: tuple[str, ...] = (
-    "cpu_op",
-    "user_annotation",
-    "python_function",
-    "cuda_runtime",
-    "cuda_driver",
-    "overhead",
-    "xpu_runtime",
-    "xpu_driver",
-    "mtia_runtime",
-    "glow_runtime",
-    "privateuse1_runtime",
-    "privateuse1_driver",
-    "nvtx",
-    "osrt",
-    "mpi",
-    "other",
-)
-
 #: Calls of CUDA, and of HIP.
 CUDA_CALLS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
 
 #: Calls that launch device work and carry its correlation id, whoever made the device.
-LAUNCH_KINDS: tuple[str, ...] = (
-    *CUDA_CALLS,
-    "xpu_runtime",
-    "xpu_driver",
-    "mtia_runtime",
-    "glow_runtime",
-    "privateuse1_runtime",
-    "privateuse1_driver",
+LAUNCH_KINDS: tuple[str, ...] = tuple(
+    kind for kind in KINDS if kind.endswith(("_runtime", "_driver"))
+)
+
+#: Slices on threads of the host.
+HOST_KINDS: tuple[str, ...] = (
+    *("cpu_op", "user_annotation", "python_function", "overhead"),
+    *LAUNCH_KINDS,
+    *("nvtx", "osrt", "mpi", "other"),
 )
 
 #: Calls that return when the device has done what they wait for, synchronous copies among them.

@@ -10,7 +10,14 @@ from traceanalyzer.analyzers.comm_outliers import CommOutliers, with_memory
 from traceanalyzer.analyzers.memory import fills
 from traceanalyzer.analyzers.ranks import of_rank
 from traceanalyzer.api.communication import with_late_ranks
-from traceanalyzer.api.gathering import Reading, Skipped, cut, perhaps_cut_off, skipped_notes
+from traceanalyzer.api.gathering import (
+    Reading,
+    Skipped,
+    cut,
+    perhaps_cut_off,
+    rank_of,
+    skipped_notes,
+)
 from traceanalyzer.api.questions import QUESTIONS, SNAPSHOT, Question
 from traceanalyzer.api.reading import Inputs, each, read
 from traceanalyzer.errors import InputError, MissingData, OptionError
@@ -58,7 +65,7 @@ class _Gathered:
         formats = {meta.format for meta, _ in self.parts}
         paths = {meta.path for meta, _ in self.parts}
         found = [
-            Skipped(f"{m.path}, rank {m.rank}" if m.path in paths else m.path, why)
+            Skipped(rank_of(m.path, m.rank) if m.path in paths else m.path, why)
             for m, why in self.lacking
             if m.format in formats
         ]

@@ -149,7 +149,7 @@ def _contributed(
         except MissingData as error:
             lacking.append(perhaps_cut_off(error, is_cut=is_cut))
             why = str(lacking[-1]).removeprefix(f"{path}: ")
-            found.skipped.append(Skipped(path if of is None else f"{path}, rank {of}", why))
+            found.skipped.append(Skipped(rank_of(path, of), why))
             return []
 
     taken: list[tuple[int | None, Any]] = []
@@ -163,6 +163,11 @@ def _contributed(
     if lacking and not found.parts:
         raise lacking[0]
     return found
+
+
+def rank_of(path: str, rank: int | None) -> str:
+    """What to call one rank of a file."""
+    return path if rank is None else f"{path}, rank {rank}"
 
 
 def perhaps_cut_off(error: MissingData, *, is_cut: bool) -> MissingData:

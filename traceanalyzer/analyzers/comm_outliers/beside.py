@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.device_work import extent
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
@@ -46,28 +46,30 @@ def activity(
 ) -> Activity:
     """Span, busy time, communication and its overlap with compute: sums over the devices.
 
-    Where communication is the host's, it counts as beside the compute of any device of the rank,
-    and the span reaches from the first to the last of both. Without device work the span is that
-    of all events, and nothing is busy or overlaps.
+    Where communication is the host's, the rank's devices count as one, and the span takes in the
+    communication too. Without device work the span is that of all events, and nothing is busy or
+    overlaps.
 
     busy is the union of all device work over all streams, so idle = span - busy; overlap is the
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
     """
-    by = [] if _of_host(communication) else ["device"]
-    comm = intervals.union(communication, by)
+    if communication.height and _of_host(communication):
+        one = pl.lit(0, pl.Int32).alias("device")
+        communication, work, compute = (f.with_columns(one) for f in (communication, work, compute))
+    comm = intervals.union(communication, ["device"])
     work = work.drop_nulls("end")
     if work.is_empty():
         closed = trace.events.filter(pl.col("dur") >= 0)
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
         return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
-    bounds = pl.concat([frame.select(*by, "start", "end") for frame in (work, comm)])
+    spans = extent(pl.concat([work.select(comm.columns), comm]), ["device"])
     return Activity(
-        span_ns=int(_extents(bounds, by).sum()),
-        busy_ns=int(intervals.measure(work, ["device"])["length"].sum()),
+        span_ns=_length(spans),
+        busy_ns=_length(intervals.union(work, ["device"])),
         comm_ns=_length(comm),
-        overlap_ns=int(intervals.overlap_with(comm, compute, by)["overlap"].sum()),
+        overlap_ns=int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum()),
     )
 
 
@@ -75,15 +77,8 @@ def _of_host(communication: pl.DataFrame) -> bool:
     return communication["device"].null_count() == communication.height
 
 
-def _extents(frame: pl.DataFrame, by: Sequence[str]) -> pl.Series:
-    """From the first start to the last end of each group."""
-    length = (pl.col("end").max() - pl.col("start").min()).alias("length")
-    sums = frame.group_by(by).agg(length) if by else frame.select(length)
-    return sums["length"]
-
-
-def _length(union: pl.DataFrame) -> int:
-    return int((union["end"] - union["start"]).sum())
+def _length(rows: pl.DataFrame) -> int:
+    return int((rows["end"] - rows["start"]).sum())
 
 
 def add(communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame) -> pl.DataFrame:

@@ -88,8 +88,8 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     Work that no such call tells of belongs to the operator of its external id.
     """
     by_id = of == "operator" and work["external_id"].null_count() < work.height
-    if not by_id:
-        _require(trace, LAUNCH_KINDS, CUDA_CALLS)
+    if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
+        trace.require(*CUDA_CALLS)
     wanted = _operators(trace) if of == "operator" else _annotations(trace)
     launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
     slices = (
@@ -107,10 +107,10 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     return slices["name"].gather(nullable("row", caller, caller != ROOT)).cast(pl.String).alias(of)
 
 
-def _require(trace: Trace, kinds: Sequence[str], called: Sequence[str] = ()) -> None:
-    """The error that says how to record these kinds, or those they are called by, if none is."""
+def _require(trace: Trace, kinds: Sequence[str]) -> None:
+    """The error that says how to record these kinds, where there is none."""
     if not trace.events["kind"].is_in(kinds).any():
-        trace.require(*(called or kinds))
+        trace.require(*kinds)
 
 
 def _operators(trace: Trace) -> pl.Expr:

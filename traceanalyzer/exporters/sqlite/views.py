@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+_CALLS = ", ".join(f"'{kind}'" for kind in LAUNCH_KINDS)
 _START = "(SELECT value FROM about WHERE key = 'start_ns')"
 
 _READABLE = """
@@ -69,8 +72,7 @@ JOIN events AS call ON call.correlation = work.correlation AND call.rank IS work
 LEFT JOIN names AS worked ON worked.id = work.name_id
 LEFT JOIN names AS called ON called.id = call.name_id
 WHERE work.kind IN ('kernel', 'gpu_memcpy', 'gpu_memset')
-  AND call.kind IN ('cuda_runtime', 'cuda_driver', 'xpu_runtime', 'xpu_driver', 'mtia_runtime',
-    'glow_runtime', 'privateuse1_runtime', 'privateuse1_driver')
+  AND call.kind IN ($CALLS)
 """
 
 _FUNCTIONS = """
@@ -112,7 +114,7 @@ LEFT JOIN names AS s ON s.id = c.series_id
 
 #: View -> its query.
 VIEWS: dict[str, str] = {
-    name: query.strip().replace("$START", _START)
+    name: query.strip().replace("$START", _START).replace("$CALLS", _CALLS)
     for name, query in {
         "events_readable": _READABLE,
         "event_summary": _SUMMARY,
