@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -52,30 +52,37 @@ def apart(held: list[Trace]) -> list[Trace]:
     column = trace.events["rank"]
     masks = [column.eq_missing(pl.Series([rank], dtype=pl.Int32)) for rank in ranks]
     side = {name: frame for name, frame in trace.tables.items() if name != "events"}
-    sources, columns = trace.sources, trace.events.get_columns()[::-1]
+    sources, names = trace.sources, trace.events.columns
+    columns = [trace.events[name] for name in reversed(names) if name != "rank"]
     del trace, column
-    parts: list[dict[str, Any]] = [{} for _ in ranks]
-    while columns:  # two at a time, a core each
-        pair = pl.DataFrame([columns.pop() for _ in range(min(2, len(columns)))])
-        for part, own in zip(parts, masks, strict=True):
-            part.update(_filtered(pair, own))
+    with ThreadPoolExecutor(2) as pool:  # a core each; with more columns at once memory would grow
+        each = list(pool.map(lambda column: _divided(column, masks), _given(columns)))
     found = []
-    for rank, own in zip(ranks, masks, strict=True):
+    for number, (rank, own) in enumerate(zip(ranks, masks, strict=True)):
         meta = next((m for m in sources if m.rank == rank), sources[0])
-        part = parts.pop(0)
-        events = pl.DataFrame({n: c for n, c in part.items() if isinstance(c, pl.Series)})
-        events = events.select(c if isinstance(c, pl.Expr) else n for n, c in part.items())
+        events = _with_rank([parts[number] for parts in each], rank).select(names)
         tables = {name: _of_rank(name, frame, rank, own) for name, frame in side.items()}
         found.append(Trace(sources=(replace(meta, rank=rank),), events=events, **tables))
     return found
 
 
-def _filtered(columns: pl.DataFrame, own: pl.Series) -> list[tuple[str, pl.Series | pl.Expr]]:
-    """Rows of some columns; of one that holds nothing, nothing in its place."""
-    empty = [n for n in columns.columns if columns[n].null_count() == columns.height]
-    held = columns.drop(empty).filter(own) if len(empty) < columns.width else pl.DataFrame()
-    nothing = [(n, pl.lit(None, columns.schema[n]).alias(n)) for n in empty]
-    return [*((column.name, column) for column in held), *nothing]
+def _given(columns: list[pl.Series]) -> Iterator[pl.Series]:
+    """The columns, the last first; the list forgets each."""
+    while columns:
+        yield columns.pop()
+
+
+def _divided(column: pl.Series, masks: Sequence[pl.Series]) -> list[pl.Series | pl.Expr]:
+    """A column's rows under each mask; of one that holds nothing, nothing in its place."""
+    if column.null_count() == len(column):
+        return [pl.lit(None, column.dtype).alias(column.name)] * len(masks)
+    return [column.filter(own) for own in masks]
+
+
+def _with_rank(columns: Sequence[pl.Series | pl.Expr], rank: int | None) -> pl.DataFrame:
+    held = pl.DataFrame([column for column in columns if isinstance(column, pl.Series)])
+    nothing = [column for column in columns if isinstance(column, pl.Expr)]
+    return held.with_columns(*nothing, rank=pl.lit(rank, pl.Int32))
 
 
 def _ranks(events: pl.DataFrame) -> list[int | None]:
