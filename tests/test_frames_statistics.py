@@ -59,3 +59,15 @@ def test_rows_that_agree_have_one_number(rows, scale):
     for row, pair in enumerate(pairs):
         assert pairs[first[number[row]]] == pair
         assert pairs.index(pair) == first[number[row]]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 5), WIDE), min_size=2, max_size=60),
+    cut=st.integers(1, 59),
+)
+def test_values_may_lie_in_pieces(rows, cut):
+    group, value = ([row[i] for row in rows] for i in (0, 1))
+    pieces = [pl.Series(some, dtype=pl.Int64) for some in (value[:cut], value[cut:])]
+    number = np.array(group, np.int32)
+    whole = grouped(pl.Series(value, dtype=pl.Int64), number, 6)
+    assert grouped(pl.concat(pieces, rechunk=False), number, 6).equals(whole)

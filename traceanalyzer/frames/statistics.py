@@ -157,11 +157,15 @@ def _ordered(values: pl.Series, number: Numbers, groups: int) -> _Ordered:
     # half the width is sorted in half the time
     dtype: Any = np.uint32 if wide <= _HALF else np.int64
     key = number.astype(dtype)
-    plain = values.to_numpy()
-    for start in range(0, len(key), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
-        key[some] <<= dtype(bits)
-        key[some] += (plain[some] - low).astype(dtype)
+    done = 0
+    for piece in values.get_chunks():  # one array of them all would be new memory, which takes long
+        plain = piece.to_numpy()
+        for start in range(0, len(plain), _AT_ONCE):
+            own = plain[start : start + _AT_ONCE]
+            some = key[done + start : done + start + len(own)]
+            some <<= dtype(bits)
+            some += (own - low).astype(dtype)
+        done += len(plain)
     base = (np.arange(groups, dtype=np.int64) << bits) - low
     return _Ordered(pl.Series(key).sort().to_numpy(), base, starts, low, high, whole=True)
 
