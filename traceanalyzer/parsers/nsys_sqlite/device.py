@@ -71,7 +71,7 @@ def kernels(export: Export) -> pl.DataFrame:
         layout.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
         where=export.inside(),
-        shape=lambda piece: piece.select(
+        shape=lambda piece: piece.select_seq(
             *_placed(export), name_id("demangledName"), *(sizes if shape else ())
         ),
     )
@@ -85,7 +85,7 @@ def copies(export: Export) -> pl.DataFrame:
         layout.MEMCPY,
         integers=(*_place(export), *_size(export), *key),
         where=export.inside(),
-        shape=lambda piece: piece.select(
+        shape=lambda piece: piece.select_seq(
             *_placed(export), *_size(export), pl.col(key).cast(pl.Int32, strict=False)
         ),
     )
@@ -98,7 +98,7 @@ def sets(export: Export) -> pl.DataFrame:
         layout.MEMSET,
         integers=(*_place(export), *_size(export), "memKind"),
         where=export.inside(),
-        shape=lambda piece: piece.select(*_placed(export), *_size(export), "memKind"),
+        shape=lambda piece: piece.select_seq(*_placed(export), *_size(export), "memKind"),
     )
     return _worded(rows, ["memKind"], lambda of: f"Memset ({_memory(of)})").with_columns(
         kind("gpu_memset")
@@ -111,7 +111,7 @@ def synchronisation(export: Export) -> pl.DataFrame:
         layout.SYNCHRONIZATION,
         integers=(*_place(export), "syncType"),
         where=export.inside(),
-        shape=lambda piece: piece.select(*_placed(export), "syncType"),
+        shape=lambda piece: piece.select_seq(*_placed(export), "syncType"),
     )
     return _worded(rows, ["syncType"], _wait).with_columns(kind("cuda_sync"))
 
@@ -122,7 +122,7 @@ def graphs(export: Export) -> pl.DataFrame:
         layout.GRAPH_TRACE,
         integers=(*_place(export), "graphId"),
         where=export.inside(),
-        shape=lambda piece: piece.select(*_placed(export), "graphId"),
+        shape=lambda piece: piece.select_seq(*_placed(export), "graphId"),
     )
     return _worded(rows, ["graphId"], lambda of: f"CUDA graph {of}").with_columns(kind("kernel"))
 

@@ -32,7 +32,8 @@ def calls(export: Export) -> pl.DataFrame:
         calls = piece.filter(~backtraces.fill_null(value=False)) if backtraces.any() else piece
         told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
         kinds = words.cast(schema.KIND).alias("kind")
-        return calls.with_columns(**told).select(*_ran(export), name_id("nameId"), *linked, kinds)
+        ran = _ran(export)
+        return calls.with_columns(**told).select_seq(*ran, name_id("nameId"), *linked, kinds)
 
     rows = export.database.read(
         layout.RUNTIME,
@@ -91,7 +92,7 @@ def _named(export: Export, table: str, word: str, where: str | None = None) -> p
         table,
         integers=(*_THREAD, "nameId"),
         where=_all([export.inside(), where]),
-        shape=lambda piece: piece.select(*_ran(export), name_id("nameId")),
+        shape=lambda piece: piece.select_seq(*_ran(export), name_id("nameId")),
     )
     return rows.with_columns(export.named(rows["name"]), kind(word))
 

@@ -51,7 +51,7 @@ def _read(export: Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
         table,
         integers=(*_THREAD, *more),
         where=export.inside(),
-        shape=lambda piece: piece.select(*columns, name_id("textId")),
+        shape=lambda piece: piece.select_seq(*columns, name_id("textId")),
     )
     named = rows.with_columns(export.named(rows["name"]), kind("mpi"))
     if table != layout.MPI_COLLECTIVES:

@@ -99,8 +99,8 @@ def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape
 
     def shaped(piece: pl.DataFrame) -> pl.DataFrame:
         domain = piece["eventType"] == _DOMAIN
-        created.append(piece.filter(domain).select("globalTid", "textId", "domainId", "text"))
-        return (piece.filter(~domain) if domain.any() else piece).select(columns)
+        created.append(piece.filter(domain).select_seq("globalTid", "textId", "domainId", "text"))
+        return (piece.filter(~domain) if domain.any() else piece).select_seq(columns)
 
     return shaped
 

@@ -74,7 +74,7 @@ class PageFile:
                 return None
             first = self.read(level[:1])
             if first is None or first[0] != _INTERIOR:
-                return level if first is not None and len(np.unique(level)) == len(level) else None
+                return None if first is None or self._repeat(level) else level
             below = []
             for start in range(0, len(level), AT_ONCE):
                 held = self.read(level[start : start + AT_ONCE])
@@ -116,6 +116,12 @@ class PageFile:
             return frame
         empty = [name for at, name in enumerate(ordered) if nulls >> at & 1]
         return frame.with_columns(pl.when(pl.col(n) != _NOTHING).then(n) for n in empty)
+
+    def _repeat(self, numbers: PageNumbers) -> bool:
+        """Whether any of these pages comes twice, as in a loop."""
+        met = np.zeros(self.count + 1, np.bool_)
+        met[numbers] = True
+        return bool(np.count_nonzero(met) < len(numbers))
 
     def _are_pages(self, numbers: PageNumbers) -> bool:
         return (
