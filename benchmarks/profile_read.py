@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from traceanalyzer import api
-from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401 - else it is loaded late
+from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401 - else it is loaded late
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")

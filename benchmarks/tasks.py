@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MODULES = (
     "traceanalyzer.cli.main",
     "traceanalyzer.api.gathering",
-    "traceanalyzer.parsers.chrome_trace.parser",
+    "traceanalyzer.parsers.chrome_trace.reader",
     "traceanalyzer.render.table",
     "numpy.ma",  # by polars, when it is given its first array
 )
@@ -57,7 +57,7 @@ def orjson_loads(path: str) -> tuple[float, int]:
 def read(path: str) -> tuple[float, int]:
     """The file to the full event table and all side tables."""
     from traceanalyzer import api
-    from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401 - the registry loads it late
+    from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401 - loaded when it is used
 
     start = time.perf_counter()
     trace = api.read(path)
@@ -69,7 +69,7 @@ def read_for(command: str) -> Callable[[str], tuple[float, int]]:
 
     def read(path: str) -> tuple[float, int]:
         from traceanalyzer import api
-        from traceanalyzer.parsers.chrome_trace import parser  # noqa: F401
+        from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401
 
         analyzer = importlib.import_module(f"traceanalyzer.analyzers.{COMMANDS[command]}")
         # what is needed of a file may depend on what is asked

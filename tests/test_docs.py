@@ -15,7 +15,7 @@ from test_imports import ALLOWED, BASE
 
 import traceanalyzer
 from traceanalyzer.cli.main import cli
-from traceanalyzer.parsers.chrome_trace import parser
+from traceanalyzer.parsers.chrome_trace import reader
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -281,7 +281,7 @@ def test_every_finding_is_described_with_its_severity() -> None:
     others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
     found = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
     described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Findings")}
-    assert described == {code: parser._severity(code) for code in found}
+    assert described == {code: reader._severity(code) for code in found}
 
 
 def _malformed() -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from traceanalyzer.api.held import memory, memory_diff, memory_growth, memory_oom
     from traceanalyzer.api.host import host_metrics
     from traceanalyzer.api.idle import gpu_idle
+    from traceanalyzer.api.operating import operators
     from traceanalyzer.api.reading import (
         NO_FORMAT,
         Inputs,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from traceanalyzer.api.reporting import report
     from traceanalyzer.api.stacks import flamegraph, py_spy_report
     from traceanalyzer.api.time import overlap, steps
-    from traceanalyzer.api.work import kernels, operators
+    from traceanalyzer.api.work import kernels
 
 _HOME = {
     **dict.fromkeys(("By", "GroupBy", "Match"), "analyzers.leaf_paths"),
@@ -54,7 +55,8 @@ _HOME = {
     "launches": "api.feeding",
     "report": "api.reporting",
     **dict.fromkeys(("memory", "memory_diff", "memory_growth", "memory_oom"), "api.held"),
-    **dict.fromkeys(("kernels", "operators"), "api.work"),
+    "kernels": "api.work",
+    "operators": "api.operating",
     **dict.fromkeys(
         ("NO_FORMAT", "Inputs", "PathLike", "Progress", "find_inputs", "natural", "read"),
         "api.reading",
