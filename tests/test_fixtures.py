@@ -107,6 +107,12 @@ def test_fixtures_stay_small() -> None:
     assert sum(size.values()) < 700_000, size
 
 
+def test_a_trace_of_jax_is_what_the_script_writes(tmp_path: Path) -> None:
+    written = run("make_xla.py", tmp_path)
+    committed = {f"xla/{p.name}": p.read_bytes() for p in (FIXTURES / "xla").iterdir()}
+    assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
+
+
 def test_an_upgrade_is_what_the_script_writes(tmp_path: Path) -> None:
     written = run("make_upgrade.py", tmp_path)
     committed = {f"upgrade/{p.name}": p.read_bytes() for p in (FIXTURES / "upgrade").iterdir()}

@@ -106,6 +106,9 @@ FAMILIES = {
         "void vllm::act_and_mul_kernel<c10::Half, &vllm::silu_kernel<c10::Half> >(c10::Half*)",
         "void cudnn::ops::scalePackedTensor_kernel<float, float>(long, float*, float)",
         "cupy_multiply__float64_float64_float64",
+        "loop_add_fusion_12",
+        "loop_fusion",
+        "wrapped_convert",
     ],
     "copy": [
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 1>(f)",

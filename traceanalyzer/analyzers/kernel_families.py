@@ -97,7 +97,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "elementwise": (
         "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
         "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
-        "arange", "cast", "lerp", "^cupy_",
+        "arange", "cast", "lerp", "^cupy_", r"^loop_(\w+_)?fusion", "^wrapped_",
     ),
     "fft": ("fft",),
 }

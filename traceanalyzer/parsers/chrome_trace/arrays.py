@@ -6,7 +6,6 @@ from traceanalyzer.parsers.chrome_trace.batch import Batch
 from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.container import (
     Container,
-    first_events,
     next_events,
     pieces,
 )
@@ -19,13 +18,18 @@ from traceanalyzer.parsers.chrome_trace.worker import process
 MAX_CARRY_BYTES = 1 << 23
 
 
-def collect(text: Text, want: Want, container: Container, collected: Collected) -> None:
+def collect(
+    text: Text, offset: int | None, want: Want, container: Container, collected: Collected
+) -> None:
     """Every event array of the file, one after the other, and what stands around them.
 
-    Raises:
-        NoTraceError: the text is no trace.
+    Args:
+        text: of the file.
+        offset: where the first array begins; None for a file without any.
+        want: what to keep.
+        container: learns what stands around the arrays.
+        collected: takes the events.
     """
-    offset = first_events(text, container)
     while offset is not None:
         closed = _array(text, offset, want, container, collected)
         offset = None if closed is None else next_events(text, closed, container)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
+from traceanalyzer.parsers.chrome_trace import xla
 from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import Collected
-from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError
+from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError, first_events
 from traceanalyzer.parsers.chrome_trace.metadata import describe
 from traceanalyzer.parsers.chrome_trace.samples import add_samples, weight_unit
 from traceanalyzer.parsers.chrome_trace.text import open_text
@@ -50,7 +51,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     text = open_text(source, progress)
     container, collected = Container(), Collected()
     try:
-        collect(text, want, container, collected)
+        first = first_events(text, container)
+        by_lanes = first is not None and xla.wrote(text.read(first, xla.HEAD_BYTES))
+        want = xla.everything(want) if by_lanes else want
+        collect(text, first, want, container, collected)
     except NoTraceError as error:
         raise MalformedInput(
             source.path,
@@ -70,6 +74,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     issues = issue_rows(rows, meta.rank)
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
     trace = Trace(sources=(meta,), **{**tables, "issues": issues})
+    if by_lanes:
+        trace = xla.told(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
 
 
