@@ -42,8 +42,10 @@ def test_tables_hold_the_schema(path: Path) -> None:
 
 @FILES
 def test_the_scan_and_python_read_the_same(path: Path) -> None:
-    with without_scan():
-        assert differences(api.read(path), read(path, columns=())) == []
+    for columns in ((), REQUESTED):
+        with without_scan():
+            plain = api.read(path, columns=columns)
+        assert differences(plain, read(path, columns=columns)) == []
 
 
 @FILES

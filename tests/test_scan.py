@@ -27,10 +27,22 @@ KERNEL = (
 )
 
 
-def _scan(text, *, kernel=3, other=1, special=(), named=(), windows=b"", flows=True, every=True):
+def _scan(
+    text,
+    *,
+    kernel=3,
+    other=1,
+    special=(),
+    named=(),
+    windows=b"",
+    flows=True,
+    every=True,
+    args=False,
+    input_dims=False,
+):
     return scan(
         text, 0, [(b"kernel", kernel)], other, other, list(special), list(named), windows, flows,
-        every,
+        every, args, input_dims,
     )  # fmt: skip
 
 
@@ -46,6 +58,23 @@ def test_an_ordinary_event_becomes_a_row():
     assert list(array("q", columns[1])) == [1500]
     assert list(array("q", columns[2])) == [2000]
     assert columns[-1] == b""
+
+
+def test_where_arguments_lie_is_told_where_asked():
+    shaped = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":[[2, 3]],"x":{"y":"}"}}}'
+    none = b'{"ph":"X","name":"a","ts":1,"dur":1,"args": null}'
+    text = b",".join([shaped, none, KERNEL])
+    columns = _columns(text)[3]
+    assert columns[-3] == columns[-4] == b""
+    columns = _columns(text, args=True, input_dims=True)[3]
+
+    def spelled(ranges):
+        spans = array("q", ranges)
+        return [text[at : at + n] for at, n in zip(spans[::2], spans[1::2], strict=True)]
+
+    told = [b'{"Input Dims":[[2, 3]],"x":{"y":"}"}}', b"null", b'{"stream":7}']
+    assert spelled(columns[-4]) == told
+    assert spelled(columns[-3]) == [b"[[2, 3]]", b"", b""]
 
 
 def test_the_first_time_counts_whether_the_event_is_wanted_or_not():
@@ -147,9 +176,9 @@ def test_only_wanted_kinds_are_kept_and_names_count_whatever_the_kind():
 def test_arguments_out_of_range_are_refused(wrong):
     text, begin = wrong
     with pytest.raises(ValueError, match="out of range"):
-        scan(text, begin, [], 0, 0, [], [], b"", True, True)
+        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False)
     with pytest.raises(ValueError, match="out of range"):
-        scan(b"", 0, [], 0, 0, [], [], b"123", True, True)
+        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False)
 
 
 @given(

@@ -53,7 +53,7 @@ enum { /* the columns, in the order scan() returns them */
     MEMORY_ROWS, ALLOCATED, ADDRESS, DEVICE_TYPE, DEVICE_ID, TOTAL_ALLOCATED, TOTAL_RESERVED,
     SPECIAL_ROWS,
     FLOW_ORDER, FLOW_PHASE, FLOW_TS, FLOW_CATEGORY, FLOW_NAME, FLOW_PID, FLOW_TID, FLOW_ID, FLOW_NEXT,
-    TEXTS, RESTS, COLUMNS
+    ARGS, INPUT_DIMS, TEXTS, RESTS, COLUMNS
 };
 
 /* --- texts and their codes ------------------------------------------------------------------ */
@@ -71,7 +71,7 @@ typedef struct {
     word *special; Py_ssize_t n_special;
     word *named; Py_ssize_t n_named;
     int64_t *windows; Py_ssize_t n_windows;
-    int flows, all;
+    int flows, all, args, input_dims;
     uint32_t rows, flow_rows;
     int64_t first; /* the earliest time of any event, wanted or not */
     int out_of_memory;
@@ -306,6 +306,7 @@ typedef struct {
     int64_t registers, shared_memory;
     int64_t allocated, address, device_type, device_id, total_allocated, total_reserved;
     int32_t grid[3], block[3];
+    const char *args, *args_end, *dims, *dims_end;
 } event;
 
 #define IS(literal) (length == sizeof(literal) - 1 && !memcmp(key, literal, sizeof(literal) - 1))
@@ -350,6 +351,8 @@ static const char *argument(const char *key, size_t length, const char *p, const
             break;
     case 9: if (IS("Device Id")) return integer_or_rest(p, end, &e->device_id, e);
             break;
+    case 10: if (IS("Input Dims")) { e->dims = p; return e->dims_end = skip(p, end, 2); }
+             break;
     case 11: if (IS("External id")) return integer_or_rest(p, end, &e->external_id, e);
              if (IS("correlation")) return integer_or_rest(p, end, &e->correlation, e);
              if (IS("Device Type")) return integer_or_rest(p, end, &e->device_type, e);
@@ -425,7 +428,7 @@ static const char *member(scanner *s, const char *key, size_t length, const char
             else if (IS("id2")) e->rest = 1;
             break;
     case 4: if (IS("name")) return name_or_rest(s, p, &e->name, e);
-            if (IS("args")) return arguments(p, end, e);
+            if (IS("args")) { e->args = p; return e->args_end = arguments(p, end, e); }
             break;
     case 7: if (IS("bind_id")) e->rest = 1;
             break;
@@ -485,6 +488,11 @@ static enum outcome judge(const scanner *s, const event *e) {
     return name & SPECIAL && !(category & DEVICE) ? REST : ROW;
 }
 
+/* Where a text lies, and its length; 0 and 0 where there is none. */
+static int put_span(const scanner *s, column *c, const char *at, const char *end) {
+    return put64(c, at ? at - s->begin : 0) && put64(c, at ? end - at : 0);
+}
+
 static int put_row(scanner *s, const event *e, uint32_t order) {
     column *o = s->out;
     uint32_t row = s->rows++;
@@ -492,6 +500,8 @@ static int put_row(scanner *s, const event *e, uint32_t order) {
         && put32(&o[CATEGORY], e->category) && put32(&o[NAME], e->name)
         && put64(&o[PID], e->pid) && put64(&o[TID], e->tid)
         && put64(&o[CORRELATION], e->correlation) && put64(&o[EXTERNAL_ID], e->external_id);
+    if (ok && s->args) ok = put_span(s, &o[ARGS], e->args, e->args_end);
+    if (ok && s->input_dims) ok = put_span(s, &o[INPUT_DIMS], e->dims, e->dims_end);
     int category = e->category == NO_CODE ? s->absent : (int)s->names.all[e->category].flags;
     int name = e->name == NO_CODE ? 0 : (int)s->names.all[e->name].flags;
     if (ok && name & MEMORY && e->allocated != NONE)
@@ -600,11 +610,13 @@ static PyObject *columns(scanner *s, int64_t events, int64_t closed) {
 }
 
 PyDoc_STRVAR(scan_doc,
-"scan(text, begin, categories, other, absent, special, named, windows, flows, all)\n--\n\n"
+"scan(text, begin, categories, other, absent, special, named, windows, flows, all, args,\n"
+"     input_dims)\n--\n\n"
 "Columns of the ordinary events of text[begin:], or None when it is not strict JSON.\n\n"
 "Args: categories is a list of (lower-case spelling, flags), other and absent the flags of any other\n"
 "and of no category (1 wanted, 2 device); special are lower-case words whose events Python must read;\n"
-"named are words wanted whatever the category; windows are (start, end) in ns, flat, as int64 bytes.\n"
+"named are words wanted whatever the category; windows are (start, end) in ns, flat, as int64 bytes;\n"
+"args and input_dims say whether to tell where those of each row lie.\n"
 "Returns (events, offset behind a closing bracket or -1, earliest time, columns as bytes).");
 
 static PyObject *scan(PyObject *module, PyObject *args) {
@@ -615,9 +627,10 @@ static PyObject *scan(PyObject *module, PyObject *args) {
     char *data;
     Py_ssize_t size;
     scanner s = {0};
-    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#pp:scan", &PyBytes_Type, &source, &begin,
+    if (!PyArg_ParseTuple(args, "O!nO!iiO!O!y#pppp:scan", &PyBytes_Type, &source, &begin,
                           &PyList_Type, &categories, &s.other, &s.absent, &PyList_Type, &special,
-                          &PyList_Type, &named, &window_data, &window_bytes, &s.flows, &s.all))
+                          &PyList_Type, &named, &window_data, &window_bytes, &s.flows, &s.all,
+                          &s.args, &s.input_dims))
         return NULL;
     if (PyBytes_AsStringAndSize(source, &data, &size) < 0) return NULL;
     if (begin < 0 || begin > size || window_bytes % 16 || size >= UINT32_MAX) {

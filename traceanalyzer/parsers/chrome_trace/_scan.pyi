@@ -9,5 +9,7 @@ def scan(
     windows: bytes,
     flows: bool,
     every_kind: bool,
+    args: bool,
+    input_dims: bool,
     /,
 ) -> tuple[int, int, int, list[bytes]] | None: ...

@@ -34,6 +34,8 @@ except ImportError:  # pragma: no cover - built without a compiler
     _scan = None  # type: ignore[assignment]
 
 _WANTED, _DEVICE, _OTHER = 1, 2, 64
+#: How ``null`` begins.
+_NULL = ord("n")
 
 #: Words in the names of communication: host events with them carry arguments that Python reads.
 _SPECIAL = [word.encode() for word in COMMUNICATION_WORDS]
@@ -70,8 +72,8 @@ _FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
 
 def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
     """The batches of a well-formed piece, or None when it has to be read another way."""
-    if _scan is None or want.args or want.input_dims:
-        return None
+    if _scan is None:
+        return None  # type: ignore[unreachable]
     words = _words(tuple(want.kinds) if want.kinds is not None else None)
     found = _scan.scan(
         text,
@@ -82,11 +84,13 @@ def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
         array("q", [edge for window in want.windows for edge in window]).tobytes(),
         want.flows,
         want.kinds is None,
+        want.args,
+        want.input_dims,
     )
     if found is None:
         return None
     events, closed, first, columns = found
-    *values, next_rows, text_ranges, rest_ranges = columns
+    *values, next_rows, args, input_dims, text_ranges, rest_ranges = columns
     slices, flows = Slices(), Points()
     _fill(slices, _SLICE_COLUMNS, values)
     special_rows, *flow_values = values[len(_SLICE_COLUMNS) :]
@@ -94,6 +98,8 @@ def scanned(text: bytes, offset: int, want: Want) -> list[Batch] | None:
     flows.at_next = array("I", next_rows).tolist()
     try:
         texts = _texts(text, array("q", text_ranges))
+        slices.args = _spelled(text, array("q", args)) if want.args else None
+        slices.input_dims = _spelled(text, array("q", input_dims)) if want.input_dims else None
         rest = _rest(text, array("q", rest_ranges), offset, want)
     except BAD_TEXT:
         return None
@@ -149,6 +155,12 @@ def _texts(text: bytes, ranges: array[int]) -> list[str]:
         raw = text[at : at + length]
         texts.append(raw.decode() if b"\\" not in raw else str(decode_any(b'"' + raw + b'"')))
     return texts
+
+
+def _spelled(text: bytes, ranges: array[int]) -> list[str | None]:
+    """A value of each row as the file spells it; None where there is none, or null."""
+    spans = zip(ranges[::2], ranges[1::2], strict=True)
+    return [text[at : at + n].decode() if n and text[at] != _NULL else None for at, n in spans]
 
 
 def _rest(text: bytes, ranges: array[int], offset: int, want: Want) -> Batch:
