@@ -15,6 +15,8 @@ import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError
 
+#: Columns that are made where they are asked for.
+ON_REQUEST = ("args", "input_dims")
 #: Damaged files of each format in the suite; ``make fuzz`` tries as many as it has time for.
 CASES = 25
 #: Seconds of one file of some 100 KB, and bytes of Python's that reading it may hold.
@@ -41,6 +43,9 @@ def survives(path: Path, name: str, data: bytes) -> bool:
         return False
     assert schema.check(first.tables) == []
     assert differences(first, second) == []
+    if name == "chrome-trace":
+        more = ta.read(path, format=name, columns=ON_REQUEST)
+        assert more.events.drop(ON_REQUEST).equals(first.events)
     return True
 
 
