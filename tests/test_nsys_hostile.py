@@ -54,6 +54,18 @@ def answer(path: Path, to: Path) -> None:
     to.write_bytes(render(ta.kernels(path), "sqlite"))
 
 
+@pytest.mark.parametrize("rank", [(1 << 63) - 1, 1 << 31, -1, -(1 << 63)])
+def test_ranks_that_no_job_has(copy, rank):
+    """Such a number is nobody's rank, whichever table tells it."""
+    tid = "(SELECT globalTid FROM NVTX_EVENTS WHERE globalTid IS NOT NULL LIMIT 1)"
+    change(copy, "CREATE TABLE MPI_RANKS (globalTid INTEGER, rank INTEGER)")
+    plain = ta.read(copy)
+    change(copy, f"INSERT INTO MPI_RANKS SELECT {tid}, {rank}")
+    assert ta.read(copy).events.equals(plain.events)
+    change(copy, "DELETE FROM MPI_RANKS", f"INSERT INTO MPI_RANKS SELECT {tid}, 7")
+    assert 7 in ta.read(copy).events["rank"]
+
+
 def test_text_that_is_not_utf8(copy):
     change(
         copy, "UPDATE StringIds SET value = CAST(x'4d61ff41' AS TEXT) WHERE value LIKE 'void at%'"

@@ -19,6 +19,8 @@ MOST_BYTES = 1 << 44
 MOST_ADDRESS = 1 << 57
 #: Whole numbers below are exact as Float64; no sample counts more.
 MOST_WEIGHT = 1 << 53
+#: No job has as many ranks.
+MOST_RANKS = 1 << 22
 
 _SIZES = (
     *(("memory_totals", name) for name in ("allocated_bytes", "reserved_bytes", "free_bytes")),

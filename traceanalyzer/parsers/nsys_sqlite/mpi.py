@@ -7,6 +7,7 @@ import re
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.limits import MOST_RANKS
 from traceanalyzer.parsers.nsys_sqlite import layout
 from traceanalyzer.parsers.nsys_sqlite.export import (
     Export,
@@ -37,7 +38,8 @@ def calls(export: Export) -> pl.DataFrame:
 def ranks(export: Export) -> dict[int, int]:
     """Rank of each process, as MPI numbered them."""
     rows = export.database.read(layout.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
-    return {process_of(thread): rank for thread, rank in rows.iter_rows()}
+    told = rows.filter(pl.col("rank").is_between(0, MOST_RANKS, closed="left"))
+    return {process_of(thread): rank for thread, rank in told.iter_rows()}
 
 
 def _read(export: Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.limits import MOST_RANKS
 from traceanalyzer.parsers.nsys_sqlite import layout
 from traceanalyzer.parsers.nsys_sqlite.export import Export, process_of
 from traceanalyzer.vocabulary import collective_of_word
@@ -44,9 +45,8 @@ _NUMBERS = {
     22: "<Q",
 }
 _CALL = "nccl"
-#: More is no message's size; times the ranks it must still fit 64 bits.
+#: More is no message's size; times as many ranks as there can be it must still fit 64 bits.
 _MOST_BYTES = 1 << 40
-_MOST_RANKS = 1 << 22
 _LOOKED_AT = 500_000
 
 
@@ -116,8 +116,10 @@ def ranks(export: Export) -> dict[int, tuple[int, int]]:
     for thread, data in rows.drop_nulls().iter_rows():
         fields = _decoded(data, schemas)
         size, rank = fields.get(_RANKS, 0), fields.get(_RANK)
+        if rank is None or not 0 <= rank < size <= MOST_RANKS:
+            continue
         process = process_of(thread)
-        if rank is not None and rank < size and size > found.get(process, (0, 0))[1]:
+        if size > found.get(process, (0, 0))[1]:
             found[process] = rank, size
     return found
 
@@ -152,7 +154,7 @@ def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
     return {
         fields[_COMMUNICATOR]: fields[_RANKS]
         for fields in decoded
-        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < _MOST_RANKS
+        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MOST_RANKS
     }
 
 
