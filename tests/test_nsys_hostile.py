@@ -54,6 +54,42 @@ def answer(path: Path, to: Path) -> None:
     to.write_bytes(render(ta.kernels(path), "sqlite"))
 
 
+def test_a_cut_off_export_gives_the_rows_that_are_there(copy):
+    """The way to a table's last row leads through the end of the file, which is not there."""
+    change(copy, *[f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"] * 4)
+    whole = ta.read(copy, kinds=["kernel"]).events
+    for share in (0.95, 0.8):
+        os.truncate(copy, int(copy.stat().st_size * share))
+        trace = ta.read(copy, kinds=["kernel"])
+        assert 0 < trace.events.height < whole.height
+        assert {"truncated", "unreadable-rows"} <= issues(trace).keys()
+        key = ["ts", "dur", "name", "device", "stream"]
+        there = trace.events.group_by(key).len().join(whole.group_by(key).len(), on=key)
+        assert there["len"].sum() == trace.events.height
+        assert (there["len"] <= there["len_right"]).all()
+
+
+def test_a_damaged_first_page_of_rows_costs_those_rows(copy):
+    change(copy, *[f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"] * 2)
+    whole = ta.read(copy, kinds=["kernel"]).events
+    with closing(sqlite3.connect(copy)) as connection:
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        told = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (KERNEL,))
+        (page,) = told.fetchone()
+    held = copy.read_bytes()
+    while held[(page - 1) * size] == 5:  # it holds numbers of other pages: down to the first rows
+        at = (page - 1) * size
+        cell = at + int.from_bytes(held[at + 12 : at + 14])
+        page = int.from_bytes(held[cell : cell + 4])
+    with copy.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    trace = ta.read(copy, kinds=["kernel"])
+    lost = issues(trace)["unreadable-rows"]
+    assert 0 < lost < whole.height / 2
+    assert trace.events.height == whole.height - lost
+
+
 @pytest.mark.parametrize("rank", [(1 << 63) - 1, 1 << 31, -1, -(1 << 63)])
 def test_ranks_that_no_job_has(copy, rank):
     """Such a number is nobody's rank, whichever table tells it."""

@@ -40,8 +40,8 @@ from traceanalyzer.sqlite_tools import sqlite_utils
 PIECE_ROWS = 1 << 17
 #: A damaged page holds about as many rows: what is smaller is not searched for readable ones.
 _SMALLEST = 64
-#: So many damaged places are searched around; a file with more is hardly worth the time.
-_MOST_DAMAGED = 2000
+#: So many damaged places of a piece are searched around; one with more is not worth the time.
+_MOST_DAMAGED = 250
 _NO_DATABASE = "not an SQLite database, or an encrypted one"
 _ROW_IDS = ("rowid", "_rowid_", "oid")
 
@@ -81,11 +81,11 @@ class Database:
         self._mine = threading.local()
         self._damaged_schema = False
         self._pool = ThreadPoolExecutor(threads())
-        self._damaged = 0
         self._progress = progress
         self._rows_read = self._expected = 0
         self._size = Path(path).stat().st_size
         self._places: dict[str, Place] = {}
+        self._roots: dict[str, int] = {}
         self.tables = self._introspected()
         self._pages = PageFile(path)
 
@@ -166,6 +166,7 @@ class Database:
                 database = sqlite_utils.Database(connection)
                 names = [name for name in database.table_names() if NO_TEXT not in name]
                 self._places = _located(connection, names)
+                self._roots = {name: place.root for name, place in self._places.items()}
                 return {
                     table.name: tuple(column.name for column in table.columns)
                     for table in map(database.table, names)
@@ -190,6 +191,9 @@ class Database:
                 found[table] = tuple(utf8(columns))
         if not any(found.values()):
             raise self._unusable(str(error))
+        with contextlib.suppress(*_SQLITE_ERRORS):
+            roots = self._run(f"{names.replace('FROM', ', rootpage FROM')} sqlite_schema")
+            self._roots = dict(zip(utf8(roots["name"]), roots["rootpage"], strict=True))
         return found
 
     def _unusable(self, why: str) -> MalformedInput:
@@ -213,14 +217,19 @@ class Database:
         if table not in self.tables:
             return
         row_id = self._row_id(table)
-        ends = []
+        ends: list[int | None] = []
         for end in ("min", "max"):
             query = f'SELECT {end}({row_id}) AS "id" FROM "{table}"'  # noqa: S608 - our own words
             try:
                 ends.append(self._run(query)["id"].item())
             except _SQLITE_ERRORS:
-                self.losses.rows.setdefault(table, {})[0] = 1
-                return
+                last_told = self._pages.last_row_id(self._roots.get(table, 0))
+                if last_told is None:
+                    self.losses.rows.setdefault(table, {})[0] = 1
+                    return
+                if end == "max":  # the rows behind it are lost, nobody knows how many
+                    self.losses.rows.setdefault(table, {})[last_told + 1] = 1
+                ends.append(1 if end == "min" else last_told)
         first, last = ends
         if first is None or last is None:
             return
@@ -267,12 +276,17 @@ class Database:
 
     def _piece(self, query: Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
-        frame = self._rows(query, row_id, low, high)
+        frame = self._rows(query, row_id, low, high, [])
         # copied, so that the driver's memory is free for the next piece
         return (shape(frame) if shape else frame).rechunk()
 
-    def _rows(self, query: Query, row_id: str, low: int, high: int) -> pl.DataFrame:
-        """Rows of a range; where a page is damaged, those before and behind it."""
+    def _rows(
+        self, query: Query, row_id: str, low: int, high: int, damaged: list[int]
+    ) -> pl.DataFrame:
+        """Rows of a range; where a page is damaged, those before and behind it.
+
+        ``damaged`` are the places of the piece that were met so far.
+        """
         bounds = f"{row_id} BETWEEN {low} AND {high}"
         columns = self.tables[query.table]
         try:
@@ -283,13 +297,13 @@ class Database:
         except _SQLITE_ERRORS as error:
             if "mismatch" in str(error):
                 return self._checked(query, bounds, low)
-        if high - low < _SMALLEST or self._damaged > _MOST_DAMAGED:
-            self._damaged += 1
+        if high - low < _SMALLEST or len(damaged) > _MOST_DAMAGED:
+            damaged.append(low)
             self.losses.rows.setdefault(query.table, {})[low] = high - low + 1
             return query.empty()
         middle = (low + high) // 2
         halves = (low, middle), (middle + 1, high)
-        return pl.concat([self._rows(query, row_id, *half) for half in halves])
+        return pl.concat([self._rows(query, row_id, *half, damaged) for half in halves])
 
     def _checked(self, query: Query, bounds: str, low: int) -> pl.DataFrame:
         """Rows of which some values are not of their column's type: those are null."""

@@ -85,6 +85,24 @@ class PageFile:
             level = np.concatenate(below)
         return None
 
+    def last_row_id(self, root: int) -> int | None:
+        """The largest row id that pages above the rows tell, as far as those are there; or None.
+
+        Where the file is cut off, that is how far rows can be asked for.
+        """
+        page, last = root, None
+        for _ in range(_DEEPEST):
+            held = self.read(np.array([page], np.uint32)) if 0 < page <= self.count else None
+            # the header of the first page is that of the file
+            if held is None or page == 1 or held[0] != _INTERIOR:
+                break
+            cells = int.from_bytes(held[3:5])
+            place = int.from_bytes(held[10 + 2 * cells : 12 + 2 * cells]) + 4  # behind the child
+            if not cells or place > len(held):
+                break
+            last, page = _varint(held[place : place + 9]), int.from_bytes(held[8:12])
+        return last
+
     def read(self, pages: PageNumbers) -> memoryview | None:
         """The bytes of pages, until this thread reads again; of neighbours at once."""
         room = getattr(self._mine, "room", None)
@@ -133,6 +151,17 @@ class PageFile:
 
 #: The first byte of a page that holds the numbers of other pages.
 _INTERIOR = 5
+
+
+def _varint(data: memoryview) -> int:
+    """A whole number as SQLite writes one: seven bits a byte, the ninth has eight."""
+    number = 0
+    for byte in data[:8]:
+        number = number << 7 | byte & 0x7F
+        if byte < 0x80:
+            return number
+    number = number << 8 | (data[8] if len(data) > 8 else 0)
+    return number - (1 << 64) if number >> 63 else number
 
 
 def chunks(pages: PageNumbers) -> Iterator[PageNumbers]:
