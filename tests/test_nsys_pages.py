@@ -157,3 +157,30 @@ def test_pages_that_point_at_each_other(tmp_path):
     with Database(str(path), str(path)) as held:
         assert held.read("t", integers=("a",)).height < 3000
         assert held.losses.rows
+
+
+@pytest.mark.parametrize("first", [1, 1 << 20, 1 << 40, (1 << 63) - 3_000, -3_000])
+def test_the_last_row_that_pages_tell_of(tmp_path, first):
+    path = tmp_path / "rows.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x)")
+        rows = ((first + at, "x" * 40) for at in range(3_000))
+        connection.executemany("INSERT INTO t VALUES (?, ?)", rows)
+        connection.commit()
+    file = pages.PageFile(str(path))
+    told = file.last_row_id(2)
+    file.close()
+    last = first + 2_999
+    assert told is not None
+    assert last - 300 < told <= last
+
+
+def test_without_pages_above_the_rows_none_is_told(tmp_path):
+    path = tmp_path / "rows.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        connection.execute("INSERT INTO t VALUES (1)")
+        connection.commit()
+    file = pages.PageFile(str(path))
+    assert [file.last_row_id(root) for root in (0, 1, 2, 3, 1 << 40)] == [None] * 5
+    file.close()
