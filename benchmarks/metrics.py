@@ -1,0 +1,244 @@
+"""How large the package is and how it hangs together, beside the target of each figure.
+
+``make metrics``. Code lines are lines with a token that is no comment and no docstring. Figures are
+counted in the source; what a command loads and how long ``--help`` takes is measured in a process.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import time
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "traceanalyzer"
+#: Not written by hand, and not counted.
+GENERATED: tuple[str, ...] = ()
+#: What every analysis is built on.
+CORE = ("analyzers/base.py", "analyzers/registry.py", "run.py")
+#: Gives a trace its methods, so it imports for types what needs a trace: the one known cycle.
+METHODS = "traceanalyzer.questions"
+TRACE = "fixtures/nccl_8ranks/rank0.json.gz"
+LONGEST_FUNCTION = 60
+HELP_RUNS = 7
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
+    *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+_DESCRIBED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the package."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its path in the package."""
+        return self.path.relative_to(PACKAGE).as_posix()
+
+    @property
+    def module(self) -> str:
+        """The name it is imported by."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return ast.parse(self.path.read_text())
+
+    @cached_property
+    def code(self) -> set[int]:
+        """Numbers of the lines that are code."""
+        lines: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.path.read_text()).readline):
+            if token.type not in _NO_CODE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+        return lines - set(self._docstrings())
+
+    @cached_property
+    def imports(self) -> int:
+        """How many of them are imports, wherever they stand."""
+        nodes = [n for n in ast.walk(self.tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        return len(self.code & {line for node in nodes for line in _lines(node)})
+
+    def long_functions(self) -> Iterator[tuple[int, str]]:
+        """Length and place of functions that are too long, from ``def`` to the last line."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                length = len(_lines(node))
+                if length > LONGEST_FUNCTION:
+                    yield length, f"{self.name}:{node.lineno} {node.name}"
+
+    def needs(self, modules: set[str], *, inside: bool) -> set[str]:
+        """Modules of the package it imports; those in functions only ``inside``."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree) if inside else _outside(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & modules
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                base = node.module
+                for alias in node.names:
+                    name = f"{base}.{alias.name}"
+                    found |= {name if name in modules else base} & modules
+        return found - {self.module}
+
+    def _docstrings(self) -> Iterator[int]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, _DESCRIBED) and ast.get_docstring(node, clean=False) is not None:
+                yield from _lines(node.body[0])
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _outside(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes outside of functions; ``if TYPE_CHECKING`` is outside."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield node
+            yield from _outside(node)
+
+
+def cycles(needs: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, in groups (strongly connected, by Tarjan), largest first."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        open_.append(module)
+        for other in sorted(needs[module]):
+            if other not in number:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in open_:
+                lowest[module] = min(lowest[module], number[other])
+        if lowest[module] == number[module]:
+            place = open_.index(module)
+            group = open_[place:]
+            del open_[place:]
+            if len(group) > 1:
+                groups.append(sorted(group))
+
+    for module in sorted(needs):
+        if module not in number:
+            visit(module)
+    return sorted(groups, key=lambda group: (-len(group), group))
+
+
+def sources() -> list[Source]:
+    """The files that count."""
+    found = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+    return [source for source in found if source.name not in GENERATED]
+
+
+def loaded() -> list[str]:
+    """Modules of the package that one run of ``comm-outliers`` loads, all formats left alone."""
+    code = (
+        "import sys; from traceanalyzer.cli.main import status\n"
+        f"code = status(['comm-outliers', {TRACE!r}, '-o', '/dev/null', '--force'])\n"
+        "names = [name for name in sys.modules if name.partition('.')[0] == 'traceanalyzer']\n"
+        "print(code, *sorted(names))"
+    )
+    code_, *names = _python("-c", code).split()
+    if code_ != "0":
+        raise SystemExit(f"comm-outliers {TRACE} failed with {code_}")
+    return names
+
+
+def help_seconds() -> float:
+    """The median time of ``traceanalyzer --help``, by the console script's entry."""
+    start = "from traceanalyzer.cli.start import run; import sys; sys.argv[1:] = ['--help']; run()"
+    times = []
+    for _ in range(HELP_RUNS + 1):  # the first fills the caches
+        begin = time.perf_counter()
+        _python("-c", start)
+        times.append(time.perf_counter() - begin)
+    return sorted(times[1:])[HELP_RUNS // 2]
+
+
+def _python(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def figures(files: list[Source]) -> Iterator[tuple[str, str, str]]:
+    """Name, value and target of each figure."""
+    code = sum(len(source.code) for source in files)
+    imports = sum(source.imports for source in files)
+    core = sum(len(source.code) for source in files if source.name in CORE)
+    missing = [name for name in CORE if name not in {source.name for source in files}]
+    yield "files", f"{len(files)}", "at most 270"
+    yield "code lines", f"{code:,}", "at most 28,000"
+    yield "imports, of code lines", f"{imports / code:.1%} ({imports:,})", "at most 7 %"
+    said = f" (missing: {', '.join(missing)})" if missing else ""
+    yield "base.py, registry.py, run.py", f"{core}{said}", "at most 900"
+    yield "modules of comm-outliers", f"{len(loaded())}", "at most 90"
+    for name, groups, target in (
+        ("", _cycles(files, but=METHODS), "none"),
+        (", that of Trace's methods too", _cycles(files), "at most 1 more"),
+        (", in functions too", _cycles(files, inside=True), "-"),
+    ):
+        modules = sum(len(group) for group in groups)
+        yield f"import cycles{name}", f"{len(groups)} ({modules} modules)", target
+    long = sum(1 for source in files for _ in source.long_functions())
+    yield f"functions above {LONGEST_FUNCTION} lines", f"{long}", "0"
+    largest = max(files, key=lambda source: len(source.code))
+    yield "largest module", f"{len(largest.code)} ({largest.name})", "500"
+    yield "--help", f"{help_seconds():.3f} s", "at most 0.15 s"
+    yield "generated, not counted", ", ".join(GENERATED) or "none", "-"
+
+
+def _cycles(files: list[Source], *, inside: bool = False, but: str = "") -> list[list[str]]:
+    modules = {source.module for source in files}
+    needs = {source.module: source.needs(modules, inside=inside) for source in files}
+    return cycles({module: set() if module == but else needs[module] for module in needs})
+
+
+def main() -> None:
+    """Prints all of it."""
+    files = sources()
+    for name, value, target in figures(files):
+        print(f"{name:<44} {value:<34} {target}")
+    for group in _cycles(files, but=METHODS):
+        print("\ncycle: " + ", ".join(name.removeprefix("traceanalyzer.") for name in group))
+    for length, place in sorted((f for s in files for f in s.long_functions()), reverse=True):
+        print(f"\n{length} lines: {place}")
+    print(f"\n{'folder':<34} {'code lines':>10} {'imports':>8} {'files':>6}")
+    lines, imports, count = Counter[str](), Counter[str](), Counter[str]()
+    for source in files:
+        folder = "/".join(source.name.split("/")[:-1][:2]) or "."
+        lines[folder] += len(source.code)
+        imports[folder] += source.imports
+        count[folder] += 1
+    for folder, total in lines.most_common():
+        print(
+            f"{folder:<34} {total:>10,} {imports[folder] / max(total, 1):>8.0%} {count[folder]:>6}"
+        )
+
+
+if __name__ == "__main__":
+    main()
