@@ -6,14 +6,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from traceanalyzer.errors import OptionError, UnknownFormat
-from traceanalyzer.parsers import parquet
+from traceanalyzer.parsers import collapsed, memory_snapshot, parquet, speedscope
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
-from traceanalyzer.parsers.collapsed import parser as collapsed
 from traceanalyzer.parsers.contract import Format
-from traceanalyzer.parsers.memory_snapshot import parser as memory_snapshot
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.parsers.speedscope import parser as speedscope
 
 #: Packages elsewhere add a Format under this entry-point group.
 ENTRY_POINTS = "traceanalyzer.parsers"

@@ -1,13 +1,18 @@
-"""Bytes of an input file: opened, decompressed and counted; no format is known here."""
+"""An input file: its bytes, opened, decompressed and counted, and what its name says.
+
+No format is known here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Callable, Generator, Iterator
+from pathlib import PurePath
 from typing import IO, Any
 
 from isal import isal_zlib
@@ -32,6 +37,10 @@ _MAGIC = {
     b"PK\x05\x06": "zip",  # one without members
     b"\x28\xb5\x2f\xfd": "zstd",
 }
+_RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
+_NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
+#: More threads do not read one file any faster.
+_MOST_THREADS = 8
 
 
 class Source:
@@ -227,6 +236,29 @@ class Source:
                 self.damage = f"zstd stream ends early: {given} of {said} bytes"
 
 
+def rank_from_name(path: str) -> int | None:
+    """The rank a file's name (or, if that says nothing, its folder's) gives; else None.
+
+    ``rank3.json``, ``trace_rank-3.json.gz``, ``worker3_step_12.json``, ``rank[3].json``.
+    """
+    return _last(_RANK, path)
+
+
+def rank_or_node_from_name(path: str) -> int | None:
+    """As :func:`rank_from_name`; the node's number where no rank is named.
+
+    For recordings of a whole node, such as ``profile_node3.txt``.
+    """
+    rank = rank_from_name(path)
+    return _last(_NODE, path) if rank is None else rank
+
+
+def threads() -> int:
+    """As many as this process may use cores: a cluster's job is often given a few of them."""
+    known = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1, _MOST_THREADS)
+
+
 class _Joined(io.RawIOBase):
     """An iterator of blocks as a readable file."""
 
@@ -253,3 +285,12 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error)
+
+
+def _last(pattern: re.Pattern[str], path: str) -> int | None:
+    parts = PurePath(path).parts[-2:]
+    for part in reversed(parts):
+        found = pattern.findall(part)
+        if found:
+            return int(found[-1])
+    return None

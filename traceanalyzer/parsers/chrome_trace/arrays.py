@@ -1,46 +1,56 @@
-"""All event arrays of a file, piece by piece, to collected columns."""
+"""All event arrays of a file to collected columns: cut into pieces, read on several cores."""
 
 from __future__ import annotations
 
-from traceanalyzer.parsers.chrome_trace.batch import Batch
-from traceanalyzer.parsers.chrome_trace.columns import Collected
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
 from traceanalyzer.parsers.chrome_trace.container import (
     Container,
+    last_event_start,
+    last_object_start,
     next_events,
-    pieces,
 )
-from traceanalyzer.parsers.chrome_trace.pool import batches
+from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.text import Text
-from traceanalyzer.parsers.chrome_trace.want import Want
-from traceanalyzer.parsers.chrome_trace.worker import process
+from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.source import threads
 
+PIECE_BYTES = 1 << 22
+FIRST_PIECE_BYTES = 1 << 12
+#: Where a piece may end is looked for in so much text first.
+TAIL_BYTES = 1 << 15
+#: No event is larger; text without an end to any event is cut anywhere.
+MAX_EVENT_BYTES = 1 << 26
 #: An event that still does not end after so much text never will: a bracket was lost.
 MAX_CARRY_BYTES = 1 << 23
 
 
 def collect(
-    text: Text, offset: int | None, want: Want, container: Container, collected: Collected
+    text: Text, offset: int | None, selection: Selection, container: Container, collected: Collected
 ) -> None:
     """Every event array of the file, one after the other, and what stands around them.
 
     Args:
         text: of the file.
         offset: where the first array begins; None for a file without any.
-        want: what to keep.
+        selection: what to keep.
         container: learns what stands around the arrays.
         collected: takes the events.
     """
     while offset is not None:
-        closed = _array(text, offset, want, container, collected)
+        closed = _array(text, offset, selection, container, collected)
         offset = None if closed is None else next_events(text, closed, container)
     if container.is_object and not container.closed and "truncated" not in collected.issues:
-        collected.lose("truncated", 0, container.end)
-    for code, (count, first) in container.issues.items():
-        collected.lose(code, count, first)
+        collected.issues.note("truncated", container.end, 0)
+    collected.issues.add(container.issues)
 
 
 def _array(
-    text: Text, offset: int, want: Want, container: Container, collected: Collected
+    text: Text, offset: int, selection: Selection, container: Container, collected: Collected
 ) -> int | None:
     """Collect one array's events; returns the offset behind its ``]``, None if it has none.
 
@@ -48,17 +58,17 @@ def _array(
     next piece, which is then read once more.
     """
     carry = b""
-    for piece, found in batches(text, pieces(text, offset), want):
+    for piece, found in _batches(text, offset, selection):
         start, container.end = piece.offset - len(carry), piece.offset + piece.length
         if carry:
-            found = process(carry + text.read(piece.offset, piece.length), start, want)
+            found = process(carry + text.read(piece.offset, piece.length), start, selection)
         carry, closed = _take(found, collected)
         if closed is None and carry and (piece.last or len(carry) > MAX_CARRY_BYTES):
             start = container.end - len(carry)
-            carry, closed = _take(process(carry, start, want, final=True), collected)
+            carry, closed = _take(process(carry, start, selection, final=True), collected)
             if carry:
                 code = "truncated" if piece.last else "bad-event"
-                collected.lose(code, 1, container.end - len(carry))
+                collected.issues.note(code, container.end - len(carry))
                 carry = b""
         if closed is not None:
             container.end = start + closed
@@ -72,3 +82,82 @@ def _take(found: list[Batch], collected: Collected) -> tuple[bytes, int | None]:
     for batch in found:
         collected.add(batch)
     return found[-1].tail, found[-1].closed
+
+
+def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Piece, list[Batch]]]:
+    """Each piece with its batches, in the pieces' order; a few pieces are under way at a time.
+
+    A scan leaves the interpreter free, so pieces are read in threads. The first one, which is
+    small, is read before anything is started: it may be all there is.
+    """
+    cut = pieces(text, offset)
+    first = next(cut)
+    yield first, process(text.read(first.offset, first.length), first.offset, selection)
+    if first.last:
+        return
+    most = threads()
+    waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
+    with ThreadPoolExecutor(most) as pool:
+        try:
+            for piece in cut:
+                data = text.later(piece.offset, piece.length)
+                waiting.append((piece, pool.submit(_process, data, piece.offset, selection)))
+                if len(waiting) > most:
+                    done, result = waiting.popleft()
+                    yield done, result.result()
+            while waiting:
+                done, result = waiting.popleft()
+                yield done, result.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _process(data: Callable[[], bytes], offset: int, selection: Selection) -> list[Batch]:
+    return process(data(), offset, selection)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of text that begins and (but for the last) ends between two events."""
+
+    offset: int
+    length: int
+    last: bool
+
+
+def pieces(text: Text, offset: int) -> Iterator[Piece]:
+    """Cut the text from an offset to its end into pieces of about ``PIECE_BYTES``.
+
+    A small one comes first: some files are thousands of small arrays.
+    """
+    first = min(FIRST_PIECE_BYTES, PIECE_BYTES)
+    cut = _cut(text, offset, first) or Piece(offset, first, last=False)
+    yield cut
+    while not cut.last:
+        offset += cut.length
+        length = PIECE_BYTES
+        while (found := _cut(text, offset, length)) is None:
+            length *= 2  # an event larger than a piece
+        cut = found
+        yield cut
+
+
+def _cut(text: Text, offset: int, length: int) -> Piece | None:
+    """The piece of at most this length, or None when no event ends inside it."""
+    for window in dict.fromkeys((min(TAIL_BYTES, length), length)):
+        low = offset + length - window
+        tail = text.read(low, window)
+        if len(tail) < window:
+            end = low + len(tail) if tail else offset + len(text.read(offset, length))
+            return Piece(offset, end - offset, last=True)
+        start = last_event_start(tail)
+        if start > 0:
+            # the line's beginning goes with the event
+            start = len(tail[:start].rstrip(b" \t\r\n")) or start
+            return Piece(offset, low + start - offset, last=False)
+    if length <= 2 * PIECE_BYTES:
+        return None
+    start = last_object_start(tail)
+    if start > 0:
+        return Piece(offset, start, last=False)
+    return Piece(offset, length, last=False) if length >= MAX_EVENT_BYTES else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import sys
 from typing import Any
 
 import msgspec
@@ -10,21 +13,18 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.coerce import NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.columns import (
+    TEXTUAL_ID,
     Collected,
     Ints,
-    give_back_memory,
     nullable,
     text_series,
 )
-from traceanalyzer.parsers.chrome_trace.composer import undo_units
-from traceanalyzer.parsers.chrome_trace.decode import NULL
-from traceanalyzer.parsers.chrome_trace.flows import flow_table
-from traceanalyzer.parsers.chrome_trace.lanes import lane_table
-from traceanalyzer.parsers.chrome_trace.pairing import paired_columns
-from traceanalyzer.parsers.chrome_trace.want import MEMORY, Want
-from traceanalyzer.parsers.ordering import Order, time_order
+from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
+from traceanalyzer.parsers.chrome_trace.points import flow_table, paired_columns
+from traceanalyzer.parsers.chrome_trace.slices import MEMORY
+from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.tables import Order, time_order
 from traceanalyzer.vocabulary import DEVICE_KINDS, KINDS, kind_of_category
 
 _KINDS = pl.Series(KINDS, dtype=schema.KIND)
@@ -34,20 +34,27 @@ _MAX_DEVICE = 1 << 16
 #: With fewer rows, giving memory back takes longer than it is worth.
 _MANY = 1 << 18
 
+_LANE_COLUMNS = {
+    "name": ("label", "name"),
+    "labels": ("labels", "labels"),
+    "sort_index": ("sort_index", "sort_index"),
+}
+
 Frames = dict[str, pl.DataFrame]
+Lanes = dict[tuple[int, int | None], dict[str, Any]]
 Array = npt.NDArray[Any]
 
 
 class Assembler:
     """One file's tables; each method makes one and frees the columns it used."""
 
-    def __init__(self, collected: Collected, want: Want, rank: int | None) -> None:
+    def __init__(self, collected: Collected, selection: Selection, rank: int | None) -> None:
         self.of = collected
-        self.want = want
+        self.selection = selection
         self.rank = rank
         self.paired, self.pairs = paired_columns(collected)
         for code, count in self.paired.issues.items():
-            collected.lose(code, count, -1)
+            collected.issues.note(code, -1, count)
         slices = collected.slices
         self.height = slices.height
         self.ts = self._with_pairs("ts")
@@ -80,7 +87,7 @@ class Assembler:
             ("lanes", self._lanes),
         ):
             if len(self.order) > _MANY:
-                give_back_memory()
+                _give_back_memory()
             frames[table] = make()
         return frames
 
@@ -135,14 +142,14 @@ class Assembler:
 
     def _wanted_kinds(self) -> npt.NDArray[np.bool_]:
         """Rows whose kind or name is asked for."""
-        if self.want.kinds is None:
+        if self.selection.kinds is None:
             return np.ones(len(self.kind), dtype=bool)
         wanted = np.zeros(len(KINDS), dtype=bool)
-        wanted[[_KIND_CODE[kind] for kind in self.want.kinds if kind in _KIND_CODE]] = True
+        wanted[[_KIND_CODE[kind] for kind in self.selection.kinds if kind in _KIND_CODE]] = True
         named = [
             code
             for text, code in self.of.texts.items()
-            if any(part in text for part in self.want.names)
+            if any(part in text for part in self.selection.names)
         ]
         of_kind: npt.NDArray[np.bool_] = wanted[self.kind]
         return of_kind | np.isin(self.name, np.array(named, dtype=np.uint32))
@@ -150,8 +157,8 @@ class Assembler:
     def _inside_windows(self) -> npt.NDArray[np.bool_]:
         """Rows that overlap a window."""
         end = self.ts + np.maximum(self.dur, 0)
-        inside = np.full(len(self.ts), not self.want.windows)
-        for low, high in self.want.windows:
+        inside = np.full(len(self.ts), not self.selection.windows)
+        for low, high in self.selection.windows:
             inside |= (self.ts < high) & (end > low)
         return inside
 
@@ -159,7 +166,7 @@ class Assembler:
         complete = self.dur[: self.height]
         negative = int(((complete < 0) & (complete != NULL)).sum())
         if negative:
-            self.of.lose("negative-duration", negative, -1)
+            self.of.issues.note("negative-duration", -1, negative)
 
     def _events(self) -> pl.DataFrame:
         height = len(self.order)
@@ -180,9 +187,9 @@ class Assembler:
             "stack": _constant(None, height, pl.UInt32),
             "weight": _constant(None, height, pl.Float64),
         }
-        if self.want.args:
+        if "args" in self.selection.columns:
             columns["args"] = self._texts_of(self.of.args, self._pair_args())
-        if self.want.input_dims:
+        if "input_dims" in self.selection.columns:
             columns["input_dims"] = self._texts_of(self.of.input_dims, [])
         return pl.DataFrame(columns)
 
@@ -300,15 +307,8 @@ class Assembler:
         return pl.DataFrame(columns).sort("event")
 
     def _flows(self) -> pl.DataFrame:
-        return flow_table(
-            self.of,
-            self.texts,
-            self.rank,
-            ts=self.ts,
-            dur=self.dur,
-            pid=self.pid,
-            tid=self.tid,
-        )
+        slices = {"ts": self.ts, "dur": self.dur, "pid": self.pid, "tid": self.tid}
+        return flow_table(self.of, self.texts, self.rank, slices)
 
     def _counters(self) -> pl.DataFrame:
         rows = [
@@ -317,19 +317,31 @@ class Assembler:
         ]
         types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
         frame = pl.DataFrame(rows, schema=types, orient="row")
-        counters, changed = undo_units(frame)
-        if changed:
-            self.of.lose("composer-units", changed, -1)
-        return counters.cast({"name": schema.NAME, "series": schema.NAME}).sort(
+        if rows:
+            from traceanalyzer.parsers.chrome_trace import producers
+
+            frame, changed = producers.undo_composer_units(frame)
+            if changed:
+                self.of.issues.note("composer-units", -1, changed)
+        return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )
 
     def _lanes(self) -> pl.DataFrame:
-        used = (self.pid, self.tid) if self.want.lanes else None
-        return lane_table(self.of, self.rank, used)
+        used = (self.pid, self.tid) if self.selection.wants("lane", None) else None
+        return _lane_table(self.of, self.rank, used)
 
 
 _AXES = ("_x", "_y", "_z")
+
+
+def _give_back_memory() -> None:
+    """Return what was freed to the system: glibc keeps it, and the tables are another allocator's.
+
+    A fifth of the peak of a 1 GB trace (benchmarks/profile_read.py); nothing elsewhere.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:
@@ -346,3 +358,62 @@ def _merged(begin: str | None, end: str | None) -> str | None:
     if not isinstance(first, dict) or not isinstance(second, dict):
         return end
     return msgspec.json.encode({**first, **second}).decode()
+
+
+# --- names of processes and threads -----------------------------------------------------------
+
+
+def _lane_table(
+    collected: Collected, rank: int | None, used: tuple[Ints, Ints] | None
+) -> pl.DataFrame:
+    """Processes and threads that have a name, label or textual id; the last word wins.
+
+    Args:
+        collected: whose metadata events name them.
+        rank: the file's rank.
+        used: pid and tid of all slices, to tell the textual ones among them, or None.
+    """
+    lanes: Lanes = {}
+    for what, pid_number, pid_label, tid_number, tid_label, args in collected.metadata:
+        thing, _, attribute = what.partition("_")
+        if thing not in ("process", "thread") or attribute not in _LANE_COLUMNS:
+            continue
+        pid = collected.lane_id(pid_number, pid_label) or 0
+        tid = collected.lane_id(tid_number, tid_label) if thing == "thread" else None
+        tid = pid if thing == "thread" and tid is None else tid
+        column, key = _LANE_COLUMNS[attribute]
+        value = json.loads(args).get(key)
+        if value is not None:
+            lanes.setdefault((pid, tid), {})[column] = value
+    if used:
+        _add_textual(lanes, collected, *used)
+    rows = [
+        (
+            rank,
+            pid,
+            tid,
+            found.get("label"),
+            found.get("labels"),
+            found.get("sort_index"),
+            found.get("textual", False),
+        )
+        for (pid, tid), found in lanes.items()
+    ]
+    types = {c.name: c.dtype for c in schema.LANES}
+    return pl.DataFrame(rows, schema=types, orient="row").sort(
+        "pid", "tid", nulls_last=False, maintain_order=True
+    )
+
+
+def _add_textual(lanes: Lanes, collected: Collected, pids: Ints, tids: Ints) -> None:
+    text_of = {number: label for label, number in collected.labels.items()}
+    textual = (pids >= TEXTUAL_ID) | (tids >= TEXTUAL_ID)
+    used = np.unique(np.stack([pids[textual], tids[textual]]), axis=1)
+    for pid, tid in used.T.tolist():
+        for key, own in (((pid, None), pid), ((pid, tid), tid)):
+            if own in text_of:
+                lanes.setdefault(key, {}).setdefault("label", text_of[own])
+    for (pid, tid), found in lanes.items():
+        found["textual"] = (pid if tid is None else tid) in text_of
+        if found["textual"]:
+            found["label"] = text_of[pid if tid is None else tid]

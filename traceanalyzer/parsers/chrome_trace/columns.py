@@ -1,36 +1,36 @@
-"""Batches joined to whole columns: numpy arrays, one text table, ids for textual lanes."""
+"""Columns of events: of one piece of text as raw bytes, of a whole file as arrays."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.parsers.chrome_trace.batch import NEVER, Batch, Points, Slices
-from traceanalyzer.parsers.chrome_trace.coerce import Codes
-from traceanalyzer.parsers.chrome_trace.decode import NULL
+from traceanalyzer.parsers.chrome_trace.decode import NULL, Codes
 
 Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]
+#: (collective, dtype, elements in, elements out, group, group size, group ranks, seq)
+Collective = tuple[str | None, str | None, int, int, str | None, int, str | None, int]
+#: (what, pid, its text, tid, its text, known arguments as JSON) of an event of phase M
+Metadata = tuple[str, int, str | None, int, str | None, str]
+#: (ts, pid, its text, name, series, value)
+Reading = tuple[int, int, str | None, str, str, float]
 
+#: Later than any time.
+NEVER = (1 << 63) - 1
 NO_TEXT = Codes.EMPTY
 #: Synthetic ids of textual lanes start here, beyond any process or thread id.
 TEXTUAL_ID = 1 << 62
 
-
-def textual_id(label: str) -> int:
-    """The synthetic id of a textual lane: the same in every file, whatever else is read of it."""
-    digest = hashlib.blake2b(label.encode("utf-8", "replace"), digest_size=8).digest()
-    return TEXTUAL_ID + (int.from_bytes(digest, "big") >> 3)
-
-
+#: Columns that are not Int64. Those that end in ``_rows`` are the rows of the columns that only
+#: some events have.
 _DTYPES: dict[str, Any] = {
     "order": np.uint32,
     "category": np.uint32,
@@ -46,47 +46,87 @@ _DTYPES: dict[str, Any] = {
     "phase": np.uint8,
 }
 _TEXT = ("category", "name", "key")
-_ROWS = ("device_rows", "kernel_rows", "collective_rows", "memory_rows")
-_SLICE_COLUMNS = [
-    "order",
-    "ts",
-    "dur",
-    "category",
-    "name",
-    "pid",
-    "tid",
-    "correlation",
-    "external_id",
-    "device_rows",
-    "device",
-    "stream",
-    "copied",
-    "kernel_rows",
-    "grid",
-    "block",
-    "registers",
-    "shared_memory",
-    "collective_rows",
-    "memory_rows",
-    "allocated",
-    "address",
-    "device_type",
-    "device_id",
-    "total_allocated",
-    "total_reserved",
-]
-_POINT_COLUMNS = ["order", "phase", "ts", "category", "name", "pid", "tid", "key"]
-_FLOW_COLUMNS = ["order", "phase", "ts", "category", "name", "pid", "tid", "id"]
+
+
+class Issues(dict[str, tuple[int, int]]):
+    """What was lost or odd: code -> (count, byte offset of the first)."""
+
+    def note(self, code: str, offset: int, count: int = 1) -> None:
+        """Count something; what was counted before came first."""
+        seen, first = self.get(code, (0, offset))
+        self[code] = (seen + count, first)
+
+    def add(self, others: Mapping[str, tuple[int, int]], offset: int = 0) -> None:
+        """Count what others counted, from an offset on."""
+        for code, (count, first) in others.items():
+            self.note(code, offset + first, count)
+
+
+class Rows(msgspec.Struct):
+    """Events of one sort of a piece, in file order.
+
+    Attributes:
+        columns: name -> raw bytes; texts are codes, see :attr:`Batch.texts`.
+        labels: column of ids -> row -> the id, where it is no number.
+        args: the JSON text of each row's arguments, where asked for.
+    """
+
+    columns: dict[str, bytes] = {}
+    labels: dict[str, dict[int, str]] = {}
+    args: list[str | None] | None = None
+
+
+class Slices(Rows):
+    """Rows of ``events``: complete events and instants."""
+
+    collectives: list[Collective] = []
+    stack_frames: dict[int, str] = {}
+    phase_kinds: dict[int, str] = {}
+    input_dims: list[str | None] | None = None
+
+
+class Flows(Rows):
+    """Flow points; ``at_next`` are the rows that are bound to the slice behind them."""
+
+    at_next: list[int] = []
+
+
+class Batch(msgspec.Struct):
+    """All of one piece, or the part of it that one route read.
+
+    Attributes:
+        events: events in the piece, wanted or not.
+        first: the earliest time of its events, wanted or not, in ns; ``NEVER`` without any.
+        texts: names, categories and keys by code.
+        slices, flows: see there.
+        points: begin and end events, which mean something only together; they share a ``key``, but
+            for B and E, which share their thread.
+        counters, metadata: readings, and what events of phase M say.
+        issues: what was lost or odd.
+        tail: an event at the piece's end that goes on in the next: the piece was cut inside it.
+        closed: offset behind the ``]`` that ended the event array inside this piece, or None.
+    """
+
+    events: int = 0
+    first: int = NEVER
+    texts: list[str] = []
+    slices: Slices = msgspec.field(default_factory=Slices)
+    points: Rows = msgspec.field(default_factory=Rows)
+    flows: Flows = msgspec.field(default_factory=Flows)
+    counters: list[Reading] = []
+    metadata: list[Metadata] = []
+    issues: Issues = msgspec.field(default_factory=Issues)
+    tail: bytes = b""
+    closed: int | None = None
 
 
 @dataclass
 class Columns:
-    """Whole columns of one kind of row, batch after batch.
+    """Whole columns of one sort of row, batch after batch.
 
     ``parts`` become arrays on :meth:`whole`, which gives each array away: the parts are freed.
     """
 
-    names: list[str]
     parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     height: int = 0
 
@@ -103,21 +143,19 @@ class Collected:
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
-        self.slices = Columns(_SLICE_COLUMNS)
-        self.points = Columns(_POINT_COLUMNS)
-        self.flows = Columns(_FLOW_COLUMNS)
+        self.slices, self.points, self.flows = Columns(), Columns(), Columns()
         self.labels: dict[str, int] = {}
         self.flow_id_labels: dict[str, int] = {}
-        self.collectives: list[tuple[Any, ...]] = []
+        self.collectives: list[Collective] = []
         self.args: list[str | None] = []
         self.point_args: list[str | None] = []
         self.input_dims: list[str | None] = []
         self.stack_frames: dict[int, str] = {}
         self.phase_kinds: dict[int, str] = {}
         self.at_next: list[int] = []
-        self.counters: list[tuple[int, int, str | None, str, str, float]] = []
-        self.metadata: list[tuple[str, int, str | None, int, str | None, str]] = []
-        self.issues: dict[str, tuple[int, int]] = {}
+        self.counters: list[Reading] = []
+        self.metadata: list[Metadata] = []
+        self.issues = Issues()
         self.events = 0
         self.first = NEVER
 
@@ -140,46 +178,30 @@ class Collected:
         self._append(self.flows, batch.flows, recode)
         self.counters.extend(batch.counters)
         self.metadata.extend(batch.metadata)
-        for code, (count, first) in batch.issues.items():
-            self.lose(code, count, first)
+        self.issues.add(batch.issues)
         self.events += batch.events
         self.first = min(self.first, batch.first)
 
-    def lose(self, code: str, count: int, first: int) -> None:
-        """Count something lost or odd."""
-        seen, before = self.issues.get(code, (0, first))
-        self.issues[code] = (seen + count, before)
-
-    def _append(self, columns: Columns, part: Slices | Points, recode: Codes32) -> None:
+    def _append(self, columns: Columns, rows: Rows, recode: Codes32) -> None:
         base = columns.height
-        for name in columns.names:
-            column = np.frombuffer(getattr(part, name), dtype=_DTYPES.get(name, np.int64))
+        for name, data in rows.columns.items():
+            column = np.frombuffer(data, dtype=_DTYPES.get(name, np.int64))
             if not len(column):
                 continue
             if name in _TEXT:
                 column = recode[np.minimum(column, len(recode) - 1)]
-            elif name in _ROWS:
+            elif name.endswith("_rows"):
                 column = column + np.uint32(base)
             elif name == "order":
                 columns.height += len(column)
                 column = column.astype(np.int64) + self.events
             columns.parts.setdefault(name, []).append(column)
-        for name, of in (("pid", part.pid_labels), ("tid", part.tid_labels)):
-            if of:
-                self._label(columns, name, of, self.labels)
-        if isinstance(part, Points) and part.id_labels:
-            self._label(columns, "id", part.id_labels, self.flow_id_labels)
-
-    def _label(
-        self, columns: Columns, name: str, of: dict[int, str], known: dict[str, int]
-    ) -> None:
-        """Give the textual ids of the last part their synthetic numbers."""
-        column = columns.parts[name][-1].copy()
-        for row, label in of.items():
-            if label not in known:
-                known[label] = textual_id(label)
-            column[row] = known[label]
-        columns.parts[name][-1] = column
+        for name, labels in rows.labels.items():
+            known = self.flow_id_labels if name == "id" else self.labels
+            # of the last part, which may be read-only, the textual ids get their numbers
+            column = columns.parts[name][-1] = columns.parts[name][-1].copy()
+            for row, label in labels.items():
+                column[row] = known.setdefault(label, textual_id(label))
 
     def lane_id(self, number: int, label: str | None) -> int | None:
         """The id of a lane named by number or text; None when it is named by neither."""
@@ -188,27 +210,26 @@ class Collected:
         return None if number == NULL else number
 
 
-def give_back_memory() -> None:
-    """Return what was freed to the system: glibc keeps it, and the tables are another allocator's.
-
-    A fifth of the peak of a 1 GB trace (benchmarks/profile_read.py); nothing elsewhere.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+def textual_id(label: str) -> int:
+    """The synthetic id of a textual lane: the same in every file, whatever else is read of it."""
+    digest = hashlib.blake2b(label.encode("utf-8", "replace"), digest_size=8).digest()
+    return TEXTUAL_ID + (int.from_bytes(digest, "big") >> 3)
 
 
 def text_series(codes: Codes32, texts: pl.Series) -> pl.Series:
     """A Categorical series from text codes; ``texts`` is the Categorical table of all texts."""
-    rows = pl.Series(codes)
-    if (codes == NO_TEXT).any():
-        rows = rows.to_frame("r").select(pl.when(pl.col("r") != NO_TEXT).then("r"))["r"]
-    return texts.gather(rows)
+    return texts.gather(_without(codes, NO_TEXT))
 
 
 def nullable(column: npt.NDArray[Any], dtype: Any, null: int = NULL) -> pl.Series:
     """A series in which the sentinel is null, and so is what does not fit the dtype."""
+    series = _without(column, null)
+    return series if series.dtype == dtype else series.cast(dtype, strict=False)
+
+
+def _without(column: npt.NDArray[Any], null: int) -> pl.Series:
+    """A series in which the sentinel is null."""
     series = pl.Series(column)
     if (column == null).any():
-        series = series.to_frame("v").select(pl.when(pl.col("v") != null).then("v"))["v"]
-    return series if series.dtype == dtype else series.cast(dtype, strict=False)
+        return series.to_frame("v").select(pl.when(pl.col("v") != null).then("v"))["v"]
+    return series

@@ -1,29 +1,18 @@
-"""Where the event arrays lie in a file, what stands around them, and where to cut them."""
+"""Where the event arrays lie in a file, what stands around them, and where events may begin."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from traceanalyzer.parsers.chrome_trace.columns import Issues
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, decode_any
-from traceanalyzer.parsers.chrome_trace.lenient import value_end
-from traceanalyzer.parsers.chrome_trace.search import (
-    EVENT_START,
-    last_event_start,
-    last_object_start,
-)
 from traceanalyzer.parsers.chrome_trace.text import Text
 
-PIECE_BYTES = 1 << 22
-FIRST_PIECE_BYTES = 1 << 12
-TAIL_BYTES = 1 << 15
-#: No event is larger; text without an end to any event is cut anywhere.
-MAX_EVENT_BYTES = 1 << 26
 #: One value beside the events, and all of them, are kept up to this size.
 MAX_VALUE_BYTES = 1 << 26
 WINDOW_BYTES = 1 << 12
@@ -37,6 +26,34 @@ _NO_EVENTS = re.compile(rb"null|\{\s*+\}")
 #: Values that hold times: decimals stay text, for exact nanoseconds.
 _WITH_TIMES = frozenset(("samples",))
 
+#: An error this near to the end of the text may be the cut's: the longest token that can be begun.
+_NEAR = 12
+
+_KEYS = (
+    rb"ph|name|cat|ts|pid|tid|dur|args|id|id2|s|bp|sf|tts|tdur|cname|scope|weight|bind_id"
+    rb"|flow_in|flow_out"
+)
+# no run of blanks is looked at twice, whatever stands around it
+_OPENING = rb'\{\s*+"(?:' + _KEYS + rb')"\s*+:'
+#: Where an event starts: an object behind another, or behind a line's end, that opens with a key
+#: of the format. The same text inside an event is possible (a list of such objects in ``args``);
+#: a cut there leaves an event that does not end, which is then joined with the next piece.
+EVENT_START = re.compile(rb"(?:\A\s*+|[,}]\s*+|\n[ \t]*+)(?=" + _OPENING + rb")")
+#: What ends text that is no event: an event, whatever stands before it, or a bracket.
+BEHIND_STRAY = re.compile(_OPENING + rb"|\]")
+#: Behind the end of an array: another array, or an event, so that the two are read as one.
+GOES_ON = re.compile(
+    rb'[ \t\r\n,]*+(?:(?:\}\s*+\{\s*+"traceEvents"\s*+:\s*+)?\[|(?=' + _OPENING + rb"))"
+)
+
+_EVENT = re.compile(_OPENING)
+_OBJECT = re.compile(rb'\{\s*+"')
+#: Of so many starts the best is taken.
+_CANDIDATES = 32
+_LONGEST_INDENT = 256
+
+# the values are of no interest; `len` keeps long numbers from being worked out
+_scanner = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
 _loose_json = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
@@ -54,7 +71,7 @@ class Container:
         is_object: the events lie in an object, so its end must follow; a bare array's need not.
         closed: the last array or object was closed as it should be.
         end: how far events were read.
-        issues: code -> (count, offset of the first).
+        issues: what was odd around the events.
     """
 
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -62,13 +79,8 @@ class Container:
     is_object: bool = False
     closed: bool = False
     end: int = 0
-    issues: dict[str, tuple[int, int]] = field(default_factory=dict)
+    issues: Issues = field(default_factory=Issues)
     kept_bytes: int = 0
-
-    def note(self, code: str, offset: int) -> None:
-        """Count an oddity."""
-        seen, first = self.issues.get(code, (0, offset))
-        self.issues[code] = (seen + 1, first)
 
     def enter(self, *, is_object: bool) -> None:
         """Events begin here."""
@@ -83,7 +95,7 @@ class Container:
             if known:
                 self.metadata[key] = decoded
             else:
-                self.note("damaged-metadata", offset)
+                self.issues.note("damaged-metadata", offset)
 
 
 def _decoded(key: str, value: bytes) -> tuple[bool, Any]:
@@ -145,7 +157,7 @@ def _find_events(text: Text, at: int, container: Container) -> int | None:
                 return events
             at = behind
             continue
-        container.note("stray-text", at)
+        container.issues.note("stray-text", at)
         following = _next_match(text, at, EVENT_START)
         if following is None:
             return None
@@ -207,7 +219,7 @@ def _salvage(
         return start
     container.learn(members, at)
     if text.read(at, 1) and not _is_cut(text, at):
-        container.note("damaged-metadata", at)
+        container.issues.note("damaged-metadata", at)
     events = _next_match(text, at, _EVENTS_KEY)
     if events is not None:
         container.enter(is_object=True)
@@ -268,48 +280,75 @@ def _next_match(text: Text, at: int, pattern: re.Pattern[bytes]) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of text that begins and (but for the last) ends between two events."""
-
-    offset: int
-    length: int
-    last: bool
+# --- where events begin, where values end -----------------------------------------------------
 
 
-def pieces(text: Text, offset: int) -> Iterator[Piece]:
-    """Cut the text from an offset to its end into pieces of about ``PIECE_BYTES``.
+def last_event_start(text: bytes) -> int:
+    """Offset of the last event that starts behind the text's beginning; 0 when there is none.
 
-    A small one comes first: some files are thousands of small arrays.
+    Of starts at the beginning of a line the least indented: others may be inside an event.
     """
-    first = min(FIRST_PIECE_BYTES, PIECE_BYTES)
-    cut = _cut(text, offset, first) or Piece(offset, first, last=False)
-    yield cut
-    while not cut.last:
-        offset += cut.length
-        length = PIECE_BYTES
-        while (found := _cut(text, offset, length)) is None:
-            length *= 2  # an event larger than a piece
-        cut = found
-        yield cut
+    return _last(_EVENT, text)
 
 
-def _cut(text: Text, offset: int, length: int) -> Piece | None:
-    """The piece of at most this length, or None when no event ends inside it."""
-    for window in dict.fromkeys((min(TAIL_BYTES, length), length)):
-        low = offset + length - window
-        tail = text.read(low, window)
-        if len(tail) < window:
-            end = low + len(tail) if tail else offset + len(text.read(offset, length))
-            return Piece(offset, end - offset, last=True)
-        start = last_event_start(tail)
-        if start > 0:
-            # the line's beginning goes with the event
-            start = len(tail[:start].rstrip(b" \t\r\n")) or start
-            return Piece(offset, low + start - offset, last=False)
-    if length <= 2 * PIECE_BYTES:
-        return None
-    start = last_object_start(tail)
-    if start > 0:
-        return Piece(offset, start, last=False)
-    return Piece(offset, length, last=False) if length >= MAX_EVENT_BYTES else None
+def last_object_start(text: bytes) -> int:
+    """The same for an object with any key, for files whose events open with one of their own."""
+    return _last(_OBJECT, text)
+
+
+def next_event_start(text: bytes, at: int) -> int | None:
+    """Offset of the first event that starts at an offset or behind it, or None."""
+    match = EVENT_START.search(text, at)
+    return match.end() if match else None
+
+
+def _last(opening: re.Pattern[bytes], text: bytes) -> int:
+    best, least, seen, at = 0, len(text), 0, len(text)
+    while seen < _CANDIDATES and (at := text.rfind(b"{", 0, at)) > 0:
+        if opening.match(text, at) and (indent := _indent(text, at)) is not None:
+            seen += 1
+            if best == 0 or indent < least:
+                best, least = at, indent
+    return best
+
+
+def _indent(text: bytes, at: int) -> int | None:
+    """How far an object is indented, if it may be an event: far when it does not begin a line."""
+    before = text[max(at - _LONGEST_INDENT, 0) : at]
+    blanks = len(before) - len(before.rstrip(b" \t\r\n"))
+    line = before.rfind(b"\n", len(before) - blanks)
+    if line >= 0:
+        return len(before) - line
+    return len(text) if before[: len(before) - blanks].endswith((b",", b"}")) else None
+
+
+class End(NamedTuple):
+    """The end of a value.
+
+    Attributes:
+        at: offset behind the value, None when there is no value that ends.
+        cut: the text ended inside the value; more of it may help.
+        wrong: offset of what is no JSON, None when there is no such place.
+    """
+
+    at: int | None
+    cut: bool = False
+    wrong: int | None = None
+
+
+def value_end(characters: str, at: int) -> End:
+    """Where the value that begins at an offset ends.
+
+    Control characters in strings, lone surrogates, NaN and Infinity are allowed. ``characters``
+    are bytes decoded as Latin-1, so that offsets are the bytes' and any byte will do.
+    """
+    try:
+        end = _scanner.raw_decode(characters, at)[1]
+    except json.JSONDecodeError as error:
+        # a token that was only begun has no bracket behind it
+        is_near = len(characters) - error.pos <= _NEAR and "}" not in characters[error.pos :]
+        is_cut = is_near or error.msg.startswith("Unterminated string")
+        return End(None, is_cut, error.pos)
+    except RecursionError:
+        return End(None)
+    return End(end)

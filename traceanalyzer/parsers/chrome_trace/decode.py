@@ -1,13 +1,23 @@
-"""JSON text of events to typed objects, strictly: any fault in the text raises."""
+"""JSON text of events to typed objects, strictly, and what they say to what columns hold.
+
+Any fault in the text raises. Values may be anything: each function that makes a column has a fast
+route for well-formed values and a slow one, value by value, for when somebody wrote something else.
+"""
 
 from __future__ import annotations
 
+import re
+from array import array
 from typing import Any
 
 import msgspec
 
 #: "Not there" in integer columns on their way to the tables; nobody's ts, id or size.
 NULL = -(1 << 63)
+INT64_MAX = (1 << 63) - 1
+UINT64_MAX = (1 << 64) - 1
+#: Null in a UInt64 column on its way to the tables.
+NULL_ADDRESS = UINT64_MAX
 ABSENT = msgspec.Raw(b"null")
 
 
@@ -82,33 +92,26 @@ class RawArgs(msgspec.Struct, gc=False):
     args: msgspec.Raw = ABSENT
 
 
-_events = msgspec.json.Decoder(list[Event])
-_event_lines = msgspec.json.Decoder(Event)
-_raw_args = msgspec.json.Decoder(list[RawArgs])
-_raw_args_lines = msgspec.json.Decoder(RawArgs)
-# decimals stay text, so that a time keeps its nanoseconds on this route too
-_any = msgspec.json.Decoder(float_hook=str)
-
 #: What a strict decoder raises on bad text.
 BAD_TEXT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
+#: All events of a JSON array, and of newline-delimited JSON.
+decode_events = msgspec.json.Decoder(list[Event]).decode
+decode_lines = msgspec.json.Decoder(Event).decode_lines
+#: Any value as plain Python objects; decimals stay text, for exact nanoseconds on this route too.
+decode_any = msgspec.json.Decoder(float_hook=str).decode
 
-def decode_events(array: bytes) -> list[Event]:
-    """All events of a JSON array."""
-    return _events.decode(array)
-
-
-def decode_lines(lines: bytes) -> list[Event]:
-    """All events of newline-delimited JSON."""
-    return _event_lines.decode_lines(lines)
+_decode_event = msgspec.json.Decoder(Event).decode
+_raw_args = msgspec.json.Decoder(list[RawArgs])
+_raw_args_lines = msgspec.json.Decoder(RawArgs)
 
 
 def decode_event(text: bytes) -> Event:
     """One event; a value of a strange type is kept for the caller to coerce."""
     try:
-        return _event_lines.decode(text)
+        return _decode_event(text)
     except msgspec.ValidationError:
-        return loosen(_any.decode(text))
+        return _loose_event(decode_any(text))
 
 
 def decode_raw_args(array: bytes) -> list[msgspec.Raw]:
@@ -121,12 +124,7 @@ def decode_raw_args_lines(lines: bytes) -> list[msgspec.Raw]:
     return [event.args for event in _raw_args_lines.decode_lines(lines)]
 
 
-def decode_any(text: bytes | msgspec.Raw) -> Any:
-    """Any JSON value as plain Python objects."""
-    return _any.decode(text)
-
-
-def loosen(value: Any) -> Event:
+def _loose_event(value: Any) -> Event:
     """An event from a plain dict, whatever its values' types.
 
     Raises:
@@ -161,3 +159,173 @@ def _as_text(value: Any) -> str | None:
 
 def _as_raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+# --- values of columns --------------------------------------------------------------------
+
+_decimal_integer = re.compile(r"[+-]?\d{1,20}")
+
+
+def integers(values: list[Any]) -> bytes:
+    """A column of Int64; what is no integer becomes null."""
+    try:
+        return array("q", values).tobytes()
+    except (TypeError, OverflowError):
+        return array("q", [integer(value) for value in values]).tobytes()
+
+
+def integer(value: Any) -> int:
+    """An Int64 from a number or numeric text, else null."""
+    if isinstance(value, str) and _decimal_integer.fullmatch(value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and -INT64_MAX <= value <= INT64_MAX:
+        return value
+    return NULL
+
+
+def addresses(values: list[Any]) -> bytes:
+    """A column of UInt64; negative ones are two's complement, what is no integer is null."""
+    try:
+        return array("Q", values).tobytes()
+    except (TypeError, OverflowError):
+        return array("Q", [_address(value) for value in values]).tobytes()
+
+
+def _address(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = int(value, 16 if value.lower().startswith("0x") else 10)
+        except ValueError:
+            return NULL_ADDRESS
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
+        return value & UINT64_MAX
+    return NULL_ADDRESS
+
+
+class Codes(dict[str | None, int]):
+    """Text to small numbers, in order of first appearance; null is the empty code."""
+
+    EMPTY = (1 << 32) - 1
+
+    def __init__(self) -> None:
+        super().__init__({None: self.EMPTY})
+
+    def __missing__(self, text: str) -> int:
+        if type(text) is not str:
+            raise TypeError("not text")
+        code = self[text] = len(self) - 1
+        return code
+
+    def column(self, values: list[Any]) -> bytes:
+        """Codes (UInt32) of a column of text; what is not text is made text first."""
+        try:
+            return array("I", map(self.__getitem__, values)).tobytes()
+        except TypeError:
+            return array("I", [self[text_of(value)] for value in values]).tobytes()
+
+    def table(self) -> list[str]:
+        """The texts by code."""
+        return [text for text in self if text is not None]
+
+
+def text_of(value: Any) -> str | None:
+    """A name as text: numbers as written, structures as JSON; None stays None."""
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, str | int | float | bool):
+        return str(value)
+    return msgspec.json.encode(value).decode()
+
+
+def ids(values: list[Any]) -> tuple[bytes, dict[int, str]]:
+    """A column of process or thread ids, and the textual ones by row.
+
+    Integers and numeric text are ids; other text is a label (its id null here, made by the
+    assembler); missing is null.
+    """
+    try:
+        return array("q", values).tobytes(), {}
+    except (TypeError, OverflowError):
+        pass
+    column, labels = array("q"), {}
+    for row, value in enumerate(values):
+        number = integer(value)
+        column.append(number)
+        if (text := label(value, number)) is not None:
+            labels[row] = text
+    return column.tobytes(), labels
+
+
+def label(value: Any, number: int) -> str | None:
+    """The text of an id that is no number."""
+    return text_of(value) if number == NULL and value is not None and value != NULL else None
+
+
+def triples(values: list[Any]) -> bytes:
+    """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
+    try:
+        flat = array("i", [number for triple in values for number in triple])
+        if len(flat) == 3 * len(values) and all(len(triple) == 3 for triple in values):
+            return flat.tobytes()
+    except (TypeError, OverflowError):
+        pass
+    return array("i", [number for value in values for number in _triple(value)]).tobytes()
+
+
+def _triple(value: Any) -> tuple[int, int, int]:
+    if isinstance(value, list) and len(value) == 3:
+        numbers = [integer(v) for v in value]
+        if all(0 <= n < 1 << 31 for n in numbers):
+            return numbers[0], numbers[1], numbers[2]
+    return -1, -1, -1
+
+
+# --- times in microseconds -----------------------------------------------------------------
+
+_integers = msgspec.json.Decoder(list[int])
+_last_digit = re.compile(rb"\d(?=,|$)")
+_not_milli = re.compile(rb'\.(?!\d{3}(?:,|$))|[eE"]')
+_number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
+
+
+def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
+    """A column of JSON numbers in us as Int64 ns, ``NULL`` for null; and how many were no time."""
+    text = b",".join(texts)
+    if b"." not in text:
+        text = _last_digit.sub(rb"\g<0>.000", text)
+    if text.count(b".") == len(texts) - text.count(b"null") and not _not_milli.search(text):
+        # 5345121.123 us is the integer 5345121123 in ns; leading zeros go, JSON has none
+        text = b"," + text.replace(b"null", b"%d" % NULL)
+        for leading in (b",0.00", b",0.0", b",0."):
+            text = text.replace(leading, b",")
+        try:
+            return array("q", _integers.decode(b"[" + text[1:].replace(b".", b"") + b"]")), 0
+        except (msgspec.DecodeError, OverflowError):
+            pass
+    column, bad = array("q"), 0
+    for each in texts:
+        value = nanosecond(bytes(each))
+        bad += value is None and bytes(each) != b"null"
+        column.append(NULL if value is None else value)
+    return column, bad
+
+
+def nanosecond(text: bytes) -> int | None:
+    """One time in microseconds, as JSON text, to the nearest nanosecond; None if it is none."""
+    match = _number.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, fraction, exponent = match.groups()
+    digits = whole + (fraction or b"")
+    if len(digits) > 400:
+        return None
+    power = 3 - len(fraction or b"") + int(exponent or 0)
+    if power >= 0:
+        value = int(digits) * 10 ** min(power, 40)
+    else:
+        unit: int = 10 ** min(-power, 500)
+        value = (int(digits) + unit // 2) // unit
+    value = -value if sign else value
+    return value if -INT64_MAX <= value <= INT64_MAX else None

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
-from traceanalyzer.parsers.chrome_trace import xla
+from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
-from traceanalyzer.parsers.chrome_trace.columns import Collected
+from traceanalyzer.parsers.chrome_trace.columns import NEVER, Collected, Metadata
 from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError, first_events
-from traceanalyzer.parsers.chrome_trace.metadata import describe
-from traceanalyzer.parsers.chrome_trace.samples import add_samples, weight_unit
+from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.chrome_trace.text import open_text
-from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import Trace, issue_rows, sort_events
+from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.trace import Device, Meta, Trace, issue_rows, sort_events
 
 #: How bad an issue is; whatever is not listed is a loss.
 _NOTICES = frozenset(
@@ -39,6 +41,17 @@ _NOTICES = frozenset(
 #: What is said of an issue instead of the place where it was found.
 _DETAILS = {"profile-chunk": "a V8 CPU profile: its samples are not read"}
 
+#: The first event of JAX's and TensorFlow's profiler: it names its devices and hosts.
+_XLA = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
+_XLA_BYTES = 1 << 12
+
+#: Top-level values that have a place of their own in Meta, and those that are too large for it.
+_OWN = frozenset(
+    ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name")
+)
+_BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
+_MAX_RANK = (1 << 31) - 1
+
 
 def parse(source: Source, selection: Selection, progress: Progress | None) -> Trace:
     """Read one chrome trace.
@@ -47,14 +60,16 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         MalformedInput: nothing in the file is an event and it is no empty trace either.
         UnreadableFile: the operating system refused.
     """
-    want = _want(selection)
     text = open_text(source, progress)
     container, collected = Container(), Collected()
+    reading, by_lanes = selection, False
     try:
         first = first_events(text, container)
-        by_lanes = first is not None and xla.wrote(text.read(first, xla.HEAD_BYTES))
-        want = xla.everything(want) if by_lanes else want
-        collect(text, first, want, container, collected)
+        if first is not None and _XLA.search(text.read(first, _XLA_BYTES)):
+            from traceanalyzer.parsers.chrome_trace import xla
+
+            reading, by_lanes = xla.everything(selection), True
+        collect(text, first, reading, container, collected)
     except NoTraceError as error:
         raise MalformedInput(
             source.path,
@@ -63,34 +78,31 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         ) from None
     finally:
         text.close()
-    meta = describe(source, container.metadata, collected.metadata, collected.first)
-    assembler = Assembler(collected, want, meta.rank)
-    frames = assembler.frames()
-    frames = add_samples(frames, container.metadata, collected, want, meta.rank, assembler.row_of)
-    meta = replace(meta, weight_unit=weight_unit(container.metadata))
-    if source.damage:
-        collected.lose(f"damaged-file: {source.damage}", 1, -1)
-    rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
-    issues = issue_rows(rows, meta.rank)
-    tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
-    trace = Trace(sources=(meta,), **{**tables, "issues": issues})
+    trace = _trace(source, reading, container.metadata, collected)
     if by_lanes:
         trace = xla.told(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
 
 
-def _want(selection: Selection) -> Want:
-    kinds = selection.kinds
-    return Want(
-        kinds=None if kinds is None else sorted(kinds),
-        names=list(selection.names),
-        flows=kinds is None or "flow" in kinds,
-        counters=kinds is None or "counter" in kinds,
-        lanes=kinds is None or "lane" in kinds,
-        args="args" in selection.columns,
-        input_dims="input_dims" in selection.columns,
-        windows=list(selection.windows),
-    )
+def _trace(
+    source: Source, selection: Selection, metadata: dict[str, Any], collected: Collected
+) -> Trace:
+    """All tables of what was collected."""
+    meta = _meta(source, metadata, collected)
+    assembler = Assembler(collected, selection, meta.rank)
+    frames = assembler.frames()
+    if metadata.get("samples") or collected.stack_frames:
+        from traceanalyzer.parsers.chrome_trace import samples
+
+        meta = replace(meta, weight_unit=samples.weight_unit(metadata))
+        frames = samples.add_samples(
+            frames, metadata, collected, selection, meta.rank, assembler.row_of
+        )
+    if source.damage:
+        collected.issues.note(f"damaged-file: {source.damage}", -1)
+    rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
+    tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
+    return Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
 
 
 def _severity(code: str) -> str:
@@ -105,3 +117,80 @@ def _worded(code: str, count: int, offset: int) -> tuple[str, int, str | None]:
     code, _, detail = code.partition(": ")
     place = None if offset < 0 else f"byte {offset}"
     return code, count, detail or _DETAILS.get(code, place)
+
+
+# --- what the file says about itself, in whichever of its writers' words -------------------------
+
+
+def _meta(source: Source, metadata: dict[str, Any], collected: Collected) -> Meta:
+    """The file's Meta from its top-level values, its metadata events and its name."""
+    job = metadata.get("distributedInfo")
+    job = job if isinstance(job, dict) else {}
+    rank = _count(job.get("rank"))
+    if rank is None:
+        rank = _global_rank(collected.metadata)
+    if rank is None:
+        rank = rank_from_name(source.path)
+    rest = {k: v for k, v in metadata.items() if k not in _OWN and k not in _BULKY}
+    if len(job) > 1:
+        rest["distributedInfo"] = job
+    return Meta(
+        path=source.path,
+        format="chrome-trace",
+        version=_version(metadata),
+        epoch_ns=_epoch(metadata.get("baseTimeNanoseconds")),
+        start_ns=None if collected.first == NEVER else collected.first,
+        rank=rank,
+        world_size=_count(job.get("world_size")),
+        devices=_devices(metadata.get("deviceProperties")),
+        host=_text(metadata.get("host_name")),
+        backend=_text(job.get("backend")),
+        extra=msgspec.json.encode(rest).decode() if rest else None,
+    )
+
+
+def _version(metadata: dict[str, Any]) -> str | None:
+    version = metadata.get("schemaVersion")
+    return None if version is None else f"kineto schema {version}"
+
+
+def _global_rank(events: list[Metadata]) -> int | None:
+    """Composer's rank; several of them mean a merged file, which has no one rank."""
+    found = {
+        _count(msgspec.json.decode(args).get("value"))
+        for name, *_, args in events
+        if name == "global_rank"
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _epoch(value: Any) -> int | None:
+    """Absolute time of ts 0, if it leaves room on the clock for the times behind it."""
+    number = integer(value)
+    return number if 0 <= number <= LAST_EPOCH_NS else None
+
+
+def _devices(properties: Any) -> tuple[Device, ...]:
+    if not isinstance(properties, list):
+        return ()
+    found = []
+    for entry in properties:
+        number = _count(entry.get("id")) if isinstance(entry, dict) else None
+        if number is not None:
+            memory = _known(integer(entry.get("totalGlobalMem")))
+            found.append(Device(number, _text(entry.get("name")), memory))
+    return tuple(found)
+
+
+def _count(value: Any) -> int | None:
+    """A rank or a number of ranks; sometimes written as text."""
+    number = integer(value) if not isinstance(value, bool) else NULL
+    return number if 0 <= number <= _MAX_RANK else None
+
+
+def _known(number: int) -> int | None:
+    return None if number == NULL else number
+
+
+def _text(value: Any) -> str | None:
+    return re.sub(r"\s+", " ", value) if isinstance(value, str) and value else None

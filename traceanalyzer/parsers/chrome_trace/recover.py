@@ -1,14 +1,19 @@
-"""What can be saved of text that is not JSON: event by event, everything lost is counted."""
+"""What can be saved of text that is not JSON: small faults are mended, what is lost is counted."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
+from traceanalyzer.parsers.chrome_trace.columns import Issues
+from traceanalyzer.parsers.chrome_trace.container import (
+    BEHIND_STRAY,
+    GOES_ON,
+    End,
+    next_event_start,
+    value_end,
+)
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event
-from traceanalyzer.parsers.chrome_trace.lenient import End, value_end
-from traceanalyzer.parsers.chrome_trace.mend import mended, outlined
-from traceanalyzer.parsers.chrome_trace.search import BEHIND_STRAY, GOES_ON, next_event_start
 
 #: A broken event is looked at up to this many starts further on: its arguments may hold some.
 _STARTS = 8
@@ -19,8 +24,24 @@ _WINDOW = 1 << 12
 _INDENT = 64
 _REACH = 1 << 16
 
+# every alternative takes its whole token at once, so that no text is looked at twice
+_token = re.compile(
+    rb'"(?:[^"\\]++|\\.)*+"'
+    rb"|-?(?:\d[\d.]*+(?:[eE][+-]?\d*+)?(?:\#\w*+)?|(?:NaN|Infinity|nan|inf)\b)"
+    rb"|,(?=\s*+[}\]])",
+    re.DOTALL,
+)
+_number = re.compile(rb"-?(?:0|[1-9]\d{0,299})(?:\.\d{1,300})?(?:[eE][+-]?\d{1,2})?")
+_odd_in_string = re.compile(
+    rb"[\x00-\x1f]|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\(?![\"\\/bfnrt]|u[0-9a-fA-F]{4})"
+    rb"|\\[\"\\/bfnrtu]",
+    re.DOTALL,
+)
+_low_half = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+
 _blanks = re.compile(rb"[ \t\r\n,]*+")
-#: What a decoder stumbles over and :func:`~.mend.mended` mends: escapes, numbers, commas.
+#: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
 _mendable = re.compile(r"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
@@ -33,7 +54,7 @@ class Saved:
     Attributes:
         texts: each event's own JSON text, now strict.
         events: the events, in order.
-        issues: code -> (count, offset of the first within the text).
+        issues: what was lost or mended, with offsets within the text.
         tail: the text of an event at the end that goes on where the text stops.
         closed: offset behind the ``]`` that ended the array, or None.
         lost: an event was lost and none was read since: this may be the inside of that one.
@@ -41,15 +62,10 @@ class Saved:
 
     texts: list[bytes] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    issues: dict[str, tuple[int, int]] = field(default_factory=dict)
+    issues: Issues = field(default_factory=Issues)
     tail: bytes = b""
     closed: int | None = None
     lost: bool = False
-
-    def note(self, code: str, offset: int, count: int = 1) -> None:
-        """Count an oddity."""
-        seen, first = self.issues.get(code, (0, offset))
-        self.issues[code] = (seen + count, first)
 
 
 class _Damaged:
@@ -137,13 +153,13 @@ def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
     text, end = damaged.text, damaged.end(at)
     if end.at is not None:
         if not _save(text[at : end.at], at, saved):
-            saved.note("bad-event", at)
+            saved.issues.note("bad-event", at)
         return end.at
     following = _resume(text, at)
     if end.cut and (not final or following is None):
         saved.tail = text[at:]
         return len(text)
-    saved.note("bad-event", at)
+    saved.issues.note("bad-event", at)
     saved.lost = True
     if following is not None:
         return following
@@ -184,7 +200,7 @@ def _bracket(text: bytes, at: int, saved: Saved) -> int:
 
 def _stray(text: bytes, at: int, saved: Saved) -> int:
     """Text that is no event: over it to the next event or bracket."""
-    saved.note("stray-text", at)
+    saved.issues.note("stray-text", at)
     match = BEHIND_STRAY.search(text, at)
     return match.start() if match else len(text)
 
@@ -201,8 +217,81 @@ def _save(segment: bytes, offset: int, saved: Saved) -> bool:
         except BAD_TEXT:
             return False
     for code, count in counts.items():
-        saved.note(code, offset, count)
+        saved.issues.note(code, offset, count)
     saved.lost = saved.lost and event.ph is None
     saved.texts.append(segment)
     saved.events.append(event)
     return True
+
+
+# --- small faults, mended without moving the bounds of an event --------------------------------
+
+
+def mended(text: bytes) -> tuple[bytes, dict[str, int]]:
+    """The text with all small faults mended, and how many of each there were.
+
+    Bytes that are not UTF-8 and lone surrogates become U+FFFD, raw control characters in strings
+    are escaped, backslashes that escape nothing are doubled, commas before a closing bracket go,
+    NaN, Infinity and numbers that JSON or a double cannot hold become null.
+    """
+    counts: dict[str, int] = {}
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        replaced = text.decode("utf-8", "replace")
+        counts["bad-utf8"] = replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd")
+        text = replaced.encode()
+
+    def mend(match: re.Match[bytes]) -> bytes:
+        token = match.group()
+        if token[0] == 0x22:
+            return _mended_string(token, counts)
+        if token == b",":
+            counts["trailing-comma"] = counts.get("trailing-comma", 0) + 1
+            return b""
+        return token if _number.fullmatch(token) else b"null"
+
+    return _token.sub(mend, text), counts
+
+
+def outlined(text: bytes) -> bytes:
+    """The text at the same length, with every token a lenient reader takes in its place.
+
+    Only good for finding where values end.
+    """
+
+    def outline(match: re.Match[bytes]) -> bytes:
+        token = match.group()
+        if token[0] == 0x22:
+            return token.replace(b"\\", b"_") if b"\\" in token else token
+        if token == b",":
+            return b" "
+        return token if _number.fullmatch(token) else b"0".ljust(len(token))
+
+    return _token.sub(outline, text)
+
+
+def _mended_string(token: bytes, counts: dict[str, int]) -> bytes:
+    if _odd_in_string.search(token) is None:
+        return token
+    paired = -1  # where the second half of a surrogate pair stands
+
+    def count(code: str, instead: bytes) -> bytes:
+        counts[code] = counts.get(code, 0) + 1
+        return instead
+
+    def mend(match: re.Match[bytes]) -> bytes:
+        nonlocal paired
+        odd = match.group()
+        if odd[0] != 0x5C:
+            return count("raw-control-character", b"\\u%04x" % odd[0])
+        if odd == b"\\":
+            return count("bad-escape", b"\\\\")
+        if len(odd) == 2 or match.start() == paired:
+            return odd
+        if _high_half.match(odd) and _low_half.match(token, match.end()):
+            paired = match.end()
+            return odd
+        return count("lone-surrogate", b"\\ufffd")
+
+    return _odd_in_string.sub(mend, token)

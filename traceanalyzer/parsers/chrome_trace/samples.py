@@ -11,10 +11,9 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.coerce import integer, label, text_of
 from traceanalyzer.parsers.chrome_trace.columns import Collected
-from traceanalyzer.parsers.chrome_trace.times import nanosecond
-from traceanalyzer.parsers.chrome_trace.want import Want
+from traceanalyzer.parsers.chrome_trace.decode import integer, label, nanosecond, text_of
+from traceanalyzer.parsers.contract import Selection
 
 #: Whole numbers up to here are exact as Float64.
 _MAX_WEIGHT = 1 << 53
@@ -51,7 +50,7 @@ def add_samples(
     frames: dict[str, pl.DataFrame],
     metadata: dict[str, Any],
     collected: Collected,
-    want: Want,
+    selection: Selection,
     rank: int | None,
     row_of: npt.NDArray[np.uint32],
 ) -> dict[str, pl.DataFrame]:
@@ -60,7 +59,7 @@ def add_samples(
     ``row_of`` tells the row in ``events`` of each slice in the order they were collected.
     """
     given = metadata.get("stackFrames")
-    samples = metadata.get("samples") if want.kinds is None or "sample" in want.kinds else None
+    samples = metadata.get("samples") if selection.wants("sample", None) else None
     if not samples and not (given and collected.stack_frames):
         return frames
     stacks = _Frames(given if isinstance(given, dict) else {})
@@ -72,27 +71,27 @@ def add_samples(
         for row, frame in collected.stack_frames.items():
             leaf[int(row_of[row])] = stacks.row(frame)
         events = events.with_columns(stack=pl.Series(leaf, dtype=pl.UInt32))
-    sampled = _samples(samples, want, stacks, collected, rank)
+    sampled = _samples(samples, selection, stacks, collected, rank)
     types = {c.name: (pl.String if c.dtype == schema.NAME else c.dtype) for c in schema.STACKS}
     table = pl.DataFrame(stacks.rows, schema=types, orient="row")
     table = table.cast({"name": schema.NAME, "file": schema.NAME})
     lanes = frames["lanes"]
-    if want.lanes and collected.labels:
+    if selection.wants("lane", None) and collected.labels:
         lanes = pl.concat([lanes, _textual(sampled, lanes, collected, rank)])
         lanes = lanes.sort("pid", "tid", maintain_order=True)
     return {**frames, "events": _merged(events, sampled), "stacks": table, "lanes": lanes}
 
 
 def _samples(
-    samples: Any, want: Want, stacks: _Frames, collected: Collected, rank: int | None
+    samples: Any, selection: Selection, stacks: _Frames, collected: Collected, rank: int | None
 ) -> pl.DataFrame:
     rows = []
     for sample in samples if isinstance(samples, list) else ():
         ts = nanosecond(_number_text(sample.get("ts"))) if isinstance(sample, dict) else None
         if ts is None:
-            collected.lose("bad-sample", 1, -1)
+            collected.issues.note("bad-sample", -1)
             continue
-        if want.windows and not any(low < ts < high for low, high in want.windows):
+        if selection.windows and not any(low < ts < high for low, high in selection.windows):
             continue
         pid, tid = _lane(sample, collected)
         rows.append(

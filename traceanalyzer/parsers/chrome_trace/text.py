@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from traceanalyzer.errors import UnreadableFile
+from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.source import Source
-
-Progress = Callable[[int, int], None]
 
 
 class Text(Protocol):

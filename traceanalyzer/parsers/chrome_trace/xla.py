@@ -12,18 +12,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import msgspec
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.want import Want
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import collective_of_kernel
+from traceanalyzer.vocabulary import KINDS, collective_of_kernel
 
-_FIRST = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
-#: Bytes in which the first of those names stands.
-HEAD_BYTES = 1 << 12
 _DEVICE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
 _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
 #: Calls of the driver and of the runtime, of CUDA and HIP.
@@ -35,14 +30,10 @@ _WITH_CORRELATION = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda
 _NAME, _ARGS = pl.col("name").cast(pl.String), pl.col("args")
 
 
-def wrote(head: bytes) -> bool:
-    """Whether events that begin so are that profiler's: it first names its devices and hosts."""
-    return _FIRST.search(head) is not None
-
-
-def everything(want: Want) -> Want:
+def everything(selection: Selection) -> Selection:
     """What must be read, where only afterwards is known of what kind each event is."""
-    return msgspec.structs.replace(want, kinds=None, names=[], args=True)
+    kinds = None if selection.kinds is None else selection.kinds | set(KINDS)
+    return replace(selection, kinds=kinds, names=(), columns=selection.columns | {"args"})
 
 
 def told(trace: Trace, selection: Selection) -> Trace:

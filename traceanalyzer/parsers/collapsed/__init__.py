@@ -1,8 +1,119 @@
 """Collapsed ("folded") stacks: py-spy's raw format, FlameGraph's and inferno's, Austin's.
 
 In: text, a sample a line: frames joined by ``;``, outermost first, then a count. Out: a ``sample``
-event a line and the prefix tree of its frames. ``text`` gives whole lines of UTF-8, ``dialect``
-tells from the first of them which dialect it is, ``labels`` reads process and thread frames,
-``frame_text`` splits a frame into function, file and line, ``lines`` turns lines into numbers, and
-``parser`` makes the tables.
+event a line and the prefix tree of its frames. ``text`` gives whole lines and tells their dialect,
+``labels`` reads frames, ``lines`` turns lines into numbers.
 """
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.frames import stacks
+from traceanalyzer.parsers.collapsed import labels, text
+from traceanalyzer.parsers.collapsed.lines import Lines
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source, rank_or_node_from_name
+from traceanalyzer.parsers.tables import Frame, lanes_table, sample_events, stacks_table
+from traceanalyzer.trace import Meta, Trace, issue_rows
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether these first bytes look like collapsed stacks; the file's name does not matter."""
+    return text.looks_collapsed(text.utf8(head))
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read one file of collapsed stacks.
+
+    A sample's weight is its count; of two columns the first is a sample of category ``before``, the
+    second one of category ``after``. Empty stacks are samples without ``stack``.
+
+    Raises:
+        MalformedInput: the file is binary or JSON, or no line of it is a stack and a count.
+        UnreadableFile: the operating system refused.
+    """
+    kinds = selection.kinds
+    rank = rank_or_node_from_name(source.path)
+    if kinds is not None and not kinds & {"sample", "lane"}:
+        return Trace(sources=(_meta(source, rank, None),))
+    head = text.utf8(source.head())
+    if foreign := text.foreign(head):
+        raise MalformedInput(source.path, f"{foreign}, no lines of stacks and counts")
+    found = text.tell(head)
+    lines = Lines(found)
+    for chunk in text.chunks(source, progress):
+        lines.add(chunk)
+    lines.add([], last=True)
+    if not lines.lengths:
+        raise MalformedInput(
+            source.path,
+            "no line is a stack and a count",
+            where=f"line {lines.first_bad}" if lines.first_bad else None,
+            hint="record with py-spy record --format raw",
+        )
+    trace = Trace(
+        sources=(_meta(source, rank, found.unit),),
+        lanes=lanes_table(lines.lanes, rank),
+        issues=issue_rows(_issues(source, lines), rank),
+    )
+    if kinds is not None and "sample" not in kinds:
+        return trace
+    tree = stacks.build(_numbers(lines.frames), _numbers(lines.lengths))
+    return replace(
+        trace,
+        events=_events(lines, tree, rank),
+        stacks=stacks_table(tree, _frames(lines, found.austin)),
+    )
+
+
+def _meta(source: Source, rank: int | None, unit: str | None) -> Meta:
+    return Meta(path=source.path, format=FORMAT.name, rank=rank, weight_unit=unit)
+
+
+def _frames(lines: Lines, austin: bool) -> Iterator[Frame]:
+    split = labels.split_austin if austin else labels.split
+    return (split(frame.decode(errors="replace")) for frame in lines.numbers)
+
+
+def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
+    lane_of = _numbers(lines.lane_of)
+    weights = np.frombuffer(lines.weights, np.float64)
+    if not lines.second:
+        return sample_events(lines.lanes, lane_of, weights, tree.leaf, rank)
+    both = np.column_stack((weights, np.frombuffer(lines.second, np.float64))).ravel()
+    category = pl.Series(["before", "after"] * len(weights), dtype=schema.NAME)
+    twice = (np.repeat(column, 2) for column in (lane_of, tree.leaf))
+    lane_of, leaf = twice
+    return sample_events(lines.lanes, lane_of, both, leaf, rank, category=category)
+
+
+def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | None]]:
+    found: list[tuple[str, str, int, str | None]] = []
+    if lines.bad:
+        found.append(("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"))
+    if source.damage:
+        found.append(("data_loss", "damaged-file", 1, source.damage))
+    return found
+
+
+def _numbers(values: array[int]) -> stacks.Numbers:
+    return np.frombuffer(values, np.uint32)
+
+
+FORMAT = Format(
+    name="collapsed",
+    suffixes=(".txt", ".raw", ".folded", ".collapsed"),
+    description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin",
+    spec_url="https://github.com/brendangregg/FlameGraph#2-fold-stacks",
+    sniff=sniff,
+    parse=parse,
+    priority=-100,
+)

@@ -1,10 +1,10 @@
-"""Process and thread frames at the root of py-spy's and Austin's stacks."""
+"""Frames of collapsed stacks: a process, a thread, or a function with its file and line."""
 
 from __future__ import annotations
 
 import re
 
-from traceanalyzer.parsers.sampled import Lanes
+from traceanalyzer.parsers.tables import Frame, Lanes
 
 #: A count: whole or fractional, never negative.
 COUNT = re.compile(rb"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
@@ -20,6 +20,13 @@ _AUSTIN = re.compile(rb"P(\d{1,18});T(?:\d+:)?(\d{1,18}|0[xX][0-9a-fA-F]{1,16})(
 
 LABELLED = (b"process ", b"thread (")
 _SIGN, _MODULUS = 1 << 63, 1 << 64
+
+_LINE = re.compile(r":(0|[1-9]\d{0,8})\)\Z")
+#: What a Python frame names as its file: a source file, or what the compiler was told.
+_PYTHON = re.compile(r"(?i)\.py[xwi]?\Z|\A<|>\Z")
+_AUSTIN_FRAME = re.compile(r"(?s)(.*):(.*?):(0|[1-9]\d{0,8})\Z")
+#: py-spy's word for a library it does not know.
+_UNKNOWN = "?"
 
 
 def closes(line: bytes) -> bool:
@@ -111,3 +118,33 @@ def _id(text: bytes) -> int:
     """A thread id, decimal or hexadecimal, as Int64."""
     value = int(text, 16 if text[:2].lower() == b"0x" else 10)
     return value - _MODULUS if value >= _SIGN else value
+
+
+def split(text: str) -> Frame:
+    """``NAME (FILE:LINE)``, ``NAME (FILE)``, ``NAME (LIBRARY)`` or ``NAME``.
+
+    Paths and C++ names hold ``(`` themselves: a Python frame ends its name at the first `` (``, a
+    native one at the last.
+    """
+    if not text.endswith(")"):
+        return Frame(text)
+    name, _, rest = text.partition(" (")
+    found = _LINE.search(rest)
+    if found and found.start():
+        return Frame(name, rest[: found.start()], int(found[1]))
+    file = rest[:-1]
+    if not _PYTHON.search(file):
+        name, _, rest = text.rpartition(" (")
+        file = rest[:-1]
+    if not file or not name:
+        return Frame(text)
+    return Frame(name, None if file == _UNKNOWN else file)
+
+
+def split_austin(text: str) -> Frame:
+    """``FILE:NAME:LINE``; the file may hold colons."""
+    found = _AUSTIN_FRAME.match(text)
+    if not found:
+        return Frame(text)
+    file, name, line = found.groups()
+    return Frame(name, file or None, int(line))

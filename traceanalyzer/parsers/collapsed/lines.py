@@ -17,10 +17,14 @@ import numpy.typing as npt
 
 from traceanalyzer.frames.stacks import Numbers
 from traceanalyzer.parsers.collapsed import labels
-from traceanalyzer.parsers.collapsed.dialect import Dialect, is_comment
 from traceanalyzer.parsers.collapsed.labels import COUNT
-from traceanalyzer.parsers.collapsed.numbering import numbered
-from traceanalyzer.parsers.sampled import Lanes
+from traceanalyzer.parsers.collapsed.text import Dialect, is_comment
+from traceanalyzer.parsers.tables import Lanes
+
+try:
+    from traceanalyzer.parsers.collapsed import _frames
+except ImportError:  # pragma: no cover - built without a compiler
+    _frames = None  # type: ignore[assignment]
 
 #: A record whose command line goes on for more lines or bytes is none.
 _MAX_JOINED_LINES = 1000
@@ -286,3 +290,26 @@ def _closing(left_open: list[int]) -> list[int]:
 
 def _left_open(text: bytes) -> int:
     return text.count(b"(") + text.count(b"[") - text.count(b")") - text.count(b"]")
+
+
+def numbered(stacks: bytes) -> tuple[list[bytes], bytes, bytes]:
+    """The frames of stacks that stand one to a line, numbered in the order they first occur in.
+
+    Returns:
+        The distinct frames, the number of each frame as uint32, the frames of each line likewise.
+    """
+    return _frames.numbered(stacks) if _frames is not None else numbered_in_python(stacks)
+
+
+def numbered_in_python(stacks: bytes) -> tuple[list[bytes], bytes, bytes]:
+    """The same, five times slower."""
+    lengths = [line.count(b";") + 1 for line in stacks.split(b"\n")]
+    number: dict[bytes, int] = {}
+    frames = [
+        number.setdefault(frame, len(number)) for frame in stacks.replace(b"\n", b";").split(b";")
+    ]
+    return list(number), _uint32(frames), _uint32(lengths)
+
+
+def _uint32(values: list[int]) -> bytes:
+    return np.array(values, np.uint32).tobytes()

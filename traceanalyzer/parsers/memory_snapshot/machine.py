@@ -1,54 +1,34 @@
-"""The opcodes of a pickled snapshot to columns of words; no object of the file is ever made.
+"""Pickled snapshots to a :class:`~.document.Document`, in bounded memory; no code of a file is run.
 
-Compiled where that was possible, else :mod:`~.slow_machine`, which gives the same. A word is 64
-bits: a tag in the low 4, what it says in the high 60 (``words`` has the tags). Dicts with a known
-key become rows of a table, lists of frames interned sequences, everything else stays what it is.
+The compiled machine follows the opcodes that a snapshot may hold and makes words of them, not
+objects. Without a compiler pickle's unpickler makes objects, after ``scan`` has followed all
+opcodes and refused what is in no snapshot, and the same words are made of the objects.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import pickletools
 import struct
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate, chain, repeat
+from typing import Any, Final
 
-from traceanalyzer.parsers.memory_snapshot import slow_machine
-from traceanalyzer.parsers.memory_snapshot.slow_store import Problem
-from traceanalyzer.parsers.memory_snapshot.slow_values import MOST_ITEMS
+from traceanalyzer.parsers.memory_snapshot import document
+from traceanalyzer.parsers.memory_snapshot.document import Document
+from traceanalyzer.parsers.memory_snapshot.scan import Problem, Scan, Wrong
 
 try:
     from traceanalyzer.parsers.memory_snapshot import _machine
 except ImportError:  # pragma: no cover - built without a compiler
     _machine = None  # type: ignore[assignment]
 
-#: What is said of a problem; ``{}`` is its number, ``{op}`` the opcode of that number.
-_SAID = {
-    Problem.OPCODE: "opcode {op} is not one of a memory snapshot",
-    Problem.BEYOND: "memo index {} is beyond what was stored",
-    Problem.NEVER_STORED: "memo index {} was never stored",
-    Problem.STORED_TWICE: "memo index {} is stored twice",
-    Problem.INTEGER: "an integer of {} bytes",
-    Problem.TEXT: "a text of {} bytes",
-    Problem.USED_TWICE: "a list or row is used twice",
-    Problem.REFILLED: "a list or dict is filled after it was used",
-    Problem.MEMORY: "needs more memory than a snapshot of its size would",
-    Problem.MARKS: f"more than {slow_machine.MOST_MARKS} containers within one another",
-    Problem.FRAMES: f"a stack of more than {MOST_ITEMS} frames",
-    Problem.TOO_FEW: "opcode {op} with too few values before it",
-    Problem.NO_MARK: "opcode {op} without a MARK",
-    Problem.NO_LIST: "an item for what is no open list",
-    Problem.NO_DICT: "a pair for what is no open dict",
-    Problem.ODD: "a key without a value",
-    Problem.PROTOCOL: "pickle protocol {}",
-    Problem.START: "the first byte is {}, which begins no pickle",
-    Problem.PROTO_AGAIN: "a second PROTO",
-    Problem.LEFT_OVER: "STOP with {} values, not one",
-    Problem.NESTED_TUPLE: "a tuple of more than plain values",
-    Problem.LONG_TUPLE: "a tuple of {} values",
-    Problem.KEPT_TWICE: "a list or dict is stored twice",
-    Problem.AGAIN: "a stack is filled again and again",
-    Problem.TOO_MANY: "more different values than can be numbered",
-}
+Tables = tuple[tuple[str, tuple[str, ...]], ...]
+_PROBLEMS: Final = tuple(Problem)
+_MOST_TABLES: Final = 16
 
 
 class Refused(Exception):
@@ -65,45 +45,20 @@ class Refused(Exception):
         self.offset = offset
 
 
-@dataclass(frozen=True)
-class Document:
-    """What a pickle holds.
+def machine(keys: tuple[str, ...], tables: Tables) -> Machine | PlainMachine:
+    """What reads one pickle: the compiled machine, or the other where there was no compiler.
 
-    Attributes:
-        strings: every text once, as its bytes; the known keys come first.
-        bigs: integers beyond 60 bits.
-        floats: every float once.
-        sequences: stacks and tuples: offsets (one more than there are), and the words.
-        lists: the same for other lists.
-        dicts: offsets in pairs, and key and value in turns.
-        tables: rows of each, and the columns that any row has.
-        root: the word of the whole.
-        complete: whether the pickle ends as it must; else what came before is all there is.
-        consumed: bytes up to the end of the last whole opcode.
-        protocol: the pickle's, None of an empty file.
-        trailing: bytes behind the end.
+    Args:
+        keys: texts that come first in the document.
+        tables: the key by which a table's dicts are known, and the fields that are read of them.
     """
-
-    strings: list[bytes]
-    bigs: list[int]
-    floats: list[float]
-    sequences: tuple[bytes, bytes]
-    lists: tuple[bytes, bytes]
-    dicts: tuple[bytes, bytes]
-    tables: list[tuple[int, dict[str, bytes]]]
-    root: int
-    complete: bool
-    consumed: int
-    protocol: int | None
-    trailing: int
+    return (PlainMachine if _machine is None else Machine)(keys, tables)
 
 
 class Machine:
     """Reads one pickle: :meth:`feed` its bytes in blocks of any size, then :meth:`close`."""
 
-    def __init__(
-        self, keys: tuple[str, ...], tables: tuple[tuple[str, tuple[str, ...]], ...]
-    ) -> None:
+    def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
         numbers = {key: number for number, key in enumerate(keys)}
         wanted = tuple(
             (numbers[trigger], tuple(numbers[field] for field in fields))
@@ -111,9 +66,7 @@ class Machine:
         )
         raw = tuple(key.encode() for key in keys)
         # a seed that nobody knows: no file can be made whose values all hash alike
-        seed = int.from_bytes(os.urandom(8))
-        self._machine: _machine.Machine | slow_machine.Machine
-        self._machine = (_machine or slow_machine).Machine(raw, wanted, seed)
+        self._machine = _machine.Machine(raw, wanted, int.from_bytes(os.urandom(8)))
         self._fields = [fields for _, fields in tables]
 
     @property
@@ -123,11 +76,11 @@ class Machine:
 
     def feed(self, block: bytes | bytearray | memoryview) -> None:
         """Read on; :class:`Refused` for what no snapshot has."""
-        _check(self._machine.feed(block))
+        self._check(self._machine.feed(block))
 
     def close(self) -> Document:
         """The file ends here: what was in it. Nothing can be done with the machine afterwards."""
-        _check(self._machine.finish())
+        self._check(self._machine.finish())
         strings, bigs, floats, sequences, lists, dicts, tables, *rest = self._machine.take()
         root, complete, consumed, protocol, trailing = rest
         return Document(
@@ -155,11 +108,241 @@ class Machine:
             trailing=trailing,
         )
 
+    @staticmethod
+    def _check(problem: tuple[int, int, int] | None) -> None:
+        if problem is not None:
+            code, number, offset = problem
+            raise _refused(_PROBLEMS[code - 1], number, offset)
 
-def _check(problem: tuple[int, int, int] | None) -> None:
-    if problem is not None:
-        code, number, offset = problem
-        raise Refused(_SAID[Problem(code)].format(number, op=_opcode(number)), offset)
+
+class PlainMachine:
+    """The same in Python."""
+
+    def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
+        if len(tables) > _MOST_TABLES:
+            raise ValueError("1 to 16 tables")
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key twice")
+        for key in chain.from_iterable((trigger, *fields) for trigger, fields in tables):
+            if key not in keys:
+                raise KeyError(key)
+        self._scan: Scan | None = Scan([trigger.encode() for trigger, _ in tables])
+        self._words = _Words(keys, tables)
+        self._behind = 0  # bytes after the last whole opcode
+        self._problem: Refused | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the file, the stack and the memo."""
+        scan = self._scan
+        return 0 if scan is None else len(scan.data) + 8 * len(scan.stack) + len(scan.memo)
+
+    def feed(self, block: bytes | bytearray | memoryview) -> None:
+        """Read on; :class:`Refused` for what no snapshot has."""
+        scan = self._open()
+        if scan.stopped:
+            self._behind += len(block)
+            return
+        scan.data += block
+        try:
+            scan.run()
+        except Wrong as wrong:
+            self._problem = _refused(wrong.problem, wrong.number, scan.at)
+            raise self._problem from None
+        self._behind = len(scan.data) - scan.consumed
+
+    def close(self) -> Document:
+        """The file ends here: what was in it. Nothing can be done with the machine afterwards."""
+        scan = self._open()
+        tail = b""
+        if not scan.stopped:
+            try:
+                tail = scan.complete()
+            except Wrong as wrong:
+                raise _refused(wrong.problem, wrong.number, scan.at) from None
+        self._scan = None
+        scan.data[scan.consumed :] = tail
+        stream = io.BytesIO(scan.data)
+        scan.data.clear()
+        found = PlainUnpickler(io.BufferedReader(stream, _READ_AHEAD)).load()
+        words = [self._words.word(value) for value in ((found,) if scan.stopped else found)]
+        return self._words.document(
+            root=words[0],
+            complete=scan.stopped,
+            consumed=scan.consumed,
+            protocol=scan.protocol or None,
+            trailing=self._behind if scan.stopped else 0,
+        )
+
+    def _open(self) -> Scan:
+        if self._scan is None:
+            raise ValueError("the machine is closed")
+        if self._problem:
+            raise self._problem
+        return self._scan
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Makes numbers, texts, tuples, lists and dicts, even if a scan let something else pass."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Refuse: a snapshot names no class or function."""
+        raise pickle.UnpicklingError(f"{module}.{name} is not read")
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        """Refuse: a snapshot refers to nothing outside."""
+        raise pickle.UnpicklingError(f"{pid!r} is not read")
+
+
+class _Words:
+    """Objects as words, in the order in which their opcodes end them."""
+
+    def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
+        self._triggers = [trigger.encode() for trigger, _ in tables]
+        self._fields = [{field.encode(): field for field in fields} for _, fields in tables]
+        self._strings = {key.encode(): number for number, key in enumerate(keys)}
+        # by bytes: hashes of numbers are known, and a file could have many that are alike
+        self._bigs: dict[bytes, int] = {}
+        self._floats: dict[bytes, int] = {}
+        self._sequences: dict[bytes, int] = {}
+        self._frames: dict[bytes, int] = {}
+        self._lists, self._dicts = _Runs(1), _Runs(2)
+        self._tables: list[dict[str, array[int]]] = [{} for _ in tables]
+        self._rows = [0] * len(tables)
+        #: By identity: the words of what may be used twice, and of these the frames'.
+        self._shared: dict[int, int] = {}
+        self._frame_words: dict[int, int] = {}
+
+    def word(self, value: Any) -> int:
+        """The word of an object, whose containers may lie deeper than Python's calls may."""
+        levels: list[tuple[Any, Iterator[Any], array[int]]] = [(None, iter((value,)), array("Q"))]
+        while True:
+            container, rest, words = levels[-1]
+            for item in rest:
+                if type(item) not in _CONTAINERS:
+                    words.append(self._scalar(item))
+                elif (word := self._shared.get(id(item)) or self._stack(item)) is not None:
+                    words.append(word)
+                else:
+                    items = chain.from_iterable(item.items()) if type(item) is dict else iter(item)
+                    levels.append((item, items, array("Q")))
+                    break
+            else:
+                levels.pop()
+                if not levels:
+                    return words[0]
+                levels[-1][2].append(self._container(container, words))
+
+    def document(self, **more: Any) -> Document:
+        """All words so far."""
+        ends = accumulate((len(words) // 8 for words in self._sequences), initial=0)
+        return Document(
+            strings=list(self._strings),
+            bigs=[int.from_bytes(raw, "little", signed=True) for raw in self._bigs],
+            floats=[struct.unpack("<d", raw)[0] for raw in self._floats],
+            sequences=(array("Q", ends).tobytes(), b"".join(self._sequences)),
+            lists=self._lists.packed(),
+            dicts=self._dicts.packed(),
+            tables=[
+                (
+                    rows,
+                    {name: columns[name].tobytes() for name in fields.values() if name in columns},
+                )
+                for rows, columns, fields in zip(
+                    self._rows, self._tables, self._fields, strict=True
+                )
+            ],
+            **more,
+        )
+
+    def _scalar(self, value: Any) -> int:
+        if isinstance(value, bytes):
+            return document.STR | _number(self._strings, value) << 4
+        if value is None or isinstance(value, bool):
+            return document.NONE if value is None else document.BOOL | value << 4
+        if isinstance(value, float):
+            return document.FLOAT | _number(self._floats, struct.pack("<d", value)) << 4
+        number = int(value)
+        if -(1 << 59) <= number < 1 << 59:
+            return document.INT | (number & (1 << 60) - 1) << 4
+        return document.BIG | _number(self._bigs, number.to_bytes(16, "little", signed=True)) << 4
+
+    def _container(self, value: Any, words: array[int]) -> int:
+        if not words:
+            return document.EMPTY
+        if type(value) is dict:
+            return self._dict(value, words)
+        if type(value) is tuple:
+            return self._sequence(document.TUPLE, value, words)
+        if all(word & _FRAME_BITS == document.ROW for word in words):
+            return self._sequence(document.STACK, value, words)
+        return document.LIST | self._lists.add(words) << 4
+
+    def _stack(self, value: Any) -> int | None:
+        """The word of a list of known frames; most lists are."""
+        if type(value) is not list or not value:
+            return None
+        words = list(map(self._frame_words.get, map(id, value), repeat(0)))
+        if not all(words):
+            return None
+        return self._sequence(document.STACK, value, array("Q", words))
+
+    def _sequence(self, tag: int, value: Any, words: array[int]) -> int:
+        word = self._shared[id(value)] = tag | _number(self._sequences, words.tobytes()) << 4
+        return word
+
+    def _dict(self, value: dict[Any, Any], words: array[int]) -> int:
+        table = next((at for at, key in enumerate(self._triggers) if key in value), None)
+        if table is None:
+            return document.DICT | self._dicts.add(words) << 4
+        fields, columns, rows = self._fields[table], self._tables[table], self._rows[table]
+        row = {
+            fields[key]: word for key, word in zip(value, words[1::2], strict=True) if key in fields
+        }
+        number = rows
+        if table == document.FRAMES:
+            packed = array("Q", (row.get(name, document.NONE) for name in fields.values()))
+            number = _number(self._frames, packed.tobytes())
+            self._shared[id(value)] = self._frame_words[id(value)] = document.ROW | number << 4
+        if number == rows:
+            for name in row.keys() - columns.keys():
+                columns[name] = array("Q", bytes(8 * rows))
+            for name, column in columns.items():
+                column.append(row.get(name, document.NONE))
+            self._rows[table] += 1
+        return document.ROW | number << 4 | table << 56
+
+
+class _Runs:
+    """Runs of words, one behind another."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._words, self._ends = array("Q"), array("Q", [0])
+
+    def add(self, words: array[int]) -> int:
+        """The number of a new run."""
+        self._words.extend(words)
+        self._ends.append(len(self._words) // self._width)
+        return len(self._ends) - 2
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """The offsets, in items of ``width`` words, and the words."""
+        return self._ends.tobytes(), self._words.tobytes()
+
+
+_READ_AHEAD: Final = 1 << 17
+_CONTAINERS: Final = (list, dict, tuple)
+#: Of a word: the tag, and the number of the table whose row it names.
+_FRAME_BITS: Final = 0xFF << 56 | 15
+
+
+def _number(pool: dict[bytes, int], value: bytes) -> int:
+    return pool.setdefault(value, len(pool))
+
+
+def _refused(problem: Problem, number: int, offset: int) -> Refused:
+    return Refused(problem.value.format(number, op=_opcode(number)), offset)
 
 
 def _opcode(code: int) -> str:

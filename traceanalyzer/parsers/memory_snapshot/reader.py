@@ -12,13 +12,12 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.memory_snapshot import history, holdings, layout, marks, stacks
-from traceanalyzer.parsers.memory_snapshot.history import History
-from traceanalyzer.parsers.memory_snapshot.machine import Machine, Refused
-from traceanalyzer.parsers.memory_snapshot.words import Reading
-from traceanalyzer.parsers.naming import rank_from_name
-from traceanalyzer.parsers.ordering import Ints, Order, time_order
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.memory_snapshot import document, tables
+from traceanalyzer.parsers.memory_snapshot.document import Reading
+from traceanalyzer.parsers.memory_snapshot.machine import Refused, machine
+from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
+from traceanalyzer.parsers.source import Source, rank_from_name
+from traceanalyzer.parsers.tables import Ints, Order, time_order
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
@@ -49,19 +48,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
         return Trace(sources=(Meta(path=source.path, format=format_, rank=rank),))
     reading = _read(source, progress)
     top = reading.fields(reading.document.root)
-    found = history.read(reading, reading.items(top.get(layout.TRACES, 0)))
-    of_stacks = stacks.read(
+    found = tables.read_history(reading, reading.items(top.get(document.TRACES, 0)))
+    of_stacks = tables.read_stacks(
         reading,
         [
             reading.table(number).words("frames")
-            for number in (layout.EVENTS, layout.BLOCKS, layout.SEGMENTS, layout.HISTORY)
+            for number in (document.EVENTS, document.BLOCKS, document.SEGMENTS, document.HISTORY)
         ],
     )
-    ranges, alone = marks.read(reading)
+    ranges, alone = tables.read_annotations(reading)
     start_us = _earliest(found.time_us, ranges["time_us"])
     told, totals = _events(reading, selection, found, of_stacks, ranges, start_us)
-    segments = holdings.segments(reading, of_stacks, rank)
-    blocks = holdings.blocks(reading, of_stacks, segments)
+    segments = tables.segments(reading, of_stacks, rank)
+    blocks = tables.blocks(reading, of_stacks, segments)
     devices = sorted({*found.device.tolist(), *segments["device"].drop_nulls().to_list()})
     if told.is_empty() and segments.is_empty():
         hint = f"{RECORD}, and take the snapshot after it"
@@ -90,11 +89,11 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
 
 
 def _read(source: Source, progress: Progress | None) -> Reading:
-    machine = Machine(layout.KEYS, layout.TABLES)
+    unpickler = machine(document.KEYS, document.TABLES)
     try:
         for block in source.blocks(_BLOCK, progress):
-            machine.feed(block)
-        document = machine.close()
+            unpickler.feed(block)
+        return Reading(unpickler.close())
     except Refused as error:
         raise MalformedInput(
             source.path,
@@ -102,7 +101,6 @@ def _read(source: Source, progress: Progress | None) -> Reading:
             where=f"byte {error.offset:,}",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes one",
         ) from None
-    return Reading(document)
 
 
 def _earliest(*times: pl.Series) -> int | None:
@@ -114,13 +112,13 @@ def _events(
     reading: Reading,
     selection: Selection,
     found: History,
-    of_stacks: stacks.Stacks,
+    of_stacks: Stacks,
     ranges: pl.DataFrame,
     start_us: int | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The tables ``events``, in its order, and ``memory_totals``."""
     start = start_us or 0
-    done = history.events(reading, found, of_stacks, args="args" in selection.columns)
+    done = tables.events(reading, found, of_stacks, args="args" in selection.columns)
     done = done.with_columns(ts=(found.time_us - start) * _US)
     marked = ranges.select(
         "name",
@@ -130,7 +128,7 @@ def _events(
         dur=(pl.col("end_us") - pl.col("time_us")) * _US,
     )
     both = pl.concat([done, marked], how="diagonal").with_columns(
-        free_bytes=history.free_bytes(reading, found).extend_constant(None, marked.height)
+        free_bytes=tables.free_bytes(reading, found).extend_constant(None, marked.height)
     )
     if (wanted := _wanted(selection)) is not None:
         both = both.filter(wanted)
@@ -176,7 +174,7 @@ def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
 
 def _extra(reading: Reading, top: dict[str, int]) -> str | None:
     """The allocator's settings, and how long the history could grow."""
-    names = (layout.SETTINGS, layout.MOST_ENTRIES, layout.OVERFLOWED)
+    names = (document.SETTINGS, document.MOST_ENTRIES, document.OVERFLOWED)
     told: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
     return json.dumps(_finite(told)) if told else None
 
@@ -192,21 +190,21 @@ def _finite(value: Any) -> Any:
 
 def _overflowed(reading: Reading, top: dict[str, int]) -> bool:
     """Whether the history is a ring that has begun to overwrite its oldest events."""
-    told = reading.value(top.get(layout.OVERFLOWED, 0))
+    told = reading.value(top.get(document.OVERFLOWED, 0))
     return any(told) if isinstance(told, list) else bool(told)
 
 
 def _issues(
     source: Source, reading: Reading, top: dict[str, int], found: History, alone: int
 ) -> Iterator[Finding]:
-    document = reading.document
-    if not document.complete:
-        read = f"{document.consumed:,} bytes read"
+    pickled = reading.document
+    if not pickled.complete:
+        read = f"{pickled.consumed:,} bytes read"
         yield ("data_loss", "truncated", 1, read)
     if source.damage:
         yield ("data_loss", "damaged-file", 1, source.damage)
-    if document.trailing:
-        yield ("notice", "trailing-bytes", document.trailing, None)
+    if pickled.trailing:
+        yield ("notice", "trailing-bytes", pickled.trailing, None)
     if lost := found.table.height - found.rows.size:
         yield ("data_loss", "stray-events", lost, None)
     if reading.wrong:

@@ -1,9 +1,8 @@
 """Nsight Systems databases, as ``nsys export --type sqlite`` writes them.
 
-In goes a database file (or a compressed one), read-only; out comes a trace. ``database`` opens it
-and reads columns of tables with threads; ``layout`` says which tables and columns there are;
-``query`` is one question to it, ``export`` turns ids into names, ``identity`` tells processes,
-ranks and devices; ``device``, ``host``, ``nvtx``, ``payloads``, ``mpi``, ``sampling`` and
-``counters`` each read their tables; ``findings`` says what is missing;
-``assemble`` puts the rows in order. Only ``registry`` may import ``parser``.
+In goes a database file (or a compressed one), read-only; out comes a trace. ``parser`` recognises
+the file, ``reader`` makes the trace: it opens the file (``pages``, ``database``) as an export
+(``tables``), finds out whose it is (``identity``), and reads what devices did (``device``), what
+threads of the host did (``host``) and what programs marked (``nvtx``). Only ``registry`` may import
+``parser``.
 """

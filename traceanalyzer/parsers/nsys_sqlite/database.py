@@ -30,11 +30,9 @@ from traceanalyzer.parsers.nsys_sqlite.pages import (
     Place,
     can_scan,
     chunks,
-    places,
+    place_of,
 )
-from traceanalyzer.parsers.nsys_sqlite.query import NO_TEXT, Query, decoded, utf8
-from traceanalyzer.parsers.threads import threads
-from traceanalyzer.sqlite_tools import sqlite_utils
+from traceanalyzer.parsers.source import threads
 
 #: Rows read at once by a thread; more cost memory, fewer time.
 PIECE_ROWS = 1 << 17
@@ -42,6 +40,10 @@ PIECE_ROWS = 1 << 17
 _SMALLEST = 64
 #: So many damaged places of a piece are searched around; one with more is not worth the time.
 _MOST_DAMAGED = 250
+#: What stands in place of bytes that are no UTF-8.
+NO_TEXT = "\ufffd"
+#: Longer texts are not names; reading one of a gigabyte would take as much memory.
+_LONGEST_TEXT = 1 << 16
 _NO_DATABASE = "not an SQLite database, or an encrypted one"
 _ROW_IDS = ("rowid", "_rowid_", "oid")
 
@@ -159,25 +161,36 @@ class Database:
 
     def _introspected(self) -> dict[str, tuple[str, ...]]:
         try:
-            connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
-            with contextlib.closing(connection):
-                connection.text_factory = decoded
-                connection.execute("PRAGMA trusted_schema = OFF")
-                database = sqlite_utils.Database(connection)
-                names = [name for name in database.table_names() if NO_TEXT not in name]
-                self._places = _located(connection, names)
-                self._roots = {name: place.root for name, place in self._places.items()}
-                return {
-                    table.name: tuple(column.name for column in table.columns)
-                    for table in map(database.table, names)
-                    if not (table.schema or "").lstrip().upper().startswith("CREATE VIRTUAL")
-                }
+            return self._listed()
         except _SQLITE_ERRORS as error:
             return self._salvaged(error)
+
+    def _listed(self) -> dict[str, tuple[str, ...]]:
+        """All tables with their columns; computed columns and virtual tables are left out."""
+        found = {}
+        with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            connection.text_factory = decoded
+            connection.execute("PRAGMA trusted_schema = OFF")
+            listed = connection.execute(
+                "SELECT name, rootpage, sql FROM sqlite_master WHERE type = 'table'"
+            )
+            for table, root, sql in listed.fetchall():
+                if NO_TEXT in table or (sql or "").lstrip().upper().startswith("CREATE VIRTUAL"):
+                    continue
+                quoted = table.replace('"', '""')
+                columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
+                stored = [row for row in columns if not row[-1]]
+                found[table] = tuple(name for _, name, *_ in stored)
+                if root and stored and len(stored) == len(columns):
+                    self._roots[table] = root
+                    keys = [(name, kind, key) for _, name, kind, _, _, key, _ in columns]
+                    self._places[table] = place_of(root, keys)
+        return found
 
     def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
         """The tables whose definitions can be read, where not all can."""
         self._damaged_schema = True
+        self._places, self._roots = {}, {}
         names = 'SELECT CAST("name" AS BLOB) AS "name" FROM'
         try:
             listed = self._run(f"{names} pragma_table_list WHERE type = 'table'")
@@ -338,17 +351,89 @@ class Database:
         return connection
 
 
-def _located(connection: sqlite3.Connection, tables: Sequence[str]) -> dict[str, Place]:
-    """Where the columns of tables lie, of those whose rows hold every column."""
-    roots = dict(
-        connection.execute("SELECT name, rootpage FROM sqlite_master WHERE type = 'table'")
-    )
-    found = {}
-    for table in tables:
-        quoted = table.replace('"', '""')
-        columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
-        stored = all(not hidden for *_, hidden in columns)
-        if stored and columns and roots.get(table):
-            rows = [(roots[table], name, kind, key) for _, name, kind, _, _, key, _ in columns]
-            found[table] = places(rows)
-    return found
+@dataclass(frozen=True)
+class Query:
+    """Columns of a table as SQL."""
+
+    table: str
+    integers: tuple[str, ...]
+    texts: tuple[str, ...]
+    reals: tuple[str, ...]
+    blobs: tuple[str, ...]
+    where: str | None
+
+    def sql(self, have: Sequence[str], bounds: str, *, checked: bool = False) -> str:
+        """The query; its first row is a dummy that tells ADBC each column's type."""
+        types = {
+            **dict.fromkeys(self.integers, "0"),
+            **dict.fromkeys(self.texts, "x''"),
+            **dict.fromkeys(self.reals, "0.0"),
+            **dict.fromkeys(self.blobs, "x''"),
+        }
+        dummy = ", ".join(f'{value} AS "{name}"' for name, value in types.items())
+        columns = ", ".join(self._value(name, have, checked=checked) for name in types)
+        where = f"{bounds} AND ({self.where})" if self.where else bounds
+        return f'SELECT {dummy} UNION ALL SELECT {columns} FROM "{self.table}" WHERE {where}'  # noqa: S608
+
+    def _value(self, name: str, have: Sequence[str], *, checked: bool) -> str:
+        if name not in have:
+            return "NULL"
+        column = f'"{name}"'
+        if name in self.texts:
+            told = f"'(text of ' || octet_length({column}) || ' bytes)'"
+            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
+            return (
+                f"CASE WHEN {short} THEN CAST({column} AS BLOB)"
+                f" WHEN {column} IS NOT NULL THEN CAST({told} AS BLOB) END"
+            )
+        if name in self.blobs:
+            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
+            return f"CASE WHEN {short} THEN CAST({column} AS BLOB) END"
+        if name in self.reals:
+            return (
+                f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN CAST({column} AS REAL) END"
+            )
+        return f"CASE WHEN typeof({column}) = 'integer' THEN {column} END" if checked else column
+
+    def mistyped(self, have: Sequence[str], bounds: str) -> str:
+        """A query for the number of integers that are none."""
+        tests = " + ".join(
+            f"(typeof(\"{name}\") NOT IN ('integer', 'null'))"
+            for name in self.integers
+            if name in have
+        )
+        return f'SELECT sum({tests}) AS "n" FROM "{self.table}" WHERE {bounds}'  # noqa: S608
+
+    def is_typed(self, rows: pl.DataFrame) -> bool:
+        """Whether the integers are: ADBC widens a column whose first rows are not."""
+        return all(rows.schema[name] == pl.Int64 for name in self.integers)
+
+    def rows(self, found: pl.DataFrame) -> pl.DataFrame:
+        """The rows behind the dummy, texts as text."""
+        own = found.slice(1)
+        return own.with_columns(utf8(own[name]) for name in self.texts) if self.texts else own
+
+    def empty(self) -> pl.DataFrame:
+        """What there is where nothing can be read."""
+        return pl.DataFrame(
+            schema={
+                **dict.fromkeys(self.integers, pl.Int64),
+                **dict.fromkeys(self.texts, pl.String),
+                **dict.fromkeys(self.reals, pl.Float64),
+                **dict.fromkeys(self.blobs, pl.Binary),
+            }
+        )
+
+
+def decoded(data: bytes) -> str:
+    """Bytes as text; what is no UTF-8 is replaced by :data:`NO_TEXT`."""
+    return data.decode("utf-8", "replace")
+
+
+def utf8(binary: pl.Series) -> pl.Series:
+    """A column of bytes as text, as :func:`decoded`."""
+    try:
+        return binary.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        texts = [None if b is None else decoded(b) for b in binary]
+        return pl.Series(binary.name, texts, dtype=pl.String)

@@ -1,4 +1,4 @@
-"""What devices did: kernels, copies, sets, synchronisation, graphs, allocations."""
+"""What devices did: kernels, copies, sets, synchronisation, graphs, allocations, GPU metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, name_id, none_if_unset, pid, span
+from traceanalyzer.parsers.nsys_sqlite import tables
 
 #: CUPTI's memory kinds, spelled as Kineto spells them.
 _MEMORY_KINDS = {
@@ -56,7 +55,7 @@ _KERNEL_SHAPE = {
 _PLACE = ("start", "end", "deviceId", "globalPid")
 
 
-def kernels(export: Export) -> pl.DataFrame:
+def kernels(export: tables.Export) -> pl.DataFrame:
     """One row a kernel, named by its demangled name."""
     shape = export.fills("launch_configs")
     extra = (*_KERNEL_SHAPE.values(), "staticSharedMemory", "dynamicSharedMemory") if shape else ()
@@ -68,72 +67,74 @@ def kernels(export: Export) -> pl.DataFrame:
         (pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory")).alias("shared_memory"),
     ]
     rows = export.database.read(
-        layout.KERNEL,
+        tables.KERNEL,
         integers=(*_place(export), "demangledName", *extra),
         where=export.inside(),
         shape=lambda piece: piece.select_seq(
-            *_placed(export), name_id("demangledName"), *(sizes if shape else ())
+            *_placed(export), tables.name_id("demangledName"), *(sizes if shape else ())
         ),
     )
-    return rows.with_columns(export.named(rows["name"]), kind("kernel"))
+    return rows.with_columns(export.named(rows["name"]), tables.kind("kernel"))
 
 
-def copies(export: Export) -> pl.DataFrame:
+def copies(export: tables.Export) -> pl.DataFrame:
     """One row a copy, named as Kineto does: ``Memcpy HtoD (Pinned -> Device)``."""
     key = ["copyKind", "srcKind", "dstKind"]
     rows = export.database.read(
-        layout.MEMCPY,
+        tables.MEMCPY,
         integers=(*_place(export), *_size(export), *key),
         where=export.inside(),
         shape=lambda piece: piece.select_seq(
             *_placed(export), *_size(export), pl.col(key).cast(pl.Int32, strict=False)
         ),
     )
-    return _worded(rows, key, _copy).with_columns(kind("gpu_memcpy"))
+    return _worded(rows, key, _copy).with_columns(tables.kind("gpu_memcpy"))
 
 
-def sets(export: Export) -> pl.DataFrame:
+def sets(export: tables.Export) -> pl.DataFrame:
     """One row a memset, named by what is set: ``Memset (Device)``."""
     rows = export.database.read(
-        layout.MEMSET,
+        tables.MEMSET,
         integers=(*_place(export), *_size(export), "memKind"),
         where=export.inside(),
         shape=lambda piece: piece.select_seq(*_placed(export), *_size(export), "memKind"),
     )
     return _worded(rows, ["memKind"], lambda of: f"Memset ({_memory(of)})").with_columns(
-        kind("gpu_memset")
+        tables.kind("gpu_memset")
     )
 
 
-def synchronisation(export: Export) -> pl.DataFrame:
+def synchronisation(export: tables.Export) -> pl.DataFrame:
     """One row a wait of the host for a stream, event or context, and of a stream for an event."""
     rows = export.database.read(
-        layout.SYNCHRONIZATION,
+        tables.SYNCHRONIZATION,
         integers=(*_place(export), "syncType"),
         where=export.inside(),
         shape=lambda piece: piece.select_seq(*_placed(export), "syncType"),
     )
-    return _worded(rows, ["syncType"], _wait).with_columns(kind("cuda_sync"))
+    return _worded(rows, ["syncType"], _wait).with_columns(tables.kind("cuda_sync"))
 
 
-def graphs(export: Export) -> pl.DataFrame:
+def graphs(export: tables.Export) -> pl.DataFrame:
     """One row a launch of a whole graph, recorded in place of its kernels; a kernel to us."""
     rows = export.database.read(
-        layout.GRAPH_TRACE,
+        tables.GRAPH_TRACE,
         integers=(*_place(export), "graphId"),
         where=export.inside(),
         shape=lambda piece: piece.select_seq(*_placed(export), "graphId"),
     )
-    return _worded(rows, ["graphId"], lambda of: f"CUDA graph {of}").with_columns(kind("kernel"))
+    return _worded(rows, ["graphId"], lambda of: f"CUDA graph {of}").with_columns(
+        tables.kind("kernel")
+    )
 
 
-def allocations(export: Export) -> pl.DataFrame:
+def allocations(export: tables.Export) -> pl.DataFrame:
     """One row an allocation or a free of device, pinned or managed memory by the process.
 
     ``allocated_bytes`` is the running sum of what is allocated of that sort on that device.
     """
     rows = export.database.read(
-        layout.MEMORY_USAGE,
+        tables.MEMORY_USAGE,
         integers=(
             "start", "globalPid", "deviceId", "address", "bytes", "memKind", "memoryOperationType",
         ),
@@ -141,7 +142,7 @@ def allocations(export: Export) -> pl.DataFrame:
     frees = pl.col("memoryOperationType") == _FREE
     size = pl.when(frees).then(-pl.col("bytes")).otherwise("bytes")
     told = rows.select(
-        pid("globalPid"),
+        tables.pid("globalPid"),
         "memKind",
         ts="start",
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
@@ -151,31 +152,58 @@ def allocations(export: Export) -> pl.DataFrame:
         .then(pl.lit("free_completed"))
         .otherwise(pl.lit("alloc"))
         .cast(schema.KIND),
-        allocated_bytes=size.cum_sum().over(pid("globalPid"), "deviceId", "memKind"),
+        allocated_bytes=size.cum_sum().over(tables.pid("globalPid"), "deviceId", "memKind"),
     )
     named = _worded(told, ["memKind"], _memory)
     return export.within(named)
 
 
-def _place(export: Export) -> tuple[str, ...]:
+def gpu_metrics(export: tables.Export) -> pl.DataFrame:
+    """``counters``: one row a reading, named by its metric, with a series for each GPU.
+
+    A metric is known by its name; its number is one of this file and of this sort of GPU. The low
+    byte of the type is the GPU's number. They belong to no process.
+    """
+    names = export.database.read(
+        tables.GPU_METRIC_NAMES, integers=("typeId", "metricId"), texts=("metricName",)
+    ).unique(["typeId", "metricId"], maintain_order=True)
+    rows = export.database.read(
+        tables.GPU_METRICS,
+        integers=("timestamp", "typeId", "metricId", "value"),
+        where=export.inside("timestamp", None),
+    )
+    told = rows.join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
+    unknown = pl.format("metric {}", "metricId")
+    readings = told.drop_nulls(["timestamp", "typeId", "value"]).select(
+        ts="timestamp",
+        name=pl.coalesce("metricName", unknown).cast(schema.NAME),
+        series=pl.format("GPU {}", pl.col("typeId") & 0xFF).cast(schema.NAME),
+        rank=pl.lit(None, dtype=pl.Int32),
+        pid=pl.lit(None, dtype=pl.Int64),
+        value=pl.col("value").cast(pl.Float64),
+    )
+    return readings.sort("ts", maintain_order=True)
+
+
+def _place(export: tables.Export) -> tuple[str, ...]:
     """The columns that tell when and where a piece of device work ran."""
     stream = ("streamId",) if export.fills("stream") else ()
     return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
 
 
-def _size(export: Export) -> tuple[str, ...]:
+def _size(export: tables.Export) -> tuple[str, ...]:
     return ("bytes",) if export.fills("bytes") else ()
 
 
-def _placed(export: Export) -> list[pl.Expr]:
+def _placed(export: tables.Export) -> list[pl.Expr]:
     """When and where a piece of device work ran."""
     found = [
-        *span(),
-        pid("globalPid"),
+        *tables.span(),
+        tables.pid("globalPid"),
         pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
     ]
     if export.fills("stream"):
-        found.append(none_if_unset("streamId", "stream"))
+        found.append(tables.none_if_unset("streamId", "stream"))
     if export.fills("correlation"):
         found.append(pl.col("correlationId").alias("correlation"))
     return found

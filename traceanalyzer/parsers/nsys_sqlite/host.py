@@ -1,14 +1,18 @@
-"""What threads of the host did: CUDA calls, library calls, system calls, time on a core."""
+"""What threads of the host did: calls of CUDA, libraries, the system and MPI; sampled stacks."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.nsys_sqlite import layout
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, name_id, pid, span, tid
+from traceanalyzer.frames import stacks
+from traceanalyzer.limits import MOST_RANKS
+from traceanalyzer.parsers.nsys_sqlite import tables
+from traceanalyzer.parsers.tables import Frame, stacks_table
+from traceanalyzer.vocabulary import collective_of_word
 
 _DRIVER = 1
 #: Rows of RUNTIME that hold the backtrace of a call, which has its own row.
@@ -18,14 +22,19 @@ _OSRT_MARKS = (31, 32)
 #: ``cudaLaunchKernel_v7000``: the version of the interface since which a call is what it is.
 _VERSION = re.compile(r"_v\d{4,}$")
 _THREAD = ("start", "end", "globalTid")
+_MPI_CALL = re.compile(r"^P?MPI_I?(\w+?)(?:_init|_init_thread|v|w)?$")
+_PLACE = ["symbol", "module"]
+#: What stands for the name of a function that nsys has no symbol for.
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_UNRESOLVED = "[unresolved]"
 
 
-def calls(export: Export) -> pl.DataFrame:
+def calls(export: tables.Export) -> pl.DataFrame:
     """One row a call of the CUDA runtime or driver, named without the version of its interface."""
     driver = pl.col("eventClass").eq_missing(_DRIVER)
     words = pl.when(driver).then(pl.lit("cuda_driver")).otherwise(pl.lit("cuda_runtime"))
     linked = ("correlationId",) if export.fills("correlation") else ()
-    classed = "eventClass" in export.database.tables[layout.RUNTIME]
+    classed = "eventClass" in export.database.tables[tables.RUNTIME]
 
     def shaped(piece: pl.DataFrame) -> pl.DataFrame:
         backtraces = piece["eventClass"] == _BACKTRACE if classed else pl.Series([False])
@@ -33,10 +42,10 @@ def calls(export: Export) -> pl.DataFrame:
         told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
         kinds = words.cast(schema.KIND).alias("kind")
         ran = _ran(export)
-        return calls.with_columns(**told).select_seq(*ran, name_id("nameId"), *linked, kinds)
+        return calls.with_columns(**told).select_seq(*ran, tables.name_id("nameId"), *linked, kinds)
 
     rows = export.database.read(
-        layout.RUNTIME,
+        tables.RUNTIME,
         integers=(*_THREAD, "nameId", *linked, *(("eventClass",) if classed else ())),
         where=export.inside(),
         shape=shaped,
@@ -45,32 +54,32 @@ def calls(export: Export) -> pl.DataFrame:
     return named.rename({"correlationId": "correlation"}, strict=False)
 
 
-def system_calls(export: Export) -> pl.DataFrame:
+def system_calls(export: tables.Export) -> pl.DataFrame:
     """One row a call of the C library that may wait: reads, locks, sleeps."""
     marks = ", ".join(map(str, _OSRT_MARKS))
-    told = "eventClass" in export.database.tables.get(layout.OSRT, ())
+    told = "eventClass" in export.database.tables.get(tables.OSRT, ())
     no_mark = f'"eventClass" NOT IN ({marks})' if told else None
-    return _named(export, layout.OSRT, "osrt", no_mark)
+    return _named(export, tables.OSRT, "osrt", no_mark)
 
 
-def overhead(export: Export) -> pl.DataFrame:
+def overhead(export: tables.Export) -> pl.DataFrame:
     """One row a stretch in which the profiler itself held up the thread."""
-    return _named(export, layout.OVERHEAD, "overhead")
+    return _named(export, tables.OVERHEAD, "overhead")
 
 
-def cudnn(export: Export) -> pl.DataFrame:
+def cudnn(export: tables.Export) -> pl.DataFrame:
     """One row a call of cuDNN."""
-    return _named(export, layout.CUDNN, "other").with_columns(_category("cudnn"))
+    return _named(export, tables.CUDNN, "other").with_columns(_category("cudnn"))
 
 
-def cublas(export: Export) -> pl.DataFrame:
+def cublas(export: tables.Export) -> pl.DataFrame:
     """One row a call of cuBLAS."""
-    return _named(export, layout.CUBLAS, "other").with_columns(_category("cublas"))
+    return _named(export, tables.CUBLAS, "other").with_columns(_category("cublas"))
 
 
-def running(export: Export) -> pl.DataFrame:
+def running(export: tables.Export) -> pl.DataFrame:
     """One row a stretch in which a thread was on a core, which the category names."""
-    rows = export.database.read(layout.SCHED, integers=("start", "cpu", "isSchedIn", "globalTid"))
+    rows = export.database.read(tables.SCHED, integers=("start", "cpu", "isSchedIn", "globalTid"))
     ordered = rows.sort("globalTid", "start", maintain_order=True)
     leaves = (pl.col("isSchedIn").shift(-1) == 0) & (
         pl.col("globalTid").shift(-1) == pl.col("globalTid")
@@ -80,27 +89,27 @@ def running(export: Export) -> pl.DataFrame:
     )
     told = slices.select(
         *_ran(export),
-        kind("sched"),
+        tables.kind("sched"),
         name=pl.lit("running").cast(schema.NAME),
         category=pl.format("cpu {}", "cpu").cast(schema.NAME),
     )
     return export.within(told)
 
 
-def _named(export: Export, table: str, word: str, where: str | None = None) -> pl.DataFrame:
+def _named(export: tables.Export, table: str, word: str, where: str | None = None) -> pl.DataFrame:
     rows = export.database.read(
         table,
         integers=(*_THREAD, "nameId"),
         where=_all([export.inside(), where]),
-        shape=lambda piece: piece.select_seq(*_ran(export), name_id("nameId")),
+        shape=lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId")),
     )
-    return rows.with_columns(export.named(rows["name"]), kind(word))
+    return rows.with_columns(export.named(rows["name"]), tables.kind(word))
 
 
-def _ran(export: Export) -> list[pl.Expr]:
+def _ran(export: tables.Export) -> list[pl.Expr]:
     """When and on which thread something ran."""
-    ran = [*span(), pid("globalTid")]
-    return [*ran, tid("globalTid")] if export.fills("tid") else ran
+    ran = [*tables.span(), tables.pid("globalTid")]
+    return [*ran, tables.tid("globalTid")] if export.fills("tid") else ran
 
 
 def _category(word: str) -> pl.Expr:
@@ -113,3 +122,113 @@ def _all(tests: list[str | None]) -> str | None:
 
 def _unversioned(name: str) -> str:
     return _VERSION.sub("", name)
+
+
+def mpi_calls(export: tables.Export) -> pl.DataFrame:
+    """One row a call of MPI; collectives and messages with their size."""
+    parts = [
+        _mpi_table(export, tables.MPI_COLLECTIVES, ("size", "commHandle", "commUid")),
+        _mpi_table(export, tables.MPI_P2P, ("size", "commHandle", "commUid")),
+        _mpi_table(export, tables.MPI_WAIT, ()),
+        _mpi_table(export, tables.MPI_OTHER, ()),
+    ]
+    return pl.concat(parts, how="diagonal")
+
+
+def mpi_ranks(export: tables.Export) -> dict[int, int]:
+    """Rank of each process, as MPI numbered them."""
+    rows = export.database.read(tables.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
+    told = rows.filter(pl.col("rank").is_between(0, MOST_RANKS, closed="left"))
+    return {tables.process_of(thread): rank for thread, rank in told.iter_rows()}
+
+
+def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
+    columns = [*tables.span(), tables.pid("globalTid"), tables.tid("globalTid")]
+    if more:
+        columns += [
+            pl.col("size").alias("bytes"),
+            pl.coalesce("commUid", "commHandle").alias("group"),
+        ]
+    rows = export.database.read(
+        table,
+        integers=(*_THREAD, "textId", *more),
+        where=export.inside(),
+        shape=lambda piece: piece.select_seq(*columns, tables.name_id("textId")),
+    )
+    named = rows.with_columns(export.named(rows["name"]), tables.kind("mpi"))
+    if table != tables.MPI_COLLECTIVES:
+        return named.drop("group", strict=False)
+    distinct = named["name"].unique().drop_nulls()
+    words = [_collective(text) for text in distinct.cast(pl.String)]
+    told = pl.Series(words, dtype=schema.NAME)
+    collective = named["name"].replace_strict(
+        distinct, told, default=None, return_dtype=schema.NAME
+    )
+    known = collective.is_not_null()
+    return named.with_columns(
+        collective=collective,
+        dtype=pl.when(known & pl.col("bytes").is_not_null()).then(pl.lit("byte")).cast(schema.NAME),
+        elements_in=pl.when(known).then("bytes"),
+        group=pl.when(known).then(pl.col("group").cast(pl.String)).cast(schema.NAME),
+    )
+
+
+def _collective(name: str) -> str | None:
+    """``MPI_Iallgatherv`` -> ``all_gather``; None for what is no collective of NCCL's words."""
+    match = _MPI_CALL.match(name)
+    return collective_of_word(match[1]) if match else None
+
+
+def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One row a sample, each counting 1, and the table ``stacks`` they point into.
+
+    A frame is a function, with the library or program it lies in as its file. Functions that nsys
+    has only an address of are one for each library. A sample whose stack was not walked has none.
+    """
+    rows = export.database.read(
+        tables.SAMPLES,
+        integers=("id", "start", "globalTid"),
+        where=export.inside(end=None),
+        shape=lambda piece: piece.select(
+            "id", tables.pid("globalTid"), tables.tid("globalTid"), ts="start", weight=1.0
+        ),
+    )
+    chains = export.database.read(
+        tables.CALLCHAINS, integers=("id", "symbol", "module", "stackDepth")
+    )
+    told = chains.join(rows.select("id"), on="id", how="semi").sort(
+        "id", "stackDepth", descending=[False, True], maintain_order=True
+    )
+    places = told.select(_PLACE).unique(maintain_order=True)
+    frames = _frames(export, places)
+    number = {frame: at for at, frame in enumerate(dict.fromkeys(frames))}
+    numbered = pl.Series("frame", [number[frame] for frame in frames], dtype=pl.UInt32)
+    numbers = told.join(
+        places.with_columns(numbered),
+        on=_PLACE,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )["frame"]
+    lengths = told.group_by("id", maintain_order=True).len()
+    tree = stacks.build(numbers.to_numpy(), lengths["len"].to_numpy().astype(np.uint32))
+    leaf = lengths.select("id", stack=pl.Series(tree.leaf))
+    joined = rows.join(leaf, on="id", how="left", maintain_order="left").drop("id")
+    table = stacks_table(tree, list(number))
+    return joined.with_columns(tables.kind("sample")), table if len(tree.frame) else schema.empty(
+        "stacks"
+    )
+
+
+def _frames(export: tables.Export, places: pl.DataFrame) -> list[Frame]:
+    texts = export.texts(pl.concat([places["symbol"], places["module"]]))
+    return [
+        Frame(_function(texts.get(symbol)), texts.get(module))
+        for symbol, module in places.iter_rows()
+    ]
+
+
+def _function(symbol: str | None) -> str:
+    if not symbol:
+        return "[unknown]"
+    return _UNRESOLVED if _ADDRESS.fullmatch(symbol) else symbol

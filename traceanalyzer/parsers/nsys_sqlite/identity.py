@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from traceanalyzer.parsers.naming import rank_from_name
-from traceanalyzer.parsers.nsys_sqlite import layout, mpi, nvtx, payloads
-from traceanalyzer.parsers.nsys_sqlite.export import Export, pid, process_of, tid
+from traceanalyzer.parsers.nsys_sqlite import host, nvtx, tables
+from traceanalyzer.parsers.source import rank_from_name
 from traceanalyzer.trace import Device, Meta
 
 _MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
@@ -60,8 +59,38 @@ class Identity:
             rank = pl.when(process == own).then(pl.lit(told, dtype=pl.Int32)).otherwise(rank)
         return rank
 
+    def applied(self, rows: pl.DataFrame, *, processes: bool) -> pl.DataFrame:
+        """The rows with the rank of their process, without ``pid`` where it is not asked for."""
+        told = self._on_gpus(rows)
+        # series by series: a query copies all columns where some lie in one piece and some in many
+        own = told["pid"].to_frame().with_columns(rank=self.of(pl.col("pid")))
+        kept = [column for column in told if processes or column.name != "pid"]
+        return pl.DataFrame([*kept, own["rank"]])
 
-def identify(export: Export, path: str) -> Identity:
+    def _on_gpus(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Devices by the GPUs' numbers, where processes number them differently.
+
+        Synchronisation is recorded on device 0 whichever device it is of: that of its process.
+        """
+        if "device" not in rows.columns:
+            return rows
+        waits = pl.col("kind") == "cuda_sync"
+        if any(self.devices.values()) and rows.select(waits.any()).item():
+            own = pl.col("pid").replace_strict(self.devices, default=None, return_dtype=pl.Int32)
+            device = pl.when(waits).then(pl.coalesce(own, "device")).otherwise("device")
+            rows = rows.with_columns(device=device)
+        if not self.gpus:
+            return rows
+        known = pl.DataFrame(
+            [(*own, gpu) for own, gpu in self.gpus.items()],
+            schema={"pid": pl.Int64, "device": pl.Int32, "gpu": pl.Int32},
+            orient="row",
+        )
+        joined = rows.join(known, on=["pid", "device"], how="left", maintain_order="left")
+        return joined.with_columns(device=pl.coalesce("gpu", "device")).drop("gpu")
+
+
+def identify(export: tables.Export, path: str) -> Identity:
     """Ranks and devices of the processes of an export."""
     devices = _devices_used(export)
     gpus = _gpu_numbers(export, devices)
@@ -70,11 +99,11 @@ def identify(export: Export, path: str) -> Identity:
 
 
 def _ranks(
-    export: Export, path: str, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
+    export: tables.Export, path: str, devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]
 ) -> Identity:
-    if told := mpi.ranks(export) or _named_threads(export):
+    if told := host.mpi_ranks(export) or _named_threads(export):
         return _told(told, max(told.values()) + 1 if len(told) > 1 else None)
-    if by_nccl := payloads.ranks(export):
+    if by_nccl := nvtx.nccl_ranks(export):
         size = max(size for _, size in by_nccl.values())
         return _told({process: rank for process, (rank, _) in by_nccl.items()}, size)
     if len(devices) > 1:
@@ -91,43 +120,11 @@ def _told(ranks: dict[int, int], size: int | None) -> Identity:
     return Identity(ranks, world_size=size)
 
 
-def identified(rows: pl.DataFrame, identity: Identity, *, processes: bool) -> pl.DataFrame:
-    """The rows with the rank of their process, without the process where it is not asked for."""
-    told = _on_gpus(rows, identity)
-    # series by series: a query copies all columns where some lie in one piece and some in many
-    own = told["pid"].to_frame().with_columns(rank=identity.of(pl.col("pid")))
-    kept = [column for column in told if processes or column.name != "pid"]
-    return pl.DataFrame([*kept, own["rank"]])
-
-
-def _on_gpus(rows: pl.DataFrame, identity: Identity) -> pl.DataFrame:
-    """Devices by the GPUs' numbers, where processes number them differently.
-
-    Synchronisation is recorded on device 0 whichever device it is of: that of its process.
-    """
-    if "device" not in rows.columns:
-        return rows
-    waits = pl.col("kind") == "cuda_sync"
-    if any(identity.devices.values()) and rows.select(waits.any()).item():
-        own = pl.col("pid").replace_strict(identity.devices, default=None, return_dtype=pl.Int32)
-        device = pl.when(waits).then(pl.coalesce(own, "device")).otherwise("device")
-        rows = rows.with_columns(device=device)
-    if not identity.gpus:
-        return rows
-    known = pl.DataFrame(
-        [(*own, gpu) for own, gpu in identity.gpus.items()],
-        schema={"pid": pl.Int64, "device": pl.Int32, "gpu": pl.Int32},
-        orient="row",
-    )
-    joined = rows.join(known, on=["pid", "device"], how="left", maintain_order="left")
-    return joined.with_columns(device=pl.coalesce("gpu", "device")).drop("gpu")
-
-
-def describe(export: Export, identity: Identity, path: str, name: str) -> Meta:
+def describe(export: tables.Export, identity: Identity, path: str, name: str) -> Meta:
     """What the export says about itself."""
-    told = _pairs(export, next((t for t in layout.EXPORT if export.database.has(t)), ""))
+    told = _pairs(export, next((t for t in tables.EXPORT if export.database.has(t)), ""))
     version, number = told.get("EXPORT_PRODUCT_VERSION"), told.get("EXPORT_SCHEMA_VERSION")
-    session = export.database.read(layout.SESSION, integers=("utcEpochNs",)).drop_nulls()
+    session = export.database.read(tables.SESSION, integers=("utcEpochNs",)).drop_nulls()
     return Meta(
         path=path,
         format=name,
@@ -137,12 +134,12 @@ def describe(export: Export, identity: Identity, path: str, name: str) -> Meta:
         rank=identity.rank,
         world_size=identity.world_size,
         devices=_gpus(export),
-        host=_pairs(export, layout.SYSTEM).get("Hostname"),
-        weight_unit="samples" if export.database.has(layout.SAMPLES) else None,
+        host=_pairs(export, tables.SYSTEM).get("Hostname"),
+        weight_unit="samples" if export.database.has(tables.SAMPLES) else None,
     )
 
 
-def lanes(export: Export, identity: Identity, seen: pl.DataFrame) -> pl.DataFrame:
+def lanes(export: tables.Export, identity: Identity, seen: pl.DataFrame) -> pl.DataFrame:
     """``lanes``: the processes seen, then their threads that have names.
 
     Args:
@@ -151,9 +148,11 @@ def lanes(export: Export, identity: Identity, seen: pl.DataFrame) -> pl.DataFram
         seen: the distinct pid and tid of events.
     """
     processes = export.database.read(
-        layout.PROCESSES, integers=("globalPid",), texts=("name",)
-    ).select(pid("globalPid"), label="name", tid=pl.lit(None, dtype=pl.Int64))
-    threads = _thread_names(export).select(pid("globalTid"), label="name", tid=tid("globalTid"))
+        tables.PROCESSES, integers=("globalPid",), texts=("name",)
+    ).select(tables.pid("globalPid"), label="name", tid=pl.lit(None, dtype=pl.Int64))
+    threads = _thread_names(export).select(
+        tables.pid("globalTid"), label="name", tid=tables.tid("globalTid")
+    )
     known = pl.concat(
         [processes.select("pid", "tid", "label"), threads.select("pid", "tid", "label")]
     )
@@ -172,23 +171,25 @@ def lanes(export: Export, identity: Identity, seen: pl.DataFrame) -> pl.DataFram
     )
 
 
-def _pairs(export: Export, table: str) -> dict[str, str]:
+def _pairs(export: tables.Export, table: str) -> dict[str, str]:
     rows = export.database.read(table, texts=("name", "value")).drop_nulls()
     return dict(zip(rows["name"], rows["value"], strict=True))
 
 
-def _devices_used(export: Export) -> dict[int, set[int]]:
+def _devices_used(export: tables.Export) -> dict[int, set[int]]:
     """Processes with work on devices, and the devices; from the first kernels, or the contexts."""
     places = pl.DataFrame(schema={"globalPid": pl.Int64, "deviceId": pl.Int64})
-    for table in (layout.KERNEL, layout.MEMCPY):
+    for table in (tables.KERNEL, tables.MEMCPY):
         rows = export.database.read(table, integers=("globalPid", "deviceId"), first=_LOOKED_AT)
         places = pl.concat([places, rows.unique()])
     contexts = export.database.read(
-        layout.CUDA_CONTEXTS, integers=("processId", "deviceId")
+        tables.CUDA_CONTEXTS, integers=("processId", "deviceId")
     ).drop_nulls()
-    streams = export.database.read(layout.CUDA_STREAMS, integers=("processId",)).drop_nulls()
+    streams = export.database.read(tables.CUDA_STREAMS, integers=("processId",)).drop_nulls()
     found: dict[int, set[int]] = {}
-    for process, device in places.drop_nulls().select(pid("globalPid"), "deviceId").iter_rows():
+    for process, device in (
+        places.drop_nulls().select(tables.pid("globalPid"), "deviceId").iter_rows()
+    ):
         found.setdefault(process, set()).add(device)
     for process, device in contexts.iter_rows():
         found.setdefault(process, {device})
@@ -197,10 +198,10 @@ def _devices_used(export: Export) -> dict[int, set[int]]:
     return found
 
 
-def _gpu_numbers(export: Export, used: dict[int, set[int]]) -> dict[tuple[int, int], int]:
+def _gpu_numbers(export: tables.Export, used: dict[int, set[int]]) -> dict[tuple[int, int], int]:
     """The GPU behind each process's own device number, where several processes are recorded."""
     rows = export.database.read(
-        layout.CUDA_DEVICES, integers=("pid", "cudaId", "gpuId")
+        tables.CUDA_DEVICES, integers=("pid", "cudaId", "gpuId")
     ).drop_nulls()
     told = {(process, own): gpu for process, own, gpu in rows.iter_rows()}
     meant: dict[int, set[int]] = {}
@@ -222,10 +223,10 @@ def _numbered(devices: dict[int, set[int]], gpus: dict[tuple[int, int], int]) ->
     return {process: number for number, process in enumerate(ordered)}
 
 
-def _thread_names(export: Export) -> pl.DataFrame:
+def _thread_names(export: tables.Export) -> pl.DataFrame:
     """Names of threads; of several the one of least priority number, which is the program's."""
     rows = export.database.read(
-        layout.THREAD_NAMES, integers=("nameId", "priority", "globalTid")
+        tables.THREAD_NAMES, integers=("nameId", "priority", "globalTid")
     ).drop_nulls(["nameId", "globalTid"])
     ordered = rows.sort("priority", maintain_order=True).unique(
         "globalTid", keep="first", maintain_order=True
@@ -234,19 +235,19 @@ def _thread_names(export: Export) -> pl.DataFrame:
     return ordered.select("globalTid", names)
 
 
-def _named_threads(export: Export) -> dict[int, int]:
+def _named_threads(export: tables.Export) -> dict[int, int]:
     """Ranks by threads called ``MPI Rank 3``."""
     found = {}
     named = [*_thread_names(export).iter_rows(), *nvtx.thread_names(export).items()]
     for thread, name in named:
         if match := _MPI_THREAD.match(name or ""):
-            found[process_of(thread)] = int(match[1])
+            found[tables.process_of(thread)] = int(match[1])
     return found
 
 
-def _of_environment(export: Export) -> Identity:
+def _of_environment(export: tables.Export) -> Identity:
     """The rank that the launcher told the process in which nsys was started."""
-    text = _pairs(export, layout.SYSTEM).get("DeviceEnvironment", "")
+    text = _pairs(export, tables.SYSTEM).get("DeviceEnvironment", "")
     for rank, size in zip(_RANK_VARIABLES, _SIZE_VARIABLES, strict=True):
         if (own := _variable(text, rank)) is not None:
             return Identity(rank=own, world_size=_variable(text, size))
@@ -258,9 +259,9 @@ def _variable(text: str, name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _gpus(export: Export) -> tuple[Device, ...]:
+def _gpus(export: tables.Export) -> tuple[Device, ...]:
     rows = export.database.read(
-        layout.GPUS, integers=("id", "cuDevice", "totalMemory"), texts=("name",)
+        tables.GPUS, integers=("id", "cuDevice", "totalMemory"), texts=("name",)
     )
     numbered = rows.select(pl.coalesce("cuDevice", "id"), "name", "totalMemory").drop_nulls(
         "cuDevice"
@@ -270,12 +271,12 @@ def _gpus(export: Export) -> tuple[Device, ...]:
     )
 
 
-def _first_event(export: Export) -> int | None:
+def _first_event(export: tables.Export) -> int | None:
     """The earliest start in the first rows of the tables, which are about in order of time."""
     firsts = []
-    for table in (recording.table for recording in layout.RECORDINGS):
-        time = "timestamp" if table == layout.GPU_METRICS else "start"
-        happened = nvtx.HAPPENED if table == layout.NVTX else None
+    for table in (recording.table for recording in tables.RECORDINGS):
+        time = "timestamp" if table == tables.GPU_METRICS else "start"
+        happened = nvtx.HAPPENED if table == tables.NVTX else None
         rows = export.database.read(table, integers=(time,), where=happened, first=_FIRST_ROWS)
         firsts.append(rows[time].min())
     return min((first for first in firsts if isinstance(first, int)), default=None)

@@ -5,17 +5,26 @@ A range that starts on one thread and ends on another belongs to neither: its ``
 PyTorch's ``emit_nvtx`` writes what it knows of an operator's call into the name, which is another
 one for every call: ``aten::mul, seq = 45328, op_id = 990727``. The name is then ``aten::mul``, as a
 Kineto trace has it, and the rest is in ``args`` where those are asked for.
+
+What NCCL says of a call lies in the bytes that its range carries (its payload), which are there
+when the report was exported with ``--include-blobs=true``. They begin with a header of 32 bytes
+(domain, schema, sizes); behind it lie the fields, each where the table of payload schemas says.
+Fields are found by their names: the schemas' numbers are those of a run.
 """
 
 from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
 
 import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.parsers.nsys_sqlite import layout, payloads
+from traceanalyzer.limits import MOST_RANKS
+from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.nsys_sqlite.database import Shape
-from traceanalyzer.parsers.nsys_sqlite.export import Export, kind, pid, process_of, span, tid
+from traceanalyzer.vocabulary import collective_of_word
 
 _PUSH_POP = 59
 _START_END = 60
@@ -34,20 +43,58 @@ _REALS = ("doubleValue", "floatValue")
 #: What ``emit_nvtx`` adds to the name of an operator begins with the first of these that is there.
 _CALL = (", seq = ", ", op_id = ", ", sizes = [")
 
+#: The header of a payload: domain, schema, sizes.
+_HEADER = struct.Struct("<IIIIQQ")
+_COMMUNICATOR = "NCCL communicator ID"
+_SIZE = "Message size [bytes]"
+_RANKS = "No. of ranks"
+_RANK = "Rank"
+_FIELDS = (_COMMUNICATOR, _SIZE, _RANKS, _RANK)
+#: NVTX's codes of whole numbers, as ``struct`` reads them.
+_NUMBERS = {
+    3: "<h",
+    4: "<H",
+    5: "<i",
+    6: "<I",
+    7: "<q",
+    8: "<Q",
+    9: "<q",
+    10: "<Q",
+    11: "<b",
+    12: "<B",
+    13: "<h",
+    14: "<H",
+    15: "<i",
+    16: "<I",
+    17: "<q",
+    18: "<Q",
+    22: "<Q",
+}
+_NCCL = "nccl"
+#: More is no message's size; times as many ranks as there can be it must still fit 64 bits.
+_MOST_BYTES = 1 << 40
+_PAYLOADS_LOOKED_AT = 500_000
 
-def ranges(export: Export) -> pl.DataFrame:
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    offset: int
+    number: struct.Struct
+
+
+def ranges(export: tables.Export) -> pl.DataFrame:
     """One row a range or mark; the category is the domain's name, null for the default domain.
 
     With ``args`` asked for, the payload as JSON; a call of NCCL carries what it communicates.
     """
-    have = export.database.tables[layout.NVTX]
     inside = export.inside()
     carried = "args" in export.selection.columns
-    blobs = "binaryData" in have and layout.PAYLOAD_ENTRIES in export.database.tables
+    blobs = _has_payloads(export)
     created: list[pl.DataFrame] = []
     wanted = f"{HAPPENED} AND ({inside})" if inside else HAPPENED
     rows = export.database.read(
-        layout.NVTX,
+        tables.NVTX,
         integers=("start", "end", "eventType", "globalTid", "endGlobalTid", "textId", "domainId")
         + (_VALUES if carried else ()),
         texts=("text", *(("jsonText",) if carried else ())),
@@ -58,14 +105,14 @@ def ranges(export: Export) -> pl.DataFrame:
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")
     domains = _domain_names(export, rows, pl.concat(created))
-    told = named.with_columns(kind("nvtx"), domains).drop("domainId")
-    return payloads.told(export, told) if blobs else told
+    told = named.with_columns(tables.kind("nvtx"), domains).drop("domainId")
+    return _with_payloads(export, told) if blobs else told
 
 
-def thread_names(export: Export) -> dict[int, str]:
+def thread_names(export: tables.Export) -> dict[int, str]:
     """Names that a program gave its threads when it began, by global thread id."""
     rows = export.database.read(
-        layout.NVTX,
+        tables.NVTX,
         integers=("globalTid", "textId"),
         texts=("text",),
         where=f'"eventType" = {_THREAD_NAME}',
@@ -76,13 +123,45 @@ def thread_names(export: Export) -> dict[int, str]:
     return {thread: name for thread, name in named.items() if name}
 
 
+def nccl_ranks(export: tables.Export) -> dict[int, tuple[int, int]]:
+    """Rank and number of ranks of each process, by the largest communicator it made.
+
+    Communicators are made when a program begins: only the first ranges are looked at.
+    """
+    if not _has_payloads(export):
+        return {}
+    schemas = _schemas(export)
+    told = [number for number, fields in schemas.items() if _RANK in {f.name for f in fields}]
+    if not told:
+        return {}
+    # bytes 9 to 12 of the header are the schema's number
+    here = ", ".join(f"x'{struct.pack('<I', number).hex()}'" for number in told)
+    rows = export.database.read(
+        tables.NVTX,
+        integers=("globalTid",),
+        blobs=("binaryData",),
+        where=f'"binaryData" IS NOT NULL AND substr(CAST("binaryData" AS BLOB), 9, 4) IN ({here})',
+        first=_PAYLOADS_LOOKED_AT,
+    )
+    found: dict[int, tuple[int, int]] = {}
+    for thread, data in rows.drop_nulls().iter_rows():
+        fields = _decoded(data, schemas)
+        size, rank = fields.get(_RANKS, 0), fields.get(_RANK)
+        if rank is None or not 0 <= rank < size <= MOST_RANKS:
+            continue
+        process = tables.process_of(thread)
+        if size > found.get(process, (0, 0))[1]:
+            found[process] = rank, size
+    return found
+
+
 def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape:
     """What a piece of the table becomes; the domains created in it are added to a list."""
     crosses = pl.col("endGlobalTid").is_not_null() & (pl.col("endGlobalTid") != pl.col("globalTid"))
-    thread = pl.when(~crosses).then(tid("globalTid")).alias("tid")
+    thread = pl.when(~crosses).then(tables.tid("globalTid")).alias("tid")
     columns = [
-        *span(),
-        pid("globalTid"),
+        *tables.span(),
+        tables.pid("globalTid"),
         thread,
         pl.col("textId").cast(pl.UInt32, strict=False),
         pl.col("domainId").fill_null(0),
@@ -136,7 +215,7 @@ def _quoted(text: pl.Expr) -> pl.Expr:
     return pl.format('"{}"', escaped.str.replace_all(r"[\x00-\x1f]", " "))
 
 
-def _text(export: Export, rows: pl.DataFrame) -> pl.Series:
+def _text(export: tables.Export, rows: pl.DataFrame) -> pl.Series:
     """The name: the text itself, else the registered string."""
     if not rows["textId"].len() or rows["textId"].null_count() == rows.height:
         return rows["name"]
@@ -144,13 +223,13 @@ def _text(export: Export, rows: pl.DataFrame) -> pl.Series:
     return rows.select(pl.coalesce("name", registered).alias("name"))["name"]
 
 
-def _domain_names(export: Export, rows: pl.DataFrame, created: pl.DataFrame) -> pl.Series:
+def _domain_names(export: tables.Export, rows: pl.DataFrame, created: pl.DataFrame) -> pl.Series:
     """The domain of each row; one whose creation was not recorded is called by its number."""
     if not (rows["domainId"] != 0).any():
         return pl.repeat(None, rows.height, dtype=schema.NAME, eager=True).alias("category")
     registered = export.texts(created["textId"])
     told = {
-        (process_of(thread), domain): text or registered.get(number)
+        (tables.process_of(thread), domain): text or registered.get(number)
         for thread, number, domain, text in created.drop_nulls(
             ["globalTid", "domainId"]
         ).iter_rows()
@@ -161,3 +240,101 @@ def _domain_names(export: Export, rows: pl.DataFrame, created: pl.DataFrame) -> 
         for process, domain in rows.select("pid", "domainId")[first].iter_rows()
     ]
     return pl.Series("category", names, dtype=schema.NAME).gather(pl.Series(number))
+
+
+# --- payloads of NCCL ----------------------------------------------------------------------------
+
+
+def _has_payloads(export: tables.Export) -> bool:
+    have = export.database.tables
+    return "binaryData" in have.get(tables.NVTX, ()) and tables.PAYLOAD_ENTRIES in have
+
+
+def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with what their bytes tell of a collective, in the columns of ``collectives``."""
+    own = rows["name"].cast(pl.String).str.starts_with(_NCCL).fill_null(value=False)
+    carrying = own & rows["binaryData"].is_not_null()
+    bare = rows.drop("binaryData")
+    if not carrying.any():
+        return bare
+    schemas = _schemas(export)
+    places = carrying.arg_true()
+    decoded = [_decoded(data, schemas) for data in rows["binaryData"].gather(places)]
+    names = rows["name"].gather(places).cast(pl.String).to_list()
+    sizes = _group_sizes(decoded)
+    found = [
+        (place, *_described(name, fields, sizes))
+        for place, name, fields in zip(places, names, decoded, strict=True)
+        if fields and collective_of_word(name.removeprefix(_NCCL))
+    ]
+    types = {
+        "row": pl.UInt32,
+        "collective": pl.String,
+        "dtype": pl.String,
+        "elements_in": pl.Int64,
+        "elements_out": pl.Int64,
+        "group": pl.String,
+        "group_size": pl.Int32,
+    }
+    texts = ("collective", "dtype", "group")
+    described = pl.DataFrame(found, schema=types, orient="row").cast(
+        dict.fromkeys(texts, schema.NAME)
+    )
+    numbered = bare.with_row_index("row")
+    return numbered.join(described, on="row", how="left", maintain_order="left").drop("row")
+
+
+def _schemas(export: tables.Export) -> dict[int, list[_Field]]:
+    rows = export.database.read(
+        tables.PAYLOAD_ENTRIES, integers=("schemaId", "type", "offset"), texts=("name",)
+    )
+    found: dict[int, list[_Field]] = {}
+    for number, kind, offset, name in rows.unique(maintain_order=True).iter_rows():
+        if name in _FIELDS and kind in _NUMBERS and number is not None:
+            field = _Field(name, offset or 0, struct.Struct(_NUMBERS[kind]))
+            found.setdefault(number, []).append(field)
+    return found
+
+
+def _decoded(data: bytes, schemas: dict[int, list[_Field]]) -> dict[str, int]:
+    """The fields we know, by name; nothing of bytes that are too short for them."""
+    if len(data) < _HEADER.size:
+        return {}
+    number = _HEADER.unpack_from(data)[2]
+    found = {}
+    for field in schemas.get(number, ()):
+        at = _HEADER.size + field.offset
+        if field.offset >= 0 and at + field.number.size <= len(data):
+            found[field.name] = field.number.unpack_from(data, at)[0]
+    return found
+
+
+def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
+    """Number of ranks of each communicator that was made while recording."""
+    return {
+        fields[_COMMUNICATOR]: fields[_RANKS]
+        for fields in decoded
+        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MOST_RANKS
+    }
+
+
+def _described(name: str, fields: dict[str, int], sizes: dict[int, int]) -> tuple[object, ...]:
+    """Collective, dtype, elements in and out, group and its size; a byte is an element.
+
+    NCCL tells what a rank puts in, and for a reduce_scatter what it gets out: a share of that.
+    """
+    collective = collective_of_word(name.removeprefix(_NCCL))
+    size, group = fields.get(_SIZE), fields.get(_COMMUNICATOR)
+    size = size if size is not None and size < _MOST_BYTES else None
+    ranks = sizes.get(group) if group is not None else None
+    put_in, got_out = size, None
+    if collective == "reduce_scatter" and size is not None:
+        put_in, got_out = None if ranks is None else size * ranks, size
+    return (
+        collective,
+        None if size is None else "byte",
+        put_in,
+        got_out,
+        None if group is None else f"{group:#x}",
+        ranks,
+    )

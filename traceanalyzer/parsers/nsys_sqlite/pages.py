@@ -1,4 +1,4 @@
-"""Whole numbers of a table read from the file's pages, without SQLite.
+"""The database as a file: unpacked where it must be, whole or not, and numbers from its pages.
 
 Most of a large export is numbers in a few of many columns. SQLite walks every row through its
 virtual machine for them; the compiled scan looks at the row where it lies, three times as fast. It
@@ -7,16 +7,21 @@ knows ordinary rows only: of anything else, and of damage, it reads nothing, and
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from traceanalyzer.errors import MalformedInput, UnreadableFile
+from traceanalyzer.parsers.source import Source
 
 try:
     from traceanalyzer.parsers.nsys_sqlite import _pages
@@ -27,11 +32,110 @@ PageNumbers = npt.NDArray[np.uint32]
 
 #: Pages scanned at once: 4 MB of 4 KiB each.
 AT_ONCE = 1024
-#: Page size at 16, bytes of each page that are not used at 20, pages at 28.
-_HEADER = struct.Struct(">16xH2xB7xI")
+#: Where SQLite locks a file that is being written, and how many bytes of locks there are.
+_LOCKS = (0x40000000, 512)
+#: A header of a database: page size at 16, bytes of each page that are not used at 20, change
+#: counter at 24, pages at 28, valid-for at 92.
+_HEADER = struct.Struct(">16xH2xB3xII60xI")
+_SMALLEST_PAGE, _LARGEST_PAGE = 1 << 9, 1 << 16
+#: The first byte of a page that holds the numbers of other pages.
+_INTERIOR = 5
 _DEEPEST = 20
 _MOST_COLUMNS = 32
 _NOTHING = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True)
+class File:
+    """A database on disk.
+
+    Attributes:
+        path: where it is.
+        size: bytes that are there.
+        missing: bytes that its header promises and that are not there.
+    """
+
+    path: str
+    size: int
+    missing: int
+
+
+@contextlib.contextmanager
+def on_disk(source: Source) -> Iterator[File]:
+    """The database as a file that SQLite can open.
+
+    A compressed one is unpacked to the system's temporary folder. One that is cut off is copied
+    there and made as long as its header says, with empty pages: SQLite opens no shorter one.
+
+    Raises:
+        MalformedInput: another process is writing it.
+        UnreadableFile: there is no room for it.
+    """
+    if source.compression is None:
+        _refuse_unfinished(source.path)
+        file = _measured(source.path)
+        if not file.missing:
+            yield file
+            return
+    with tempfile.TemporaryDirectory(prefix="traceanalyzer-") as folder:
+        path = os.path.join(folder, "export.sqlite")  # noqa: PTH118 - SQLite takes a name
+        try:
+            with open(path, "wb") as unpacked:  # noqa: PTH123
+                for block in source.blocks():
+                    unpacked.write(block)
+            file = _measured(path)
+            if file.missing:
+                os.truncate(path, file.size + file.missing)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UnreadableFile(
+                source.path,
+                f"cannot be unpacked to {tempfile.gettempdir()}: {reason.lower()}",
+                hint="unpack it yourself, or set TMPDIR to a folder with room",
+            ) from None
+        yield file
+
+
+def _measured(path: str) -> File:
+    size = os.stat(path).st_size  # noqa: PTH116
+    with open(path, "rb") as file:  # noqa: PTH123
+        head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size:
+        return File(path, size, 0)
+    page, _, changed, pages, valid_for = _HEADER.unpack(head)
+    # a number that no disk holds is damage
+    pages = min(pages, 64 * (size // _SMALLEST_PAGE))
+    promised = pages * (_LARGEST_PAGE if page == 1 else page) if changed == valid_for else 0
+    return File(path, size, max(promised - size, 0))
+
+
+def _refuse_unfinished(path: str) -> None:
+    """A database is read as it is on disk; that is not all of it while somebody writes."""
+    for ending in ("-journal", "-wal"):
+        with contextlib.suppress(OSError):
+            if os.stat(path + ending).st_size:  # noqa: PTH116
+                raise MalformedInput(
+                    path,
+                    f"is being written, or writing was interrupted ({path}{ending} is there)",
+                    hint="wait for nsys export to end, or export again",
+                )
+    if _is_locked(path):
+        raise MalformedInput(
+            path, "is locked: another process is writing it", hint="wait for nsys export to end"
+        )
+
+
+def _is_locked(path: str) -> bool:
+    first, length = _LOCKS
+    with open(path, "rb") as file:  # noqa: PTH123
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, length, first)
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:  # a file system without locks
+            return False
+        fcntl.lockf(file, fcntl.LOCK_UN, length, first)
+    return False
 
 
 @dataclass(frozen=True)
@@ -54,8 +158,9 @@ class PageFile:
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY)
-        page, unused, pages = _HEADER.unpack(os.pread(self._file, _HEADER.size, 0))
-        self.size = 1 << 16 if page == 1 else page
+        head = os.pread(self._file, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+        page, unused, _, pages, _ = _HEADER.unpack(head)
+        self.size = _LARGEST_PAGE if page == 1 else page
         self.usable = self.size - unused
         self.count = min(pages, os.fstat(self._file).st_size // max(self.size, 1))
         self._mine = threading.local()
@@ -149,10 +254,6 @@ class PageFile:
         )
 
 
-#: The first byte of a page that holds the numbers of other pages.
-_INTERIOR = 5
-
-
 def _varint(data: memoryview) -> int:
     """A whole number as SQLite writes one: seven bits a byte, the ninth has eight."""
     number = 0
@@ -180,16 +281,12 @@ def can_scan(place: Place | None, names: Sequence[str]) -> bool:
     )
 
 
-def places(rows: Sequence[tuple[Any, ...]]) -> Place:
-    """Where columns lie, from the root page and the table's columns.
-
-    Args:
-        rows: (root page, column, type, place in the primary key) in the order of the columns.
-    """
-    keys = [row for row in rows if row[3]]
-    alias = len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+def place_of(root: int, columns: Sequence[tuple[str, str, int]]) -> Place:
+    """Where columns lie, from the root page and each column's name, type and place in the key."""
+    keys = [(name, kind) for name, kind, key in columns if key]
+    alias = len(keys) == 1 and keys[0][1].upper() == "INTEGER"
     return Place(
-        root=rows[0][0],
-        columns={row[1]: number for number, row in enumerate(rows)},
-        key=keys[0][1] if alias else None,
+        root,
+        columns={name: number for number, (name, *_) in enumerate(columns)},
+        key=keys[0][0] if alias else None,
     )

@@ -1,8 +1,8 @@
-"""The work of the parser: which tables to read, and what they make together."""
+"""From an opened export to a trace: which tables are read, in what order, and what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -10,29 +10,30 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.nsys_sqlite import (
-    counters,
-    device,
-    findings,
-    host,
-    layout,
-    mpi,
-    nvtx,
-    sampling,
-)
-from traceanalyzer.parsers.nsys_sqlite.assemble import assemble
+from traceanalyzer.parsers.nsys_sqlite import device, host, nvtx, tables
 from traceanalyzer.parsers.nsys_sqlite.database import Database
-from traceanalyzer.parsers.nsys_sqlite.export import Export
-from traceanalyzer.parsers.nsys_sqlite.file import on_disk
-from traceanalyzer.parsers.nsys_sqlite.identity import (
-    Identity,
-    describe,
-    identified,
-    identify,
-    lanes,
-)
+from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
+from traceanalyzer.parsers.nsys_sqlite.pages import File, on_disk
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.tables import Ints, Order, time_order
 from traceanalyzer.trace import Trace, issue_rows
+
+#: (severity, code, count, where)
+Finding = tuple[str, str, int, str | None]
+
+#: The newest schema whose description has been read.
+_KNOWN_SCHEMA = (3, 30)
+#: Messages of nsys that warn or tell of an error; what is less is not said.
+_SEVERITIES = (2, 3, 4)
+_MOST_MESSAGES = 20
+_LONGEST_MESSAGE = 200
+
+#: Side tables whose columns may stand beside those of ``events`` in the rows.
+_BESIDE = {
+    "launch_configs": schema.LAUNCH_CONFIGS,
+    "collectives": schema.COLLECTIVES,
+    "memory_totals": schema.MEMORY_TOTALS,
+}
 
 
 @dataclass(frozen=True)
@@ -40,34 +41,34 @@ class _Reader:
     """What reads some tables.
 
     Attributes:
-        tables: read where any of them is there.
+        sources: tables, read where any of them is there.
         kinds: of the events they hold.
         read: makes rows of them.
         names: the column of string ids that name the rows; None where we name them.
     """
 
-    tables: tuple[str, ...]
+    sources: tuple[str, ...]
     kinds: tuple[str, ...]
-    read: Callable[[Export], pl.DataFrame]
+    read: Callable[[tables.Export], pl.DataFrame]
     names: str | None = None
 
 
-_MPI = (layout.MPI_COLLECTIVES, layout.MPI_P2P, layout.MPI_WAIT, layout.MPI_OTHER)
+_MPI = (tables.MPI_COLLECTIVES, tables.MPI_P2P, tables.MPI_WAIT, tables.MPI_OTHER)
 _READERS = (
-    _Reader((layout.KERNEL,), ("kernel",), device.kernels, "demangledName"),
-    _Reader((layout.GRAPH_TRACE,), ("kernel",), device.graphs),
-    _Reader((layout.MEMCPY,), ("gpu_memcpy",), device.copies),
-    _Reader((layout.MEMSET,), ("gpu_memset",), device.sets),
-    _Reader((layout.SYNCHRONIZATION,), ("cuda_sync",), device.synchronisation),
-    _Reader((layout.MEMORY_USAGE,), ("alloc", "free_completed"), device.allocations),
-    _Reader((layout.RUNTIME,), ("cuda_runtime", "cuda_driver"), host.calls, "nameId"),
-    _Reader((layout.NVTX,), ("nvtx",), nvtx.ranges),
-    _Reader((layout.OSRT,), ("osrt",), host.system_calls, "nameId"),
-    _Reader((layout.OVERHEAD,), ("overhead",), host.overhead, "nameId"),
-    _Reader((layout.CUDNN,), ("other",), host.cudnn, "nameId"),
-    _Reader((layout.CUBLAS,), ("other",), host.cublas, "nameId"),
-    _Reader(_MPI, ("mpi",), mpi.calls, "textId"),
-    _Reader((layout.SCHED,), ("sched",), host.running),
+    _Reader((tables.KERNEL,), ("kernel",), device.kernels, "demangledName"),
+    _Reader((tables.GRAPH_TRACE,), ("kernel",), device.graphs),
+    _Reader((tables.MEMCPY,), ("gpu_memcpy",), device.copies),
+    _Reader((tables.MEMSET,), ("gpu_memset",), device.sets),
+    _Reader((tables.SYNCHRONIZATION,), ("cuda_sync",), device.synchronisation),
+    _Reader((tables.MEMORY_USAGE,), ("alloc", "free_completed"), device.allocations),
+    _Reader((tables.RUNTIME,), ("cuda_runtime", "cuda_driver"), host.calls, "nameId"),
+    _Reader((tables.NVTX,), ("nvtx",), nvtx.ranges),
+    _Reader((tables.OSRT,), ("osrt",), host.system_calls, "nameId"),
+    _Reader((tables.OVERHEAD,), ("overhead",), host.overhead, "nameId"),
+    _Reader((tables.CUDNN,), ("other",), host.cudnn, "nameId"),
+    _Reader((tables.CUBLAS,), ("other",), host.cublas, "nameId"),
+    _Reader(_MPI, ("mpi",), host.mpi_calls, "textId"),
+    _Reader((tables.SCHED,), ("sched",), host.running),
 )
 
 
@@ -83,62 +84,239 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
         on_disk(source) as file,
         Database(file.path, source.path, progress) as database,
     ):
-        if not database.has(*layout.TELLING):
+        if not database.has(*tables.TELLING):
             raise UnknownFormat(source.path, "an SQLite database, but no export of nsys")
-        unusable = findings.without_columns(database)
-        export = Export(database, selection)
+        unusable = _without_columns(database)
+        export = tables.Export(database, selection)
         identity = identify(export, source.path)
         trace, timeless = _trace(export, identity, source.path, name)
         issues = [
-            *findings.of_file(file, source.damage),
+            *_of_file(file, source.damage),
             *unusable,
-            *findings.of_rows(trace.events, timeless),
-            *findings.of_database(database),
-            *findings.of_export(export, identity, trace.meta.version),
+            *_of_rows(trace.events, timeless),
+            *_of_database(database),
+            *_of_export(export, identity, trace.meta.version),
         ]
     return replace(trace, issues=issue_rows(issues, trace.meta.rank))
 
 
-def _trace(export: Export, identity: Identity, path: str, name: str) -> tuple[Trace, int]:
+def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> tuple[Trace, int]:
     """The trace without its issues, and the number of rows left out that have no time."""
     kinds = export.selection.kinds
     readers = [reader for reader in _READERS if _is_asked(export, reader)]
-    sampled = (kinds is None or "sample" in kinds) and export.database.has(layout.SAMPLES)
-    counted = (kinds is None or "counter" in kinds) and export.database.has(layout.GPU_METRICS)
+    sampled = (kinds is None or "sample" in kinds) and export.database.has(tables.SAMPLES)
+    counted = (kinds is None or "counter" in kinds) and export.database.has(tables.GPU_METRICS)
     export.database.expect(
-        *(table for reader in readers for table in reader.tables),
-        *((layout.SAMPLES, layout.CALLCHAINS) if sampled else ()),
-        *((layout.GPU_METRICS,) if counted else ()),
+        *(table for reader in readers for table in reader.sources),
+        *((tables.SAMPLES, tables.CALLCHAINS) if sampled else ()),
+        *((tables.GPU_METRICS,) if counted else ()),
     )
     processes = export.fills("pid")
     parts = [
-        identified(export.selected(reader.read(export)), identity, processes=processes)
+        identity.applied(export.selected(reader.read(export)), processes=processes)
         for reader in readers
     ]
     stacks = schema.empty("stacks")
     if sampled:
-        samples, stacks = sampling.samples(export)
-        parts.append(identified(samples, identity, processes=processes))
+        samples, stacks = host.samples(export)
+        parts.append(identity.applied(samples, processes=processes))
     timeless = sum(part["ts"].null_count() for part in parts)
     if timeless:
         parts = [part.drop_nulls("ts") for part in parts]
-    tables = assemble(parts)
+    found = assemble(parts)
     if counted:
-        tables["counters"] = counters.gpu_metrics(export)
+        found["counters"] = device.gpu_metrics(export)
     if kinds is None or "lane" in kinds:
-        seen = tables["events"].select("pid", "tid").unique()
-        tables["lanes"] = lanes(export, identity, seen)
+        seen = found["events"].select("pid", "tid").unique()
+        found["lanes"] = lanes(export, identity, seen)
     meta = describe(export, identity, path, name)
-    return Trace(sources=(meta,), **{**tables, "stacks": stacks}), timeless
+    return Trace(sources=(meta,), **{**found, "stacks": stacks}), timeless
 
 
-def _is_asked(export: Export, reader: _Reader) -> bool:
+def _is_asked(export: tables.Export, reader: _Reader) -> bool:
     """Whether a reader's rows may be asked for: by kind, or by name if such a name is there."""
     asked = export.selection.kinds
-    if not export.database.has(*reader.tables):
+    if not export.database.has(*reader.sources):
         return False
     if asked is None or asked.intersection(reader.kinds):
         return True
     if not export.selection.names:
         return False
     return reader.names is None or export.any_named()
+
+
+# --- the rows of all tables in one order ---------------------------------------------------------
+
+
+def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """``events`` and the side tables that belong to them.
+
+    Args:
+        parts: rows of one table each, with columns of ``events`` and of side tables; the list is
+            emptied.
+    """
+    rows = _Rows(parts)
+    if not rows.height:
+        return {name: schema.empty(name) for name in ("events", *_BESIDE)}
+    order = rows.order()
+    found = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
+    events = {
+        column.name: _ordered(rows.take(column), order)
+        for column in schema.EVENTS
+        if rows.has(column)
+    }
+    found["events"] = pl.DataFrame(events).select(
+        pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
+        for c in schema.EVENTS
+        if c.name in events or not c.on_request
+    )
+    return found
+
+
+class _Rows:
+    """Rows of several tables, one behind the other, taken column by column.
+
+    A column is forgotten when it is taken, so that not all lie in memory twice.
+    """
+
+    def __init__(self, parts: list[pl.DataFrame]) -> None:
+        self._parts = [{column.name: column for column in part} for part in parts]
+        self._heights = [part.height for part in parts]
+        self.height = sum(self._heights)
+        parts.clear()
+
+    def has(self, column: schema.Column) -> bool:
+        """Whether any of the tables has this column."""
+        return any(column.name in part for part in self._parts)
+
+    def column(self, name: str, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
+        """A column of all rows; null where a table does not have it."""
+        pieces = [
+            part[name].cast(dtype)
+            if name in part
+            else pl.repeat(None, height, dtype=dtype, eager=True)
+            for part, height in zip(self._parts, self._heights, strict=True)
+        ]
+        return pl.concat(pieces, rechunk=True).alias(name)
+
+    def take(self, column: schema.Column) -> pl.Series:
+        """As :meth:`column`, once."""
+        found = self.column(column.name, column.dtype)
+        for part in self._parts:
+            part.pop(column.name, None)
+        return found
+
+    def order(self) -> pl.Series | None:
+        """Row numbers in the order of time; None where the rows stand in it."""
+
+        def lengths(tied: Order) -> Ints:
+            return self.column("dur", pl.Int64).gather(tied).fill_null(-1).to_numpy()
+
+        order = time_order(self.column("ts", pl.Int64).to_numpy(), lengths)
+        return None if order is None else pl.Series(order)
+
+
+def _ordered(column: pl.Series, order: pl.Series | None) -> pl.Series:
+    return column if order is None else column.gather(order)
+
+
+def _side_table(
+    rows: _Rows, fields: Sequence[schema.Column], order: pl.Series | None
+) -> pl.DataFrame:
+    """Rows of a side table: those of which anything is known, by the row of ``events``."""
+    filled = [field.name for field in fields if rows.has(field)]
+    if not filled:
+        return pl.DataFrame(schema={field.name: field.dtype for field in fields})
+    event, *values = fields
+    every = pl.DataFrame([_ordered(rows.take(field), order) for field in values])
+    known = every.with_row_index(event.name).filter(pl.any_horizontal(pl.col(filled).is_not_null()))
+    return known.cast({event.name: event.dtype})
+
+
+# --- what is missing, odd or lost ----------------------------------------------------------------
+
+
+def _without_columns(database: Database) -> list[Finding]:
+    """Tables that lack a column we cannot do without; they are taken for not there."""
+    found: list[Finding] = []
+    for table, required in tables.REQUIRED.items():
+        missing = [c for c in required if c not in database.tables.get(table, required)]
+        if missing:
+            del database.tables[table]
+            found.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
+    return found
+
+
+def _of_file(file: File, damage: str | None) -> Iterator[Finding]:
+    """A file that is cut off."""
+    if damage:
+        yield "data_loss", "damaged-file", 1, damage
+    if file.missing:
+        yield "data_loss", "truncated", file.missing, f"byte {file.size:,}"
+
+
+def _of_rows(events: pl.DataFrame, timeless: int) -> Iterator[Finding]:
+    """Rows without a time, or that end before they start."""
+    if timeless:
+        yield "data_loss", "no-time", timeless, None
+    if negative := int((events["dur"] < 0).sum()):
+        yield "notice", "negative-duration", negative, None
+
+
+def _of_database(database: Database) -> Iterator[Finding]:
+    """Rows on damaged pages, values of a wrong type."""
+    for table, rows in sorted(database.losses.rows.items()):
+        yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
+    for table, values in sorted(database.losses.mistyped.items()):
+        if count := sum(values.values()):
+            yield "data_loss", "wrong-type", count, table
+
+
+def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Finding]:
+    """What nsys warned of, what was not recorded, what we do not read, whom we numbered."""
+    yield from _messages(export)
+    if identity.numbered:
+        count = len(identity.ranks)
+        yield "notice", "ranks-numbered", count, "no process tells its rank: numbered by device"
+    if _schema(version) > _KNOWN_SCHEMA:
+        yield (
+            "notice",
+            "newer-schema",
+            1,
+            f"{version}; known is {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
+        )
+    yield from _not_recorded(export.database)
+    for table in sorted(export.database.tables):
+        known = table in tables.REQUIRED or table in tables.DESCRIBING
+        if not known and not table.startswith(tables.DESCRIBING_PREFIXES):
+            yield "info", "not-read", 1, table
+
+
+def _messages(export: tables.Export) -> Iterator[Finding]:
+    """Warnings and errors that nsys wrote while it recorded, each text once."""
+    rows = export.database.read(tables.DIAGNOSTICS, integers=("severity",), texts=("text",))
+    told = rows.drop_nulls().filter(pl.col("severity").is_in(_SEVERITIES))
+    counted = told.group_by("text", maintain_order=True).len()
+    for text, count in counted.head(_MOST_MESSAGES).iter_rows():
+        line = " ".join(text.split())
+        yield "info", "nsys-message", count, line[:_LONGEST_MESSAGE]
+
+
+def _not_recorded(database: Database) -> Iterator[Finding]:
+    """What nsys was not asked to record, with the option that does.
+
+    A table that is missing beside one of the same option says that there was nothing to record.
+    """
+    said = {r.option for r in tables.RECORDINGS if database.has(r.table)}
+    for recording in tables.RECORDINGS:
+        if recording.option not in said:
+            said.add(recording.option)
+            yield "info", "not-recorded", 1, f"{recording.what}: nsys profile {recording.option}"
+
+
+def _schema(version: str | None) -> tuple[int, int]:
+    number = (version or "").partition("schema ")[2].rstrip(")")
+    parts = number.split(".")
+    if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
+        return 0, 0
+    return int(parts[0]), int(parts[1])

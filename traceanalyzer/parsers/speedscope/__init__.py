@@ -1,6 +1,205 @@
 """speedscope's JSON: sampled and evented profiles, as py-spy and many others write it.
 
 In: a JSON text. Out: ``sample`` events and the prefix tree of their frames, a lane a profile.
-``model`` is the file's shape, ``profiles`` turns one profile into samples, ``parser`` makes the
-tables.
 """
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.errors import MalformedInput
+from traceanalyzer.frames.stacks import Interner
+from traceanalyzer.parsers.collapsed import labels
+from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.source import Source, rank_or_node_from_name
+from traceanalyzer.parsers.speedscope import profiles
+from traceanalyzer.parsers.tables import (
+    Frame,
+    Lanes,
+    lanes_table,
+    sample_events,
+    stacks_table,
+)
+from traceanalyzer.trace import Meta, Trace, issue_rows, sort_events
+
+_SCHEMA = re.compile(rb'"\$schema"\s*:\s*"https?://www\.speedscope\.app/')
+_PROFILE = re.compile(rb'"type"\s*:\s*"(?:sampled|evented)"')
+_FRAMES = re.compile(rb'"shared"\s*:\s*\{\s*"frames"\s*:\s*\[')
+_MAX_LINE = (1 << 31) - 1
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+#: What loses nothing; whatever is not listed is a loss.
+_NOTICES = frozenset(("unclosed-frame", "mismatched-close", "mixed-units"))
+
+
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
+    """Whether these first bytes look like speedscope's JSON; the file's name does not matter."""
+    if not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        return False
+    return any(pattern.search(head) for pattern in (_SCHEMA, _FRAMES)) or (
+        b'"profiles"' in head and _PROFILE.search(head) is not None
+    )
+
+
+def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Read one speedscope file.
+
+    A sample's weight is in ns where the profile's unit is a time, and it then has a start; else
+    in bytes or samples. Profiles named as py-spy names them tell process and thread; of several
+    others each is a thread with a number of ours.
+
+    Raises:
+        MalformedInput: the file is no JSON, or no profile in it can be read.
+        UnreadableFile: the operating system refused.
+    """
+    rank = rank_or_node_from_name(source.path)
+    kinds = selection.kinds
+    if kinds is not None and not kinds & {"sample", "lane"}:
+        return Trace(sources=(Meta(path=source.path, format=FORMAT.name, rank=rank),))
+    file = _decoded(source, b"".join(source.blocks(progress=progress)))
+    read = _Read()
+    frames, numbered = _distinct(file.shared.frames)
+    for index, raw in enumerate(file.profiles):
+        try:
+            profile = msgspec.json.decode(raw, type=profiles.Profile, strict=False)
+        except _UNDECODABLE:
+            read.issues["bad-profile"] = read.issues.get("bad-profile", 0) + 1
+            continue
+        owner = profiles.owner_of(profile.name)
+        lane = _lane(profile.name, owner, index, len(file.profiles) > 1, read.lanes)
+        owner = owner or profiles.NOBODY
+        lane_of = partial(labels.named, lanes=read.lanes, pid=owner.pid, tid=owner.tid)
+        samples = profiles.samples_of(profile, numbered, lane_of, read.tree, read.issues)
+        read.add(profile, samples, lane, owner.category)
+    if file.profiles and not read.units:
+        raise MalformedInput(source.path, "has no profile that can be read")
+    if source.damage:
+        read.issues[f"damaged-file: {source.damage}"] = 1
+    return _trace(source, read, frames, rank, events=kinds is None or "sample" in kinds)
+
+
+@dataclass
+class _Read:
+    """The samples of all profiles so far, a list a column."""
+
+    tree: Interner = field(default_factory=Interner)
+    lanes: Lanes = field(default_factory=Lanes)
+    issues: dict[str, int] = field(default_factory=dict)
+    units: set[str | None] = field(default_factory=set)
+    samples: list[profiles.Sample] = field(default_factory=list)
+    lane_of: list[int] = field(default_factory=list)
+    category: list[str | None] = field(default_factory=list)
+
+    def add(
+        self,
+        profile: profiles.Profile,
+        samples: Iterable[profiles.Sample],
+        lane: int,
+        category: str | None,
+    ) -> None:
+        more = list(samples)
+        self.samples += more
+        self.lane_of += [lane if sample.lane is None else sample.lane for sample in more]
+        self.category += [category] * len(more)
+        self.units.add(profiles.unit_of(profile))
+
+
+def _decoded(source: Source, text: bytes) -> profiles.File:
+    try:
+        return msgspec.json.decode(text.removeprefix(codecs.BOM_UTF8), type=profiles.File)
+    except _UNDECODABLE as error:
+        what = str(error).splitlines()[0]
+        raise MalformedInput(
+            source.path, f"is no whole speedscope file: {what}", hint="was it written to its end?"
+        ) from None
+
+
+def _distinct(entries: list[profiles.FrameEntry]) -> tuple[list[Frame], profiles.Frames]:
+    """The distinct frames, and the number of each entry among them: columns are not told apart."""
+    numbers: dict[Frame, int] = {}
+    of_entry = [
+        numbers.setdefault(Frame(entry.name, entry.file or None, _line(entry.line)), len(numbers))
+        for entry in entries
+    ]
+    texts = {
+        number: frame.name.encode(errors="replace")
+        for frame, number in numbers.items()
+        if frame.file is None and frame.line is None
+    }
+    label = {number: text for number, text in texts.items() if text.startswith(labels.LABELLED)}
+    return list(numbers), profiles.Frames(of_entry, label)
+
+
+def _line(line: float | None) -> int | None:
+    if line is None or not 0 < line <= _MAX_LINE:
+        return None
+    return int(line)
+
+
+def _lane(name: str, owner: profiles.Owner | None, index: int, several: bool, lanes: Lanes) -> int:
+    """The lane of a profile."""
+    if owner is None:
+        if not several:
+            return 0
+        tid = -1 - index  # no thread of a system has such a number
+        lanes.add_thread(None, tid, name)
+        lanes.textual.add((None, tid))
+        return lanes.of(None, tid)
+    if owner.pid is not None:
+        lanes.add_process(owner.pid, None, None)
+    if owner.tid is not None:
+        # py-spy writes "" where the thread had no name when it was first seen
+        lanes.add_thread(owner.pid, owner.tid, owner.thread or None)
+    return lanes.of(owner.pid, owner.tid)
+
+
+def _trace(
+    source: Source, read: _Read, frames: list[Frame], rank: int | None, *, events: bool
+) -> Trace:
+    unit = next(iter(read.units)) if len(read.units) == 1 else None
+    if len(read.units) > 1:
+        read.issues["mixed-units"] = 1
+    trace = Trace(
+        sources=(Meta(path=source.path, format=FORMAT.name, rank=rank, weight_unit=unit),),
+        lanes=lanes_table(read.lanes, rank),
+        issues=issue_rows(map(_issue, read.issues.items()), rank),
+    )
+    if not events:
+        return trace
+    samples = read.samples
+    tree = read.tree.tree(np.array([sample.leaf for sample in samples], np.uint32))
+    table = sample_events(
+        read.lanes,
+        np.array(read.lane_of, np.uint32),
+        np.array([sample.weight for sample in samples], np.float64),
+        tree.leaf,
+        rank,
+        ts=pl.Series([sample.ts for sample in samples], dtype=pl.Int64),
+        category=pl.Series(read.category, dtype=schema.NAME),
+    )
+    return sort_events(replace(trace, events=table, stacks=stacks_table(tree, frames)))
+
+
+def _issue(found: tuple[str, int]) -> tuple[str, str, int, str | None]:
+    code, _, place = found[0].partition(": ")
+    severity = "notice" if code in _NOTICES else "data_loss"
+    return severity, code, found[1], place or None
+
+
+FORMAT = Format(
+    name="speedscope",
+    suffixes=(".speedscope.json", ".json"),
+    description="speedscope JSON, sampled and evented",
+    spec_url="https://www.speedscope.app/file-format-schema.json",
+    sniff=sniff,
+    parse=parse,
+    priority=50,
+)

@@ -1,15 +1,26 @@
-"""Begin and end events to slices: B/E by thread, async by their key."""
+"""Events that mean something only together: begin and end to slices, flow points to arrows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import polars as pl
 
-from traceanalyzer.parsers.chrome_trace.columns import NO_TEXT, Collected, Ints
+from traceanalyzer import schema
+from traceanalyzer.frames.linking import enclosing
+from traceanalyzer.frames.numbering import group_numbers, numbered
+from traceanalyzer.parsers.chrome_trace.columns import NO_TEXT, Collected, Ints, text_series
 from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 _BEGIN, _INSTANT = frozenset("BbS"), frozenset("nTp")
+
+
+_NONE = -1
+_PHASES = pl.Series(("start", "step", "end"), dtype=schema.FLOW_PHASE)
+_PHASE_CODE = np.zeros(256, dtype=np.uint8)
+_PHASE_CODE[[ord("s"), ord("t"), ord("f")]] = 0, 1, 2
 
 
 @dataclass
@@ -128,10 +139,10 @@ def _settle(lane: _Open, paired: Paired, ts: Ints, names: list[int], keys: list[
 def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:
     """The pairs of a file and the columns of the slices they make, in no particular order."""
     points = collected.points
-    columns = {name: points.whole(name) for name in points.names}
-    phase = columns.pop("phase").tobytes().decode()
-    if not phase:
+    if not points.height:
         return Paired(), {}
+    columns = {name: points.whole(name) for name in list(points.parts)}
+    phase = columns.pop("phase").tobytes().decode()
     made = pair(
         phase, columns["ts"], columns["name"], columns["pid"], columns["tid"], columns["key"]
     )
@@ -141,3 +152,81 @@ def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:
     }
     slices["dur"] = np.where(end >= 0, columns["ts"][end] - slices["ts"], NULL)
     return made, slices
+
+
+# --- flows -----------------------------------------------------------------------------------
+
+
+def flow_table(
+    collected: Collected, texts: pl.Series, rank: int | None, slices: Mapping[str, Ints]
+) -> pl.DataFrame:
+    """The ``flows`` table; ``slices`` has ts, dur, pid and tid of all rows of ``events``, in order.
+
+    A point belongs to the arrow of its (id, category, name). A start, a step and an end with
+    ``bp: "e"`` are bound to the innermost slice around them, other ends to the next slice.
+    """
+    if not collected.flows.height:
+        return schema.empty("flows")
+    points = _flow_points(collected)
+    first, arrow = numbered(points.select("id", "category", "name").get_columns())
+    number = np.argsort(np.argsort(first)).astype(np.uint32)
+    return pl.DataFrame(
+        {
+            "ts": points["ts"],
+            "phase": _PHASES.gather(_PHASE_CODE[points["phase"].to_numpy()]),
+            "category": text_series(points["category"].to_numpy(), texts),
+            "name": text_series(points["name"].to_numpy(), texts),
+            "flow": pl.Series(number[arrow]),
+            "rank": pl.repeat(rank, points.height, dtype=pl.Int32, eager=True),
+            "pid": points["pid"],
+            "tid": points["tid"],
+            "event": _bound(points, slices),
+        }
+    )
+
+
+def _flow_points(collected: Collected) -> pl.DataFrame:
+    """The flow points in the order of time, file order where times are equal."""
+    flows = collected.flows
+    columns = {name: flows.whole(name) for name in list(flows.parts)}
+    columns["pid"] = np.where(columns["pid"] == NULL, 0, columns["pid"])
+    columns["tid"] = np.where(columns["tid"] == NULL, columns["pid"], columns["tid"])
+    columns["to_next"] = np.zeros(flows.height, dtype=bool)
+    columns["to_next"][collected.at_next] = True
+    points = pl.DataFrame(columns).sort("ts", "order", maintain_order=True)
+    return points.drop("order")
+
+
+def _bound(points: pl.DataFrame, slices: Mapping[str, Ints]) -> pl.Series:
+    """The event row each point is bound to, null for none.
+
+    Nearly always the slice that started last before the point is still running; only for the other
+    points the slices' nesting is worked out.
+    """
+    by = ["pid", "tid"]
+    lanes = pl.DataFrame({name: slices[name] for name in by})
+    _, (lane, lane_of) = group_numbers(by, points, lanes)
+    at, to_next, ts = points["ts"].to_numpy(), points["to_next"].to_numpy(), slices["ts"]
+    # the last nanosecond of a slice still counts: Kineto ends an arrow where its launch ended
+    end = ts + np.maximum(slices["dur"], 0) + 1
+    by_lane = np.argsort(lane_of, kind="stable")
+    keys = lane_of[by_lane] * len(ts) + by_lane
+
+    def nearest(begun: Ints, step: int) -> Ints:
+        """Of the slices of a point's lane the last before a row, or the first from it on."""
+        place = np.searchsorted(keys, lane * len(ts) + begun) + step
+        row = by_lane[place.clip(0, len(keys) - 1)]
+        fits = (lane_of[row] == lane) & ((row < begun) == (step < 0))
+        return np.where(fits, row, _NONE)
+
+    if not len(ts):
+        return pl.repeat(None, points.height, dtype=pl.UInt32, eager=True)
+    event = nearest(np.searchsorted(ts, at, side="right"), -1)
+    over = np.flatnonzero((event != _NONE) & (end[event] <= at) & ~to_next)
+    if len(over):
+        spans = pl.DataFrame({"start": ts, "end": end, "lane": lane_of})
+        asked = pl.DataFrame({"ts": at[over], "lane": lane[over]})
+        event[over] = enclosing(asked, spans, by=["lane"])["slice"].cast(pl.Int64).fill_null(_NONE)
+    if to_next.any():
+        event = np.where(to_next, nearest(np.searchsorted(ts, at, side="left"), 0), event)
+    return pl.Series(event).cast(pl.UInt32, strict=False)

@@ -1,24 +1,84 @@
-"""Words of a :class:`~.machine.Document` as numbers, texts and references.
+"""What a pickled snapshot holds: a :class:`Document` of words, and its content by name.
 
-A word is 64 bits: a tag in the low 4, what it says in the high 60.
+A word is 64 bits: a tag in the low 4, what it says in the high 60. Dicts with a known key are rows
+of a table, by the keys they hold and never by a version: snapshots of torch 1.13 and older are a
+list of segments, later ones a dict; fields came and went, and what a file does not hold is null.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.limits import MOST_ADDRESS, MOST_BYTES
-from traceanalyzer.parsers.memory_snapshot.machine import Document
 
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+
+#: Tables by number: the key that tells, and the fields that are read.
+TABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("filename", ("name", "filename", "line")),
+    (
+        "action",
+        (
+            "action",
+            "addr",
+            "device_free",
+            "size",
+            "stream",
+            "time_us",
+            "frames",
+            "compile_context",
+            "user_metadata",
+            "pool_id",
+        ),
+    ),
+    ("state", ("address", "size", "requested_size", "state", "frames", "history")),
+    (
+        "blocks",
+        (
+            "device",
+            "address",
+            "total_size",
+            "allocated_size",
+            "active_size",
+            "stream",
+            "segment_type",
+            "segment_pool_id",
+            "is_expandable",
+            "frames",
+            "blocks",
+        ),
+    ),
+    ("stage", ("name", "stage", "device", "time_us")),
+    ("real_size", ("addr", "real_size", "frames")),
+)
+FRAMES, EVENTS, BLOCKS, SEGMENTS, ANNOTATIONS, HISTORY = range(len(TABLES))
+
+#: Keys of the whole.
+TRACES = "device_traces"
+SETTINGS = "allocator_settings"
+MOST_ENTRIES = "trace_alloc_max_entries"
+OVERFLOWED = "trace_alloc_overflowed"
+
+KEYS: Final[tuple[str, ...]] = tuple(
+    dict.fromkeys(
+        (
+            *(key for trigger, fields in TABLES for key in (trigger, *fields)),
+            "segments",
+            TRACES,
+            SETTINGS,
+            "external_annotations",
+            MOST_ENTRIES,
+            OVERFLOWED,
+        )
+    )
+)
 
 NONE, BOOL, INT, BIG, FLOAT, STR, EMPTY, STACK, TUPLE, LIST, DICT, ROW = range(12)
 
@@ -31,6 +91,39 @@ _DEEPEST = 6
 #: Values turned into Python values at once, and letters of their texts.
 _MOST = 1000
 _LETTERS = 100_000
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a pickle holds.
+
+    Attributes:
+        strings: every text once, as its bytes; the known keys come first.
+        bigs: integers beyond 60 bits.
+        floats: every float once.
+        sequences: stacks and tuples: offsets (one more than there are), and the words.
+        lists: the same for other lists.
+        dicts: offsets in pairs, and key and value in turns.
+        tables: rows of each, and the columns that any row has.
+        root: the word of the whole.
+        complete: whether the pickle ends as it must; else what came before is all there is.
+        consumed: bytes up to the end of the last whole opcode.
+        protocol: the pickle's, None of an empty file.
+        trailing: bytes behind the end.
+    """
+
+    strings: list[bytes]
+    bigs: list[int]
+    floats: list[float]
+    sequences: tuple[bytes, bytes]
+    lists: tuple[bytes, bytes]
+    dicts: tuple[bytes, bytes]
+    tables: list[tuple[int, dict[str, bytes]]]
+    root: int
+    complete: bool
+    consumed: int
+    protocol: int | None
+    trailing: int
 
 
 @dataclass(frozen=True)
@@ -89,7 +182,7 @@ class Reading:
         return [text.decode(errors="replace") for text in self.document.strings]
 
     def table(self, number: int) -> Table:
-        """The rows that dicts with one of :data:`~.layout.TABLES`' keys became."""
+        """The rows that dicts with one of the keys of :data:`TABLES` became."""
         height, columns = self.document.tables[number]
         return Table(height, {name: _array(data) for name, data in columns.items()})
 

@@ -1,0 +1,258 @@
+"""One piece of text to batches: the compiled scan, strict decoding, recovery, in this order.
+
+The scan (``_scan.c``) takes the ordinary events of well-formed text and hands all others back to
+Python. Without it (no compiler when the package was installed) strict decoding takes everything
+and gives the same tables, slower.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+
+from traceanalyzer import vocabulary
+from traceanalyzer.parsers.chrome_trace import decode
+from traceanalyzer.parsers.chrome_trace.columns import Batch, Collective, Flows, Slices
+from traceanalyzer.parsers.chrome_trace.container import GOES_ON
+from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, NULL, Event
+from traceanalyzer.parsers.chrome_trace.extract import extract
+from traceanalyzer.parsers.contract import Selection
+
+try:
+    from traceanalyzer.parsers.chrome_trace import _scan
+except ImportError:  # pragma: no cover - built without a compiler
+    _scan = None  # type: ignore[assignment]
+
+_BLANKS = b" \t\r\n,"
+_trailing = re.compile(r"trailing characters \(byte (\d+)\)")
+
+#: Flags of the scan for a category.
+_WANTED, _DEVICE, _OTHER = 1, 2, 64
+#: Words in the names of communication: host events with them carry arguments that Python reads.
+_SPECIAL = [word.encode() for word in vocabulary.COMMUNICATION_WORDS]
+#: How ``null`` begins.
+_NULL = ord("n")
+
+#: What the scan gives, in its order: columns of slices, rows that may be collectives, columns of
+#: flow points.
+_SLICE_COLUMNS = (
+    *("order", "ts", "dur", "category", "name", "pid", "tid", "correlation", "external_id"),
+    *("device_rows", "device", "stream", "copied"),
+    *("kernel_rows", "grid", "block", "registers", "shared_memory"),
+    *("memory_rows", "allocated", "address", "device_type", "device_id"),
+    *("total_allocated", "total_reserved"),
+)
+_FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
+
+
+def process(text: bytes, offset: int, selection: Selection, *, final: bool = False) -> list[Batch]:
+    """The batches of a piece of text; together they hold its events, the last one their number.
+
+    Args:
+        text: events separated by commas, line breaks or nothing; perhaps damaged. It begins
+            between two events; an event that it does not end is the last batch's ``tail``.
+        offset: the piece's place in the file, for issues.
+        selection: what to keep.
+        final: no text follows.
+    """
+    return (
+        _whole(text, offset, selection)
+        or _lines(text, offset, selection)
+        or _mended(text, offset, selection)
+        or [_saved(text, offset, selection, final=final)]
+    )
+
+
+def _whole(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Well-formed events, perhaps with the array's end among them; None: they are not."""
+    found = _scanned(text, offset, selection) or _strict(text, offset, selection)
+    # an array that ends only for another to begin is read as one with it, see recover
+    goes_on = found and found[-1].closed and GOES_ON.match(text, found[-1].closed)
+    return None if goes_on else found
+
+
+# --- the compiled scan -----------------------------------------------------------------------
+
+
+def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """The batches of a well-formed piece, or None when it has to be read another way."""
+    if _scan is None:
+        return None  # type: ignore[unreachable]
+    other = _flags("other", selection) | _OTHER
+    with_args = "args" in selection.columns
+    with_dims = "input_dims" in selection.columns
+    found = _scan.scan(
+        text,
+        0,
+        [
+            (word.encode(), _flags(kind, selection))
+            for kind, spellings in vocabulary.SPELLINGS.items()
+            for word in spellings
+        ],
+        other,
+        other,
+        _SPECIAL,
+        [name.encode() for name in selection.names],
+        array("q", [edge for window in selection.windows for edge in window]).tobytes(),
+        selection.wants("flow", None),
+        selection.kinds is None,
+        with_args,
+        with_dims,
+    )
+    if found is None:
+        return None
+    events, closed, first, columns = found
+    *values, next_rows, args, input_dims, text_ranges, rest_ranges = columns
+    width = len(_SLICE_COLUMNS)
+    slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)))
+    flows = Flows(dict(zip(_FLOW_COLUMNS, values[width + 1 :], strict=True)))
+    flows.at_next = array("I", next_rows).tolist()
+    try:
+        texts = _texts(text, array("q", text_ranges))
+        slices.args = _spelled(text, array("q", args)) if with_args else None
+        slices.input_dims = _spelled(text, array("q", input_dims)) if with_dims else None
+        rest = _rest(text, array("q", rest_ranges), offset, selection)
+    except BAD_TEXT:
+        return None
+    _name_collectives(slices, array("I", values[width]), texts)
+    rest.events = events
+    rest.first = min(rest.first, first)
+    rest.closed = None if closed < 0 else closed
+    return [Batch(texts=texts, slices=slices, flows=flows), rest]
+
+
+def _flags(kind: str, selection: Selection) -> int:
+    wanted = _WANTED if selection.wants(kind, None) else 0
+    return wanted | (_DEVICE if kind in vocabulary.DEVICE_KINDS else 0)
+
+
+def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> None:
+    """Communication kernels without arguments: the name says which collective it is."""
+    names = array("I", slices.columns["name"])
+    categories = array("I", slices.columns["category"])
+    kernels = {
+        code for code, text in enumerate(texts) if vocabulary.kind_of_category(text) == "kernel"
+    }
+    kept = [row for row in rows if categories[row] in kernels]
+    slices.columns["collective_rows"] = array("I", kept).tobytes()
+    slices.collectives = [_named(texts[names[row]]) for row in kept]
+
+
+def _named(kernel: str) -> Collective:
+    return vocabulary.collective_of_kernel(kernel), None, NULL, NULL, None, NULL, None, NULL
+
+
+def _texts(text: bytes, ranges: array[int]) -> list[str]:
+    """Names and categories by code; those with escapes as the decoder reads them."""
+    texts = []
+    for at, length in zip(ranges[::2], ranges[1::2], strict=True):
+        raw = text[at : at + length]
+        texts.append(
+            raw.decode() if b"\\" not in raw else str(decode.decode_any(b'"' + raw + b'"'))
+        )
+    return texts
+
+
+def _spelled(text: bytes, ranges: array[int]) -> list[str | None]:
+    """A value of each row as the file spells it; None where there is none, or null."""
+    spans = zip(ranges[::2], ranges[1::2], strict=True)
+    return [text[at : at + n].decode() if n and text[at] != _NULL else None for at, n in spans]
+
+
+def _rest(text: bytes, ranges: array[int], offset: int, selection: Selection) -> Batch:
+    """The batch of the events that the scan handed back."""
+    if not ranges:
+        return Batch()
+    spans = zip(ranges[::3], ranges[1::3], strict=True)
+    joined = b",".join([text[at : at + length] for at, length in spans])
+    return _batch(
+        decode.decode_events(b"[" + joined + b"]"), joined, offset, selection, ranges[2::3]
+    )
+
+
+def _batch(
+    events: list[Event],
+    text: bytes,
+    offset: int,
+    selection: Selection,
+    order: array[int] | None = None,
+) -> Batch:
+    """The batch of events that stand in a text with commas between them."""
+    return extract(
+        events, selection, offset, lambda: decode.decode_raw_args(b"[" + text + b"]"), order
+    )
+
+
+# --- strict decoding -------------------------------------------------------------------------
+
+
+def _strict(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Well-formed events by the decoder."""
+    body = text.strip(_BLANKS)
+    if not body:
+        return [Batch()]
+    try:
+        return [_batch(decode.decode_events(b"[" + body + b"]"), body, offset, selection)]
+    except BAD_TEXT as error:
+        closed = _early_end(body, error)
+    if closed is None:
+        return None
+    try:
+        events = decode.decode_events(b"[" + body[:closed])
+        batch = _batch(events, body[: closed - 1], offset, selection)
+    except BAD_TEXT:
+        return None
+    batch.closed = closed + len(text) - len(text.lstrip(_BLANKS))
+    return [batch]
+
+
+def _early_end(body: bytes, error: Exception) -> int | None:
+    """Offset behind the ``]`` that ended ``[body]`` early, as the decoder's complaint tells it."""
+    match = _trailing.search(str(error))
+    # the decoder counts the bracket put before the text, and the first byte that is too many
+    return None if match is None else body.rfind(b"]", 0, int(match[1]) - 1) + 1
+
+
+def _lines(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Newline-delimited events, without commas, perhaps with the array's end behind them."""
+    lines = text.rstrip(_BLANKS)
+    closed = len(lines) if lines.endswith(b"]") else None
+    if closed:
+        lines = lines[:-1]
+    try:
+        events = decode.decode_lines(lines)
+    except BAD_TEXT:
+        return None
+    batch = extract(events, selection, offset, lambda: decode.decode_raw_args_lines(lines))
+    batch.closed = closed
+    return [batch]
+
+
+# --- recovery --------------------------------------------------------------------------------
+
+
+def _mended(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
+    """Text with small faults, mended as a whole; None: that does not do.
+
+    Nor does it for the piece in which the array ends: offsets behind its end count.
+    """
+    from traceanalyzer.parsers.chrome_trace import recover
+
+    whole, counts = recover.mended(text)
+    found = None if whole == text else _whole(whole, offset, selection)
+    if found is None or found[-1].closed is not None:
+        return None
+    for code, count in counts.items():
+        found[-1].issues[code] = (count, offset)
+    return found
+
+
+def _saved(text: bytes, offset: int, selection: Selection, *, final: bool) -> Batch:
+    """Damaged text, event by event."""
+    from traceanalyzer.parsers.chrome_trace import recover
+
+    saved = recover.recover(text, final=final)
+    batch = _batch(saved.events, b",".join(saved.texts), offset, selection)
+    batch.tail, batch.closed = saved.tail, saved.closed
+    batch.issues.add(saved.issues, offset)
+    return batch

@@ -1,0 +1,264 @@
+"""The tables of an export, and what the readers of its tables share.
+
+Every table may be missing: nsys writes a table when something was recorded for it. Columns that
+came or went with the versions are read where they are there, by name (users add their own). What
+is listed here has been the same from exports of before 2022 to those of 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from traceanalyzer import schema
+from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.nsys_sqlite.database import Database
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+SYNCHRONIZATION = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+GRAPH_TRACE = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+NVTX = "NVTX_EVENTS"
+OSRT = "OSRT_API"
+OVERHEAD = "PROFILER_OVERHEAD"
+CUDNN = "CUDNN_EVENTS"
+CUBLAS = "CUBLAS_EVENTS"
+SCHED = "SCHED_EVENTS"
+SAMPLES = "COMPOSITE_EVENTS"
+CALLCHAINS = "SAMPLING_CALLCHAINS"
+GPU_METRICS = "GPU_METRICS"
+GPU_METRIC_NAMES = "TARGET_INFO_GPU_METRICS"
+MPI_COLLECTIVES = "MPI_COLLECTIVES_EVENTS"
+MPI_P2P = "MPI_P2P_EVENTS"
+MPI_WAIT = "MPI_START_WAIT_EVENTS"
+MPI_OTHER = "MPI_OTHER_EVENTS"
+MPI_RANKS = "MPI_RANKS"
+STRINGS = "StringIds"
+PROCESSES = "PROCESSES"
+THREAD_NAMES = "ThreadNames"
+GPUS = "TARGET_INFO_GPU"
+CUDA_DEVICES = "TARGET_INFO_CUDA_DEVICE"
+CUDA_STREAMS = "TARGET_INFO_CUDA_STREAM"
+CUDA_CONTEXTS = "TARGET_INFO_CUDA_CONTEXT_INFO"
+SESSION = "TARGET_INFO_SESSION_START_TIME"
+SYSTEM = "TARGET_INFO_SYSTEM_ENV"
+DIAGNOSTICS = "DIAGNOSTIC_EVENT"
+PAYLOAD_ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+#: What an export says about itself, by the names of newer and of older versions.
+EXPORT = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+
+_SLICE = ("start", "end")
+_ON_DEVICE = (*_SLICE, "deviceId", "streamId", "correlationId", "globalPid")
+_ON_THREAD = (*_SLICE, "globalTid")
+
+#: Columns without which a table cannot be read.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    KERNEL: (*_ON_DEVICE, "demangledName"),
+    MEMCPY: (*_ON_DEVICE, "bytes", "copyKind"),
+    MEMSET: (*_ON_DEVICE, "bytes"),
+    RUNTIME: (*_ON_THREAD, "correlationId", "nameId"),
+    SYNCHRONIZATION: (*_ON_DEVICE, "syncType"),
+    GRAPH_TRACE: (*_ON_DEVICE, "graphId"),
+    MEMORY_USAGE: ("start", "globalPid", "deviceId", "address", "bytes", "memoryOperationType"),
+    NVTX: (*_ON_THREAD, "eventType", "text"),
+    OSRT: (*_ON_THREAD, "nameId"),
+    OVERHEAD: (*_ON_THREAD, "nameId"),
+    CUDNN: (*_ON_THREAD, "nameId"),
+    CUBLAS: (*_ON_THREAD, "nameId"),
+    SCHED: ("start", "cpu", "isSchedIn", "globalTid"),
+    SAMPLES: ("id", "start", "globalTid"),
+    CALLCHAINS: ("id", "symbol", "module", "stackDepth"),
+    GPU_METRICS: ("timestamp", "typeId", "metricId", "value"),
+    GPU_METRIC_NAMES: ("typeId", "metricId", "metricName"),
+    MPI_COLLECTIVES: (*_ON_THREAD, "textId"),
+    MPI_P2P: (*_ON_THREAD, "textId"),
+    MPI_WAIT: (*_ON_THREAD, "textId"),
+    MPI_OTHER: (*_ON_THREAD, "textId"),
+    MPI_RANKS: ("globalTid", "rank"),
+    STRINGS: ("id", "value"),
+    PROCESSES: ("globalPid", "name"),
+    THREAD_NAMES: ("nameId", "globalTid"),
+    GPUS: ("id", "name"),
+    CUDA_DEVICES: ("gpuId", "cudaId", "pid"),
+    CUDA_STREAMS: ("processId",),
+    CUDA_CONTEXTS: ("processId", "deviceId"),
+    SESSION: ("utcEpochNs",),
+    SYSTEM: ("name", "value"),
+    DIAGNOSTICS: ("severity", "text"),
+    PAYLOAD_ENTRIES: ("domainId", "schemaId", "type", "name", "offset"),
+}
+
+#: Tables of which any tells that a database is an export.
+TELLING = (*REQUIRED, *EXPORT)
+
+#: Tables that hold nothing that happened, or what other tables say as well.
+DESCRIBING = (
+    *EXPORT,
+    "ANALYSIS_DETAILS",
+    "ANALYSIS_FILE",
+    "META_DATA_CAPTURE",
+    "NVTX_PAYLOAD_SCHEMAS",
+    "NVTX_PAYLOAD_ENUMS",
+    "NVTX_PAYLOAD_ENUM_ENTRIES",
+    "NVTX_SCOPES",
+    "MPI_COMMUNICATORS",
+    "ProcessStreams",
+    "UnwindMethodType",
+    "OSRT_CALLCHAINS",
+    "CUDA_CALLCHAINS",
+    "SystemInfo",
+)
+DESCRIBING_PREFIXES = ("ENUM_", "TARGET_INFO_", "sqlite_")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A table of events: what they are, and the option of ``nsys profile`` that records them."""
+
+    table: str
+    what: str
+    option: str
+
+
+RECORDINGS = (
+    Recording(KERNEL, "kernels", "--trace=cuda"),
+    Recording(GRAPH_TRACE, "whole CUDA graphs", "--trace=cuda"),
+    Recording(MEMCPY, "copies", "--trace=cuda"),
+    Recording(MEMSET, "memsets", "--trace=cuda"),
+    Recording(SYNCHRONIZATION, "synchronisation", "--trace=cuda"),
+    Recording(RUNTIME, "CUDA API calls", "--trace=cuda"),
+    Recording(NVTX, "NVTX ranges", "--trace=nvtx"),
+    Recording(OSRT, "calls of the C library that wait", "--trace=osrt"),
+    Recording(CUDNN, "cuDNN calls", "--trace=cudnn"),
+    Recording(CUBLAS, "cuBLAS calls", "--trace=cublas"),
+    Recording(MPI_COLLECTIVES, "MPI calls", "--trace=mpi"),
+    Recording(MPI_P2P, "MPI calls", "--trace=mpi"),
+    Recording(MPI_WAIT, "MPI calls", "--trace=mpi"),
+    Recording(MPI_OTHER, "MPI calls", "--trace=mpi"),
+    Recording(SAMPLES, "sampled stacks", "--sample=process-tree"),
+    Recording(SCHED, "threads on cores", "--cpuctxsw=process-tree"),
+    Recording(MEMORY_USAGE, "allocations of GPU memory", "--cuda-memory-usage=true"),
+    Recording(GPU_METRICS, "GPU metrics", "--gpu-metrics-devices=all"),
+)
+
+#: Ids of strings asked for one by one; of more, the whole table is read.
+_FEW = 2000
+#: A stream or device that is none, as CUPTI writes it.
+_NONE = (0xFFFFFFFF, -1)
+
+
+@dataclass
+class Export:
+    """A database, the selection, and the strings read so far.
+
+    Attributes:
+        database: the opened file.
+        selection: what is asked for.
+    """
+
+    database: Database
+    selection: Selection
+    _texts: dict[int, str | None] = field(default_factory=dict)
+    _named: bool | None = None
+
+    def any_named(self) -> bool:
+        """Whether any string holds one of the names that are asked for."""
+        if self._named is None:
+            quoted = [name.replace("'", "''") for name in self.selection.names]
+            tests = " OR ".join(f"instr(\"value\", '{name}')" for name in quoted)
+            found = self.database.read(STRINGS, integers=("id",), where=tests)
+            self._named = found.height > 0
+        return self._named
+
+    def fills(self, column: str) -> bool:
+        """Whether the caller looks at this column or side table."""
+        return column not in self.selection.unused
+
+    def inside(self, start: str = "start", end: str | None = "end") -> str | None:
+        """An SQL condition: the row overlaps one of the windows that are asked for."""
+        stop = f'COALESCE("{end}", "{start}")' if end else f'"{start}"'
+        tests = [f'("{start}" < {hi} AND {stop} > {lo})' for lo, hi in self.selection.windows]
+        return " OR ".join(tests) or None
+
+    def within(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows that overlap one of the windows, where the table itself could not tell."""
+        length = pl.col("dur") if "dur" in rows.columns else pl.lit(0)
+        end = pl.col("ts") + length
+        tests = [(pl.col("ts") < hi) & (end > lo) for lo, hi in self.selection.windows]
+        return rows.filter(pl.any_horizontal(tests)) if tests else rows
+
+    def texts(self, ids: pl.Series) -> dict[int, str | None]:
+        """The strings of these ids; None for an id that is not there."""
+        new = sorted(set(ids.drop_nulls().to_list()) - self._texts.keys())
+        if new:
+            few = len(new) <= _FEW
+            where = f'"id" IN ({", ".join(map(str, new))})' if few else None
+            rows = self.database.read(STRINGS, integers=("id",), texts=("value",), where=where)
+            self._texts.update(dict.fromkeys(new))
+            self._texts.update(zip(rows["id"], rows["value"], strict=True))
+        return self._texts
+
+    def named(self, ids: pl.Series, spelled: Callable[[str], str] = str) -> pl.Series:
+        """String ids to names: a Categorical series, null where there is no string.
+
+        ``spelled`` is how each distinct string is written.
+        """
+        first, number = numbered([ids])
+        distinct = ids.gather(first)
+        known = self.texts(distinct)
+        words = [None if own is None else known[own] for own in distinct]
+        texts = pl.Series([w if w is None else spelled(w) for w in words], dtype=schema.NAME)
+        return texts.gather(pl.Series(number)).alias(ids.name)
+
+    def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The rows whose kind or name is asked for."""
+        asked = self.selection.kinds
+        if asked is None or set(rows["kind"].unique()) <= asked:
+            return rows
+        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(asked))
+        names = list(self.selection.names)
+        if not names:
+            return rows.filter(of_kind)
+        named = pl.col("name").cast(pl.String).str.contains_any(names).fill_null(value=False)
+        return rows.filter(of_kind | named)
+
+
+def process_of(thread: int) -> int:
+    """The process id in a serialised global id: 8 bits hardware, 8 VM, 24 process, 24 thread."""
+    return (thread >> 24) & 0xFFFFFF
+
+
+def pid(column: str) -> pl.Expr:
+    """As :func:`process_of`, of a column."""
+    return ((pl.col(column) // (1 << 24)) & 0xFFFFFF).alias("pid")
+
+
+def tid(column: str) -> pl.Expr:
+    """The thread id in a serialised global id."""
+    return (pl.col(column) & 0xFFFFFF).alias("tid")
+
+
+def span() -> tuple[pl.Expr, pl.Expr]:
+    """``ts`` and ``dur`` of columns start and end; an end that is not there is no duration."""
+    return pl.col("start").alias("ts"), (pl.col("end") - pl.col("start")).alias("dur")
+
+
+def none_if_unset(column: str, name: str) -> pl.Expr:
+    """A stream or device, null where CUPTI wrote that there is none."""
+    return pl.when(~pl.col(column).is_in(_NONE)).then(column).alias(name)
+
+
+def name_id(column: str) -> pl.Expr:
+    """The id of a string in a column, to be named by :meth:`Export.named`."""
+    return pl.col(column).cast(pl.UInt32, strict=False).alias("name")
+
+
+def kind(word: str) -> pl.Expr:
+    """A column of one kind."""
+    return pl.lit(word, dtype=schema.KIND).alias("kind")
