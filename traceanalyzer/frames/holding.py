@@ -15,19 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.frames import linking
-from traceanalyzer.frames.intervals import (
-    Bools,
-    Ints,
-    bounds,
-    is_interval,
-    narrow,
-    nullable,
-)
-from traceanalyzer.frames.nesting import NEVER, ROOT, Rows, blocks, nest_mostly, pairs, slice_order
+from traceanalyzer.frames import intervals, linking, nesting
+from traceanalyzer.frames.intervals import Bools, Ints
+from traceanalyzer.frames.nesting import ROOT, Rows
 from traceanalyzer.frames.numbering import Numbers, numbered
 
 #: So many slices that ended are passed one by one on the way up; beyond, a stack finds the way.
+#: Calls are seldom so deep.
 _CLIMBS = 128
 
 
@@ -39,13 +33,13 @@ def hold(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
         root) and ``self_time``: for how long it was the last to start of those that were running.
         All are null for a row that is no slice.
     """
-    valid = is_interval(frame)
-    start, end = bounds(frame)
+    valid = intervals.is_interval(frame)
+    start, end = intervals.bounds(frame)
     group = numbered([frame[name] for name in by])[1] if by else np.zeros(frame.height, np.int32)
     order = _in_order(group, start, end, valid)
     depth, parent = (np.zeros(frame.height, np.int32) for _ in range(2))
     own = np.zeros(frame.height, np.int64)
-    for lo, hi in blocks(group[order]):
+    for lo, hi in nesting.blocks(group[order]):
         rows = order[lo:hi]
         depth[rows], above, until = _hold_group(start[rows], end[rows])
         parent[rows] = np.where(above == ROOT, ROOT, rows[above])
@@ -54,9 +48,9 @@ def hold(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
         held = above != ROOT
         np.subtract.at(own, rows[above[held]], until[held])
     return frame.with_columns(
-        nullable("depth", depth.astype(np.uint32), valid),
-        nullable("parent", parent, valid & (parent != ROOT)).cast(pl.UInt32),
-        nullable("self_time", own, valid),
+        intervals.nullable("depth", depth.astype(np.uint32), valid),
+        intervals.nullable("parent", parent, valid & (parent != ROOT)).cast(pl.UInt32),
+        intervals.nullable("self_time", own, valid),
     )
 
 
@@ -76,36 +70,24 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
         keys = pl.concat([points.select(by), tree.select(by)], how="vertical_relaxed")
         number = numbered(keys.get_columns())[1]
     at_group, group = np.split(number, [points.height])
-    start, end = bounds(tree)
-    order = np.argsort(narrow(group), kind="stable")
-    asked = np.argsort(narrow(at_group), kind="stable")
+    start, end = intervals.bounds(tree)
+    order = np.argsort(intervals.narrow(group), kind="stable")
+    asked = np.argsort(intervals.narrow(at_group), kind="stable")
     edges = np.searchsorted(group[order], np.arange(number.max(initial=-1) + 2))
     time = points["ts"].cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
     at = np.full(points.height, ROOT)
-    for low, high in blocks(at_group[asked]):
+    for low, high in nesting.blocks(at_group[asked]):
         own = asked[low:high]
         rows = order[slice(*edges[at_group[own[0]] :][:2])]
         before = np.searchsorted(start[rows], time[own], side="right")
         begun = before > 0
         at[own[begun]] = rows[before[begun] - 1]
-    _climb(at, time, end, parents(tree))
+    nesting.climb(at, time, end, parents(tree), _CLIMBS)
     late = np.flatnonzero((at != ROOT) & (end[at] <= time)) if tree.height else at[:0]
     if late.size:
         found = linking.enclosing(points[late], tree, by)["slice"]
         at[late] = found.cast(pl.Int64).fill_null(ROOT).to_numpy()
-    return nullable("slice", at, at != ROOT).cast(pl.UInt32)
-
-
-def _climb(at: Ints, time: Ints, end: Ints, parent: Rows) -> None:
-    """Moves each place up to the first slice that has not ended by its time, a few steps at most.
-
-    Calls are seldom so deep that it takes more.
-    """
-    over = np.flatnonzero(at != ROOT)
-    for _ in range(_CLIMBS):
-        over = over[end[at[over]] <= time[over]]
-        at[over] = parent[at[over]]
-        over = over[at[over] != ROOT]
+    return intervals.nullable("slice", at, at != ROOT).cast(pl.UInt32)
 
 
 def nearest(tree: pl.DataFrame, wanted: Bools) -> Rows:
@@ -137,7 +119,7 @@ def _levels(tree: pl.DataFrame, parent: Rows) -> list[Rows]:
     """The rows of each depth, from 1 on."""
     rows = np.flatnonzero(parent != ROOT).astype(np.int32)
     depth = tree["depth"].fill_null(0).to_numpy()[rows]
-    order = np.argsort(narrow(depth), kind="stable")
+    order = np.argsort(intervals.narrow(depth), kind="stable")
     return np.split(rows[order], np.cumsum(np.bincount(depth))[:-1])
 
 
@@ -147,8 +129,8 @@ def _in_order(group: Numbers, start: Ints, end: Ints, valid: Bools) -> Rows:
     at, until = (start, end) if valid.all() else (start[rows], end[rows])
     later = at[1:] > at[:-1]
     if (later | ((at[1:] == at[:-1]) & (until[1:] <= until[:-1]))).all():
-        return rows[np.argsort(narrow(group[rows]), kind="stable")]
-    return rows[slice_order(group[rows].astype(np.int64), at, until)]
+        return rows[np.argsort(intervals.narrow(group[rows]), kind="stable")]
+    return rows[nesting.slice_order(group[rows].astype(np.int64), at, until)]
 
 
 def _hold_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
@@ -156,7 +138,7 @@ def _hold_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
 
     That is its end, or the start of the first slice that starts in it and outlives it.
     """
-    found = nest_mostly(start, end)
+    found = nesting.nest_mostly(start, end)
     if found is None:
         return _hold_by_stack(start, end)
     depth, parent, rest = found
@@ -170,8 +152,8 @@ def _hold_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
 def _hold_by_stack(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
     """The same, slice by slice."""
     depth, parent, until = array("i"), array("i"), end.copy()
-    ends, rows = [NEVER], [ROOT]  # the open slices, the innermost last
-    for row, (since, last) in enumerate(pairs(start, end)):
+    ends, rows = [nesting.NEVER], [ROOT]  # the open slices, the innermost last
+    for row, (since, last) in enumerate(nesting.pairs(start, end)):
         while ends[-1] <= since:
             ends.pop()
             rows.pop()

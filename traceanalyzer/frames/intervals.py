@@ -44,6 +44,26 @@ def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     return _to_frame(groups, _union(_spans(frame, group)))
 
 
+def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
+    """When are two or more intervals running?
+
+    In order of start, each is crowded until it or the last of those before it has ended.
+
+    Returns:
+        The columns ``by``, ``start``, ``end``, one row for each maximal run, sorted.
+    """
+    before = pl.col("end").cum_max().shift(1)
+    return union(
+        frame.filter(IS_INTERVAL)
+        .select(*by, "start", "end")
+        .sort("start")
+        .with_columns(before=before.over(by) if by else before)
+        .drop_nulls("before")
+        .with_columns(end=pl.min_horizontal("end", "before")),
+        by,
+    )
+
+
 def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """For how long is at least one interval running: the total length of the union.
 

@@ -15,26 +15,17 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.frames.intervals import (
-    Ints,
-    Spans,
-    bounds,
-    count_begun,
-    is_interval,
-    nullable,
-    stable_order,
-)
-from traceanalyzer.frames.matching import first_match
-from traceanalyzer.frames.nesting import (
-    NEVER,
-    ROOT,
-    Rows,
-    blocks,
-    nest_exact,
-    pairs,
-    slice_order,
-)
-from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.frames import intervals, nesting
+from traceanalyzer.frames.intervals import Ints, Spans
+from traceanalyzer.frames.nesting import NEVER, ROOT, Rows
+from traceanalyzer.frames.numbering import group_numbers, numbered
+
+#: Numbers of ids stay below.
+_ROOM = 1 << 62
+#: Ids are looked up in a table where their range is at most so many times the number of rows ...
+_RANGE_PER_ROW = 8
+#: ... and this much more.
+_SMALL_RANGE = 1 << 16
 
 
 def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
@@ -57,6 +48,23 @@ def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataF
     return pl.DataFrame({"left": found[hit].astype(np.uint32), "right": hit.astype(np.uint32)})
 
 
+def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> Rows:
+    """The first row of ``left`` with the same ids as each row of ``right``; :data:`ROOT` for none.
+
+    Ids that are counted up are sorted already, or nearly: 5.6 million calls and 3.7 million kernels
+    whose ids are far apart take 0.5 s and 175 MB.
+
+    Args:
+        left: one row for each id, or several.
+        right: any number of rows for each id.
+        on: the id columns; a null in any of them matches nothing.
+    """
+    (of_left, of_right), size = _codes(left, right, on)
+    if size <= _RANGE_PER_ROW * (left.height + right.height) + _SMALL_RANGE:
+        return _by_table(of_left, of_right, size)
+    return _by_search(of_left, of_right)
+
+
 def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Which slice of its group was the innermost one running at each point?
 
@@ -68,10 +76,11 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
     """
     asked, at, rows, spans = _spans(points, slices, by)
     group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
-    order = slice_order(group, start, end)  # a point comes after the slices that start with it
+    # a point comes after the slices that start with it
+    order = nesting.slice_order(group, start, end)
     group, start, end = group[order], start[order], end[order]
     inner = np.full(order.size, ROOT)
-    for lo, hi in blocks(group):
+    for lo, hi in nesting.blocks(group):
         found = _innermost(start[lo:hi], end[lo:hi])
         inner[lo:hi] = np.where(found == ROOT, ROOT, found + lo)
     hit = np.flatnonzero((order >= rows.size) & (inner != ROOT))
@@ -79,7 +88,7 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
 
 
 def label_by_interval(
-    points: pl.DataFrame, intervals: pl.DataFrame, by: Sequence[str] = ()
+    points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str] = ()
 ) -> pl.DataFrame:
     """Which interval of its group holds each point, where intervals do not overlap?
 
@@ -87,25 +96,95 @@ def label_by_interval(
     :func:`enclosing` considers all. O(n log n).
 
     Returns:
-        ``points`` with ``interval``, a row number of ``intervals``, null where none holds it.
+        ``points`` with ``interval``, a row number of ``ranges``, null where none holds it.
     """
-    asked, at, rows, spans = _spans(points, intervals, by)
-    order = stable_order(spans.group, spans.start)
+    asked, at, rows, spans = _spans(points, ranges, by)
+    order = intervals.stable_order(spans.group, spans.start)
     spans = Spans(*(column[order] for column in spans))
-    last = count_begun(spans, at.group, at.start) - 1
+    last = intervals.count_begun(spans, at.group, at.start) - 1
     hit = np.flatnonzero(last >= 0)
     last = last[hit]
     held = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
     return _with_rows(points, "interval", asked[hit[held]], rows[order[last[held]]])
 
 
+# --- rows of the same ids ---------------------------------------------------------------------
+
+
+def _by_table(of_left: Ints, of_right: Ints, size: int) -> Rows:
+    row_of = np.full(size + 1, ROOT, np.int32)
+    # of several rows with one id the last written, the first, stays; the last place is for none
+    row_of[of_left[::-1]] = np.arange(of_left.size - 1, -1, -1, dtype=np.int32)
+    row_of[-1] = ROOT
+    found: Rows = row_of[of_right]
+    return found
+
+
+def _by_search(of_left: Ints, of_right: Ints) -> Rows:
+    order = np.argsort(of_left, kind="stable").astype(np.int32)
+    of_left = of_left[order]
+    place = np.searchsorted(of_left, of_right).astype(np.int32)
+    hit = np.flatnonzero((place < order.size) & (of_right >= 0)).astype(np.int32)
+    hit = hit[of_left[place[hit]] == of_right[hit]]
+    found = np.full(of_right.size, ROOT, np.int32)
+    found[hit] = order[place[hit]]
+    return found
+
+
+def _codes(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> tuple[list[Ints], int]:
+    """The ids of each row as one number below the second answer, -1 where one is null."""
+    codes = [np.zeros(frame.height, np.int64) for frame in (left, right)]
+    size = 1
+    for name in on:
+        own, distinct = _numbers(left[name], right[name])
+        if size * distinct > _ROOM:
+            codes, size = _dense(codes)
+        if size * distinct > _ROOM:
+            own, distinct = _dense(own)
+        for code, numbers in zip(codes, own, strict=True):
+            code *= distinct
+            code += numbers
+        size *= distinct
+    for frame, code in zip((left, right), codes, strict=True):
+        for name in on:
+            if frame[name].null_count():
+                code[frame[name].is_null().to_numpy()] = -1
+    return codes, size
+
+
+def _numbers(left: pl.Series, right: pl.Series) -> tuple[list[Ints], int]:
+    """The values of both columns as numbers from 0, and how many there may be."""
+    known = [column for column in (left, right) if column.null_count() < column.len()]
+    if not known:
+        return [np.zeros(1, np.int64)] * 2, 1
+    if left.dtype.is_integer() and right.dtype.is_integer():
+        low = min(int(column.min()) for column in known)  # type: ignore[arg-type]
+        high = max(int(column.max()) for column in known)  # type: ignore[arg-type]
+        if low == high:
+            return [np.zeros(1, np.int64)] * 2, 1
+        if high - low < _ROOM and high < 1 << 63:
+            found = [column.fill_null(low).cast(pl.Int64).to_numpy() for column in (left, right)]
+            return [values - low for values in found], high - low + 1
+    number = numbered([pl.concat([left, right], how="vertical")])[1].astype(np.int64)
+    return np.split(number, [left.len()]), int(number.max()) + 1
+
+
+def _dense(codes: Sequence[Ints]) -> tuple[list[Ints], int]:
+    """The same numbers without those that do not occur."""
+    distinct, number = np.unique(np.concatenate(codes), return_inverse=True)
+    return np.split(number.astype(np.int64), [codes[0].size]), distinct.size
+
+
+# --- rows in which points lie ------------------------------------------------------------------
+
+
 def _spans(
-    points: pl.DataFrame, intervals: pl.DataFrame, by: Sequence[str]
+    points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str]
 ) -> tuple[Ints, Spans, Ints, Spans]:
     """Row numbers and spans of the points, as spans of no duration, and of what can hold them."""
-    _, (at_group, group) = group_numbers(by, points, intervals)
-    start, end = bounds(intervals)
-    rows = np.flatnonzero(is_interval(intervals) & (start < end))
+    _, (at_group, group) = group_numbers(by, points, ranges)
+    start, end = intervals.bounds(ranges)
+    rows = np.flatnonzero(intervals.is_interval(ranges) & (start < end))
     asked, times = np.arange(points.height), points["ts"].cast(pl.Int64)
     if times.null_count():
         asked = np.flatnonzero(times.is_not_null().to_numpy())
@@ -125,12 +204,12 @@ def _innermost(start: Ints, end: Ints) -> Rows:
     Where spans nest that is the parent. Else a stack finds it: once a span outlives an earlier
     one, the earlier is never the last open one again.
     """
-    exact = nest_exact(start, end)
+    exact = nesting.nest_exact(start, end)
     if exact is not None:
         return exact[1]
     last = array("i")
     ends, rows = [NEVER], [ROOT]
-    for row, (since, until) in enumerate(pairs(start, end)):
+    for row, (since, until) in enumerate(nesting.pairs(start, end)):
         while ends[-1] <= since:
             ends.pop()
             rows.pop()
@@ -149,4 +228,4 @@ def _with_rows(frame: pl.DataFrame, name: str, at: Ints, rows: Ints) -> pl.DataF
     column[at] = rows
     valid = np.zeros(frame.height, np.bool_)
     valid[at] = True
-    return frame.with_columns(nullable(name, column, valid))
+    return frame.with_columns(intervals.nullable(name, column, valid))

@@ -25,15 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.frames.intervals import (
-    Bools,
-    Ints,
-    bounds,
-    is_interval,
-    narrow,
-    nullable,
-    stable_order,
-)
+from traceanalyzer.frames import intervals
+from traceanalyzer.frames.intervals import Bools, Ints
 from traceanalyzer.frames.numbering import group_numbers
 
 Rows = npt.NDArray[np.int32]
@@ -70,10 +63,10 @@ def nest(frame: pl.DataFrame, by: Sequence[str] = (), tolerance: int = 1) -> pl.
         ``frame`` with ``depth`` (0 for a root), ``parent`` (row of the enclosing slice, null for a
         root) and ``lane`` (0 the main one).
     """
-    valid = is_interval(frame)
+    valid = intervals.is_interval(frame)
     _, (group,) = group_numbers(by, frame)
     slices = np.flatnonzero(valid)
-    group, (start, end) = group[slices], (bound[slices] for bound in bounds(frame))
+    group, (start, end) = group[slices], (bound[slices] for bound in intervals.bounds(frame))
     order = slice_order(group, start, end)
     group, start, end, slices = group[order], start[order], end[order], slices[order]
     depth, parent, lane = (np.zeros(frame.height, np.int32) for _ in range(3))
@@ -82,9 +75,9 @@ def nest(frame: pl.DataFrame, by: Sequence[str] = (), tolerance: int = 1) -> pl.
         depth[rows], above, lane[rows] = _nest_group(start[lo:hi], end[lo:hi], tolerance)
         parent[rows] = np.where(above == ROOT, ROOT, rows[above])
     return frame.with_columns(
-        nullable("depth", depth.astype(np.uint32), valid),
-        nullable("parent", parent, valid & (parent != ROOT)).cast(pl.UInt32),
-        nullable("lane", lane.astype(np.uint32), valid),
+        intervals.nullable("depth", depth.astype(np.uint32), valid),
+        intervals.nullable("parent", parent, valid & (parent != ROOT)).cast(pl.UInt32),
+        intervals.nullable("lane", lane.astype(np.uint32), valid),
     )
 
 
@@ -100,10 +93,10 @@ def self_time(frame: pl.DataFrame) -> pl.DataFrame:
     Returns:
         ``frame`` with ``self_time``, null for a row that is no slice.
     """
-    start, end = bounds(frame)
+    start, end = intervals.bounds(frame)
     child = np.flatnonzero(frame["parent"].is_not_null().to_numpy())
     parent = frame["parent"].gather(child).to_numpy().astype(np.int64)
-    order = stable_order(parent, start[child])
+    order = intervals.stable_order(parent, start[child])
     child, parent = child[order], parent[order]
     until = np.minimum(end[child], end[parent])
     since = start[child]
@@ -112,7 +105,7 @@ def self_time(frame: pl.DataFrame) -> pl.DataFrame:
     since[after_sibling] = np.maximum(since[after_sibling], until[after_sibling - 1])
     own = end - start
     np.subtract.at(own, parent, until - since)
-    return frame.with_columns(nullable("self_time", own, is_interval(frame)))
+    return frame.with_columns(intervals.nullable("self_time", own, intervals.is_interval(frame)))
 
 
 def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
@@ -121,7 +114,7 @@ def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
     since, until = start[order], end[order]
     if ((since[1:] == since[:-1]) & (until[1:] > until[:-1])).any():
         order = np.lexsort((~end, start))
-    return order[np.argsort(narrow(group)[order], kind="stable")]
+    return order[np.argsort(intervals.narrow(group)[order], kind="stable")]
 
 
 def blocks(group: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
@@ -177,7 +170,7 @@ def _around(chosen: Bools, start: Ints, end: Ints) -> Rows:
 
 def _last_above(depth: Rows, sizes: Ints) -> Rows:
     """For each slice the last one before it that is one depth less deep."""
-    order = np.argsort(narrow(depth), kind="stable").astype(np.int32)
+    order = np.argsort(intervals.narrow(depth), kind="stable").astype(np.int32)
     levels = np.split(order, np.cumsum(sizes[:-1]))
     parent = np.full(depth.size, ROOT, np.int32)
     for above, here in pairwise(levels):
@@ -275,11 +268,24 @@ def innermost_exact(start: Ints, end: Ints, time: Ints) -> Rows | None:
     exact = nest_exact(start, end)
     if exact is None:
         return None
-    parent = exact[1]
     at = np.searchsorted(start, time, side="right").astype(np.int32) - 1
-    climbing = np.flatnonzero(at != ROOT)
-    while climbing.size:
-        climbing = climbing[end[at[climbing]] <= time[climbing]]
-        at[climbing] = parent[at[climbing]]
-        climbing = climbing[at[climbing] != ROOT]
+    climb(at, time, end, exact[1], start.size)
     return at
+
+
+def climb(at: npt.NDArray[np.integer], time: Ints, end: Ints, parent: Rows, levels: int) -> None:
+    """Moves each place up to the first slice that has not ended by its time.
+
+    Args:
+        at: rows of slices, or :data:`ROOT`; changed in place.
+        time: the time of each place.
+        end: of the slices.
+        parent: of the slices.
+        levels: how many levels to climb at most.
+    """
+    over = np.flatnonzero(at != ROOT)
+    while over.size and levels > 0:
+        over = over[end[at[over]] <= time[over]]
+        at[over] = parent[at[over]]
+        over = over[at[over] != ROOT]
+        levels -= 1

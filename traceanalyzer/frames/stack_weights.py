@@ -261,6 +261,20 @@ def prune(tree: Pruned, stays: Bools, rest: int) -> Pruned:
     return Pruned(cut, added(node, np.where(outer, total, own)[:, rows], cut.parent.size), hidden)
 
 
+def nearest(parent: Ints, wanted: Bools) -> Ints:
+    """For each node the innermost wanted one on its way to the root, itself included.
+
+    The paths double in length in every pass, so the deepest stack costs its logarithm.
+    """
+    found: Ints = np.where(wanted, np.arange(parent.size), parent)
+    rows = np.flatnonzero((found != ROOT) & ~wanted)
+    while rows.size:
+        rows = rows[~wanted[found[rows]]]
+        found[rows] = found[found[rows]]
+        rows = rows[found[rows] != ROOT]
+    return found
+
+
 def depths(parent: Ints) -> Rows:
     """How many rows lie above each one; the paths to the roots double in length in every pass."""
     depth: Rows = np.not_equal(parent, ROOT).astype(np.int32)

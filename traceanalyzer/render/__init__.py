@@ -66,18 +66,12 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
         from traceanalyzer.render import markdown
 
         return markdown.render(result, top=top).encode()
-    if to == "csv":
-        from traceanalyzer.render import csv
+    if to in ("csv", "json", "sqlite"):
+        from traceanalyzer.render import data
 
-        return csv.render(result, top=top).encode()
-    if to == "json":
-        from traceanalyzer.render import json
-
-        return json.render(result, top=top)
-    if to == "sqlite":
-        from traceanalyzer.render import sqlite
-
-        return sqlite.render(result, top=top)
+        if to == "csv":
+            return data.to_csv(result, top=top).encode()
+        return data.to_json(result, top=top) if to == "json" else data.to_sqlite(result, top=top)
     if to == "html":
         from traceanalyzer.render import html, report
         from traceanalyzer.result import Report

@@ -5,15 +5,69 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render import cards, flamegraph, occupancy, pieces
+from traceanalyzer.render import charts, flamegraph, occupancy, pieces
+from traceanalyzer.render.pieces import escaped
+from traceanalyzer.render.text import costs, shorten, shown_cells
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
-    from traceanalyzer.result import Flame, Occupancy, Result
+    from traceanalyzer.render.pieces import Viewer
+    from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
 
+# Nothing may be fetched or run, whatever a trace's names hold.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_CELL_CHARS = 90
 _FRAME_HEIGHT = 640
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
+
+STYLE = """
+.traceanalyzer { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
+  --paper: #fff; --band: #f6f8fa; color: var(--ink); background: var(--paper);
+  font: 14px/1.5 system-ui, sans-serif; }
+@media screen and (prefers-color-scheme: dark) {
+  .traceanalyzer { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117;
+    --band: #151b23; } }
+.traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; overflow-wrap: anywhere; }
+.traceanalyzer .scroll { overflow-x: auto; }
+.traceanalyzer table { border-collapse: collapse; margin: 0.5em 0; color: var(--ink); }
+.traceanalyzer caption { text-align: left; font-weight: 600; padding: 0.5em 0; }
+.traceanalyzer .scroll th, .traceanalyzer .scroll td { padding: 0.25em 0.8em; text-align: left;
+  border-bottom: 1px solid var(--line); white-space: nowrap; unicode-bidi: isolate; }
+.traceanalyzer .scroll th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+.traceanalyzer .scroll .number { text-align: right; font-variant-numeric: tabular-nums; }
+.traceanalyzer tbody tr:nth-child(even) { background: var(--band); }
+.traceanalyzer .soft { color: var(--soft); }
+.traceanalyzer svg { max-width: 100%; height: auto; }
+.traceanalyzer figure { margin: 1.5em 0; overflow-x: auto; }
+"""
+CARD_STYLE = """
+.traceanalyzer .findings { list-style: none; padding: 0; margin: 1.5em 0; display: grid; gap: 1em;
+  grid-template-columns: minmax(0, 1fr); overflow-wrap: anywhere; }
+.traceanalyzer .finding { border: 1px solid var(--line); border-left: 5px solid var(--grade);
+  border-radius: 6px; padding: 0.8em 1.1em; break-inside: avoid; background: var(--band); }
+.traceanalyzer .finding.critical { --grade: #cf222e; }
+.traceanalyzer .finding.warning { --grade: #bf8700; }
+.traceanalyzer .finding.info { --grade: #218bff; }
+.traceanalyzer .finding p { margin: 0.4em 0; max-width: 62em; overflow-wrap: anywhere; }
+.traceanalyzer .finding .what { font-weight: 600; font-size: 1.05em; }
+.traceanalyzer .finding .grade { display: inline-block; border: 1px solid var(--grade);
+  border-radius: 1em; padding: 0 0.7em; margin-right: 0.6em; font-size: 0.85em; }
+.traceanalyzer .finding .cost { font-variant-numeric: tabular-nums; }
+.traceanalyzer .finding ul { margin: 0.4em 0; padding-left: 1.3em; }
+"""
+PAGE_STYLE = """
+body { margin: 0; }
+main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }
+"""
+_WIDE_STYLE = """
+main { max-width: none; padding: 1em 1em 3em; }
+"""
+_FLAME_STYLE = """
+.traceanalyzer .flamegraph { overflow: visible; margin: 1em 0; }
+.traceanalyzer .flame-text pre { overflow-x: auto; font-size: 12px; }
+"""
 
 
 def page(result: Result, *, top: int | None = 100) -> str:
@@ -25,22 +79,19 @@ def page(result: Result, *, top: int | None = 100) -> str:
         result: what to show.
         top: rows shown of each table; None shows all.
     """
-    viewers = pieces.viewers_of([result])
-    styles = pieces.style(result) + pieces.PAGE_STYLE + pieces.viewing(viewers)
-    lines = [
-        *pieces.head(result.title, styles, viewers),
+    viewers = viewers_of([result])
+    styles = _style(result) + PAGE_STYLE + viewing(viewers)
+    body = [
         '<body class="traceanalyzer"><main>',
-        f"<h1>{pieces.escaped(result.title)}</h1>",
-        f'<p class="verdict">{pieces.escaped(result.verdict)}</p>',
-        cards.cards(result.diagnosis),
-        *pieces.drawings(result),
-        *(pieces.table(table, top, heading="h2") for table in result.tables_shown),
-        pieces.notes(result, heading="h2"),
+        f"<h1>{escaped(result.title)}</h1>",
+        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        cards(result.diagnosis),
+        *drawings(result),
+        *(table(one, top, heading="h2") for one in result.tables_shown),
+        notes(result, heading="h2"),
         "</main>",
-        *(f"<script>{viewer.script()}</script>" for viewer in viewers),
-        "</body></html>",
     ]
-    return "\n".join(line for line in lines if line) + "\n"
+    return document(result.title, styles, viewers, body)
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
@@ -50,14 +101,14 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     the viewer runs there, and cannot reach the notebook.
     """
     lines = [
-        f'<div class="traceanalyzer"><style>{pieces.style(result)}</style>',
-        f"<h3>{pieces.escaped(result.title)}</h3>",
-        f'<p class="verdict">{pieces.escaped(result.verdict)}</p>',
-        cards.cards(result.diagnosis),
+        f'<div class="traceanalyzer"><style>{_style(result)}</style>',
+        f"<h3>{escaped(result.title)}</h3>",
+        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        cards(result.diagnosis),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
-        *(pieces.table(table, top, heading="h4") for table in result.tables_shown),
-        pieces.notes(result, heading="h4"),
+        *(table(one, top, heading="h4") for one in result.tables_shown),
+        notes(result, heading="h4"),
         "</div>",
     ]
     return "\n".join(line for line in lines if line)
@@ -72,13 +123,139 @@ def _framed(drawing: Flame | Occupancy, ink: ModuleType, height: int) -> str:
     viewer = ink.VIEWER
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{pieces.policy([viewer])}">'
-        f"<style>{pieces.STYLE}{pieces.PAGE_STYLE}{pieces.viewing([viewer])}</style></head>"
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy([viewer])}">'
+        f"<style>{STYLE}{PAGE_STYLE}{viewing([viewer])}</style></head>"
         f'<body class="traceanalyzer">{ink.inline(drawing, "drawing")}'
         f"<script>{viewer.script()}</script></body></html>"
     )
     return (
-        f'<iframe sandbox="allow-scripts" title="{pieces.escaped(drawing.title)}" '
+        f'<iframe sandbox="allow-scripts" title="{escaped(drawing.title)}" '
         f'srcdoc="{escape(page)}" '
         f'style="width: 100%; height: {height}px; border: 0"></iframe>'
     )
+
+
+# --- the parts of a page, for reports too ----------------------------------------------------
+
+
+def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[str]) -> str:
+    """A whole page.
+
+    Args:
+        title: what the browser calls it.
+        styles: its style sheet.
+        viewers: what may run in it.
+        body: lines from the start of the body on; empty ones are left out.
+    """
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        '<head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(viewers)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{escaped(title)}</title>",
+        f"<style>{styles}</style></head>",
+        *body,
+        *(f"<script>{viewer.script()}</script>" for viewer in viewers),
+        "</body></html>",
+    ]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def viewers_of(results: Iterable[Result]) -> list[Viewer]:
+    """The viewers that their drawings need."""
+    held = list(results)
+    needed = (
+        (occupancy.VIEWER, any(result.occupancies for result in held)),
+        (flamegraph.VIEWER, any(result.flames for result in held)),
+        (charts.VIEWER, any(result.charts for result in held)),
+    )
+    return [viewer for viewer, wanted in needed if wanted]
+
+
+def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
+    """The style sheets of these viewers, and the width they ask of the page, unless narrow."""
+    sheets = [viewer.style() for viewer in viewers]
+    more = _FLAME_STYLE if flamegraph.VIEWER in viewers else ""
+    wide = _WIDE_STYLE if not narrow and {flamegraph.VIEWER, occupancy.VIEWER} & {*viewers} else ""
+    return "".join(sheets) + wide + more
+
+
+def drawings(result: Result, key: str = "") -> list[str]:
+    """Everything that a result draws, each with its viewer's ids beginning with ``key``."""
+    return [
+        *(occupancy.inline(one, f"{key}memory-{n}") for n, one in enumerate(result.occupancies)),
+        *(flamegraph.inline(flame, f"{key}flame-{n}") for n, flame in enumerate(result.flames)),
+        *(charts.inline(chart, f"{key}chart-{n}") for n, chart in enumerate(result.charts)),
+    ]
+
+
+def cards(findings: Sequence[Finding], anchors: Mapping[str, str] | None = None) -> str:
+    """A list of findings; nothing where there are none.
+
+    Args:
+        findings: in order.
+        anchors: where on the page an analysis is shown, by its name.
+    """
+    if not findings:
+        return ""
+    items = "\n".join(_card(one, (anchors or {}).get(one.analysis)) for one in findings)
+    return f'<ol class="findings">\n{items}\n</ol>'
+
+
+def _card(one: Finding, anchor: str | None) -> str:
+    cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
+    evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
+    link = f' <a href="#{escape(anchor)}">Show the numbers</a>' if anchor else ""
+    grade = f'<span class="grade">{one.severity}</span>'
+    lines = [
+        f'<li class="finding {one.severity}">',
+        f"<p>{grade}<code>{escaped(one.rule)}</code>{cost}</p>",
+        f'<p class="what">{escaped(one.title)}</p>',
+        f"<ul>{evidence}</ul>" if evidence else "",
+        f"<p><strong>To try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
+        f'<p class="soft">How sure: {one.confidence}.{link}</p></li>',
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def table(of: Table, top: int | None, *, heading: str) -> str:
+    """A table with its heading; no more than ``top`` rows."""
+    rows = of.frame.height
+    title = f"<{heading}>{escaped(of.title)}</{heading}>"
+    if not rows:
+        return f'{title}\n<p class="soft">{escaped(of.empty)}</p>'
+    shown = rows if top is None else min(top, rows)
+    heads, columns = [], []
+    for name, label in of.columns.items():
+        scale, texts, number = shown_cells(of, name, shown)
+        heads.append((escaped(scale.heading(label)), number))
+        columns.append([_cell(text, number=number) for text in texts])
+    counted = f"{shown:,} of {rows:,} rows" if shown < rows else f"{rows:,} rows"
+    caption = f'<caption class="soft">{counted}</caption>\n'
+    return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"
+
+
+def _cell(text: str, *, number: bool) -> str:
+    short = shorten(text, _CELL_CHARS)
+    return pieces.cell(short, number=number, full=text if short != text else "")
+
+
+def notes(result: Result, *, heading: str) -> str:
+    """What was not counted, assumed or missing; nothing where there is none."""
+    if not result.notes:
+        return ""
+    items = "".join(f"<li>{escaped(note)}</li>" for note in result.notes)
+    return f'<{heading}>Notes</{heading}>\n<ul class="soft">{items}</ul>'
+
+
+def _style(result: Result) -> str:
+    """The style sheet of a result without its drawings."""
+    return STYLE + (CARD_STYLE if result.diagnosis else "")
+
+
+def _policy(viewers: Sequence[Viewer]) -> str:
+    """A Content-Security-Policy under which these viewers run, and nothing else."""
+    hashes = " ".join(viewer.script_hash() for viewer in viewers)
+    return f"{_POLICY}; script-src {hashes}" if viewers else _POLICY

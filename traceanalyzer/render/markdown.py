@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render.scale import shown_cells
-from traceanalyzer.render.text import costs, prose, shorten
+from traceanalyzer.render.text import costs, prose, shorten, shown_cells
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Finding, Result, Table

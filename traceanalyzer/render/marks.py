@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.render.scale import Scale, cells, scale_of
-from traceanalyzer.render.text import prose
+from traceanalyzer.render.text import Scale, cells, prose, scale_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

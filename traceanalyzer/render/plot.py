@@ -18,10 +18,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render.choice import chosen
 from traceanalyzer.render.marks import MAX_PANELS, MUTED, Marks, category, prepare
 from traceanalyzer.render.occupancy import drawing as memory
-from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.render.text import prose, shorten, spaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
     from traceanalyzer.render.marks import AxisScale
-    from traceanalyzer.result import Result
+    from traceanalyzer.result import Chart, Occupancy, Result
 
 INK = "#1f2328"  # text and rings
+_MAX_OCCUPANCIES = 8
 _WIDTH_INCHES = 10
 _CHART_INCHES = 3.6
 _PANEL_INCHES = 1.7
@@ -123,7 +123,7 @@ def _drawn(
     result: Result, chart: str | None, make: Callable[..., Figure]
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, without those that only say where the steps of an occupancy are."""
-    filled, charts = chosen(result, chart)
+    filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
     heights = [memory.HEIGHT] * len(filled)
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
@@ -144,7 +144,7 @@ def _drawn(
 
 def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
     """One chart of one panel, in the style that the caller has set."""
-    filled, charts = chosen(result, chart)
+    filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
     if filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
         names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
@@ -178,6 +178,38 @@ def _saved(picture: Figure, form: str, metadata: dict[str, str | None]) -> bytes
         warnings.filterwarnings("ignore", message="Glyph|Matplotlib currently does not support")
         picture.savefig(out, format=form, metadata=metadata, dpi=144)
     return out.getvalue()
+
+
+def _chosen(result: Result, name: str | None) -> tuple[list[Occupancy], list[Chart]]:
+    """The drawings of this name, or all of them: of occupancies the fullest, and charts.
+
+    Raises:
+        OptionError: the result has nothing to draw, or nothing of that name.
+    """
+    filled = [one for one in result.occupancies if name in (None, one.name)]
+    if len(filled) > _MAX_OCCUPANCIES:
+        fullest = sorted(filled, key=_peak, reverse=True)[:_MAX_OCCUPANCIES]
+        filled = [one for one in filled if any(one is kept for kept in fullest)]
+    charts = [one for one in result.charts if name in (None, one.name)]
+    if not (filled or charts):
+        raise OptionError(_nothing(result, name))
+    return filled, charts
+
+
+def _peak(occupancy: Occupancy) -> int:
+    most = occupancy.levels["live_bytes"].max()
+    return most if isinstance(most, int) else 0
+
+
+def _nothing(result: Result, name: str | None) -> str:
+    known = [one.name for one in result.occupancies] + [one.name for one in result.charts]
+    if result.flames and not known:
+        return (
+            "a flamegraph is no chart; a notebook shows the result as it is, and "
+            "traceanalyzer flamegraph PATH -o FILE.svg writes it"
+        )
+    wanted = "no chart to draw" if name is None else f"no chart {name!r}"
+    return f"this result has {wanted}" + (f"; it has {', '.join(known)}" if known else "")
 
 
 # --- one chart -------------------------------------------------------------------------------
@@ -371,7 +403,7 @@ def _legend(drawing: Marks, place: Any, where: str) -> None:
         [handle for handle, _ in entries],
         ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
         loc=where,
-        title=(chart.color or "").replace("_", " "),
+        title=spaced(chart.color or ""),
         alignment="left",
         handletextpad=0.3,
     )
@@ -386,4 +418,4 @@ def _swatch(shade: str) -> Line2D:
 def _label(column: str | None, value: Any) -> str:
     """One category, cut to fit, with its column's name where that does not stand beside it."""
     text = shorten(category(value, column or ""), _LEGEND_CHARS)
-    return f"{column.replace('_', ' ')} {text}" if column and value is not None else text
+    return f"{spaced(column)} {text}" if column and value is not None else text

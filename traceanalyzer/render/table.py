@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from traceanalyzer.render.scale import shown_cells
-from traceanalyzer.render.text import costs, prose, shorten, visible
+from traceanalyzer.render.text import costs, prose, shorten, shown_cells, visible
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Finding, Result, Table

@@ -1,14 +1,22 @@
-"""Text from files made harmless and short; every renderer passes values through here."""
+"""Values from files as text: harmless, short, and each column in one unit.
+
+Every renderer passes text through here. The unit of a column or an axis follows from the suffix of
+its name and the size of its values.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_frac, format_ns
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Finding
+    from collections.abc import Sequence
+
+    from traceanalyzer.result import Finding, Table
 
 # C0 and C1 controls, DEL; soft hyphen and zero-width characters; line separators; marks,
 # embeddings, overrides and isolates that turn the direction of text; the BOM; interlinear and tag
@@ -19,6 +27,36 @@ _UNSAFE = re.compile(
 )
 _ELLIPSIS = "..."
 _LONG_WORD = re.compile(r"\S{121,}")
+
+TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
+SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+#: Suffix of a column's name -> (units, largest first).
+_SUFFIXES: dict[str, tuple[tuple[float, str], ...]] = {
+    "_ns": TIMES,
+    "_bytes": SIZES,
+    "_frac": ((0.01, "%"),),
+    "_gbps": ((1, "GB/s"),),
+}
+_WHOLE_UNITS = ("ns", "B")
+
+#: Integers that name something: grouping their digits would make them harder to look up.
+_IDENTIFIERS = frozenset(
+    (
+        "rank",
+        "pid",
+        "tid",
+        "device",
+        "stream",
+        "step",
+        "seq",
+        "correlation",
+        "external_id",
+        "event",
+        "line",
+        "library_function_line",
+    )
+)
 
 
 def visible(text: str) -> str:
@@ -46,6 +84,112 @@ def costs(finding: Finding) -> list[str]:
     if finding.cost_frac is not None:
         found.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
     return [text for text in found if text]
+
+
+def spaced(column: str) -> str:
+    """The name of a column with spaces: ``late rank`` of ``late_rank``."""
+    return column.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values of a column are shown: divided by ``factor``, in ``unit``."""
+
+    factor: float = 1
+    unit: str = ""
+
+    def heading(self, label: str) -> str:
+        """The label with its unit: ``median [us]``."""
+        return f"{label} [{self.unit}]" if self.unit else label
+
+
+def kind_of(column: str) -> str:
+    """What a column measures, by its suffix: ``ns``, ``bytes``, ``frac``, ``gbps``, or empty."""
+    return next((suffix[1:] for suffix in _SUFFIXES if column.endswith(suffix)), "")
+
+
+def is_identifier(column: str) -> bool:
+    """Whether the numbers of a column name something, so that their digits are not grouped."""
+    return column in _IDENTIFIERS
+
+
+def scale_of(column: str, magnitude: float) -> Scale:
+    """The largest unit of the column's kind in which ``magnitude`` is at least 1."""
+    for suffix, units in _SUFFIXES.items():
+        if column.endswith(suffix):
+            fitting = (pair for pair in units if magnitude >= pair[0])
+            return Scale(*next(fitting, units[-1]))
+    return Scale()
+
+
+def shown_cells(table: Table, column: str, shown: int) -> tuple[Scale, list[str], bool]:
+    """The first rows of a table's column: its unit, one string a value, and if it holds numbers.
+
+    Columns that the table says are alike have one unit.
+    """
+    frame = table.frame.head(shown)
+    among = next((names for names in table.alike if column in names), (column,))
+    values = frame[column].to_list()
+    beside = [value for name in among for value in frame[name].to_list()]
+    scale, texts = cells(column, values, table.missing.get(column, ""), beside)
+    return scale, texts, is_number(values)
+
+
+def cells(
+    column: str, values: Sequence[Any], missing: str = "", beside: Sequence[Any] | None = None
+) -> tuple[Scale, list[str]]:
+    """A column as text: its unit and one string a value, all with the same decimals.
+
+    A null is shown as ``missing``; the unit is that of ``beside`` too, where it is given.
+
+    The unit is chosen by the median of the values that are not 0, so that one outlier does not
+    turn the rest into zeros; that median shows four significant digits. Sizes have a unit each:
+    they tell kinds of messages apart, from 4 B to 4 GiB in one column.
+    """
+    if column.endswith("_bytes"):
+        return Scale(), [missing if value is None else format_bytes(value) for value in values]
+    told = values if beside is None else beside
+    numbers = [v for v in told if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    middle = _middle(numbers)
+    scale = scale_of(column, middle)
+    whole = scale.unit in _WHOLE_UNITS or (
+        not scale.unit and all(isinstance(number, int) for number in numbers)
+    )
+    decimals = 0 if whole else _decimals(scale, middle / scale.factor)
+    grouping = "" if is_identifier(column) else ","
+    form = f"{grouping}d" if whole and scale.factor == 1 else f"{grouping}.{decimals}f"
+    return scale, [missing if v is None else _cell(v, scale, form) for v in values]
+
+
+def is_number(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, which are aligned to the right."""
+    return any(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+
+
+def _middle(numbers: Sequence[float]) -> float:
+    sizes = sorted(abs(number) for number in numbers if number and math.isfinite(number))
+    return sizes[len(sizes) // 2] if sizes else 0
+
+
+def _decimals(scale: Scale, middle: float) -> int:
+    if scale.unit == "%":
+        return 1
+    digits_before_point = 1 + math.floor(math.log10(middle)) if middle >= 1 else 1
+    return min(max(4 - digits_before_point, 0), 3)
+
+
+def _cell(value: Any, scale: Scale, form: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        # whole numbers stay integers: an address or a count above 2**53 is shown exactly
+        exact = form.endswith("d")
+        return format(round(value) if exact else value / scale.factor, form)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_cell(item, scale, form) for item in value)
+    return visible(str(value))
 
 
 def _spelled(match: re.Match[str]) -> str:

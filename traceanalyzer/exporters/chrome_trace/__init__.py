@@ -2,30 +2,30 @@
 
 A Trace enters; bytes leave: the metadata as top-level members, then ``traceEvents``, an event a
 line, times in microseconds with three decimals, exact. ``tracks`` decides where rows are drawn,
-``slices`` and ``points`` turn tables into text, ``arguments`` and ``text`` help them. Read back by
+``events`` turns tables into the text of events, ``text`` columns into JSON. Read back by
 ``traceanalyzer.parsers.chrome_trace``, a trace of one rank gives equal tables; one of several ranks
 is for viewing, its process ids are new.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import IO, TYPE_CHECKING, Any
 
+import msgspec
+
 from traceanalyzer.errors import MissingData
-from traceanalyzer.exporters.chrome_trace.header import header_members
-from traceanalyzer.exporters.chrome_trace.points import (
-    counter_texts,
-    flow_texts,
-    frame_texts,
-    sample_texts,
-)
-from traceanalyzer.exporters.chrome_trace.slices import slice_texts
+from traceanalyzer.exporters.chrome_trace import events
 from traceanalyzer.exporters.chrome_trace.text import Items
 from traceanalyzer.exporters.chrome_trace.tracks import lay_out
+from traceanalyzer.trace import Meta
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from traceanalyzer.trace import Trace
 
+_VERSION = "kineto schema "
 #: isal's levels go from 0 to 3; 1 is as fast as 0 and a tenth larger than 3.
 _GZIP_LEVEL = 1
 
@@ -49,21 +49,21 @@ def write_chrome_trace(trace: Trace, file: IO[bytes]) -> None:
             f"{trace.meta.path}: its events have no times, and a Chrome trace is drawn by time"
         )
     tracks = lay_out(trace)
-    top = header_members(trace.sources)
+    top = _header_members(trace.sources)
     file.write(f'{{{top}{"," * bool(top)}\n"traceEvents":['.encode())
-    events = Items(file)
-    events.write(tracks.names)
-    for texts in slice_texts(trace, tracks):
-        events.write(texts)
-    for texts in flow_texts(trace, tracks):
-        events.write(texts)
-    events.write(counter_texts(trace, tracks))
+    items = Items(file)
+    items.write(tracks.names)
+    for texts in events.slice_texts(trace, tracks):
+        items.write(texts)
+    for texts in events.flow_texts(trace, tracks):
+        items.write(texts)
+    items.write(events.counter_texts(trace, tracks))
     file.write(b"\n]")
     if trace.stacks.height:
         file.write(b',\n"stackFrames":{')
-        Items(file).write(frame_texts(trace))
+        Items(file).write(events.frame_texts(trace))
         file.write(b'\n},\n"samples":[')
-        Items(file).write(sample_texts(trace, tracks))
+        Items(file).write(events.sample_texts(trace, tracks))
         file.write(b"\n]")
     file.write(b"}\n")
 
@@ -79,3 +79,54 @@ def write_chrome_trace_gz(trace: Trace, file: IO[bytes]) -> None:
     packed: Any = igzip.IGzipFile("", "wb", _GZIP_LEVEL, fileobj=file, mtime=0)  # type: ignore[no-untyped-call]
     with packed:
         write_chrome_trace(trace, packed)
+
+
+# --- what stands around the events: the members that a trace's metadata gives -------------------
+
+
+def _header_members(sources: Sequence[Meta]) -> str:
+    """Kineto's top-level members and whatever else the file had, as JSON text without braces.
+
+    Of a trace of several files only what all of them say is written.
+    """
+    meta = _in_common(sources)
+    extra: dict[str, Any] = msgspec.json.decode(meta.extra) if meta.extra else {}
+    job = {"backend": meta.backend, "rank": meta.rank, "world_size": meta.world_size}
+    own = {
+        "schemaVersion": _schema_version(meta.version),
+        "deviceProperties": _devices(meta),
+        "distributedInfo": {**extra.pop("distributedInfo", {}), **_known(job)},
+        "baseTimeNanoseconds": meta.epoch_ns,
+        "host_name": meta.host,
+    }
+    members = {**{key: value for key, value in own.items() if value not in (None, {}, [])}, **extra}
+    return msgspec.json.encode(members).decode()[1:-1]
+
+
+def _in_common(sources: Sequence[Meta]) -> Meta:
+    first = sources[0]
+    differing: dict[str, Any] = {
+        f.name: f.default
+        for f in fields(Meta)
+        if f.name not in ("path", "format")
+        and any(getattr(meta, f.name) != getattr(first, f.name) for meta in sources)
+    }
+    return replace(first, **differing)
+
+
+def _schema_version(version: str | None) -> int | str | None:
+    if version is None or not version.startswith(_VERSION):
+        return None
+    number = version.removeprefix(_VERSION)
+    return int(number) if number.isdecimal() else number
+
+
+def _devices(meta: Meta) -> list[dict[str, Any]]:
+    return [
+        _known({"id": device.id, "name": device.name, "totalGlobalMem": device.total_bytes})
+        for device in meta.devices
+    ]
+
+
+def _known(members: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A chart as JSON for the viewer: columns of numbers, each text once.
+"""A chart as JSON for the viewer: columns of numbers, each text once, of very many marks a part.
 
 Whole numbers are exact, and written as differences where they grow. No text can end the element
 that holds it, and no chart is larger than a page can bear.
@@ -6,18 +6,18 @@ that holds it, and no chart is larger than a page can bear.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from traceanalyzer.render.charts.thinning import KEPT, thin
+from traceanalyzer.render import pieces
 from traceanalyzer.render.marks import MAX_PANELS, category
-from traceanalyzer.render.scale import is_identifier, kind_of, scale_of
-from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.render.text import is_identifier, kind_of, prose, scale_of, shorten, spaced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from traceanalyzer.render.marks import AxisScale, Marks
 
 _ROWS = 12_000  # drawn of one chart
@@ -26,7 +26,14 @@ _TEXT_CHARS = 160
 _EXACT = 1 << 53  # up to this a whole number is one in a browser too
 _LARGE = 1e100  # what is beyond, or no number, has no place
 _SPARSE = 4  # places of bars that are this many times further apart than they are wide have names
-_BREAKING = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+#: What is kept of each mark, in words.
+_KEPT = {
+    "scatter": "the extremes, and every n-th of the others",
+    "line": "the extremes of each stretch",
+    "bar": "the largest",
+    "span": "the longest",
+}
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,10 @@ def pack(marks: Marks) -> Packed:
     """JSON for the inside of a ``script`` element."""
     panels = marks.panels[:MAX_PANELS]
     rows = _numbered(marks, panels)
-    limit, text = _ROWS, ""
+    limit = _ROWS
     while True:
         kept = thin(rows, marks.chart.mark, limit)
-        text = json.dumps(_content(marks, kept, panels), separators=(",", ":"), allow_nan=False)
-        text = text.translate(_BREAKING)
+        text = pieces.pack(_content(marks, kept, panels))
         if len(text) <= _BYTES or not kept.height:
             return Packed(text, kept.height, _left_out(marks, kept.height, rows.height))
         limit = min(limit, kept.height) // 2
@@ -59,7 +65,7 @@ def _left_out(marks: Marks, drawn: int, there: int) -> str:
     if drawn < there:
         mark = marks.chart.mark
         name = {"scatter": "points", "line": "points"}.get(mark, f"{mark}s")
-        words.append(f"{drawn:,} of {there:,} {name} are drawn: {KEPT[mark]}.")
+        words.append(f"{drawn:,} of {there:,} {name} are drawn: {_KEPT[mark]}.")
     return " ".join(words)
 
 
@@ -154,7 +160,7 @@ def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, A
         "log": marks.y.log,
         "stacked": chart.stacked,
         "width": _bar_width(marks),
-        "group": _words(chart.color or ""),
+        "group": spaced(prose(chart.color or "")),
         "colors": legend,
         "panels": [_panel(panel, chart.panel or "") for panel in panels],
         "ring": prose(chart.emphasis_label) if ringed else "",
@@ -199,18 +205,15 @@ def _colors(marks: Marks, rows: pl.DataFrame) -> tuple[list[int], list[list[str]
 def _panel(value: Any, column: str) -> str:
     """What a panel is called; a number has the name of its column before it."""
     text = _text(category(value, column))
-    return text if value is None or isinstance(value, str) else f"{_words(column)} {text}"
+    return text if value is None or isinstance(value, str) else f"{spaced(prose(column))} {text}"
 
 
 def _column(values: pl.Series, origin: int) -> dict[str, list[Any]]:
     """Integers, each less the one before; other numbers as they are, to nine digits."""
-    if not values.dtype.is_integer():
-        return {"values": [_short(value - origin) for value in values.to_list()]}
-    last, found = origin, []
-    for value in values.to_list():
-        found.append(value - last)
-        last = value
-    return {"steps": found}
+    numbers = [value - origin for value in values.to_list()]
+    if values.dtype.is_integer():
+        return {"steps": pieces.differences(numbers)}
+    return {"values": [_short(number) for number in numbers]}
 
 
 def _short(value: float) -> float | int:
@@ -218,9 +221,85 @@ def _short(value: float) -> float | int:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _words(column: str) -> str:
-    return prose(column).replace("_", " ")
-
-
 def _text(text: str) -> str:
     return shorten(text, _TEXT_CHARS)
+
+
+# --- which marks are drawn where there are more than anybody can see apart ---------------------
+
+
+def thin(rows: pl.DataFrame, mark: str, limit: int) -> pl.DataFrame:
+    """At most ``limit`` rows, in their order: those that shape the picture.
+
+    Args:
+        rows: ``x``, ``y``, ``x2``, ``color``, ``panel`` as numbers, and ``emphasis``.
+        mark: what the rows are drawn as.
+        limit: how many rows to keep.
+    """
+    if rows.height <= limit:
+        return rows
+    rows = rows.with_row_index("row")
+    ringed = rows.filter("emphasis")
+    if ringed.height > limit // 2:
+        ringed = ringed.top_k(limit // 2, by="y")
+    kept = _KEEPERS[mark](rows, limit - ringed.height)
+    chosen = pl.concat([ringed["row"], kept]).unique().sort()
+    return rows.filter(pl.col("row").is_in(chosen.implode())).drop("row")
+
+
+def _scatter(rows: pl.DataFrame, limit: int) -> pl.Series:
+    edges = _in_stretches(rows, ["panel", "color"], limit // 2, _ENDS[:2])
+    return pl.concat([edges, _every(rows["row"], limit - len(edges))])
+
+
+def _line(rows: pl.DataFrame, limit: int) -> pl.Series:
+    return _in_stretches(rows, ["panel", "color"], limit, _ENDS)
+
+
+def _span(rows: pl.DataFrame, limit: int) -> pl.Series:
+    length = pl.col("x2").cast(pl.Float64) - pl.col("x").cast(pl.Float64)
+    long = rows.with_columns(y=length.abs(), lane=pl.col("y"))
+    ends = _in_stretches(long, ["panel", "lane", "color"], limit // 2, _ENDS[:1])
+    return pl.concat([ends, long.top_k(limit - len(ends), by="y")["row"]])
+
+
+def _bar(rows: pl.DataFrame, limit: int) -> pl.Series:
+    """Whole places, so that no stack loses a part."""
+    place = ["panel", "x"]
+    sizes = rows.group_by(place).agg(pl.col("y").abs().sum().alias("size"), pl.len())
+    ranked = sizes.sort(["size", *place], descending=[True, False, False])
+    kept = ranked.filter(pl.col("len").cum_sum() <= limit)
+    return rows.join(kept, on=place, how="semi")["row"]
+
+
+_KEEPERS: dict[str, Callable[[pl.DataFrame, int], pl.Series]] = {
+    "scatter": _scatter,
+    "line": _line,
+    "bar": _bar,
+    "span": _span,
+}
+_ENDS = (
+    pl.col("row").sort_by("y", descending=True, maintain_order=True).first().alias("high"),
+    pl.col("row").sort_by("y", maintain_order=True).first().alias("low"),
+    pl.col("row").first().alias("first"),
+    pl.col("row").last().alias("last"),
+)
+
+
+def _in_stretches(
+    rows: pl.DataFrame, group: list[str], limit: int, ends: tuple[pl.Expr, ...]
+) -> pl.Series:
+    """Some rows of each stretch of the horizontal axis, at most ``limit`` in all."""
+    stretches = max(limit // (len(ends) * rows.select(group).n_unique()), 1)
+    low, high = rows["x"].min(), rows["x"].max()
+    wide = (pl.lit(high) - pl.lit(low)).cast(pl.Float64)
+    at = (pl.col("x") - pl.lit(low)).cast(pl.Float64) * stretches / wide
+    stretch = at.fill_nan(0).clip(0, stretches - 1).cast(pl.Int64).alias("stretch")
+    found = rows.group_by([*group, stretch], maintain_order=True).agg(ends)
+    chosen = pl.concat([found[end.meta.output_name()] for end in ends]).unique().sort()
+    return _every(chosen, limit)
+
+
+def _every(rows: pl.Series, limit: int) -> pl.Series:
+    """At most ``limit`` of these, evenly."""
+    return rows.gather_every(-(-len(rows) // limit)) if len(rows) > limit > 0 else rows.head(limit)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from traceanalyzer.render.text import shorten, visible
+from traceanalyzer.units import format_frac
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Flame
@@ -81,6 +82,12 @@ def lay_out(flame: Flame) -> Layout:
         stack.extend(reversed(below))
     vanished.sort(key=lambda box: (-(box.base or 0), box.name))
     return Layout(shown, vanished, max((box.depth for box in shown), default=-1) + 1)
+
+
+def share(value: float, of: float) -> str:
+    """``value`` as a percentage ``of`` a sum; smaller than can be shown is said so."""
+    frac = value / of if of else 0.0
+    return "< 0.1 %" if 0 < frac < 0.0005 else format_frac(frac)
 
 
 def _tree(flame: Flame) -> Box | None:

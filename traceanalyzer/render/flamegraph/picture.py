@@ -2,6 +2,10 @@
 
 It is 1200 units wide and scales with the page. The viewer takes the same elements over: it finds
 the boxes in the order of their numbers in ``metadata``, and their names in their titles.
+
+A box has the colour of its package, of whose code it is, or of how its weight changed. Every fill
+has a counterpart for dark screens; the style sheet made by :func:`dark_rules` swaps them by the
+attribute's value, so that a picture without styles still has its light colours.
 """
 
 from __future__ import annotations
@@ -9,11 +13,10 @@ from __future__ import annotations
 import json
 from html import escape
 from typing import TYPE_CHECKING
+from zlib import crc32
 
-from traceanalyzer.render.flamegraph import colors
-from traceanalyzer.render.flamegraph.weights import share, told
-from traceanalyzer.render.scale import SIZES, TIMES
-from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.render.flamegraph.layout import share
+from traceanalyzer.render.text import SIZES, TIMES, prose, shorten
 from traceanalyzer.units import format_weight
 
 if TYPE_CHECKING:
@@ -22,15 +25,49 @@ if TYPE_CHECKING:
     from traceanalyzer.render.flamegraph.layout import Box, Layout
     from traceanalyzer.result import Flame
 
+PAPER, INK = "#ffffff", "#1f2328"
+
+# Twelve hues in two tones, even in brightness (OKLCH: L .87 and .80, on dark .43 and .36), without
+# the oranges, which are for the user's own code.
+# fmt: off
+_PACKAGES = {
+    "#dfd6a1": "#595019", "#caddab": "#465726", "#b4e2bc": "#2f5b39", "#a3e4d2": "#115d4d",
+    "#9de3e5": "#005c5f", "#a1dff5": "#0d596d", "#afdaff": "#295376", "#c2d3ff": "#404d79",
+    "#d6ccff": "#524775", "#e8c6f3": "#61426a", "#f6c3e1": "#6c3e5b", "#fec2cd": "#723d49",
+    "#c6bf93": "#463d00", "#b5c59b": "#344412", "#a3c9aa": "#1b4827", "#95cbbb": "#00493b",
+    "#90cacc": "#00484b", "#93c7da": "#004559", "#9fc2e3": "#154062", "#aebde5": "#2e3a64",
+    "#bfb7e1": "#403460", "#ceb2d7": "#4d2f56", "#daafc9": "#572c48", "#e1aeb8": "#5d2b37",
+}
+# From "only in the base" (blue) over "the same share" (grey) to "only here" (red).
+_CHANGES = {
+    "#59a3ff": "#005bb5", "#7bb2f7": "#1f5596", "#9bbfee": "#2d4e78", "#b9cce3": "#37465a",
+    "#d7d7d7": "#3d3d3d", "#e2c1bd": "#593d3a", "#eaa9a3": "#733a36", "#ef9189": "#8c3432",
+    "#f3766f": "#a5292b",
+}
+# fmt: on
+OWN = "#fea247"
+PLAIN = "#d7dade"
+HATCHED = "hatch"
+
+#: Light fill -> the fill on a dark screen.
+FILLS = {**_PACKAGES, **_CHANGES, OWN: "#a04a08", PLAIN: "#4a5058"}
+
+_BY_HASH = tuple(_PACKAGES)
+# A start of the hash for which fourteen packages usual in training differ: torch, the standard
+# library, numpy, libtorch_cpu.so, libc.so.6, transformers, triton and so on.
+_SEED = 22_795
+CHANGES = tuple(_CHANGES)
+
 WIDTH, ROW, MARGIN = 1200, 18, 12
 _CHAR = 7.3  # advance of a 12 px monospace letter, rounded up
 _SOFT_CHAR = 7  # of a 12 px proportional one, generously
 _NARROWEST = 24  # a box that has room for two letters and the ellipsis
 _THIN = 1  # a box whose edges would hide it
+_SHARE_OF_PARENT = 0.01
 _LEGEND, _VANISHED = 12, 15  # entries shown
-_FONT = f'font-family="system-ui, sans-serif" font-size="12" fill="{colors.INK}"'
+_FONT = f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}"'
 _BIG = 'font-size="17" font-weight="bold"'
-_NAME_FONT = f'font-family="ui-monospace, monospace" font-size="12" fill="{colors.INK}"'
+_NAME_FONT = f'font-family="ui-monospace, monospace" font-size="12" fill="{INK}"'
 _STEPS = ("less than in base", "", "", "", "same share", "", "", "", "more, or new")
 
 
@@ -49,7 +86,7 @@ def draw(flame: Flame, layout: Layout, key: str) -> tuple[list[str], int]:
         f'<desc id="{key}-desc">{_prose(_description(flame, layout))}</desc>',
         f"<metadata>{escape(_numbers(flame, layout), quote=False)}</metadata>",
         _hatch(key),
-        f'<rect class="paper" width="100%" height="100%" fill="{colors.PAPER}"/>',
+        f'<rect class="paper" width="100%" height="100%" fill="{PAPER}"/>',
         f'<g class="head" {_FONT}>',
         f'<text class="title" x="{MARGIN}" y="24" {_BIG}>{_line(flame.title, 120)}</text>',
         f'<text class="subtitle" x="{MARGIN}" y="44">{_line(flame.subtitle, 180)}</text>',
@@ -83,7 +120,7 @@ def _numbers(flame: Flame, layout: Layout) -> str:
             "unit": flame.unit,
             "scales": scales.get(flame.unit, ()),
             "inverted": flame.inverted,
-            "changes": colors.CHANGES if layout.compared else None,
+            "changes": CHANGES if layout.compared else None,
             "total": [_number(box.total) for box in boxes],
             "self": [_number(box.alone) for box in boxes],
             "base": [_number(box.base or 0) for box in boxes] if layout.compared else None,
@@ -100,9 +137,9 @@ def _number(value: float) -> float:
 
 def _hatch(key: str) -> str:
     return (
-        f'<defs><pattern id="{key}-{colors.HATCHED}" width="6" height="6" '
+        f'<defs><pattern id="{key}-{HATCHED}" width="6" height="6" '
         'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        f'<rect width="6" height="6" fill="{colors.PLAIN}" stroke="none"/>'
+        f'<rect width="6" height="6" fill="{PLAIN}" stroke="none"/>'
         '<path class="hatch" d="M1 0v6" stroke="#fff" stroke-width="2"/></pattern></defs>'
     )
 
@@ -111,7 +148,7 @@ def _stage(flame: Flame, layout: Layout, top: int, key: str) -> list[str]:
     """The boxes, and above them the names that have room."""
     return [
         f'<svg class="stage" y="{top}" width="{WIDTH}" height="{max(layout.depth, 1) * ROW}">',
-        f'<g class="boxes" stroke="{colors.PAPER}" stroke-width=".5">',
+        f'<g class="boxes" stroke="{PAPER}" stroke-width=".5">',
         *(_rect(box, layout.total, flame.unit, key) for box in layout.boxes),
         "</g>",
         f'<g class="names" {_NAME_FONT} pointer-events="none">',
@@ -123,12 +160,28 @@ def _stage(flame: Flame, layout: Layout, top: int, key: str) -> list[str]:
 def _rect(box: Box, total: float, unit: str, key: str) -> str:
     scale = WIDTH / total
     edge = ' stroke="none"' if box.total * scale < _THIN else ""
-    lines = "\n".join(filter(None, (box.name, box.place, told(box, total, unit))))
+    lines = "\n".join(filter(None, (box.name, box.place, describe(box, total, unit))))
     return (
         f'<rect x="{_short(box.left * scale)}" y="{box.depth * ROW}" '
         f'width="{_short(box.total * scale)}" height="{ROW}" fill="{_fill(box, key)}"{edge}>'
         f"<title>{escape(lines, quote=False)}</title></rect>"
     )
+
+
+def describe(box: Box, total: float, unit: str) -> str:
+    """One line about a box: total, share of all and of the caller, self, base.
+
+    The share of the caller is left to the viewer for the many boxes below 1 % of all, which
+    make the size of the file.
+    """
+    parts = [f"{format_weight(box.total, unit)}, {share(box.total, total)} of all"]
+    if box.parent and box.total >= _SHARE_OF_PARENT * total:
+        parts.append(f"{share(box.total, box.parent.total)} of parent")
+    if box.alone:
+        parts.append(f"self {format_weight(box.alone, '' if unit == 'samples' else unit)}")
+    if box.base is not None:
+        parts.append(f"base {share(box.base, total)}")
+    return ", ".join(parts)
 
 
 def _short(value: float) -> str:
@@ -137,10 +190,10 @@ def _short(value: float) -> str:
 
 def _fill(box: Box, key: str) -> str:
     if box.hidden:
-        return f"url(#{key}-{colors.HATCHED})"
+        return f"url(#{key}-{HATCHED})"
     if box.base is not None:
-        return colors.of_change(box.total, box.base)
-    return colors.of_group(box.group, own=box.own)
+        return fill_of_change(box.total, box.base)
+    return fill_of_package(box.group, own=box.own)
 
 
 def _label(box: Box, total: float) -> str:
@@ -175,7 +228,7 @@ def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
 
 
 def _changes() -> list[tuple[str, str, int]]:
-    return [(fill, text, 8) for fill, text in zip(colors.CHANGES, _STEPS, strict=True)]
+    return [(fill, text, 8) for fill, text in zip(CHANGES, _STEPS, strict=True)]
 
 
 def _groups(boxes: Sequence[Box]) -> list[tuple[str, str, int]]:
@@ -184,12 +237,12 @@ def _groups(boxes: Sequence[Box]) -> list[tuple[str, str, int]]:
     for box in boxes:
         if not box.hidden:
             name = "own code" if box.own else box.group or "no package"
-            key = (colors.of_group(box.group, own=box.own), name)
+            key = (fill_of_package(box.group, own=box.own), name)
             weights[key] = weights.get(key, 0.0) + box.alone
-    ranked = sorted(weights, key=lambda key: (key[0] != colors.OWN, -weights[key], key[1]))
+    ranked = sorted(weights, key=lambda key: (key[0] != OWN, -weights[key], key[1]))
     keys = [(fill, shorten(name, 30), 14) for fill, name in ranked[:_LEGEND]]
     left_out = len(ranked) - len(keys)
-    return keys + ([(colors.PLAIN, f"{left_out:,} more packages", 14)] if left_out > 0 else [])
+    return keys + ([(PLAIN, f"{left_out:,} more packages", 14)] if left_out > 0 else [])
 
 
 def _foot(layout: Layout, top: int, unit: str) -> tuple[list[str], int]:
@@ -207,7 +260,7 @@ def _foot(layout: Layout, top: int, unit: str) -> tuple[list[str], int]:
         f'<text x="{MARGIN}" y="26" font-weight="bold">Only in the base</text>',
         *(
             f'<rect x="{MARGIN}" y="{36 + at * 16}" width="13" height="12" '
-            f'fill="{colors.CHANGES[0]}"/>'
+            f'fill="{CHANGES[0]}"/>'
             f'<text x="{MARGIN + 18}" y="{46 + at * 16}">{_line(line, 150)}</text>'
             for at, line in enumerate(lines)
         ),
@@ -228,3 +281,27 @@ def _prose(text: str) -> str:
 
 def _line(text: str, width: int) -> str:
     return escape(shorten(prose(text), width), quote=False)
+
+
+# --- colours -----------------------------------------------------------------------------------
+
+
+def fill_of_package(group: str | None, *, own: bool) -> str:
+    """The fill of a package's boxes: the same in every picture; own code and no package apart."""
+    if own:
+        return OWN
+    return _BY_HASH[crc32(group.encode(), _SEED) % len(_BY_HASH)] if group else PLAIN
+
+
+def fill_of_change(total: float, base: float) -> str:
+    """The fill for ``(total - base)`` divided by the larger of both, in nine steps."""
+    largest = max(total, base)
+    change = (total - base) / largest if largest > 0 else 0.0
+    return CHANGES[round((change + 1) / 2 * (len(CHANGES) - 1))]
+
+
+def dark_rules() -> str:
+    """Style rules that give every fill its counterpart on a dark screen."""
+    return "\n".join(
+        f'  .flame [fill="{light}"] {{ fill: {dark}; }}' for light, dark in FILLS.items()
+    )

@@ -1,31 +1,46 @@
 """What fills a memory over time, allocation by allocation: a page's figure and a plot.
 
 In: :class:`traceanalyzer.result.Occupancy`. ``layout`` gives each allocation its place in the
-stack, ``colors``, ``scales`` and ``words`` their fills, ticks and sentences. ``drawing`` puts them
-on the axes of a plot; for a page ``outline`` writes what can be read without scripts, ``data`` what
-the viewer (``memory.js``, ``stage.js``, ``segments.js``, ``viewer.js``) draws. Only
+stack, ``labels`` the fills, ticks and sentences. ``drawing`` puts them on the axes of a plot. For a
+page there are a table that can be read without scripts and the data that the viewer (``memory.js``,
+``words.js``, ``stage.js``, ``segments.js``, ``viewer.js``) draws: columns of integers, each text
+and frame once, what grows along a column as differences, stacks as paths of one prefix tree. Only
 :mod:`traceanalyzer.render` imports this folder.
 """
 
 from __future__ import annotations
 
-from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
-from traceanalyzer.render.occupancy import words
-from traceanalyzer.render.occupancy.data import data
+from traceanalyzer.render import pieces
+from traceanalyzer.render.occupancy import labels
 from traceanalyzer.render.occupancy.layout import lay_out
-from traceanalyzer.render.occupancy.outline import outline
-from traceanalyzer.render.text import prose
-from traceanalyzer.render.viewers import Viewer
+from traceanalyzer.render.pieces import cell, differences, escaped
+from traceanalyzer.render.text import prose, shorten, visible
+from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from traceanalyzer.render.occupancy.layout import Layout
     from traceanalyzer.result import Occupancy
 
+_ROWS, _CHARS = 20, 90
+_HEADS = (
+    ("size", True),
+    ("of the peak", True),
+    ("category", False),
+    ("there", False),
+    ("where", False),
+)
+_TEXT_CHARS = 300
+_SEGMENTS, _BLOCKS = 1_000, 12_000  # what of the segments is sent, the largest first
+
 #: What draws in the page.
-VIEWER = Viewer(__name__, ("memory.js", "words.js", "stage.js", "segments.js", "viewer.js"))
+VIEWER = pieces.Viewer(__name__, ("memory", "words", "stage", "segments", "viewer"))
 
 
 def inline(occupancy: Occupancy, key: str) -> str:
@@ -36,22 +51,224 @@ def inline(occupancy: Occupancy, key: str) -> str:
         key: prefix of its ids, unique on the page.
     """
     layout = lay_out(occupancy)
-    said = words.drawn(occupancy, layout, np.arange(len(layout.size)))
-    subtitle = f'<p class="soft">{_prose(occupancy.subtitle)}</p>\n' if occupancy.subtitle else ""
-    drawn = ""
+    said = labels.coverage(occupancy, layout, np.arange(len(layout.size)))
+    subtitle = f'<p class="soft">{escaped(occupancy.subtitle)}</p>\n' if occupancy.subtitle else ""
+    content = (
+        f'<h2 id="{key}-title">{escaped(occupancy.title)}</h2>\n{subtitle}'
+        f'<p class="soft" id="{key}-said">{escaped(f"{labels.summary(layout)} {said}")}</p>\n'
+    )
     if len(layout.live):
-        drawn = (
-            f'<div class="drawn"></div>\n{outline(layout)}\n'
-            f'<script type="application/json">{data(occupancy, layout)}</script>\n'
-        )
+        content += pieces.drawn(_outline(layout), pieces.pack(_data(occupancy, layout)))
+    return pieces.figure("occupancy", key, content)
+
+
+# --- what is read without scripts --------------------------------------------------------------
+
+
+def _outline(layout: Layout) -> str:
+    """The 20 largest boxes at the peak, HTML; shown where no script folds it away."""
+    there = np.flatnonzero(layout.at_peak)
+    ranked = there[np.argsort(-layout.size[there], kind="stable")]
+    at = int(np.searchsorted(layout.event, layout.peak_event, side="right")) - 1
+    peak = int(layout.live[at]) if at >= 0 else 0
+    rows = [_row(layout, int(box), peak) for box in ranked[:_ROWS]]
+    if not rows:
+        return '<p class="soft">No allocation with a box of its own is there at the peak.</p>'
+    title = f"The {len(rows)} largest allocations at the peak" if len(rows) > 1 else "At the peak"
+    left = len(ranked) - len(rows)
+    more = f'<p class="soft">{left:,} smaller ones are not listed.</p>' if left else ""
     return (
-        f'<figure class="occupancy" id="{key}" role="group" aria-labelledby="{key}-title" '
-        f'aria-describedby="{key}-said">\n'
-        f'<h2 id="{key}-title">{_prose(occupancy.title)}</h2>\n{subtitle}'
-        f'<p class="soft" id="{key}-said">{_prose(f"{words.summary(layout)} {said}")}</p>\n'
-        f"{drawn}</figure>"
+        f'<details class="occupancy-text" open><summary>{title}</summary>\n'
+        f"{pieces.table(title, _HEADS, rows)}{more}</details>"
     )
 
 
-def _prose(text: str) -> str:
-    return escape(prose(text))
+def _row(layout: Layout, box: int, peak: int) -> list[str]:
+    row = layout.boxes.row(box, named=True)
+    size = int(layout.size[box])
+    label = visible(row["label"] or "")
+    short = shorten(label, _CHARS)
+    return [
+        cell(format_bytes(size), number=True),
+        cell(format_frac(size / peak) if peak else "", number=True),
+        cell(prose(row["category"] or "")),
+        cell(_lifetime(layout, box, row["start_ns"], row["end_ns"])),
+        cell(short, full=shorten(label, _TEXT_CHARS) if short != label else ""),
+    ]
+
+
+def _lifetime(layout: Layout, box: int, start_ns: int | None, end_ns: int | None) -> str:
+    """From when to when, and how long, in time where it is known, else in events."""
+    start, end = int(layout.start[box]), int(layout.end[box])
+    before, stays = start == 0, end >= layout.events
+    if before and stays:
+        return "always"
+    if before:
+        return f"from before, until {_at(layout, end, end_ns)}"
+    since = _at(layout, start, start_ns)
+    if stays:
+        return f"from {since}, stays"
+    if layout.time is None or start_ns is None or end_ns is None:
+        return f"from {since} for {end - start:,} events"
+    return f"from {since} for {format_ns(end_ns - start_ns)}"
+
+
+def _at(layout: Layout, event: int, time_ns: int | None) -> str:
+    if layout.time is None or time_ns is None:
+        return f"event {event:,}"
+    return format_ns(time_ns - layout.origin_ns)
+
+
+# --- what the viewer draws ---------------------------------------------------------------------
+
+
+def _data(occupancy: Occupancy, layout: Layout) -> dict[str, Any]:
+    """All that the viewer needs, as JSON holds it."""
+    texts = _Texts()
+    kept = _kept(occupancy)
+    spans = occupancy.spans.sort("start")
+    short = labels.without_prefix(spans)
+    blocks = occupancy.blocks.filter(pl.col("segment").is_in(kept["id"].to_list()))
+    used = pl.concat([layout.boxes["stack"], blocks["stack"]]).drop_nulls().unique().to_list()
+    fills = labels.category_fills(layout.boxes["category"].drop_nulls())
+    return {
+        "events": occupancy.events,
+        "span": layout.end_time if layout.time is not None else None,
+        "peak": layout.peak_event,
+        "boxes": _boxes(layout, texts, fills),
+        "levels": _levels(occupancy, layout),
+        "marks": [
+            [row["event"], _since(row["time_ns"], layout), row["kind"], texts.number(row["label"])]
+            for row in labels.ranked_marks(occupancy.marks).iter_rows(named=True)
+        ],
+        "spans": [
+            [
+                row["start"],
+                row["end"],
+                _since(row["start_ns"], layout),
+                _since(row["end_ns"], layout),
+                texts.number(row["label"]),
+                texts.number(label),
+            ]
+            for row, label in zip(spans.iter_rows(named=True), short, strict=True)
+        ],
+        "segments": _segments(occupancy, kept, texts),
+        "blocks": _blocks(blocks, kept, texts),
+        **_stacks(occupancy.stacks, set(used), texts),
+        "fills": [labels.LIGHT, labels.DARK],
+        "grey": labels.REST,
+        "legend": labels.legend(layout, fills),
+        "texts": texts.shown,
+    }
+
+
+class _Texts:
+    """Texts made harmless, by number."""
+
+    def __init__(self) -> None:
+        self.known: dict[str | None, int] = {}
+        self.shown: list[str] = []
+
+    def number(self, text: str | None) -> int:
+        if text is None:
+            return -1
+        if text not in self.known:
+            self.known[text] = len(self.shown)
+            self.shown.append(shorten(visible(text), _TEXT_CHARS))
+        return self.known[text]
+
+    def numbers(self, values: Iterable[str | None]) -> list[int]:
+        return [self.number(value) for value in values]
+
+
+def _boxes(layout: Layout, texts: _Texts, fills: dict[str, int]) -> dict[str, list[Any]]:
+    boxes = layout.boxes
+    names, categories = boxes["label"].to_list(), boxes["category"].to_list()
+    pairs = zip(names, categories, strict=True)
+    return {
+        "start": differences(layout.start.tolist()),
+        "length": (layout.end - layout.start).tolist(),
+        "startTime": differences([_since(t, layout) for t in boxes["start_ns"]]),
+        "endTime": differences([_since(t, layout) for t in boxes["end_ns"]]),
+        "size": layout.size.tolist(),
+        "stack": [-1 if stack is None else stack for stack in boxes["stack"]],
+        "label": texts.numbers(names),
+        "category": texts.numbers(categories),
+        "fill": [labels.box_fill(*pair, fills, place) for place, pair in enumerate(pairs)],
+    }
+
+
+def _levels(occupancy: Occupancy, layout: Layout) -> dict[str, list[Any]]:
+    levels = occupancy.levels.sort("event", maintain_order=True)
+    times = [] if layout.time is None else layout.time.astype("int64").tolist()
+    return {
+        "event": differences(layout.event.tolist()),
+        "time": differences(times),
+        "live": differences(layout.live.tolist()),
+        "rest": differences(layout.rest.tolist()),
+        "reserved": differences(levels["reserved_bytes"].to_list()),
+    }
+
+
+def _kept(occupancy: Occupancy) -> pl.DataFrame:
+    """The largest segments, and how many blocks each has."""
+    counts = occupancy.blocks.group_by("segment").agg(pl.len().alias("count"))
+    segments = occupancy.segments.join(
+        counts, left_on="id", right_on="segment", how="left", maintain_order="left"
+    )
+    ranked = segments.with_columns(pl.col("count").fill_null(0)).sort(
+        "total_bytes", descending=True, maintain_order=True
+    )
+    return ranked.filter(pl.col("count").cum_sum() <= _BLOCKS).head(_SEGMENTS)
+
+
+def _segments(occupancy: Occupancy, kept: pl.DataFrame, texts: _Texts) -> dict[str, Any]:
+    every, blocks = occupancy.segments["total_bytes"], occupancy.blocks
+    live = blocks.filter(state="live")["total_bytes"].sum()
+    holes = blocks.filter(state="free")
+    return {
+        "size": kept["total_bytes"].to_list(),
+        "address": [f"0x{address:x}" for address in kept["address"].to_list()],
+        "label": texts.numbers(kept["label"].to_list()),
+        "all": [len(every), every.sum(), live, holes.height, holes["total_bytes"].max() or 0],
+    }
+
+
+def _blocks(blocks: pl.DataFrame, kept: pl.DataFrame, texts: _Texts) -> dict[str, list[Any]]:
+    places = {number: place for place, number in enumerate(kept["id"].to_list())}
+    ordered = blocks.with_columns(
+        pl.col("segment").replace_strict(places, return_dtype=pl.Int64)
+    ).sort("segment", "offset_bytes")
+    return {
+        "segment": differences(ordered["segment"].to_list()),
+        "offset": differences(ordered["offset_bytes"].to_list()),
+        "size": ordered["total_bytes"].to_list(),
+        "live": [int(state == "live") for state in ordered["state"]],
+        "stack": [-1 if stack is None else stack for stack in ordered["stack"]],
+        "label": texts.numbers(ordered["label"].to_list()),
+    }
+
+
+def _stacks(stacks: pl.DataFrame, used: set[int], texts: _Texts) -> dict[str, Any]:
+    """A prefix tree of frames, callers first, and the node at which each stack ends."""
+    node_of: dict[tuple[int, int], int] = {}
+    above: list[int] = []
+    frames: list[int] = []
+    ends: dict[int, int] = {}
+    for number, stack in zip(stacks["id"].to_list(), stacks["frames"].to_list(), strict=True):
+        if number not in used:
+            continue
+        node = -1
+        for frame in reversed(stack or ()):
+            key = (node, texts.number(frame))
+            if key not in node_of:
+                node_of[key] = len(frames)
+                above.append(len(frames) - node if node >= 0 else 0)
+                frames.append(key[1])
+            node = node_of[key]
+        ends[number] = node
+    return {"above": above, "frames": frames, "ends": [list(ends), list(ends.values())]}
+
+
+def _since(time_ns: int | None, layout: Layout) -> int | None:
+    return None if time_ns is None or layout.time is None else time_ns - layout.origin_ns

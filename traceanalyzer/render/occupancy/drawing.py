@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceanalyzer.render.occupancy import colors, scales, words
-from traceanalyzer.render.occupancy.layout import Stack, columns, largest, lay_out, stack, total
+from traceanalyzer.render.occupancy import labels
+from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack, total
 from traceanalyzer.render.text import prose, shorten
 from traceanalyzer.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
-    from numpy.typing import NDArray
 
-    from traceanalyzer.render.occupancy.layout import Layout
+    from traceanalyzer.render.occupancy.layout import Floats, Ints, Layout, Stack
     from traceanalyzer.result import Occupancy
 
 #: Inches that a drawing is high.
@@ -52,21 +51,23 @@ def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
         return ax
     chosen = largest(layout, _BOXES)
     drawn, corners = _outlines(layout, chosen)
-    fills = colors.of_categories(layout.boxes["category"].drop_nulls())
+    fills = labels.category_fills(layout.boxes["category"].drop_nulls())
     grey = _bands(ax, layout, chosen, drawn, fills)
     _boxes(ax, layout, chosen, corners, fills)
     ax.stairs(drawn.reserved, drawn.edges, baseline=None, color=_RESERVED, lw=1.1, ls=(0, (4, 2)))
     _axes(ax, axes[-1], layout)
     ax.set_title(
         "\n".join(
-            textwrap.wrap(words.drawn(occupancy, layout, chosen, bands=bool(fills)), _PLOT_CHARS)
+            textwrap.wrap(
+                labels.coverage(occupancy, layout, chosen, bands=bool(fills)), _PLOT_CHARS
+            )
         ),
         loc="left",
         pad=8 + 11 * _marks(ax, occupancy, layout),
     )
     if steps:
         _spans(axes[1], occupancy, layout)
-    _legend(ax, place, drawn, words.legend(layout, fills, chosen), grey)
+    _legend(ax, place, drawn, labels.legend(layout, fills, chosen), grey)
     return ax
 
 
@@ -75,9 +76,7 @@ def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
 # left out no gap can open.
 
 
-def _outlines(
-    layout: Layout, chosen: NDArray[np.int64]
-) -> tuple[Stack, list[list[NDArray[np.float64]]]]:
+def _outlines(layout: Layout, chosen: Ints) -> tuple[Stack, list[list[Floats]]]:
     """The stack, and the polygons of each box, as finely as a file of reasonable size allows."""
     for count, seen in _FINENESS:
         shown, edges = columns(layout, count)
@@ -92,18 +91,14 @@ def _outlines(
     return drawn, corners
 
 
-def _polygons(
-    edges: NDArray[np.float64], top: NDArray[np.float64], least: float
-) -> list[NDArray[np.float64]]:
+def _polygons(edges: Floats, top: Floats, least: float) -> list[Floats]:
     """What lies below the top of one box, a piece for each time that it is there."""
     there = np.flatnonzero(~np.isnan(top))
     runs = np.split(there, np.flatnonzero(np.diff(there) > 1) + 1)
     return [_polygon(edges, top, run, least) for run in runs if len(run)]
 
 
-def _polygon(
-    edges: NDArray[np.float64], top: NDArray[np.float64], run: NDArray[np.int64], least: float
-) -> NDArray[np.float64]:
+def _polygon(edges: Floats, top: Floats, run: Ints, least: float) -> Floats:
     """Steps along the top and back along 0; a step that is smaller than ``least`` waits."""
     tops = top[run]
     kept = [0]
@@ -118,28 +113,26 @@ def _polygon(
 def _boxes(
     ax: Axes,
     layout: Layout,
-    chosen: NDArray[np.int64],
-    corners: list[list[NDArray[np.float64]]],
+    chosen: Ints,
+    corners: list[list[Floats]],
     fills: dict[str, int],
 ) -> None:
-    labels, categories = layout.boxes["label"], layout.boxes["category"]
+    names, categories = layout.boxes["label"], layout.boxes["category"]
     highest = float(layout.live.max())
     for box, parts in zip(chosen[::-1].tolist(), corners[::-1], strict=True):
-        shade = colors.LIGHT[colors.of_box(labels[box], categories[box], fills, box)]
+        shade = labels.LIGHT[labels.box_fill(names[box], categories[box], fills, box)]
         tall = layout.size[box] > highest / 120
         for part in parts:
             edge = "#ffffff" if tall else "none"
             ax.fill(part[:, 0], part[:, 1], facecolor=shade, edgecolor=edge, linewidth=0.3)
 
 
-def _bands(
-    ax: Axes, layout: Layout, chosen: NDArray[np.int64], drawn: Stack, fills: dict[str, int]
-) -> float:
+def _bands(ax: Axes, layout: Layout, chosen: Ints, drawn: Stack, fills: dict[str, int]) -> float:
     """What is not drawn one by one, on top: a band for each category, and the grey one.
 
     Gives the bytes of the grey band at the peak.
     """
-    bands: list[tuple[NDArray[np.float64], int]] = []
+    bands: list[tuple[Floats, int]] = []
     top = drawn.live - drawn.rest
     if fills:
         smaller = np.setdiff1d(np.arange(len(layout.size)), chosen)
@@ -148,11 +141,11 @@ def _bands(
             held = total(layout, smaller[shades[smaller] == fill], drawn.levels)
             if held.any():
                 top = top + held
-                bands.append((top, colors.UNKNOWN if fill < 0 else fill + 1))
+                bands.append((top, labels.UNKNOWN if fill < 0 else fill + 1))
     if (drawn.live > top).any():
-        bands.append((drawn.live, colors.REST))
+        bands.append((drawn.live, labels.REST))
     for height, fill in reversed(bands):
-        ax.stairs(height, drawn.edges, fill=True, color=colors.LIGHT[fill], linewidth=0)
+        ax.stairs(height, drawn.edges, fill=True, color=labels.LIGHT[fill], linewidth=0)
     return float((drawn.live - top)[int(np.argmax(drawn.live))])
 
 
@@ -163,8 +156,8 @@ def _axes(ax: Axes, lowest: Axes, layout: Layout) -> None:
     """Round ticks; the names of the axes."""
     timed = layout.time is not None
     top = _top(layout)
-    sizes = scales.byte_ticks(top)
-    places = scales.ticks(layout.axis()[1], timed=timed)
+    sizes = labels.byte_ticks(top)
+    places = labels.ticks(layout.axis()[1], timed=timed)
     ax.set_yticks([at for at, _ in sizes], [said for _, said in sizes])
     ax.set_ylim(0, top)
     ax.grid(visible=False, axis="x")
@@ -183,7 +176,7 @@ def _marks(ax: Axes, occupancy: Occupancy, layout: Layout) -> int:
     end, timed = layout.axis()[1], layout.time is not None
     rows = [-1.0] * _LABEL_ROWS
     seen: set[int] = set()  # columns that have a line
-    for mark in words.ranked(occupancy.marks).iter_rows(named=True):
+    for mark in labels.ranked_marks(occupancy.marks).iter_rows(named=True):
         at = mark["event"]
         if timed:
             at = (mark["time_ns"] or layout.origin_ns) - layout.origin_ns
@@ -220,7 +213,7 @@ def _spans(ax: Axes, occupancy: Occupancy, layout: Layout) -> None:
     ax.spines[["left", "bottom"]].set_visible(False)
     named = -1.0
     spans = occupancy.spans.sort("start")
-    shorter = words.without_prefix(spans)
+    shorter = labels.without_prefix(spans)
     for number, row in enumerate(spans.iter_rows(named=True)):
         since, until = row["start"], row["end"]
         if timed:
@@ -245,9 +238,9 @@ def _legend(
     ax: Axes, place: Figure | SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
 ) -> None:
     """The colours, with what each holds at the peak."""
-    entries = [(colors.LIGHT[fill], "s", text) for text, fill in named]
+    entries = [(labels.LIGHT[fill], "s", text) for text, fill in named]
     if grey:
-        entries.append((colors.LIGHT[colors.REST], "s", f"without a box {format_bytes(grey)}"))
+        entries.append((labels.LIGHT[labels.REST], "s", f"without a box {format_bytes(grey)}"))
     handles = [
         ax.plot([], [], ls="", marker=form, ms=7, mfc=shade, mec=shade)[0]
         for shade, form, _ in entries

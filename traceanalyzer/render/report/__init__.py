@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from traceanalyzer.render import cards, pieces
-from traceanalyzer.render.scale import cells
-from traceanalyzer.render.viewers import Viewer
+from traceanalyzer.render import html
+from traceanalyzer.render.pieces import Viewer, escaped
+from traceanalyzer.render.text import cells
 
 if TYPE_CHECKING:
     from traceanalyzer.result import Fact, Report, Section
 
 #: What draws in the page.
-VIEWER = Viewer(__name__, ("sort.js", "report.js"), sheet="report.css")
+VIEWER = Viewer(__name__, ("sort", "report"), sheet="report")
 
 
 def page(report: Report, *, top: int | None = 50) -> str:
@@ -30,31 +30,28 @@ def page(report: Report, *, top: int | None = 50) -> str:
         top: rows shown of each table; None shows all.
     """
     results = [report.told, *(section.result for section in report.sections)]
-    viewers: list[Viewer] = [*pieces.viewers_of(results), VIEWER]
-    styles = pieces.STYLE + cards.STYLE + pieces.PAGE_STYLE + pieces.viewing(viewers, narrow=True)
+    viewers: list[Viewer] = [*html.viewers_of(results), VIEWER]
+    styles = html.STYLE + html.CARD_STYLE + html.PAGE_STYLE + html.viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
-    lines = [
-        *pieces.head(report.title, styles, viewers),
+    body = [
         '<body class="traceanalyzer report">',
         '<a class="skip" href="#findings">To the findings</a>',
         _contents(report),
         "<main>",
-        f"<header><h1>{pieces.escaped(report.title)}</h1>{_facts(report.facts)}</header>",
+        f"<header><h1>{escaped(report.title)}</h1>{_facts(report.facts)}</header>",
         '<section id="findings" aria-labelledby="findings-h"><h2 id="findings-h">Findings</h2>',
-        f'<p class="verdict">{pieces.escaped(report.verdict)}</p>',
-        cards.cards(report.diagnosis, anchors),
-        pieces.notes(report, heading="h3"),
+        f'<p class="verdict">{escaped(report.verdict)}</p>',
+        html.cards(report.diagnosis, anchors),
+        html.notes(report, heading="h3"),
         "</section>",
         '<section id="overview">',
-        pieces.table(report.overview, top, heading="h2"),
+        html.table(report.overview, top, heading="h2"),
         "</section>",
         *(_section(section, top) for section in report.sections),
         _commands(report),
         "</main>",
-        *(f"<script>{viewer.script()}</script>" for viewer in viewers),
-        "</body></html>",
     ]
-    return "\n".join(line for line in lines if line) + "\n"
+    return html.document(report.title, styles, viewers, body)
 
 
 def _contents(report: Report) -> str:
@@ -63,7 +60,7 @@ def _contents(report: Report) -> str:
     own = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
     others = [(one.key, one.short, found[one.key]) for one in report.sections]
     items = "".join(
-        f'<li><a href="#{key}">{pieces.escaped(short)}</a>'
+        f'<li><a href="#{key}">{escaped(short)}</a>'
         f"{f' <span class=count>{n}</span>' if n else ''}</li>"
         for key, short, n in (*own, *others, ("commands", "Commands", 0))
     )
@@ -75,9 +72,7 @@ def _facts(facts: tuple[Fact, ...]) -> str:
     for fact in facts:
         scale, (text,) = cells(fact.name, [fact.value])
         value = f"{text} {scale.unit}".strip()
-        tiles.append(
-            f"<div><dt>{pieces.escaped(fact.label)}</dt><dd>{pieces.escaped(value)}</dd></div>"
-        )
+        tiles.append(f"<div><dt>{escaped(fact.label)}</dt><dd>{escaped(value)}</dd></div>")
     return f'<dl class="in-brief">{"".join(tiles)}</dl>' if tiles else ""
 
 
@@ -88,17 +83,17 @@ def _section(section: Section, top: int | None) -> str:
     folded = [table for table in result.tables_shown if table.detail]
     lines = [
         f'<section id="{key}" aria-labelledby="{key}-h">',
-        f'<h2 id="{key}-h">{pieces.escaped(result.title)}</h2>',
-        f'<p class="verdict">{pieces.escaped(result.verdict)}</p>',
-        f'<p class="soft"><code>{pieces.escaped(section.command)}</code></p>',
-        *pieces.drawings(result, f"{key}-"),
-        *(pieces.table(table, top, heading="h3") for table in shown),
+        f'<h2 id="{key}-h">{escaped(result.title)}</h2>',
+        f'<p class="verdict">{escaped(result.verdict)}</p>',
+        f'<p class="soft"><code>{escaped(section.command)}</code></p>',
+        *html.drawings(result, f"{key}-"),
+        *(html.table(table, top, heading="h3") for table in shown),
         *(
-            f"<details><summary>{pieces.escaped(table.title)}</summary>"
-            f"{pieces.table(table, top, heading='h3')}</details>"
+            f"<details><summary>{escaped(table.title)}</summary>"
+            f"{html.table(table, top, heading='h3')}</details>"
             for table in folded
         ),
-        pieces.notes(result, heading="h3"),
+        html.notes(result, heading="h3"),
         "</section>",
     ]
     return "\n".join(line for line in lines if line)
@@ -107,7 +102,7 @@ def _section(section: Section, top: int | None) -> str:
 def _commands(report: Report) -> str:
     """What gives each part again."""
     commands = [report.command, *(section.command for section in report.sections)]
-    items = "".join(f"<li><code>{pieces.escaped(command)}</code></li>" for command in commands)
+    items = "".join(f"<li><code>{escaped(command)}</code></li>" for command in commands)
     return (
         '<section id="commands" aria-labelledby="commands-h"><h2 id="commands-h">Commands</h2>'
         f"<p>Each part of this page, with more rows and options:</p><ul>{items}</ul></section>"

@@ -1,0 +1,471 @@
+"""A tidy SQLite database, for Datasette and plain SQL.
+
+A Trace enters; a database leaves: every table of the schema, with ``names``, ``arguments``,
+``sources``, ``devices`` and ``about`` beside them, and views that answer first questions. It is for
+other programs: no parser of this package reads it back.
+
+Names of events, functions, files and counters are numbers in ``names``: there are few of them, they
+are long, and the database is half as large. Arguments lie in a table of their own, so that whoever
+goes through ``events`` does not go through them. An address of 2^63 or more is the negative number
+of the same bits, which ``printf('%x', address)`` shows rightly; SQLite has no larger integers. NaN
+is null.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite.dbapi
+import polars as pl
+import sqlite_utils
+
+from traceanalyzer import schema
+from traceanalyzer.errors import OutputError
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from adbc_driver_manager.dbapi import Cursor
+
+    from traceanalyzer.trace import Trace
+
+#: The file is not there under its name before it is whole: a journal would save nothing.
+_PRAGMAS = ("journal_mode = off", "synchronous = off", "locking_mode = exclusive")
+#: Rows of each index that are looked at to choose between indexes later.
+_ANALYSED = 1000
+#: Rows turned into Arrow at once.
+_ROWS = 1 << 16
+#: Rows with texts of any length.
+_TEXT_ROWS = 1 << 12
+_ON_REQUEST = ("args", "input_dims")
+_WORDS = (pl.Categorical, pl.Enum)
+
+#: Columns whose texts are long and often repeated: numbers in ``names``.
+NAMED = ("name", "file", "series", "group_ranks")
+
+#: Columns that hold a row's number in another table.
+_POINTS_TO = {"event": "events", "stack": "stacks", "segment": "segments"}
+
+#: Table, columns, and which rows only.
+_INDEXES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("events", ("ts",), ""),
+    ("events", ("kind", "name_id", "dur"), ""),
+    ("events", ("name_id",), ""),
+    ("events", ("rank", "ts"), "rank IS NOT NULL"),
+    ("events", ("correlation",), "correlation IS NOT NULL"),
+    ("names", ("name",), ""),
+    ("stacks", ("parent",), ""),
+    ("launch_configs", ("event",), ""),
+    ("collectives", ("event",), ""),
+    ("memory_totals", ("event",), ""),
+    ("lanes", ("pid", "tid"), ""),
+    ("flows", ("flow",), ""),
+    ("counters", ("name_id", "ts"), ""),
+    ("blocks", ("segment",), ""),
+)
+
+_ABOUT = {
+    "what": "a trace of a profiler, written by traceanalyzer convert",
+    "times": "whole nanoseconds on the trace's clock: ts - start_ns is the time since the start",
+    "sizes": "bytes",
+    "null": "not there, not known; never zero",
+    "names": "columns that end in name_id, file_id, series_id or group_ranks_id: names.id",
+    "arguments": "JSON text as the profiler wrote it: json_extract(args, '$.\"Seq\"')",
+    "addresses": "printf('0x%x', address); those from 2^63 on are negative",
+    "columns": "about_columns says what each column of each table means",
+}
+
+_SOURCE: dict[str, Any] = {
+    "path": str,
+    "format": str,
+    "version": str,
+    "epoch_ns": int,
+    "start_ns": int,
+    "rank": int,
+    "world_size": int,
+    "host": str,
+    "backend": str,
+    "extra": str,
+    "weight_unit": str,
+}
+
+
+def write_sqlite(trace: Trace, file: IO[bytes]) -> None:
+    """Write a trace as an SQLite database, some ten thousand rows in memory at a time.
+
+    Args:
+        trace: what to write; nothing is left out, on-request columns are kept where they are there.
+        file: an empty file with a name, opened for writing; SQLite writes it itself.
+
+    Raises:
+        OutputError: the output is a pipe or a device.
+        OSError: SQLite could not write.
+    """
+    path = Path(file.name)
+    if not path.is_file():
+        raise OutputError(f"{path}: a database is written to a file, not to a pipe or a device")
+    names = _Names(trace)
+    try:
+        with closing(_opened(path)) as connection:
+            _create_tables(sqlite_utils.Database(connection))
+        _fill(path, trace, names)
+        with closing(_opened(path)) as connection:
+            _finish(sqlite_utils.Database(connection), trace)
+    except (sqlite3.Error, adbc.Error) as error:
+        raise OSError(errno.EIO, str(error).splitlines()[0].lower()) from None
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for pragma in _PRAGMAS:
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _finish(database: sqlite_utils.Database, trace: Trace) -> None:
+    """What is made at the end: the few rows about the trace, indexes and views."""
+    _describe(database, trace)
+    for table, columns, condition in _INDEXES:
+        where = f" WHERE {condition}" if condition else ""
+        name = "_".join(("ix", table, *columns))
+        listed = ", ".join(f'"{column}"' for column in columns)
+        database.execute(f'CREATE INDEX "{name}" ON "{table}" ({listed}){where}')
+    for name, query in VIEWS.items():
+        database.create_view(name, query)
+    database.execute(f"PRAGMA application_id = {schema.SQLITE_APPLICATION}")
+    database.execute(f"PRAGMA user_version = {schema.VERSION}")
+    database.execute(f"PRAGMA analysis_limit = {_ANALYSED}")
+    database.execute("ANALYZE")
+
+
+# --- tables, and what they say about themselves ---------------------------------------------------
+
+
+def _stored_name(column: str) -> str:
+    """What a column of the schema is called in the database."""
+    return f"{column}_id" if column in NAMED else column
+
+
+def _create_tables(database: sqlite_utils.Database) -> None:
+    """All tables, empty; those that nothing was recorded for stay so."""
+    _create(database, "names", {"id": int, "name": str}, key="id")
+    # what others point to has to be there before them
+    for name in ("stacks", "events", *schema.TABLES):
+        if not database.table(name).exists():
+            _create_of_schema(database, name)
+    columns = {"event": int, "args": str, "input_dims": str}
+    _create(database, "arguments", columns, key="event", points={"event": "events"})
+
+
+def _describe(database: sqlite_utils.Database, trace: Trace) -> None:
+    """``about``, ``about_columns``, and what the files say of themselves."""
+    database.execute("CREATE TABLE about (key TEXT PRIMARY KEY, value)")
+    about = {**_ABOUT, "schema_version": schema.VERSION, "start_ns": _start(trace)}
+    database.conn.executemany("INSERT INTO about VALUES (?, ?)", about.items())
+    explained = [
+        {
+            "table_name": table,
+            "column_name": _stored_name(column.name),
+            "unit": column.unit,
+            "meaning": column.meaning,
+            "null_says": None if column.null == "never" else column.null,
+        }
+        for table, columns in schema.TABLES.items()
+        for column in columns
+    ]
+    database.table("about_columns").insert_all(explained)
+    sources = [asdict(meta) for meta in trace.sources]
+    devices = [
+        {"source": number, **device}
+        for number, source in enumerate(sources)
+        for device in source.pop("devices")
+    ]
+    _create(database, "sources", {"id": int, **_SOURCE}, key="id")
+    database.table("sources").insert_all({"id": at, **source} for at, source in enumerate(sources))
+    columns = {"source": int, "id": int, "name": str, "total_bytes": int}
+    _create(database, "devices", columns, points={"source": "sources"})
+    database.table("devices").insert_all(devices)
+
+
+def _start(trace: Trace) -> int:
+    """Time of the first event of all files; 0 where nothing has a time."""
+    told = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
+    first = min(told) if told else trace.events["ts"].min()
+    return first if isinstance(first, int) else 0
+
+
+def _create_of_schema(database: sqlite_utils.Database, name: str) -> None:
+    columns: dict[str, Any] = {}
+    points: dict[str, str] = {}
+    keyed = name in ("stacks", "segments")
+    if name == "events":
+        columns["id"] = int
+    for column in schema.TABLES[name]:
+        if column.on_request:
+            continue
+        stored = _stored_name(column.name)
+        columns[stored] = int if column.name in NAMED else _type(column)
+        if column.name in NAMED:
+            points[stored] = "names"
+        elif column.name in _POINTS_TO:
+            points[stored] = _POINTS_TO[column.name]
+    if name == "stacks":
+        points["parent"] = "stacks"
+    _create(database, name, columns, key="id" if keyed or name == "events" else None, points=points)
+
+
+def _create(
+    database: sqlite_utils.Database,
+    name: str,
+    columns: dict[str, Any],
+    *,
+    key: str | None = None,
+    points: dict[str, str] | None = None,
+) -> None:
+    foreign = [(column, other, "id") for column, other in (points or {}).items()]
+    database.table(name).create(columns, pk=key, foreign_keys=foreign)
+
+
+def _type(column: schema.Column) -> type:
+    if column.dtype in (pl.Float64, pl.Float32):
+        return float
+    is_text = isinstance(column.dtype, pl.Categorical | pl.Enum) or column.dtype == pl.String
+    return str if is_text else int
+
+
+# --- rows, as Arrow batches that the driver takes whole -------------------------------------------
+
+
+class _Names:
+    """The texts of all columns that are numbers in ``names``, numbered in order of appearance."""
+
+    def __init__(self, trace: Trace) -> None:
+        distinct = {
+            (table, column): frame[column].drop_nulls().unique(maintain_order=True)
+            for table, frame in trace.tables.items()
+            for column in NAMED
+            if column in frame.columns
+        }
+        texts = [names.cast(pl.String) for names in distinct.values()]
+        self.table = (
+            pl.concat(texts)
+            .unique(maintain_order=True)
+            .alias("name")
+            .to_frame()
+            .with_row_index("id")
+        )
+        self._numbers = {
+            key: _numbers(names, self.table) for key, names in distinct.items() if names.len()
+        }
+
+    def numbered(self, table: str, texts: pl.Series) -> pl.Series:
+        """A column of texts as numbers."""
+        numbers = self._numbers.get((table, texts.name))
+        if numbers is None:
+            return pl.repeat(None, texts.len(), dtype=pl.Int64, eager=True).alias(texts.name)
+        return numbers.gather(texts.to_physical()).alias(texts.name)
+
+
+def _fill(path: Path, trace: Trace, names: _Names) -> None:
+    """Put the trace's rows into the tables, which are there and empty."""
+    uri = path.absolute().as_uri()
+    with (
+        closing(adbc_driver_sqlite.dbapi.connect(uri, autocommit=True)) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
+        for pragma in _PRAGMAS:
+            cursor.execute(f"PRAGMA {pragma}")
+            cursor.fetchall()
+        cursor.execute("BEGIN")
+        _insert(cursor, "names", names.table.iter_slices(_ROWS))
+        for name, frame in trace.tables.items():
+            own = frame.drop(_ON_REQUEST, strict=False)
+            _insert(cursor, name, _batches(name, own, names))
+        _insert(cursor, "arguments", _arguments(trace.events))
+        cursor.execute("COMMIT")
+
+
+def _batches(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.DataFrame]:
+    """The table's rows as the database has them; those of ``events`` with their number."""
+    first = 0
+    for rows in frame.iter_slices(_ROWS):
+        columns = [
+            names.numbered(table, column) if column.name in NAMED else _plain(column)
+            for column in rows
+        ]
+        batch = pl.DataFrame([column.alias(_stored_name(column.name)) for column in columns])
+        yield batch.with_row_index("id", first) if table == "events" else batch
+        first += rows.height
+
+
+def _arguments(events: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Texts made on request, of the rows that have some."""
+    asked = [name for name in _ON_REQUEST if name in events.columns]
+    if not asked:
+        return
+    texts = events.select(asked).with_row_index("event")
+    for rows in texts.iter_slices(_TEXT_ROWS):
+        told = rows.filter(pl.any_horizontal(pl.col(asked).is_not_null()))
+        if told.height:
+            yield told
+
+
+def _insert(cursor: Cursor, table: str, batches: Iterator[pl.DataFrame]) -> None:
+    for batch in batches:
+        columns = ", ".join(f'"{name}"' for name in batch.columns)
+        places = ", ".join("?" * batch.width)
+        rows = batch.to_arrow(compat_level=pl.CompatLevel.oldest())
+        # tables and columns are the schema's
+        insert = f'INSERT INTO "{table}" ({columns}) VALUES ({places})'  # noqa: S608
+        cursor.executemany(insert, rows)
+
+
+def _plain(column: pl.Series) -> pl.Series:
+    """A column in a type that SQLite has."""
+    if isinstance(column.dtype, _WORDS):
+        return column.cast(pl.String)
+    if column.dtype == pl.UInt64:
+        return column.reinterpret(signed=True)
+    return column.cast(pl.Int8) if column.dtype == pl.Boolean else column
+
+
+def _numbers(names: pl.Series, table: pl.DataFrame) -> pl.Series:
+    """The number in ``names`` by the number a column has for it; null where it has none."""
+    texts = names.cast(pl.String).alias("name").to_frame()
+    ids = texts.join(table, on="name", how="left", maintain_order="left")["id"].cast(pl.Int64)
+    codes = names.to_physical()
+    room = int(codes.to_numpy().max()) + 1
+    return pl.repeat(None, room, dtype=pl.Int64, eager=True).scatter(codes, ids)
+
+
+# --- views that answer first questions ------------------------------------------------------------
+
+_CALLS = ", ".join(f"'{kind}'" for kind in LAUNCH_KINDS)
+_START = "(SELECT value FROM about WHERE key = 'start_ns')"
+
+_READABLE = """
+SELECT
+  e.id AS event,
+  (e.ts - $START) / 1e9 AS start_s,
+  e.dur / 1e3 AS dur_us,
+  e.kind,
+  e.category,
+  n.name,
+  e.rank,
+  e.pid,
+  e.tid,
+  (SELECT label FROM lanes AS l
+   WHERE l.pid = e.pid AND l.tid IS NULL AND l.rank IS e.rank) AS process,
+  (SELECT label FROM lanes AS l
+   WHERE l.pid = e.pid AND l.tid = e.tid AND l.rank IS e.rank) AS thread,
+  e.device,
+  e.stream,
+  e.correlation,
+  e.bytes,
+  e.weight
+FROM events AS e LEFT JOIN names AS n ON n.id = e.name_id
+"""
+
+_SUMMARY = """
+SELECT g.kind, n.name, g.events, g.total_ns, g.mean_ns, g.min_ns, g.max_ns
+FROM (
+  SELECT kind, name_id, COUNT(*) AS events, SUM(dur) AS total_ns, AVG(dur) AS mean_ns,
+    MIN(dur) AS min_ns, MAX(dur) AS max_ns
+  FROM events GROUP BY kind, name_id
+) AS g LEFT JOIN names AS n ON n.id = g.name_id
+ORDER BY g.total_ns DESC
+"""
+
+_KERNELS = """
+SELECT n.name, g.kernels, g.total_ns, 1.0 * g.total_ns / SUM(g.total_ns) OVER () AS total_frac,
+  g.mean_ns, g.min_ns, g.max_ns
+FROM (
+  SELECT name_id, COUNT(*) AS kernels, SUM(dur) AS total_ns, AVG(dur) AS mean_ns,
+    MIN(dur) AS min_ns, MAX(dur) AS max_ns
+  FROM events WHERE kind = 'kernel' GROUP BY name_id
+) AS g LEFT JOIN names AS n ON n.id = g.name_id
+ORDER BY g.total_ns DESC
+"""
+
+_COLLECTIVES = """
+SELECT c.event, (e.ts - $START) / 1e9 AS start_s, e.dur / 1e3 AS dur_us, e.kind, n.name, e.rank,
+  e.device, e.stream, c.collective, c.dtype, c.elements_in, c.elements_out,
+  c."group" AS process_group, c.group_size, r.name AS group_ranks, c.seq
+FROM collectives AS c
+JOIN events AS e ON e.id = c.event
+LEFT JOIN names AS n ON n.id = e.name_id
+LEFT JOIN names AS r ON r.id = c.group_ranks_id
+"""
+
+_LAUNCHES = """
+SELECT work.id AS work, work.kind, worked.name, call.id AS call, called.name AS call_name,
+  work.rank, call.pid, call.tid, work.device, work.stream,
+  (call.ts - $START) / 1e9 AS call_s, call.dur / 1e3 AS call_us,
+  (work.ts - call.ts) / 1e3 AS to_start_us, work.dur / 1e3 AS dur_us
+FROM events AS work
+JOIN events AS call ON call.correlation = work.correlation AND call.rank IS work.rank
+  AND (work.pid IS NULL OR call.pid = work.pid)
+LEFT JOIN names AS worked ON worked.id = work.name_id
+LEFT JOIN names AS called ON called.id = call.name_id
+WHERE work.kind IN ('kernel', 'gpu_memcpy', 'gpu_memset')
+  AND call.kind IN ($CALLS)
+"""
+
+_FUNCTIONS = """
+SELECT n.name, f.name AS file, g.samples, g.weight
+FROM (
+  SELECT s.name_id, s.file_id, COUNT(*) AS samples, SUM(e.weight) AS weight
+  FROM events AS e JOIN stacks AS s ON s.id = e.stack
+  WHERE e.kind = 'sample' GROUP BY s.name_id, s.file_id
+) AS g
+LEFT JOIN names AS n ON n.id = g.name_id
+LEFT JOIN names AS f ON f.id = g.file_id
+ORDER BY g.weight DESC
+"""
+
+_FOLDED = """
+SELECT g.stack, g.samples, g.weight, (
+  WITH RECURSIVE up(parent, folded) AS (
+    SELECT s.parent, n.name
+    FROM stacks AS s JOIN names AS n ON n.id = s.name_id WHERE s.id = g.stack
+    UNION ALL
+    SELECT s.parent, n.name || ';' || up.folded
+    FROM up JOIN stacks AS s ON s.id = up.parent JOIN names AS n ON n.id = s.name_id
+  )
+  SELECT folded FROM up WHERE parent IS NULL
+) AS folded
+FROM (
+  SELECT stack, COUNT(*) AS samples, SUM(weight) AS weight
+  FROM events WHERE kind = 'sample' AND stack IS NOT NULL GROUP BY stack
+) AS g
+ORDER BY g.weight DESC
+"""
+
+_READINGS = """
+SELECT (c.ts - $START) / 1e9 AS at_s, n.name, s.name AS series, c.rank, c.pid, c.value
+FROM counters AS c
+LEFT JOIN names AS n ON n.id = c.name_id
+LEFT JOIN names AS s ON s.id = c.series_id
+"""
+
+#: View -> its query.
+VIEWS: dict[str, str] = {
+    name: query.strip().replace("$START", _START).replace("$CALLS", _CALLS)
+    for name, query in {
+        "events_readable": _READABLE,
+        "event_summary": _SUMMARY,
+        "kernel_summary": _KERNELS,
+        "collectives_readable": _COLLECTIVES,
+        "launches": _LAUNCHES,
+        "counters_readable": _READINGS,
+        "sampled_functions": _FUNCTIONS,
+        "folded_stacks": _FOLDED,
+    }.items()
+}

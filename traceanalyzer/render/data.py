@@ -1,0 +1,168 @@
+"""A result for other programs: CSV, JSON, an SQLite database, frames of pandas.
+
+Values are in raw units, and all rows are there unless fewer are asked for. What writes a form is
+loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from traceanalyzer.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import sqlite_utils
+
+    from traceanalyzer.result import Result
+
+# Spreadsheets run a cell that starts like this as a formula.
+_FORMULA = r"^[=+\-@\t\r\n]"
+_INT64_END, _UINT64_END = 1 << 63, 1 << 64
+_CATEGORIES = (pl.Categorical, pl.Enum)
+_WHOLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+
+
+def to_csv(result: Result, *, table: str | None = None, top: int | None = None) -> str:
+    """One table, by default the first; null is an empty cell, a list its JSON.
+
+    Text that a spreadsheet would run as a formula gets a leading apostrophe; numbers never do.
+
+    Raises:
+        KeyError: the result has no table of that name.
+    """
+    frame = result.to_polars(table)
+    rows = frame if top is None else frame.head(top)
+    return pl.DataFrame([_csv_column(rows[name]) for name in rows.columns]).write_csv()
+
+
+def _csv_column(values: pl.Series) -> pl.Series:
+    if values.dtype.is_nested():
+        lists = [None if value is None else json.dumps(value) for value in values.to_list()]
+        return pl.Series(values.name, lists, dtype=pl.String)
+    if isinstance(values.dtype, (pl.String, *_CATEGORIES)):
+        return values.cast(pl.String).str.replace(_FORMULA, "'$0")
+    return values
+
+
+def to_json(result: Result, *, top: int | None = None) -> bytes:
+    """``Result.to_dict()`` with at most ``top`` rows of each table; NaN and infinity are null."""
+    import orjson
+
+    options = (
+        orjson.OPT_SORT_KEYS
+        | orjson.OPT_INDENT_2
+        | orjson.OPT_NON_STR_KEYS
+        | orjson.OPT_SERIALIZE_NUMPY
+        | orjson.OPT_APPEND_NEWLINE
+    )
+    values = {key: _fitting(value) for key, value in result.to_dict().items()}
+    if top is not None:
+        values |= {table.name: table.frame.head(top).to_dicts() for table in result.tables}
+    return orjson.dumps(values, option=options)
+
+
+def _fitting(value: Any) -> Any:
+    """A sum that 64 bits do not hold as the nearest number that other programs read."""
+    beyond = isinstance(value, int) and not -_INT64_END <= value < _UINT64_END
+    return float(value) if beyond else value
+
+
+def to_sqlite(result: Result, *, top: int | None = None) -> bytes:
+    """The database's bytes: the result's tables, its flamegraphs' boxes, and ``about``.
+
+    ``about`` holds title, verdict, notes and the single numbers. Null is NULL, as are NaN and
+    infinity; a list is JSON text; an unsigned number of 2^63 or more is the negative one of the
+    same bits.
+
+    Args:
+        result: what to write.
+        top: rows of each table; None means all of them.
+    """
+    import sqlite_utils
+
+    database = sqlite_utils.Database(memory=True)
+    with closing(database.conn) as connection:
+        _about(database, result)
+        frames = [(table.name, table.frame) for table in result.tables]
+        for name, frame in frames + [(flame.name, flame.frame) for flame in result.flames]:
+            _insert(database, name, frame if top is None else frame.head(top))
+        connection.commit()
+        image: bytes = connection.serialize()
+    return image
+
+
+def _about(database: sqlite_utils.Database, result: Result) -> None:
+    rows = [
+        ("title", result.title),
+        ("verdict", result.verdict),
+        *((name, _value(value)) for name, value in result.scalars.items()),
+        *(("note", note) for note in result.notes),
+    ]
+    database.execute("CREATE TABLE about (key TEXT, value)")
+    database.conn.executemany("INSERT INTO about VALUES (?, ?)", rows)
+
+
+def _insert(database: sqlite_utils.Database, name: str, frame: pl.DataFrame) -> None:
+    if not frame.width:
+        return
+    database.table(name).create({column: _type(dtype) for column, dtype in frame.schema.items()})
+    places = ", ".join("?" * frame.width)
+    columns = ([_value(value) for value in column.to_list()] for column in frame)
+    # a result's tables are called by the analyses, not by what they read
+    insert = f'INSERT INTO "{name}" VALUES ({places})'  # noqa: S608
+    database.conn.executemany(insert, zip(*columns, strict=True))
+
+
+def _type(dtype: pl.DataType) -> type:
+    if dtype.is_float():
+        return float
+    return int if dtype.is_integer() or dtype == pl.Boolean else str
+
+
+def _value(value: Any) -> Any:
+    """A single value; what SQLite does not have as JSON or other text."""
+    if isinstance(value, int):
+        signed = value - _UINT64_END if value >= _INT64_END else value
+        return signed if abs(signed) < _INT64_END else float(value)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return json.dumps(value, default=str)
+
+
+def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
+    """The frame for pandas: whole numbers stay whole beside nulls, nanoseconds exact.
+
+    Integers and booleans get pandas' nullable types: its others would make a column of nanoseconds
+    with a null one of floats. Enums become categories in their order.
+
+    Raises:
+        MissingExtra: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtra("to_pandas()", "pandas") from None
+    import pyarrow as pa
+
+    nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _WHOLE}
+    nullable[pa.bool_()] = pd.BooleanDtype()
+    # not as Arrow's dictionaries: pyarrow 17 does not convert those that polars makes
+    categories = {name: dtype for name, dtype in frame.schema.items() if dtype in _CATEGORIES}
+    plain = frame.with_columns(pl.col(name).cast(pl.String) for name in categories)
+    converted: pd.DataFrame = plain.to_arrow().to_pandas(types_mapper=nullable.get)
+    return converted.astype({name: _category(dtype) for name, dtype in categories.items()})
+
+
+def _category(dtype: pl.DataType) -> Any:
+    import pandas as pd
+
+    if isinstance(dtype, pl.Enum):
+        return pd.CategoricalDtype(dtype.categories.to_list(), ordered=True)
+    return pd.CategoricalDtype()

@@ -1,0 +1,189 @@
+"""What both drawings of an occupancy call things, and the colours of their boxes.
+
+A box has the colour of its category, or of its label where there are no categories. Nine hues in
+three tones, even in brightness (OKLCH: L .80, .755, .71; on dark .56, .515, .47).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.units import format_bytes, format_frac, format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from traceanalyzer.render.occupancy.layout import Ints, Layout
+    from traceanalyzer.result import Occupancy
+
+_CATEGORIES, _LABELS, _NAME_CHARS = 12, 6, 40
+
+# fmt: off
+_LIGHT = (
+    "#89c3ff", "#7bb5f0", "#6da6e1", "#f0ae77", "#e19f69", "#d2915b", "#8bd19a", "#7dc28c",
+    "#6fb47e", "#cdadf4", "#bf9ee5", "#b191d6", "#d3bd6c", "#c4af5d", "#b6a14f", "#faa2a2",
+    "#eb9494", "#db8686", "#5ed3d3", "#4ec4c4", "#3cb6b6", "#efa2cd", "#df94bf", "#d086b0",
+    "#aeca7e", "#a0bb70", "#92ad62",
+)
+_DARK = (
+    "#4978a7", "#3c6b99", "#305e8b", "#9b673b", "#8d5a2d", "#7f4d20", "#4b8358", "#3e764b",
+    "#31693f", "#81679f", "#745a91", "#674d83", "#857430", "#786721", "#6b5a10", "#a35e5e",
+    "#945152", "#864445", "#198585", "#007777", "#006a6a", "#9a5e81", "#8c5173", "#7e4566",
+    "#687e40", "#5c7033", "#4f6326",
+)
+# fmt: on
+#: Numbers of the fills of what has no category, and of what has no box.
+UNKNOWN, REST = len(_LIGHT), len(_LIGHT) + 1
+
+#: The fills by number, on paper and on a dark screen.
+LIGHT = (*_LIGHT, "#b4bcc6", "#dde1e6")
+DARK = (*_DARK, "#66707c", "#3a4149")
+
+_TONES = 3
+_NOT_KNOWN = {"", "unknown", "none"}
+_HUES = len(_LIGHT) // _TONES
+# A start of the hash for which the usual categories differ: activations, gradients, inputs etc.
+_SEED = 519_183
+
+
+# --- sentences and names -----------------------------------------------------------------------
+
+
+def summary(layout: Layout) -> str:
+    """The peak and what was reserved, in a sentence."""
+    if not len(layout.live):
+        return "There is nothing to draw."
+    at = max(int(np.searchsorted(layout.event, layout.peak_event, side="right")) - 1, 0)
+    told = f"At the peak {format_bytes(int(layout.live[at]))} are live"
+    most = layout.reserved[~np.isnan(layout.reserved)]
+    return (
+        f"{told}; at most {format_bytes(float(most.max()))} are reserved."
+        if len(most)
+        else f"{told}."
+    )
+
+
+def coverage(occupancy: Occupancy, layout: Layout, chosen: Ints, *, bands: bool = False) -> str:
+    """Which allocations have a box of their own, how much that is, and where the others are.
+
+    Args:
+        occupancy: what is drawn.
+        layout: its arrays.
+        chosen: the boxes that are drawn.
+        bands: the other boxes are drawn as a band for each category.
+    """
+    count, boxes, rest = len(chosen), len(layout.size), bool(layout.rest.any())
+    if not count:
+        return "No allocation is drawn by itself."
+    if count == boxes and not rest:
+        return f"All {count:,} allocations are drawn one by one." if count > 1 else ""
+    whole = layout.area.sum()
+    part = layout.area[chosen].sum() / whole if whole else 1.0
+    share = format_frac(part * occupancy.boxed_frac)
+    one = "The largest allocation is" if count == 1 else f"The {count:,} largest allocations are"
+    said = f"{one} drawn one by one: {share} of all bytes x events"
+    grey = "; the rest is the grey band" if rest or not bands else ""
+    return (
+        f"{said}; smaller ones by category{grey}." if bands and count < boxes else f"{said}{grey}."
+    )
+
+
+def legend(
+    layout: Layout, fills: dict[str, int], chosen: Ints | None = None
+) -> list[tuple[str, int]]:
+    """Names and fills of the categories, or of the commonest labels, most bytes at peak first.
+
+    Args:
+        layout: what is drawn.
+        fills: of categories.
+        chosen: the boxes that are drawn one by one; without categories only they count, the others
+            being part of the rest. Default: all.
+    """
+    boxes, every = layout.boxes, chosen is None or bool(fills)
+    counted = np.ones(len(layout.size), np.bool_)
+    if chosen is not None and not every:
+        counted[np.setdiff1d(np.arange(len(layout.size)), chosen)] = False
+    if fills:
+        names = [name or "no category" for name in boxes["category"].to_list()]
+        shades = {name: fills[name] + 1 if name in fills else UNKNOWN for name in names}
+    else:
+        labels = boxes["label"].to_list()
+        names = [name or "not known" for name in labels]
+        shades = {n: box_fill(t, None, {}, 0) for n, t in zip(names, labels, strict=True)}
+    there = np.where(layout.at_peak & counted, layout.size, 0)
+    sizes = pl.DataFrame(
+        {"name": names, "at_peak": there, "largest": layout.size},
+        schema_overrides={"name": pl.String},
+    )
+    sums = sizes.group_by("name").agg(pl.col("at_peak").sum(), pl.col("largest").max())
+    ranked = sums.sort("at_peak", "largest", "name", descending=[True, True, False])
+    shown = ranked.filter(pl.col("at_peak") != 0)
+    if shown.is_empty():
+        shown = ranked.head(1)
+    return [
+        (f"{shorten(prose(name), _NAME_CHARS)} {format_bytes(size)}", shades[name])
+        for name, size, _ in shown.head(_CATEGORIES if fills else _LABELS).iter_rows()
+    ]
+
+
+def ranked_marks(marks: pl.DataFrame) -> pl.DataFrame:
+    """Marks in the order in which they get room for their labels: the peak, then by event."""
+    return marks.sort(pl.col("kind") != "peak", "event", maintain_order=True)
+
+
+def without_prefix(spans: pl.DataFrame) -> list[str]:
+    """The spans' labels without the beginning that all have: ``7`` of ``ProfilerStep#7``."""
+    labels = [label or "" for label in spans["label"].to_list()]
+    if len(labels) < 2:
+        return labels
+    pairs = enumerate(zip(min(labels), max(labels), strict=False))
+    shared = next((at for at, (one, other) in pairs if one != other), min(map(len, labels)))
+    beginning = labels[0][:shared].rstrip("0123456789")
+    return [label.removeprefix(beginning) or label for label in labels]
+
+
+# --- colours and ticks -------------------------------------------------------------------------
+
+
+def category_fills(names: Iterable[str]) -> dict[str, int]:
+    """The first fill of each category: by its name, so that drawings agree; the next if taken."""
+    hues: dict[str, int] = {}
+    for name in sorted(set(names) - _NOT_KNOWN):
+        hue = crc32(name.encode(), _SEED) % _HUES
+        while hue in hues.values() and len(hues) < _HUES:
+            hue = (hue + 1) % _HUES
+        hues[name] = hue
+    return {name: hue * _TONES for name, hue in hues.items()}
+
+
+def box_fill(
+    label: str | None, category: str | None, categories: dict[str, int], place: int
+) -> int:
+    """The fill of a box; neighbours (by ``place``) of one category differ a little in tone."""
+    if categories:
+        known = category in categories
+        return categories[category or ""] + place % _TONES if known else UNKNOWN
+    return UNKNOWN if label is None else crc32(label.encode()) % len(_LIGHT)
+
+
+def byte_ticks(top: float, most: int = 6) -> list[tuple[float, str]]:
+    """Sizes from 0 to ``top``, a power of two apart: round in binary units."""
+    step = 2.0 ** max(math.ceil(math.log2(max(top, 1) / most)), 0)
+    return [(at * step, format_bytes(at * step)) for at in range(int(top / step) + 1)]
+
+
+def ticks(end: float, *, timed: bool, most: int = 12) -> list[tuple[float, str]]:
+    """Times or events from 0 to ``end``, 1, 2 or 5 of a power of ten apart."""
+    rough = max(end / most, 1)
+    power = 10.0 ** math.floor(math.log10(rough) + 1e-9)
+    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9))
+    places = [at * step for at in range(int(end / step + 1e-9) + 1)]
+    if timed:
+        return [(place, format_ns(place) if place else "0") for place in places]
+    return [(place, f"{place:,.0f}") for place in places]
