@@ -1,7 +1,7 @@
 """What no time, size, address or weight of a trace is beyond, so that sums of them fit Int64.
 
 Files may say anything. Numbers beyond these are damage or malice, and what a parser finds of them
-does not reach an analysis: see :mod:`traceanalyzer.parsers.bounds`.
+does not reach an analysis: see :mod:`traceanalyzer.parsers.contract`.
 """
 
 from __future__ import annotations

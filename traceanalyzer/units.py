@@ -50,6 +50,16 @@ def format_frac(frac: float | None) -> str:
     return "" if frac is None else f"{100 * frac:.1f} %"
 
 
+def format_count(n: int, thing: str, plural: str = "s") -> str:
+    """A number of things: ``1 launch``, ``2,048 launches`` (with the plural ending ``es``)."""
+    return f"{n:,} {thing}{'' if n == 1 else plural}"
+
+
+def format_times(n: int) -> str:
+    """How often: ``once``, ``2,048 times``."""
+    return "once" if n == 1 else f"{n:,} times"
+
+
 def format_weight(weight: float, unit: str) -> str:
     """What a sampled stack counts, with its unit: ``1,902 samples``, ``7.64 ms``, ``25.3 MiB``."""
     if unit == "ns":

@@ -64,6 +64,9 @@ KINDS: tuple[str, ...] = (
     "other",
 )
 
+#: Ranges in which users, and libraries, name what they do.
+ANNOTATION_KINDS: tuple[str, ...] = ("user_annotation", "nvtx")
+
 #: Pseudo-kinds: rows of their own tables, asked for by the same word.
 TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane")
 
@@ -264,6 +267,9 @@ PYTHON_FRAMES = (
 
 #: What torch.profiler calls the annotation of a step, before its number.
 PROFILER_STEP = "ProfilerStep#"
+
+#: The format of a file that holds the history of an allocator and nothing else.
+MEMORY_SNAPSHOT = "memory-snapshot"
 
 
 def steps_pattern() -> str:

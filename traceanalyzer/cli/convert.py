@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from traceanalyzer.cli import output
+from traceanalyzer.cli.answering import inputs_of, progress, report
 from traceanalyzer.cli.options import Reading, reading
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import inputs_of, report
 from traceanalyzer.errors import OptionError
 
 _STEM_ENDS = (
@@ -27,7 +26,7 @@ _STEM_ENDS = (
 )
 
 
-@click.command(short_help="To Parquet, to Chrome JSON for Perfetto, to SQLite.")
+@click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option(
     "-o", "--output", "out", required=True, metavar="OUT", help="A file, or a folder for several."
@@ -42,19 +41,20 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
     and each file becomes a Parquet file in it; every command reads such a folder as it reads the
     originals.
     """
-    from traceanalyzer import api
+    import traceanalyzer as ta
     from traceanalyzer.exporters import writer_for
 
     inputs = inputs_of(paths, quiet=reading.quiet)
-    if reading.rank is not None and len(inputs) > 1:
-        raise OptionError(f"--rank names the rank of one file; {len(inputs)} are to be converted")
+    for flag, rank in (("--rank", reading.rank), ("--assume-rank", reading.assume_rank)):
+        if rank is not None and len(inputs) > 1:
+            raise OptionError(f"{flag} is for one file; {len(inputs)} are to be converted")
     targets = _targets(list(dict.fromkeys(inputs)), out)
     for target in targets:
         writer_for(target)
         output.check(target, force=force)
     with progress(inputs, quiet=reading.quiet) as meter:
         for target, path in targets.items():
-            trace = api.convert(path, target, force=force, **reading.arguments(), progress=meter)
+            trace = ta.convert(path, target, force=force, **reading.arguments(), progress=meter)
             report(path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 

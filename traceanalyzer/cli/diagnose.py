@@ -5,14 +5,13 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli.answering import FAILED, answer
-from traceanalyzer.cli.options import Reading, Writing, reading, writing
-from traceanalyzer.cli.plotting import Plot
+from traceanalyzer.cli.options import Plot, Reading, Writing, reading, writing
 
 #: The least grave first.
 SEVERITIES = ("info", "warning", "critical")
 
 
-@click.command("diagnose", short_help="What is wrong, by every analysis that the files allow.")
+@click.command("diagnose")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "--threshold",
@@ -42,9 +41,9 @@ def diagnose(
     snapshots, or a folder of them. Each file is read once, every analysis that rules need is made,
     and its answer judged by documented rules.
     """
-    from traceanalyzer import api
+    import traceanalyzer as ta
 
-    result = answer(api.diagnose, paths, reading, writing, Plot(), thresholds=thresholds)
+    result = answer(ta.diagnose, paths, reading, writing, Plot(), thresholds=thresholds)
     grave = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
     if any(one.severity in grave for one in result.diagnosis):
         click.get_current_context().exit(FAILED)

@@ -6,16 +6,15 @@ from typing import Any
 
 import click
 
-from traceanalyzer.cli.answering import FAILED
-from traceanalyzer.cli.options import Reading, Writing, reading, writing
-from traceanalyzer.cli.plotting import Plot, plotting
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import inputs_of, seen_by
+from traceanalyzer.analyzers.diff.options import Options
+from traceanalyzer.cli.answering import FAILED, inputs_of, progress, seen_by
+from traceanalyzer.cli.commands import analyzer_options
+from traceanalyzer.cli.options import Plot, Reading, Writing, plotting, reading, writing
 
 _PERCENT = click.FloatRange(min=0)
 
 
-@click.command("diff", short_help="Did it get slower, and where: two runs compared.")
+@click.command("diff", help=Options.__doc__)
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
 @click.option(
@@ -32,14 +31,7 @@ _PERCENT = click.FloatRange(min=0)
     help="Smaller changes are none. Default: 2 percent, or what --fail-on-regression says if that "
     "is less.",
 )
-@click.option("--step-name", metavar="REGEX", help="Slices whose names match are the steps.")
-@click.option(
-    "--pattern",
-    "patterns",
-    metavar="REGEX",
-    multiple=True,
-    help="Kernels whose names match are communication too. Repeatable.",
-)
+@analyzer_options(Options)
 @plotting("steps of both runs and the largest changes")
 @reading
 @writing
@@ -53,12 +45,8 @@ def diff(
     plot: Plot,
     **options: Any,
 ) -> None:
-    """What changed from one run to another: did it get slower, where, and is that sure?
-
-    BEFORE and AFTER are a trace each, or a folder of all ranks' traces; they may be of different
-    formats.
-    """
-    from traceanalyzer import api
+    """Compare two runs; the exit status says whether it is a regression."""
+    import traceanalyzer as ta
 
     writing.check()
     plot.check(writing)
@@ -66,7 +54,7 @@ def diff(
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
     runs = [inputs_of([path], quiet=reading.quiet) for path in (before, after)]
     with progress([path for run in runs for path in run], quiet=reading.quiet) as meter:
-        result = api.diff(
+        result = ta.diff(
             runs[0],
             runs[1],
             **options,

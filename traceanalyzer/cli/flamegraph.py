@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
+from traceanalyzer.analyzers.flamegraph.options import Options
+from traceanalyzer.analyzers.registry import ENTRIES
+from traceanalyzer.cli.answering import inputs_of, progress, seen_by
+from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows
 from traceanalyzer.cli.output import STDOUT
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import inputs_of, report
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of
 from traceanalyzer.render.text import prose
@@ -22,7 +24,7 @@ _FORMS = (*PICTURES, "table", "md", "json", "csv", "sqlite")
 _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 
 
-@click.command(short_help="A flamegraph of sampled stacks or nested slices.")
+@click.command(short_help=ENTRIES["flamegraph"].summary, help=Options.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "-o",
@@ -33,50 +35,7 @@ _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option("--to", type=click.Choice(_FORMS), help="Default: by FILE's suffix, else svg.")
 @click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows of each table.")
-@click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    metavar="KIND",
-    help="Kind of events, such as kernel. Repeatable. Default: samples, else python_function, else "
-    "all of the host.",
-)
-@click.option(
-    "--thread",
-    "threads",
-    multiple=True,
-    metavar="TID|NAME",
-    help="Only this thread, by its number or a part of its name. Repeatable.",
-)
-@click.option(
-    "--weight",
-    type=click.Choice(("time", "count", "bytes")),
-    help="What makes a box wide. Default: as sampled; of slices, their time.",
-)
-@click.option(
-    "--by",
-    type=click.Choice(("process", "thread", "rank", "file")),
-    help="A root for each; else all are added up.",
-)
-@click.option("--reverse", is_flag=True, help="From the functions that ran up to their callers.")
-@click.option(
-    "--focus", metavar="REGEX", help="Only stacks through matching functions, from there."
-)
-@click.option(
-    "--min-frac",
-    type=float,
-    metavar="X",
-    help="Sum up boxes below this part of everything. Default: draw the 5,000 heaviest at least.",
-)
-@click.option("--diff", "base", metavar="BASE", help="Compare with BASE, scaled to the same sum.")
-@click.option(
-    "--library-name",
-    "libraries",
-    multiple=True,
-    metavar="NAME",
-    help="Code that stands out. Repeatable. Default: your own.",
-)
-@click.option("--title", metavar="TEXT", help="Of the picture. Default: the files.")
+@analyzer_options(Options)
 @reading
 def flamegraph(
     paths: tuple[str, ...],
@@ -84,47 +43,25 @@ def flamegraph(
     force: bool,
     to: Form | None,
     top: int | str | None,
-    kinds: tuple[str, ...],
-    threads: tuple[str, ...],
-    weight: Literal["time", "count", "bytes"] | None,
-    by: Literal["process", "thread", "rank", "file"] | None,
-    reverse: bool,
-    focus: str | None,
-    min_frac: float | None,
     base: str | None,
-    libraries: tuple[str, ...],
-    title: str | None,
     reading: Reading,
+    **options: Any,
 ) -> None:
-    """Which functions does the time go into? Writes an interactive SVG, or HTML by FILE's suffix.
-
-    PATH holds sampled stacks (py-spy raw, collapsed, speedscope), or a trace whose slices nest
-    (Chrome JSON, Parquet); several, or a folder of ranks, are added up.
-    """
-    from traceanalyzer import api
+    """Write the flamegraph to a file, unless another place is given."""
+    import traceanalyzer as ta
 
     writing = _writing(paths[0], output, to, top, force=force)
     writing.check()
     inputs = inputs_of(paths, quiet=reading.quiet)
     bases = [] if base is None else inputs_of([base], quiet=reading.quiet)
     with progress([*inputs, *bases], quiet=reading.quiet) as meter:
-        result = api.flamegraph(
+        result = ta.flamegraph(
             inputs,
             base=bases or None,
-            kinds=kinds,
-            threads=threads,
-            weight=weight,
-            by=by,
-            reverse=reverse,
-            focus=focus,
-            min_frac=min_frac,
-            library_names=libraries,
-            title=title,
+            **options,
             **reading.arguments(),
             progress=meter,
-            seen=lambda trace: report(
-                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
-            ),
+            seen=seen_by(reading),
         )
     writing.show(result)
     if writing.output not in (None, STDOUT) and not reading.quiet:

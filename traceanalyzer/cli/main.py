@@ -11,59 +11,18 @@ from pathlib import Path
 
 import click
 
-from traceanalyzer.cli.annotations import annotations
-from traceanalyzer.cli.api_calls import api_calls
-from traceanalyzer.cli.comm_outliers import comm_outliers
-from traceanalyzer.cli.completion import completing
-from traceanalyzer.cli.convert import convert
-from traceanalyzer.cli.diagnose import diagnose
-from traceanalyzer.cli.diff import diff
-from traceanalyzer.cli.flamegraph import flamegraph
-from traceanalyzer.cli.gpu_idle import gpu_idle
-from traceanalyzer.cli.host_metrics import host_metrics
-from traceanalyzer.cli.info import info
-from traceanalyzer.cli.interruption import STATUS, as_exceptions, ignored
-from traceanalyzer.cli.kernels import kernels
-from traceanalyzer.cli.launches import launches
-from traceanalyzer.cli.memory import memory
-from traceanalyzer.cli.operators import operators
-from traceanalyzer.cli.overlap import overlap
-from traceanalyzer.cli.py_spy_report import py_spy_report
-from traceanalyzer.cli.report import report
-from traceanalyzer.cli.steps import steps
-from traceanalyzer.cli.transfers import transfers
+from traceanalyzer.cli.commands import Commands
+from traceanalyzer.cli.start import STATUS, as_exceptions, ignored
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="traceanalyzer", message="%(prog)s %(version)s")
 def cli() -> None:
     """Why is training slow? Reads what profilers wrote and names the cause."""
-
-
-for _command in (
-    report,
-    diagnose,
-    info,
-    gpu_idle,
-    steps,
-    overlap,
-    comm_outliers,
-    operators,
-    kernels,
-    annotations,
-    launches,
-    api_calls,
-    transfers,
-    host_metrics,
-    memory,
-    diff,
-    py_spy_report,
-    flamegraph,
-    convert,
-):
-    cli.add_command(completing(_command))
 
 
 def run() -> None:

@@ -41,7 +41,8 @@ class Reading:
 
     Attributes:
         format: the parser to use whatever the content looks like, or None.
-        rank: of several files, only those of this rank; of one file, its rank.
+        rank: only this rank of the inputs.
+        assume_rank: the rank of a single file that has none.
         since_ns: leave out what ends before, counted from the trace's start.
         until_ns: leave out what starts then or later.
         quiet: no progress and no summary on standard error.
@@ -49,6 +50,7 @@ class Reading:
 
     format: str | None = None
     rank: int | None = None
+    assume_rank: int | None = None
     since_ns: int | None = None
     until_ns: int | None = None
     quiet: bool = False
@@ -59,10 +61,11 @@ class Reading:
             raise OptionError("--since must be before --until")
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the ``api`` functions that read."""
+        """The keyword arguments of the functions that read."""
         return {
             "format": self.format,
             "rank": self.rank,
+            "assume_rank": self.assume_rank,
             "since_ns": self.since_ns,
             "until_ns": self.until_ns,
         }
@@ -114,7 +117,13 @@ def reading(command: Command) -> Command:
         "--rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Of one file: it is of rank N, whatever it tells. Of several: only that of rank N.",
+        help="Only rank N.",
+    )
+    @click.option(
+        "--assume-rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Treat a file without a rank as rank N.",
     )
     @click.option(
         "--since",
@@ -131,12 +140,14 @@ def reading(command: Command) -> Command:
         *args: Any,
         format: str | None,  # noqa: A002 - the option's name
         rank: int | None,
+        assume_rank: int | None,
         since: int | None,
         until: int | None,
         quiet: bool,
         **rest: Any,
     ) -> None:
-        command(*args, reading=Reading(format, rank, since, until, quiet), **rest)
+        how = Reading(format, rank, assume_rank, since, until, quiet)
+        command(*args, reading=how, **rest)
 
     return wrapped
 
@@ -173,3 +184,53 @@ def writing(command: Command) -> Command:
         command(*args, writing=Writing(output, force, form, limit), **rest)
 
     return wrapped
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Where the charts go.
+
+    Attributes:
+        path: a file, or None for no plot.
+    """
+
+    path: str | None = None
+
+    def check(self, writing: Writing) -> None:
+        """Refuses a plot that cannot be written, before any work is done.
+
+        Raises:
+            OptionError: the name is not that of a picture, or that of the answer.
+            OutputError: the file exists and may not be overwritten.
+        """
+        if self.path is None:
+            return
+        if self._form() is None:
+            raise OptionError(f"{self.path}: a plot's name ends in .svg or .png")
+        if self.path == writing.output:
+            raise OptionError(f"{self.path}: the plot and the answer cannot be one file")
+        output.check(self.path, force=writing.force)
+
+    def show(self, result: Result) -> None:
+        """Draws all charts of the answer."""
+        form = self._form()
+        if form is not None:
+            output.write(render(result, form), self.path, binary=form in BINARY)
+
+    def _form(self) -> Form | None:
+        form = form_of(self.path) if self.path else None
+        return form if form in ("svg", "png") else None
+
+
+def plotting(what: str) -> Callable[[Command], Command]:
+    """Adds ``--plot FILE``, which draws ``what``; the command gets one ``plot`` argument."""
+
+    def add(command: Command) -> Command:
+        @click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")
+        @wraps(command)
+        def wrapped(*args: Any, plot: str | None, **rest: Any) -> None:
+            command(*args, plot=Plot(plot), **rest)
+
+        return wrapped
+
+    return add

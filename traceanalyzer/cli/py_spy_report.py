@@ -10,21 +10,21 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from traceanalyzer.analyzers.py_spy_report.options import Options
+from traceanalyzer.analyzers.registry import ENTRIES
+from traceanalyzer.cli.answering import progress, seen_by
+from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writing
 from traceanalyzer.cli.output import STDOUT
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from traceanalyzer.api import By, GroupBy, Match
 
 #: Where itwinai writes its profiles.
 FOLDERS = ("py-spy-outputs", "py-spy-output")
@@ -32,36 +32,14 @@ FOLDERS = ("py-spy-outputs", "py-spy-output")
 RATE = 100.0
 
 
-@click.command("py-spy-report", short_help="Which code was running, and whose it is.")
+@click.command("py-spy-report", short_help=ENTRIES["py_spy_report"].summary, help=Options.__doc__)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("--file", "more", multiple=True, metavar="PATH", help="The same as PATH.")
-@click.option(
-    "--library-name",
-    "libraries",
-    multiple=True,
-    metavar="NAME",
-    help="Tag stacks by the innermost frame of NAME. Repeatable, the first wins. Default: your own "
-    "code.",
-)
-@click.option(
-    "--match",
-    type=click.Choice(("component", "substring")),
-    default="component",
-    show_default=True,
-    help="NAME is a whole component of a path, or stands anywhere in it.",
-)
-@click.option("--aggregate-leaf-paths", is_flag=True, help="One row for equal paths.")
+@analyzer_options(Options, only=("library_names", "match", "aggregate_leaf_paths"))
 @click.option(
     "--num-rows", metavar=f"N|{ALL}", callback=rows, help="The same as --top.  [default: 10]"
 )
-@click.option(
-    "--group-by",
-    type=click.Choice(("function", "line", "file", "module", "library")),
-    help="Sums instead of paths: alone, and with what is called.",
-)
-@click.option(
-    "--by", type=click.Choice(("process", "thread", "rank", "file")), help="Rows apart for each."
-)
+@analyzer_options(Options, only=("group_by", "by"))
 @click.option("--seconds", is_flag=True, help="Seconds instead of samples.")
 @click.option(
     "--rate",
@@ -71,59 +49,37 @@ RATE = 100.0
     metavar="HZ",
     help="Samples a second, as py-spy record was told.",
 )
-@click.option("--drop-module", is_flag=True, help="Leave out module-level code.")
-@click.option(
-    "--exclude-idle-process", is_flag=True, help="Leave out samples without a Python frame."
-)
+@analyzer_options(Options, only=("drop_module", "exclude_idle_process"))
 @reading
 @writing
 def py_spy_report(
     paths: tuple[str, ...],
     more: tuple[str, ...],
-    libraries: tuple[str, ...],
-    match: Match,
-    aggregate_leaf_paths: bool,
     num_rows: int | str | None,
-    group_by: GroupBy | None,
-    by: By | None,
     seconds: bool,
     rate: float,
-    drop_module: bool,
-    exclude_idle_process: bool,
     reading: Reading,
     writing: Writing,
+    **options: Any,
 ) -> None:
-    """Which code was running when the profiler looked, and whose it is.
-
-    PATH is what `py-spy record -f raw` wrote, any other file with sampled stacks, or a folder of
-    them; `-` or a pipe is read from standard input. Without any, the folder py-spy-outputs or
-    py-spy-output is looked for.
-    """
-    from traceanalyzer import api
+    """Read the paths, or what is piped, or the usual folder."""
+    import traceanalyzer as ta
 
     if num_rows is not None:
         writing = replace(writing, top=num_rows if isinstance(num_rows, int) else None)
     writing.check()
     with _given([*paths, *more]) as found:
-        inputs, foreign = api.find_inputs(found)
+        inputs, foreign = ta.find_inputs(found)
         for path, why in () if reading.quiet else foreign:
             click.echo(f"{visible(path)}: {visible(why)}; skipped", err=True)
         with progress(inputs, quiet=reading.quiet) as meter:
-            result = api.py_spy_report(
+            result = ta.py_spy_report(
                 inputs,
-                library_names=libraries,
-                match=match,
-                aggregate_leaf_paths=aggregate_leaf_paths,
-                group_by=group_by,
-                by=by,
-                drop_module=drop_module,
-                exclude_idle_process=exclude_idle_process,
                 rate=rate if seconds else None,
+                **options,
                 **reading.arguments(),
                 progress=meter,
-                seen=lambda trace: report(
-                    trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
-                ),
+                seen=seen_by(reading),
             )
     writing.show(result)
 

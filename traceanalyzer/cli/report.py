@@ -5,14 +5,13 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli import output
+from traceanalyzer.cli.answering import inputs_of, progress, seen_by
 from traceanalyzer.cli.options import Reading, reading, rows
-from traceanalyzer.cli.progress import progress
-from traceanalyzer.cli.summary import inputs_of, seen_by
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
 
 
-@click.command("report", short_help="One page for whatever a job left, what is wrong first.")
+@click.command("report")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "-o",
@@ -52,7 +51,7 @@ def report(
     snapshots, or a folder of them. Each file is read once. The page fetches nothing and can be
     copied anywhere.
     """
-    from traceanalyzer import api
+    import traceanalyzer as ta
 
     form: Form = form_of(target) or "html"
     if form not in ("html", "json"):
@@ -60,7 +59,7 @@ def report(
     output.check(target, force=force)
     inputs = inputs_of(paths, quiet=reading.quiet)
     with progress(inputs, quiet=reading.quiet) as meter:
-        result = api.report(
+        result = ta.report(
             inputs,
             thresholds=thresholds,
             named=paths,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,62 +21,106 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class View:
+    """Everything that is shown of a result.
+
+    Attributes:
+        title: the question it answers.
+        verdict: the answer, one paragraph.
+        notes: what was not counted, assumed or missing.
+        tables: the numbers, the most telling table first.
+        scalars: numbers by name, unit in the name.
+        charts: makes the charts, the most telling first; called where something is drawn.
+        flames: makes the flame graphs.
+        occupancies: makes the drawings of what filled memories over time.
+        findings: problems, the most severe first.
+    """
+
+    title: str
+    verdict: str
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    charts: Callable[[], tuple[Chart, ...]] = tuple
+    flames: Callable[[], tuple[Flame, ...]] = tuple
+    occupancies: Callable[[], tuple[Occupancy, ...]] = tuple
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
 class Result:
-    """What every analyzer returns.
+    """What every analyzer returns: fields with the numbers, and a :class:`View` of them.
 
     Notebook methods draw through :mod:`traceanalyzer.render`, loaded when they are called: the
     one place where a lower room reaches for a higher one.
+
+    Attributes:
+        input_notes: inputs that were skipped or are truncated, a line each.
     """
+
+    input_notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def view(self) -> View:
+        """What is shown: verdict, notes, tables, charts."""
+        return View("", "")  # until every result has one
+
+    @cached_property
+    def _view(self) -> View:
+        return self.view()
 
     @property
     def title(self) -> str:
         """The question this result answers."""
-        raise NotImplementedError
+        return self._view.title
 
     @property
     def verdict(self) -> str:
         """The answer in plain words, one paragraph."""
-        raise NotImplementedError
+        return self._view.verdict
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was not counted, assumed or missing."""
-        return ()
+        return (*self._view.notes, *self.input_notes)
 
     @property
     def diagnosis(self) -> tuple[Finding, ...]:
         """What is wrong, the gravest first."""
-        return ()
+        return self._view.findings
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The answer's numbers as tables, the most telling first."""
-        return ()
+        return self._view.tables
 
     @property
     def tables_shown(self) -> tuple[Table, ...]:
         """Those to show: the others are data of what is shown in another way."""
         return tuple(table for table in self.tables if table.columns)
 
-    @property
+    @cached_property
     def charts(self) -> tuple[Chart, ...]:
         """Charts to draw, the most telling first."""
-        return ()
+        return self._view.charts()
 
-    @property
+    @cached_property
     def flames(self) -> tuple[Flame, ...]:
         """Flamegraphs to draw."""
-        return ()
+        return self._view.flames()
 
-    @property
+    @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:
         """What filled memories over time, to draw."""
-        return ()
+        return self._view.occupancies()
 
     @property
     def scalars(self) -> dict[str, Any]:
         """Numbers by name, unit in the name."""
-        return {}
+        return dict(self._view.scalars)
+
+    def numbers(self, *names: str) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain Python values: title, verdict, scalars, tables (rows), notes."""
@@ -106,7 +152,7 @@ class Result:
             MissingExtra: pandas is not installed.
             OptionError: the result has no table of that name.
         """
-        renderer = import_module("traceanalyzer.render.pandas")
+        renderer = import_module("traceanalyzer.render.data")
         frame: pd.DataFrame = renderer.to_pandas(self.to_polars(table))
         return frame
 

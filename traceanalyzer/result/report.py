@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from traceanalyzer.result.base import Result
-from traceanalyzer.result.shown import Finding, Table
+from traceanalyzer.result.base import Result, View
+from traceanalyzer.result.shown import Table
 
 
 @dataclass(frozen=True)
@@ -61,36 +60,17 @@ class Report(Result):
     sections: tuple[Section, ...]
     command: str
 
-    @property
-    def title(self) -> str:
-        """What it is about."""
-        return f"Report on {self.about}"
-
-    @property
-    def verdict(self) -> str:
-        """How much is wrong."""
-        return self.told.verdict
-
-    @property
-    def diagnosis(self) -> tuple[Finding, ...]:
-        """What is wrong, the gravest first."""
-        return self.told.diagnosis
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The ranks side by side; findings and rules."""
-        return (self.overview, *self.told.tables)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What cannot be told, and why."""
-        return self.told.notes
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The run in a few numbers; the findings; every other answer by its name."""
-        return {
-            **{fact.name: fact.value for fact in self.facts},
-            **self.told.scalars,
-            **{section.key: section.result.to_dict() for section in self.sections},
-        }
+    def view(self) -> View:
+        """The ranks side by side; findings and rules; every other result by its name."""
+        return View(
+            title=f"Report on {self.about}",
+            verdict=self.told.verdict,
+            notes=self.told.notes,
+            tables=(self.overview, *self.told.tables),
+            scalars={
+                **{fact.name: fact.value for fact in self.facts},
+                **self.told.scalars,
+                **{section.key: section.result.to_dict() for section in self.sections},
+            },
+            findings=self.told.diagnosis,
+        )

@@ -1,48 +1,45 @@
 """What annotations cost: host time, and the device work that is launched in them.
 
-Traces of one rank each come in; :func:`lay` takes the few columns that count, so that the rest can
-be forgotten, :func:`measure` attributes each piece of device work to the ranges around its launch
-call, and :func:`combine` sums up ranges of one name over all ranks. ``question`` says what can be
-asked; ``result`` holds the answer, ``shown`` its tables and charts, ``words`` its verdict.
+``attribution`` gives each piece of device work to the ranges around its launch call, ``compute``
+takes a rank's ranges and work and sums up ranges of one name over all ranks, ``result`` holds the
+numbers and what is shown of them.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.annotations.attribution import Attribution, attribute
-from traceanalyzer.analyzers.annotations.combine import combine
-from traceanalyzer.analyzers.annotations.ground import Ground, lay
-from traceanalyzer.analyzers.annotations.part import Part, measure
-from traceanalyzer.analyzers.annotations.question import BY, NEEDS, By, Question
-from traceanalyzer.analyzers.annotations.result import Annotations
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.annotations.options import By, Options
+from traceanalyzer.analyzers.base import Reading
 
-__all__ = [
-    "BY",
-    "NEEDS",
-    "Annotations",
-    "Attribution",
-    "By",
-    "Ground",
-    "Part",
-    "Question",
-    "annotations",
-    "attribute",
-    "combine",
-    "lay",
-    "measure",
-]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.annotations.result import Annotations
+    from traceanalyzer.reading import Inputs
 
 
 def annotations(
-    traces: Trace | Sequence[Trace], *, names: Sequence[str] = (), by: By | None = None
-) -> Annotations:
-    """What the annotations of traces in memory cost; see :class:`Question` for what can be asked.
+    inputs: "Inputs",
+    *,
+    names: str | Sequence[str] = (),
+    by: By | None = None,
+    **reading: Unpack[Reading],
+) -> "Annotations":
+    """What do annotated ranges (``record_function``, NVTX) cost, on the host and on the devices?
+
+    One file is in memory at a time; the ranks are summed up.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        names: regular expressions; only annotations of which one matches count, as if there were
+            no others. All without any.
+        by: ``rank``: those of other ranks are other rows.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace has no annotations, or none of that name.
+        InputError: nothing can be read.
+        MissingData: no annotations were recorded, or none of these names.
         OptionError: annotations cannot be told apart so, or a pattern is no regular expression.
     """
-    question = Question(names, by)
-    parts = [measure(lay(trace, question)) for trace in by_rank(traces)]
-    return combine(parts, question)
+    from traceanalyzer.analyzers.annotations.compute import ANNOTATIONS
+    from traceanalyzer.run import run
+
+    return run(ANNOTATIONS, inputs, Options(names, by), **reading)

@@ -1,4 +1,4 @@
-"""Who came when to each collective, who waited, and for whom.
+"""Who came when to each collective, who waited, and for whom; on clocks that agree.
 
 Within one matched collective: a rank *arrives* when its kernel starts. It *waits* from then until
 the last rank arrives, or until its own kernel ends if that is sooner (the root of a broadcast need
@@ -10,19 +10,45 @@ others' waits, so the waits of all ranks and what late ranks impose have the sam
 The wait is TraceLens' definition too. What a rank takes beyond the shortest of the ranks,
 ``dur - min(dur)``, agrees with it only as far as all kernels end at once: on the 8-rank DLRM trace
 it is up to 7 us off in a collective and 14 us in a rank's total.
+
+How far apart the ranks' clocks are is known from collectives that end everywhere at once. Every
+lane (process group) gives each of its ranks a distance from the lane's median end; the ranks' clock
+offsets are those that fit all lanes best (least squares over the lanes' medians), so that hosts
+that share only some groups are joined through them. Collectives with a root are left out: there a
+rank may be done early.
+
+An offset is *applied* only where it is clearly there (more than five times the residual and 50 us)
+and cannot be the ordinary skew of ends: three collectives or more speak for it and the hosts differ
+or are not known, or it exceeds the typical duration of the collectives. On one host it should be a
+few microseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import clocks
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
 
 #: Ends that lie so far before the last arrival cannot be the end of the same collective.
 _SLACK_NS = 100_000
+
+CLEAR_RESIDUALS = 5
+
+CLEAR_NS = 50_000
+
+#: Of fewer collectives a residual says little: ends may differ by chance.
+FEW = 3
+
+_TYPES = {
+    "rank": pl.Int32,
+    "n": pl.UInt32,
+    "offset_ns": pl.Int64,
+    "residual_ns": pl.Int64,
+    "applied": pl.Boolean,
+}
 
 
 def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFrame:
@@ -33,7 +59,7 @@ def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFram
     at the same last moment the lowest counts; where all arrive at once nobody is late. ``step`` is
     that of the first to arrive: a late rank may start in the step after.
     """
-    shift = clocks.offset_of(pl.col("rank"), offsets)
+    shift = offset_of(pl.col("rank"), offsets)
     rows = instances.filter(pl.col("instance").is_not_null()).with_columns(
         arrival=pl.col("start") - shift, leave=pl.col("end") - shift
     )
@@ -70,9 +96,9 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
     late = pl.col("is_last")
     last, first = pl.col("arrival").max(), pl.col("arrival").min()
     others = pl.col("arrival").filter(~late).median().floor().cast(pl.Int64)
-    told = ["collective", "dtype", "message_bytes", "group", "group_size", "kernel", "step"]
+    described = ["collective", "dtype", "message_bytes", "group", "group_size", "kernel", "step"]
     table = by_arrival.group_by("instance", maintain_order=True).agg(
-        *(pl.col(name).drop_nulls().first() for name in told),
+        *(pl.col(name).drop_nulls().first() for name in described),
         pl.len().alias("ranks"),
         pl.col("rank").first().alias("first_rank"),
         pl.col("rank").filter(late).first().alias("late_rank"),
@@ -86,3 +112,99 @@ def collectives(rows: pl.DataFrame) -> pl.DataFrame:
     )
     missing = (pl.col("group_size") - pl.col("ranks").cast(pl.Int64)).clip(lower_bound=0)
     return table.with_columns(missing=missing).sort("first_arrival_ns", "instance")
+
+
+def with_waits(
+    instances: pl.DataFrame,
+    rows: pl.DataFrame,
+    collectives: pl.DataFrame,
+    offsets: dict[int, int],
+) -> pl.DataFrame:
+    """Adds ``wait_ns``, ``late_rank``, ``pure_ns``, ``slow`` (null if unmatched), and ``at_ns``."""
+    waits = rows.select("id", "wait_ns")
+    of_collective = collectives.select("instance", "late_rank", "pure_ns", "slow")
+    at = pl.col("start") - offset_of(pl.col("rank"), offsets)
+    return (
+        instances.join(waits, on="id", how="left", maintain_order="left")
+        .with_columns(instance=pl.when(pl.col("wait_ns").is_not_null()).then("instance"))
+        .join(of_collective, on="instance", how="left", maintain_order="left")
+        .with_columns(at_ns=at - at.min())
+    )
+
+
+# --- clocks --------------------------------------------------------------------------------
+
+
+def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None]) -> pl.DataFrame:
+    """One row a rank: collectives used, offset, residual (MAD) in ns, and whether it is applied.
+
+    A positive offset says that the rank's clock is ahead of the (lower) median rank's. Empty where
+    no collective can tell.
+
+    Args:
+        matched: rows with ``instance``, ``lane``, ``rank``, ``collective``, ``end``,
+            ``duration_ns``.
+        hosts: host name by rank, None where it is not known.
+    """
+    rows = matched.filter(
+        pl.col("instance").is_not_null(), ~pl.col("collective").is_in(ROOTED)
+    ).with_columns(behind=pl.col("end") - pl.col("end").median().over("instance"))
+    if rows.is_empty():
+        return pl.DataFrame(schema=_TYPES)
+    fitted = _fit(rows.group_by("lane", "rank").agg(pl.col("behind").median()))
+    corrected = (
+        rows.join(fitted, on="rank")
+        .with_columns(end=pl.col("end") - pl.col("offset_ns"))
+        .with_columns(off=(pl.col("end") - pl.col("end").median().over("instance")))
+    )
+    residual = (pl.col("off") - pl.col("off").median()).abs().median()
+    found = corrected.group_by("rank").agg(
+        pl.len().alias("n"),
+        pl.col("offset_ns").first(),
+        residual.round().cast(pl.Int64).alias("residual_ns"),
+        pl.col("duration_ns").median().alias("typical"),
+    )
+    one_host = len(set(hosts.values())) == 1 and None not in hosts.values()
+    return (
+        found.with_columns(applied=_applies(one_host=one_host))
+        .sort("rank")
+        .select(pl.col(name).cast(dtype) for name, dtype in _TYPES.items())
+    )
+
+
+def applied(found: pl.DataFrame) -> dict[int, int]:
+    """The offset in ns of each rank whose clock is to be corrected."""
+    return dict(found.filter("applied").select("rank", "offset_ns").iter_rows())
+
+
+def offset_of(rank: pl.Expr, offsets: Mapping[int, int]) -> pl.Expr:
+    """Each rank's offset, 0 where it has none."""
+    return rank.replace_strict(offsets, default=0, return_dtype=pl.Int64)
+
+
+def _applies(*, one_host: bool) -> pl.Expr:
+    size = pl.col("offset_ns").abs()
+    clear = (size > CLEAR_RESIDUALS * pl.col("residual_ns")) & (size > CLEAR_NS)
+    beyond = size > pl.col("typical")
+    return clear & (beyond if one_host else beyond | (pl.col("n") >= FEW))
+
+
+def _fit(medians: pl.DataFrame) -> pl.DataFrame:
+    """``rank`` and ``offset_ns`` that explain every lane's medians best; their lower median is 0.
+
+    A rank's own offset, not the mean of two, is the zero: so one of two hosts keeps its clock.
+    """
+    ranks = medians["rank"].unique().sort()
+    row = {rank: i for i, rank in enumerate(ranks)}
+    normal = np.zeros((len(ranks), len(ranks)))
+    right = np.zeros(len(ranks))
+    for lane in medians.sort("rank").partition_by("lane", maintain_order=True):
+        at = [row[rank] for rank in lane["rank"]]
+        centre = np.eye(len(at)) - 1 / len(at)
+        normal[np.ix_(at, at)] += centre
+        right[at] += centre @ lane["behind"].to_numpy()
+    found = np.linalg.lstsq(normal, right, rcond=None)[0]
+    zero = np.sort(found)[(len(found) - 1) // 2]
+    return pl.DataFrame({"rank": ranks, "offset_ns": np.rint(found - zero)}).cast(
+        {"offset_ns": pl.Int64}
+    )

@@ -1,27 +1,31 @@
-"""What a late rank did while the others waited: each stretch divided up, on host and device.
+"""What a late rank did while the others waited, and how full devices were during outliers.
 
-Host: at every moment the innermost event counts, on the thread that issued the collective; where
-that thread has none, on the thread that marks steps, then on the others that issue collectives. So
-an operator is not hidden by the annotation or the Python frame around it, and time inside an
-annotation with no operator running (Python, or waiting for something that is not recorded) is
-shown as the annotation's own; ``within`` names the annotation around. The host parts of a stretch,
-``nothing recorded`` among them, add up to it exactly.
+Each stretch is divided up, on host and device. Host: at every moment the innermost event counts, on
+the thread that issued the collective; where that thread has none, on the thread that marks steps,
+then on the others that issue collectives. So an operator is not hidden by the annotation or the
+Python frame around it, and time inside an annotation with no operator running (Python, or waiting
+for something that is not recorded) is shown as the annotation's own; ``within`` names the
+annotation around. The host parts of a stretch, ``nothing recorded`` among them, add up to it
+exactly.
 
 Device: each kernel, copy or set by the sum of its overlaps, and ``idle``, when none ran. Streams
 run side by side, so these parts may exceed the stretch.
+
+NCCL allocates its buffers on the device, beside PyTorch's allocator. Where next to nothing is left,
+it makes do with small ones, or fails; the allocator itself stops the device to give memory back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.late import Window
-from traceanalyzer.analyzers.names import ADDRESS
+from traceanalyzer.analyzers.comm_outliers.stragglers import Window
+from traceanalyzer.analyzers.common.names import ADDRESS
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
@@ -31,7 +35,11 @@ from traceanalyzer.vocabulary import (
     steps_pattern,
 )
 
+if TYPE_CHECKING:  # what makes them is only loaded where memory is asked about
+    from traceanalyzer.analyzers.memory.fill import Fill
+
 IDLE = "idle"
+
 NOTHING = "nothing recorded"
 
 #: Parts shown of each stretch, on each side.
@@ -49,6 +57,7 @@ _HOST_KINDS = (
     "nvtx",
     "osrt",
 )
+
 _ISSUING = "^(?:" + "|".join((PARAM_COMMS, "c10d::", *NCCL_ANNOTATION_PREFIXES)) + ")"
 
 _ANNOTATIONS = ("user_annotation", "nvtx")
@@ -67,8 +76,25 @@ _TYPES = {
     "overlap_frac": pl.Float64,
 }
 
+#: From this share of the device's memory on it is nearly full.
+NEAR_FULL_FRAC: Final = 0.95
 
-def context(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
+TYPES: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "id": pl.UInt32,
+    "rank": pl.Int32,
+    "device": pl.Int32,
+    "collective": pl.String,
+    "step": pl.String,
+    "duration_ns": pl.Int64,
+    "taken_bytes": pl.Int64,
+    "capacity_bytes": pl.Int64,
+    "taken_frac": pl.Float64,
+    "aligned": pl.Boolean,
+    "near_full": pl.Boolean,
+}
+
+
+def divide(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
     """The largest parts of every stretch: window (its number), side, kind, name, overlap.
 
     A stretch whose rank is not among ``traces`` has no rows, one whose trace holds no host events
@@ -78,7 +104,7 @@ def context(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
     for number, window in enumerate(windows):
         trace = next((t for t in traces if _is_of(t, window)), None)
         if trace is not None:
-            found += [part.with_columns(window=number) for part in _divide(window, trace)]
+            found += [part.with_columns(window=number) for part in _sides(window, trace)]
     rows = [
         pl.DataFrame(schema=_TYPES),
         *(f.select(pl.col(n).cast(t) for n, t in _TYPES.items()) for f in found),
@@ -86,25 +112,25 @@ def context(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
     return pl.concat(rows)
 
 
-def words(parts: pl.DataFrame, side: str) -> pl.DataFrame:
+def labels(parts: pl.DataFrame, side: str) -> pl.DataFrame:
     """``window`` and a column named for the side: its largest parts, as people say it.
 
     ``train_step with no operator running 46.9 ms (99.8 %)``; the second part too if it is a tenth
     of the stretch or more.
     """
     order = pl.int_range(pl.len()).over("window")
-    told = parts.filter(pl.col("side") == side).with_columns(order=order)
+    rows = parts.filter(pl.col("side") == side).with_columns(order=order)
     second = (pl.col("order") == 1) & (pl.col("overlap_frac") >= _WORTH)
-    top = told.filter((pl.col("order") == 0) | second)
-    said = pl.Series(side, [_said(part) for part in top.iter_rows(named=True)], dtype=pl.String)
+    top = rows.filter((pl.col("order") == 0) | second)
+    texts = pl.Series(side, [_label(part) for part in top.iter_rows(named=True)], dtype=pl.String)
     return (
-        top.select("window", said)
+        top.select("window", texts)
         .group_by("window", maintain_order=True)
         .agg(pl.col(side).str.join(", "))
     )
 
 
-def _said(part: Mapping[str, Any]) -> str:
+def _label(part: Mapping[str, Any]) -> str:
     what = _short(part["name"])
     if part["side"] == "host" and part["kind"] in _ANNOTATIONS:
         what += " with no operator running"
@@ -122,7 +148,7 @@ def _is_of(trace: Trace, window: Window) -> bool:
     return trace.meta.path == window.path and trace.meta.rank in (None, window.rank)
 
 
-def _divide(window: Window, trace: Trace) -> list[pl.DataFrame]:
+def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
     near = trace.events.filter(
         pl.col("ts") < window.end_ns, pl.col("ts") + pl.col("dur") > window.start_ns
     ).with_columns(pl.col("kind").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
@@ -165,7 +191,7 @@ def _parts(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(pl.col(name).cast(_TYPES[name]) for name in _PART)
 
 
-# --- host ------------------------------------------------------------------------------------
+# --- host ----------------------------------------------------------------------------------
 
 
 def _threads(trace: Trace, window: Window) -> list[int]:
@@ -187,11 +213,11 @@ def _host(events: pl.DataFrame, threads: Sequence[int]) -> pl.DataFrame:
     found = [pl.DataFrame(schema={name: _TYPES[name] for name in _PART})]
     covered = events.select("start", "end").clear()
     for tid in threads or events["tid"].unique().sort().to_list():
-        own = events.filter(pl.col("tid") == tid)
-        pieces = intervals.overlap_with(_innermost(own), covered)
+        on_thread = events.filter(pl.col("tid") == tid)
+        pieces = intervals.overlap_with(_innermost(on_thread), covered)
         free = pl.col("end") - pl.col("start") - pl.col("overlap")
         found.append(_parts(pieces.with_columns(overlap_ns=free)))
-        covered = pl.concat([covered, own.select("start", "end")])
+        covered = pl.concat([covered, on_thread.select("start", "end")])
     return pl.concat(found)
 
 
@@ -209,7 +235,67 @@ def _innermost(events: pl.DataFrame) -> pl.DataFrame:
         ~pl.col("name").cast(pl.String).str.contains(steps_pattern()),
     )
     around = linking.enclosing(found.select("ts"), ranges)["slice"]
-    own = pl.col("kind").is_in(_ANNOTATIONS)
+    is_range = pl.col("kind").is_in(_ANNOTATIONS)
     return inner.with_columns(
-        within=pl.when(~own).then(ranges["name"].cast(pl.String).gather(around))
+        within=pl.when(~is_range).then(ranges["name"].cast(pl.String).gather(around))
     )
+
+
+# --- memory --------------------------------------------------------------------------------
+
+
+def fullness(
+    outliers: pl.DataFrame, metas: Mapping[str, Meta], fills: Sequence[Fill]
+) -> pl.DataFrame:
+    """How full the device was during each outlier, where its memory is known.
+
+    Args:
+        outliers: rows of ``CommOutliers.outliers()``.
+        metas: of the traces, by path.
+        fills: what is known of devices' memory. One belongs to the outliers of its rank and device;
+            one whose file tells no rank to those of the only rank there is.
+
+    Returns:
+        A row an outlier: id, rank, device, collective, step, duration_ns, taken_bytes (the most
+        that was taken of the device meanwhile), capacity_bytes (null where the trace does not tell
+        the device's memory), taken_frac, aligned (whether that was at the same time; else it is the
+        most of the whole history) and near_full.
+    """
+    alone = outliers["rank"].n_unique() == 1
+    rows = []
+    for row in outliers.iter_rows(named=True):
+        fill = _of(row, fills, alone)
+        meta = metas.get(row["path"])
+        if fill is None or meta is None:
+            continue
+        begin = row["ts"] + (meta.epoch_ns or 0)
+        taken, aligned = fill.taken(begin, begin + row["duration_ns"])
+        capacity = _capacity(meta, row["device"])
+        frac = taken / capacity if capacity else None
+        rows.append(
+            {
+                **{name: row[name] for name in TYPES if name in row},
+                "taken_bytes": taken,
+                "capacity_bytes": capacity,
+                "taken_frac": frac,
+                "aligned": aligned and meta.epoch_ns is not None,
+                "near_full": frac is not None and frac >= NEAR_FULL_FRAC,
+            }
+        )
+    return pl.DataFrame(rows, schema=TYPES)
+
+
+def _of(row: Mapping[str, Any], fills: Sequence[Fill], alone: bool) -> Fill | None:
+    """What is known of the memory of an outlier's device."""
+    of_rank = [f for f in fills if f.rank == row["rank"] or (f.rank is None and alone)]
+    exact = [f for f in of_rank if row["device"] is not None and f.device == row["device"]]
+    # a process that sees one device only calls it 0, whichever it is
+    return exact[0] if exact else of_rank[0] if len(of_rank) == 1 else None
+
+
+def _capacity(meta: Meta, device: int | None) -> int | None:
+    """Memory of a device; where all are alike, of any."""
+    known = {one.id: one.total_bytes for one in meta.devices if one.total_bytes}
+    if device in known:
+        return known[device]
+    return next(iter(known.values())) if len(set(known.values())) == 1 else None

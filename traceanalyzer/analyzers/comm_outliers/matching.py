@@ -1,4 +1,4 @@
-"""Which collectives of different ranks are one and the same.
+"""Which collectives of different ranks are one and the same, on one clock.
 
 Ranks that record the group's running number (``Seq``) are matched by it. The others are matched by
 order: the n-th of one rank is the n-th of another, where name, dtype and size agree and they end
@@ -9,9 +9,20 @@ everywhere at once), and each event goes to the like one that ends nearest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.errors import MissingData
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.comm_outliers.compute import Part
 
 #: One process group; where no group is recorded, one stream. ``group_ranks`` keeps apart groups
 #: of one name on different ranks.
@@ -27,6 +38,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 _UNEVEN = "all_to_all"
 
 _POINT_TO_POINT = ("send", "recv")
+
 _PAIR = 2
 
 #: How far apart in the two sequences a pair is looked for.
@@ -39,7 +51,115 @@ _AGREEMENTS = (20_000, 100_000, 1_000_000, 10_000_000)
 #: because even collectives at even intervals are seldom a whole interval apart.
 _ALMOST = 0.75
 
+_NO_DEVICE = "{where}: no communication was recorded, nor any work of a GPU; {hint}"
+
+_NO_COLLECTIVE = (
+    "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
+    "none); kernels with other names are found with --pattern"
+)
+
 _Ints = npt.NDArray[np.int64]
+
+
+# --- the ranks put together ----------------------------------------------------------------
+
+
+def ordered(parts: Sequence[Part]) -> list[Part]:
+    """The parts by rank and time, on one clock that begins with the first collective.
+
+    Ranks that no file tells get the lowest free numbers, in order of the files' names. A file
+    without an absolute time among files that have one is moved so that all begin together: its
+    clock is then found from the collectives' ends. Of two parts that say the same the first stays.
+    """
+    named = _with_ranks(parts)
+    begun = {id(part): _begin(part) for part in named}
+    absolute = [begun[id(p)] for p in named if p.epoch_known and p.instances.height]
+    origin = min(absolute or begun.values())
+    moved = [
+        _moved(part, -origin if part.epoch_known or not absolute else -begun[id(part)])
+        for part in named
+    ]
+    by_time = sorted(moved, key=lambda part: (part.rank, _begin(part), part.path))
+    return [
+        part
+        for before, part in zip([None, *by_time], by_time, strict=False)
+        if before is None or not _same(before, part)
+    ]
+
+
+def _with_ranks(parts: Sequence[Part]) -> list[Part]:
+    taken = {part.rank for part in parts}
+    free = (n for n in range(2 * len(parts)) if n not in taken)
+    known = [part for part in parts if part.rank is not None]
+    unknown = sorted((part for part in parts if part.rank is None), key=lambda part: part.path)
+    return known + [replace(part, rank=next(free), rank_known=False) for part in unknown]
+
+
+def _begin(part: Part) -> int:
+    first = part.instances["start"].min()
+    return first if isinstance(first, int) else 0
+
+
+def _moved(part: Part, by: int) -> Part:
+    shift = pl.col("start", "end") + by
+    return replace(
+        part,
+        instances=part.instances.with_columns(shift),
+        steps=part.steps.with_columns(shift),
+        shift_ns=part.shift_ns + by,
+    )
+
+
+def _same(one: Part, other: Part) -> bool:
+    """One file given twice, perhaps once compressed."""
+    return (
+        one.rank == other.rank
+        and one.instances.height > 0
+        and one.instances.equals(other.instances)
+    )
+
+
+def joined(parts: Sequence[Part]) -> pl.DataFrame:
+    """All collectives in order of (rank, start), numbered by ``id``; ``ts`` on the file's clock.
+
+    Raises:
+        MissingData: there are none.
+    """
+    frames = [
+        part.instances.with_columns(
+            rank=pl.lit(part.rank, pl.Int32),
+            path=pl.lit(part.path),
+            shift_ns=pl.lit(part.shift_ns, pl.Int64),
+        )
+        for part in parts
+    ]
+    if not any(frame.height for frame in frames):
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        where = ", ".join(part.path for part in parts[:3]) + more
+        worked = any(part.busy_ns is not None for part in parts)
+        text = _NO_COLLECTIVE if worked else _NO_DEVICE
+        raise MissingData(text.format(where=where, hint=parts[0].record_hint))
+    rows = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
+    kernel = mapped(rows["name"], function)
+    return rows.with_row_index("id").with_columns(
+        ts=pl.col("start") - pl.col("shift_ns"),
+        duration_ns=pl.col("end") - pl.col("start"),
+        kernel=pl.when(pl.col("message_bytes").is_null()).then(kernel),
+    )
+
+
+def marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
+    """The steps of all ranks, with ``rank`` and ``arrival`` (start less the clock offset)."""
+    return pl.concat(
+        part.steps.with_columns(
+            rank=pl.lit(part.rank, pl.Int32),
+            arrival=pl.col("start") - offsets.get(part.rank or 0, 0),
+        )
+        for part in parts
+    )
+
+
+# --- lanes ---------------------------------------------------------------------------------
 
 
 def match(frame: pl.DataFrame) -> pl.DataFrame:
@@ -54,7 +174,9 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
     candidates = _candidates(frame)
     if candidates["rank"].n_unique() < _PAIR:
         return frame.with_columns(pl.lit(None, pl.UInt32).alias(n) for n in ("instance", "lane"))
-    pieces = [_by_seq(lane) if _numbered(lane) else _by_order(lane) for lane in _lanes(candidates)]
+    pieces = [
+        _by_seq(lane) if _has_numbers(lane) else _by_order(lane) for lane in _lanes(candidates)
+    ]
     placed = pl.concat([p.with_columns(lane=pl.lit(i, pl.UInt32)) for i, p in enumerate(pieces)])
     shared = placed.filter(pl.col("rank").n_unique().over("lane", "place") >= _PAIR)
     first = shared.select("lane", "place").unique().sort("lane", "place").with_row_index("instance")
@@ -91,7 +213,7 @@ def _lanes(candidates: pl.DataFrame) -> list[pl.DataFrame]:
     return [groups[key] for key in sorted(groups, key=repr)]
 
 
-def _numbered(lane: pl.DataFrame) -> bool:
+def _has_numbers(lane: pl.DataFrame) -> bool:
     return lane["seq"].null_count() == 0
 
 
@@ -118,34 +240,34 @@ def _by_order(lane: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(placed).filter(pl.col("place") >= 0)
 
 
-# --- two sequences ---------------------------------------------------------------------------
+# --- two sequences -------------------------------------------------------------------------
 
 
-def align(reference: pl.DataFrame, own: pl.DataFrame) -> _Ints:
+def align(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
     """The row of ``reference`` that each row of ``own`` belongs to; -1 where there is none.
 
     Both hold ``kind`` (what has to agree), ``start`` and ``end``, in order of time.
     """
-    same = reference["kind"].to_list() == own["kind"].to_list()
-    if same and _meet(reference, own):
-        return np.arange(own.height)
-    offset = _clock_distance(reference, own)
-    return np.full(own.height, -1) if offset is None else _nearest(reference, own, offset)
+    same = reference["kind"].to_list() == other["kind"].to_list()
+    if same and _meet(reference, other):
+        return np.arange(other.height)
+    offset = _clock_distance(reference, other)
+    return np.full(other.height, -1) if offset is None else _nearest(reference, other, offset)
 
 
-def _meet(reference: pl.DataFrame, own: pl.DataFrame) -> bool:
+def _meet(reference: pl.DataFrame, other: pl.DataFrame) -> bool:
     """Whether most rows overlap in time, one by one."""
-    started = np.maximum(reference["start"].to_numpy(), own["start"].to_numpy())
-    ended = np.minimum(reference["end"].to_numpy(), own["end"].to_numpy())
+    started = np.maximum(reference["start"].to_numpy(), other["start"].to_numpy())
+    ended = np.minimum(reference["end"].to_numpy(), other["end"].to_numpy())
     return float(np.mean(started <= ended)) > 1 / 2
 
 
-def _clock_distance(reference: pl.DataFrame, own: pl.DataFrame) -> int | None:
+def _clock_distance(reference: pl.DataFrame, other: pl.DataFrame) -> int | None:
     """How far ``own``'s ends lie behind, by the vote of all near pairs; None without a pair."""
-    behind = np.sort(_pair_distances(reference, own))
+    behind = np.sort(_pair_distances(reference, other))
     if not behind.size:
         return None
-    needed = min(reference.height, own.height) / 2
+    needed = min(reference.height, other.height) / 2
     for width in _AGREEMENTS:
         votes = np.searchsorted(behind, behind + width, side="right") - np.arange(behind.size)
         if votes.max() >= needed:
@@ -155,10 +277,10 @@ def _clock_distance(reference: pl.DataFrame, own: pl.DataFrame) -> int | None:
     return int(np.median(behind[best : best + votes[best]]))
 
 
-def _pair_distances(reference: pl.DataFrame, own: pl.DataFrame) -> _Ints:
+def _pair_distances(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
     """End less end of all like events whose places differ little, from either end."""
     ref_kind, ref_end = reference["kind"].to_numpy(), reference["end"].to_numpy()
-    kind, end = own["kind"].to_numpy(), own["end"].to_numpy()
+    kind, end = other["kind"].to_numpy(), other["end"].to_numpy()
     n, m = len(ref_kind), len(kind)
     shifts = {*range(-_SHIFTS, _SHIFTS + 1), *range(n - m - _SHIFTS, n - m + _SHIFTS + 1)}
     found = [np.empty(0, np.int64)]
@@ -170,9 +292,9 @@ def _pair_distances(reference: pl.DataFrame, own: pl.DataFrame) -> _Ints:
     return np.concatenate(found)
 
 
-def _nearest(reference: pl.DataFrame, own: pl.DataFrame, offset: int) -> _Ints:
+def _nearest(reference: pl.DataFrame, other: pl.DataFrame, offset: int) -> _Ints:
     """Each event to the like one that ends nearest, each of those to one only."""
-    ends = own.select("kind", row=pl.int_range(pl.len()), when=pl.col("end") - offset)
+    ends = other.select("kind", row=pl.int_range(pl.len()), when=pl.col("end") - offset)
     theirs = reference.select("kind", place=pl.int_range(pl.len()), there="end")
     pairs = (
         ends.sort("when")
@@ -189,6 +311,6 @@ def _nearest(reference: pl.DataFrame, own: pl.DataFrame, offset: int) -> _Ints:
         .sort("apart", "row")
         .unique("place", keep="first")
     )
-    places = np.full(own.height, -1)
+    places = np.full(other.height, -1)
     places[pairs["row"].to_numpy()] = pairs["place"].to_numpy()
     return places

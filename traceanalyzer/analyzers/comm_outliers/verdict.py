@@ -1,17 +1,19 @@
-"""The answer in one paragraph: late ranks, slow collectives, outliers, or nothing unusual."""
+"""The sentences about the answer: the verdict, and what was not counted, assumed or missing."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.ranks import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
-from traceanalyzer.analyzers.kernel_names import function
+from traceanalyzer.analyzers.comm_outliers.stragglers import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 if TYPE_CHECKING:
+    from traceanalyzer.analyzers.comm_outliers.compute import Part
     from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 
 #: Medians that grew by less are the ordinary difference between two runs.
@@ -28,26 +30,36 @@ _USUAL = {
     "kernel": "its kernel's median",
 }
 
-#: Ranks or steps named before the rest is counted.
-_SHOWN = 5
+#: Ranks or steps named in the verdict before the rest is counted.
+_NAMED = 5
 
 #: From this share on one thing explains another.
 _MOST = 0.5
 
+#: The same in notes.
+_RANKS = 8
+
 
 def verdict(result: CommOutliers) -> str:
     """What is wrong, the gravest first, with numbers; else that nothing is."""
-    found = [_slower(result.baseline), _late(result), _slow_everywhere(result), _outliers(result)]
-    if not any(found):
-        found.append(_nothing(result))
-    found.append(_memory(result.memory))
+    sentences = [
+        _slower(result.baseline),
+        _late(result),
+        _slow_everywhere(result),
+        _outliers(result),
+    ]
+    if not any(sentences):
+        sentences.append(_nothing(result))
+    sentences.append(_memory(result.memory))
     if result.n_ranks > 1 and not result.n_matched:
-        found.append(
+        sentences.append(
             "Whether a rank is late cannot be told: no collective of one rank was found on another."
         )
     if result.n_ranks == 1 and result.world_size != 1:
-        found.append("One rank cannot tell waiting from slow communication: add the others' files.")
-    return " ".join(sentence for sentence in found if sentence)
+        sentences.append(
+            "One rank cannot tell waiting from slow communication: add the others' files."
+        )
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _memory(memory: pl.DataFrame | None) -> str:
@@ -85,7 +97,7 @@ def _slower(baseline: pl.DataFrame | None) -> str:
     )
 
 
-# --- late ranks ------------------------------------------------------------------------------
+# --- late ranks ----------------------------------------------------------------------------
 
 
 def _late(result: CommOutliers) -> str:
@@ -93,14 +105,14 @@ def _late(result: CommOutliers) -> str:
     if late.is_empty():
         return ""
     worst, *others = late.iter_rows(named=True)
-    said = [
+    sentences = [
         _late_rank(result, worst),
         _meanwhile(result, worst["rank"]),
         _habit(result, worst["rank"]),
         _late_too(others),
         _victim(result),
     ]
-    return " ".join(sentence for sentence in said if sentence)
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _late_rank(result: CommOutliers, row: Mapping[str, Any]) -> str:
@@ -119,23 +131,23 @@ def _meanwhile(result: CommOutliers, rank: int) -> str:
     """What the rank did in its worst stretch, and whether it was late into the step already."""
     late = result.late_with_context().filter(pl.col("rank") == rank).row(0, named=True)
     did = [f"{side}: {late[side]}" for side in ("host", "device") if late[side] is not None]
-    said = f"Meanwhile on its {'; on its '.join(did)}." if did else ""
+    text = f"Meanwhile on its {'; on its '.join(did)}." if did else ""
     into = late["into_step_ns"]
     if into is not None and into >= _MOST * late["late_ns"]:
-        said += f" It had entered the step {format_ns(into)} after the others already."
-    return said.strip()
+        text += f" It had entered the step {format_ns(into)} after the others already."
+    return text.strip()
 
 
 def _habit(result: CommOutliers, rank: int) -> str:
     """How much of the steps' time the rank costs, once two steps show it."""
-    own = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     if result.steps.height < WARN_STEPS:
         return "With fewer than two steps recorded this may be chance."
-    if own["late_steps"] < WARN_STEPS or own["late_frac"] < WARN_FRAC:
+    if row["late_steps"] < WARN_STEPS or row["late_frac"] < WARN_FRAC:
         return ""
-    level = "critical" if own["late_frac"] >= CRITICAL_FRAC else "a warning"
+    level = "critical" if row["late_frac"] >= CRITICAL_FRAC else "a warning"
     return (
-        f"It costs {format_frac(own['late_frac'])} of all steps' time, in {own['late_steps']} of "
+        f"It costs {format_frac(row['late_frac'])} of all steps' time, in {row['late_steps']} of "
         f"{result.steps.height} steps ({level})."
     )
 
@@ -164,7 +176,7 @@ def _victim(result: CommOutliers) -> str:
     )
 
 
-# --- slow collectives ------------------------------------------------------------------------
+# --- slow collectives ----------------------------------------------------------------------
 
 
 def _slow_everywhere(result: CommOutliers) -> str:
@@ -235,7 +247,7 @@ def _nothing(result: CommOutliers) -> str:
     )
 
 
-# --- words -----------------------------------------------------------------------------------
+# --- pieces of sentences -------------------------------------------------------------------
 
 
 def _what(row: Mapping[str, Any]) -> str:
@@ -253,10 +265,162 @@ def _number(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
-def _list(words: Sequence[str]) -> str:
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return ", ".join(words[:_SHOWN]) + more
+def _list(items: Sequence[object], most: int = _NAMED) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def _share(part: int, whole: int) -> str:
     return format_frac(part / whole if whole else 0.0)
+
+
+# --- notes ---------------------------------------------------------------------------------
+
+
+def remarks(
+    parts: Sequence[Part],
+    instances: pl.DataFrame,
+    collectives: pl.DataFrame,
+    clocks: pl.DataFrame,
+    misplaced: int,
+) -> tuple[str, ...]:
+    """Everything the reader has to know to judge the numbers; empty when there is nothing.
+
+    Args:
+        parts: what was read.
+        instances: all collectives, judged.
+        collectives: those matched across ranks.
+        clocks: the ranks' offsets.
+        misplaced: collectives whose match by order was undone.
+    """
+    notes = [*_given(parts), *_events(parts, instances)]
+    if len({part.rank for part in parts}) > 1:
+        notes += [*_matching(instances, misplaced), _clocks(clocks), _partial(collectives)]
+    return tuple(note for note in notes if note)
+
+
+def _given(parts: Sequence[Part]) -> list[str]:
+    given = {part.rank for part in parts}
+    world = max(part.world_size or 0 for part in parts)
+    unnamed = sum(not part.rank_known for part in parts) if len(parts) > 1 else 0
+    silent = sorted({part.rank or 0 for part in parts if part.instances.is_empty()})
+    files = Counter(part.rank for part in parts)
+    again = [rank for rank, count in files.items() if count > 1]
+    return [
+        _if(
+            len(given) < world,
+            f"Ranks given: {len(given)} of {world}. Lateness is judged among those only.",
+        ),
+        _if(unnamed, f"{unnamed} files do not tell their rank; numbered in order of their names."),
+        _if(
+            again,
+            f"More than one file is of rank {_list(again, _RANKS)}: taken for parts of one run. "
+            "Files of several runs belong into folders of their own.",
+        ),
+        _if(silent, f"No communication was recorded in rank {_list(silent, _RANKS)}."),
+    ]
+
+
+def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
+    unclosed = sum(part.unclosed for part in parts)
+    unsized = instances["message_bytes"].null_count()
+    small = instances.filter(judged_by="bandwidth").height
+    placed = instances.filter(judged_by="place").height
+    unjudged = instances["judged_by"].null_count()
+    return [
+        _if(unclosed, f"{unclosed:,} communication events without an end were not counted."),
+        _if(
+            unsized,
+            f"The message size of {unsized:,} of {instances.height:,} collectives is not known: "
+            "they have no bandwidth and are grouped by kernel. Newer PyTorch records it with each "
+            "kernel, older ones with record_shapes=True.",
+        ),
+        _if(
+            small,
+            f"{small:,} of {instances.height:,} collectives are in kinds of fewer than five: "
+            "judged against their bandwidth over all sizes.",
+        ),
+        _if(
+            placed,
+            f"{placed:,} of {instances.height:,} collectives are judged against the same place in "
+            "the other steps.",
+        ),
+        _if(
+            unjudged,
+            f"{unjudged:,} of {instances.height:,} collectives were not judged: fewer than five "
+            "are like them, or they vary as different sizes would.",
+        ),
+    ]
+
+
+def _matching(instances: pl.DataFrame, misplaced: int) -> list[str]:
+    alone = instances["instance"].null_count() - misplaced
+    unknown = instances.filter(pl.col("instance").is_not_null(), pl.col("group").is_null()).height
+    return [
+        _if(
+            alone,
+            f"{alone:,} of {instances.height:,} collectives have no partner on another rank "
+            "(another group, a send or recv, or not recorded there): they count towards no wait.",
+        ),
+        _if(
+            misplaced,
+            f"{misplaced:,} collectives count towards no wait: matched by order they would not "
+            "overlap in time (groups that the files do not tell apart, or drifting clocks).",
+        ),
+        _if(
+            unknown,
+            f"The process group of {unknown:,} collectives is not recorded: they were matched "
+            "across ranks by their order, taking all ranks for one group.",
+        ),
+    ]
+
+
+def _clocks(clocks: pl.DataFrame) -> str:
+    if clocks.is_empty():
+        return "No collective tells how far apart the ranks' clocks are: taken as they are."
+    largest = format_ns(max(abs(offset) for offset in clocks["offset_ns"]))
+    corrected = clocks.filter("applied")["rank"].to_list()
+    if corrected:
+        return (
+            f"Clock offsets of up to {largest} were taken off, of rank {_list(corrected, _RANKS)}."
+        )
+    return (
+        f"By the ends of collectives the ranks' clocks agree within {largest}: taken as they are."
+    )
+
+
+def _partial(collectives: pl.DataFrame) -> str:
+    partial = collectives.filter(pl.col("missing") > 0).height
+    return _if(
+        partial,
+        f"In {partial:,} of {collectives.height:,} collectives not all ranks of the group are "
+        "there.",
+    )
+
+
+def memory_notes(memory: pl.DataFrame | None) -> tuple[str, ...]:
+    """What keeps the memory of devices from being told during outliers."""
+    if memory is None:
+        return ()
+    if memory.is_empty():
+        return ("Memory was given of no rank and device that an outlier is of.",)
+    return tuple(
+        note
+        for note in (
+            _if(
+                memory["capacity_bytes"].null_count(),
+                "The trace does not tell how much memory the device has, so it is not known how "
+                "full it was.",
+            ),
+            _if(
+                not memory["aligned"].all(),
+                "Where memory and collectives do not share a clock, the most that was taken in the "
+                "whole history counts.",
+            ),
+        )
+        if note
+    )
+
+
+def _if(found: object, note: str) -> str:
+    return note if found else ""

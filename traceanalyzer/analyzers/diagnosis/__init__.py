@@ -1,14 +1,42 @@
-"""What is wrong, what does it cost, and what helps? The findings of all analyses, by rules.
+"""What is wrong, what does it cost, and what helps? The results of all analyzers, by rules.
 
-In go the answers of other analyses, by name, and why others have none; :func:`diagnose` asks each
-rule of :data:`RULES` about the answer it judges and gives a :class:`Diagnosis`. The rules stand in
-``communication``, ``waiting``, ``feeding``, ``work``, ``filling`` and ``recording``, a function
-each; none looks at a trace. The public API imports this.
+``judge`` asks each rule of its ``RULES`` about the result it looks at. The rules are in
+``communication``, ``waiting``, ``work``, ``filling`` and ``recording``, a function each; none looks
+at a trace.
 """
 
-from traceanalyzer.analyzers.diagnosis.judge import diagnose
-from traceanalyzer.analyzers.diagnosis.result import Diagnosis
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.diagnosis.rules import RULES, with_thresholds
+from __future__ import annotations
 
-__all__ = ["RULES", "Answers", "Diagnosis", "Measured", "Rule", "diagnose", "with_thresholds"]
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from traceanalyzer.analyzers.base import Reading
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.diagnosis.result import Diagnosis
+    from traceanalyzer.reading import Inputs
+
+
+def diagnose(
+    inputs: Inputs, *, thresholds: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> Diagnosis:
+    """What is wrong, what does it cost, and what helps?
+
+    Every analysis that rules need and the files allow is made, each file read once, and its answer
+    judged by documented rules. What no rule can judge, because it was not recorded, is said too.
+
+    Args:
+        inputs: traces, files and folders of any format, of one run.
+        thresholds: other thresholds, such as ``late-rank=5%`` or ``late-rank:critical=0.3``.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        OptionError: a threshold makes no sense, or no input is of the rank that is asked for.
+    """
+    from traceanalyzer.analyzers.diagnosis.judge import judge, with_thresholds
+    from traceanalyzer.run import examine
+
+    rules = with_thresholds(thresholds)
+    found = examine(inputs, {rule.analysis for rule in rules}, **reading)
+    return judge(found.results, found.missing, rules=rules, files=found.files, notes=found.notes)

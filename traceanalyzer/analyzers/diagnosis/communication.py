@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import CommOutliers
-from traceanalyzer.analyzers.comm_outliers.ranks import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.stragglers import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.overlap import Overlap
+from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 #: So many ranks are named.

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.memory import Memory, MemoryErrors, MemoryGrowth
-from traceanalyzer.analyzers.memory.lines import frame_text
-from traceanalyzer.analyzers.places import places
+from traceanalyzer.analyzers.memory.attribution import frame_text
+from traceanalyzer.analyzers.memory.growth import MemoryGrowth
+from traceanalyzer.analyzers.memory.oom import MemoryErrors
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.units import format_bytes, format_frac
 
 #: It takes so many devices to tell which is the odd one out.

@@ -7,15 +7,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.host_metrics import HostMetrics
-from traceanalyzer.analyzers.host_metrics.measures import (
-    BUSY_PERCENT,
-    busiest_disk,
-    busy_processors,
-    fullest_memory,
-    most_swap,
-)
-from traceanalyzer.analyzers.info import Info
+from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
+from traceanalyzer.analyzers.info.result import Info
 from traceanalyzer.units import format_bytes, format_frac
 
 _LOSSES = ("error", "data_loss")
@@ -79,7 +72,7 @@ def rules() -> tuple[Rule, ...]:
 
 
 def _processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    found = busy_processors(result)
+    found = result.busy_processors()
     if found is not None:
         share, mean = found
         yield Measured(
@@ -95,7 +88,7 @@ def _processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 def _memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = fullest_memory(result)
+    row = result.fullest_memory()
     if row is not None:
         yield Measured(
             size=row["frac"],
@@ -109,7 +102,7 @@ def _memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 def _swap(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = most_swap(result)
+    row = result.most_swap()
     if row is not None:
         yield Measured(
             size=row["max"],
@@ -121,7 +114,7 @@ def _swap(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 def _disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    row = busiest_disk(result)
+    row = result.busiest_disk()
     if row is not None:
         yield Measured(
             size=row["max"] / 1000,

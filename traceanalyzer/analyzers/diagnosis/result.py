@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
-from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table
+from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
 
 FOUND, NOTHING, UNTOLD = "found", "nothing found", "cannot tell"
 
@@ -36,26 +35,30 @@ class Diagnosis(Result):
             cannot be told), looks_for, measure, info, warning and critical (thresholds, null where
             the rule does not give that severity), analysis.
         files: how many files were read.
-        more_notes: what else is to be said.
     """
 
     found: tuple[Finding, ...]
     rules: pl.DataFrame
     files: int
-    more_notes: tuple[str, ...] = ()
+
+    def view(self) -> View:
+        """The findings, and all rules with what came of each, as data."""
+        counts = {f"{name}_count": self._count(name) for name in SEVERITIES}
+        return View(
+            title="What is wrong, and what does it cost?",
+            verdict=self._verdict(),
+            notes=self._notes(),
+            tables=self._tables(),
+            scalars={"files": self.files, **counts},
+            findings=self.found,
+        )
 
     @property
-    def title(self) -> str:
-        """The question."""
-        return "What is wrong, and what does it cost?"
+    def worst(self) -> Severity | None:
+        """The gravest severity found."""
+        return self.found[0].severity if self.found else None
 
-    @property
-    def diagnosis(self) -> tuple[Finding, ...]:
-        """As found."""
-        return self.found
-
-    @property
-    def verdict(self) -> str:
+    def _verdict(self) -> str:
         """How many findings of which severity, and what could not be judged."""
         told = [f"{self._count(name)} {name}" for name in reversed(SEVERITIES) if self._count(name)]
         silent = self.rules.filter(pl.col("status") == UNTOLD).height
@@ -73,8 +76,7 @@ class Diagnosis(Result):
             said.append(f"{_rules(silent)} cannot tell, because what they need was not recorded.")
         return " ".join(one for one in said if one)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """How costs are meant; what cannot be told, and why."""
         overlap = (
             "Costs overlap and do not add up: waiting for a late rank is exposed communication on "
@@ -83,16 +85,9 @@ class Diagnosis(Result):
         untold = self.rules.filter(pl.col("status") == UNTOLD)
         reasons = untold.group_by("why", maintain_order=True).agg(pl.col("rule").str.join(", "))
         silent = [f"Cannot tell {rules}: {why}." for why, rules in reasons.rows()]
-        return (*((overlap,) if len(self.found) > 1 else ()), *silent, *self.more_notes)
+        return (*((overlap,) if len(self.found) > 1 else ()), *silent)
 
-    @property
-    def worst(self) -> Severity | None:
-        """The gravest severity found."""
-        return self.found[0].severity if self.found else None
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The findings, and all rules with what came of each, as data."""
+    def _tables(self) -> tuple[Table, ...]:
         shown = {
             "rule": "rule",
             "status": "status",
@@ -111,12 +106,6 @@ class Diagnosis(Result):
         """The findings as a table, a row each."""
         rows = [vars(one) | {"evidence": list(one.evidence)} for one in self.found]
         return pl.DataFrame(rows, schema=_FINDINGS, orient="row")
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """How many findings of each severity."""
-        counts = {f"{name}_count": self._count(name) for name in SEVERITIES}
-        return {"files": self.files, **counts}
 
     def _count(self, severity: Severity) -> int:
         return sum(one.severity == severity for one in self.found)

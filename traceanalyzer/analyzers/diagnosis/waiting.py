@@ -1,4 +1,4 @@
-"""Rules about devices that run nothing: one for each cause of idleness."""
+"""Rules about devices that wait for their host: idle time, steps, launches."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.places import at_start, places
+from traceanalyzer.analyzers.cuda_api.findings import (
+    ALLOC_IN_LOOP,
+    ASYNC_PAGEABLE,
+    FINDINGS,
+    SYNC_MEMCPY,
+    SYNC_MEMSET,
+)
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.gpu_idle import GpuIdle, causes, verdict, words
-from traceanalyzer.analyzers.launches import Launches
-from traceanalyzer.analyzers.places import at_start, places
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
+from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.result import Confidence, Severity
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 #: From this many times the median on, one device's idleness is told apart.
 _APART = 2
@@ -42,12 +52,17 @@ _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKN
 
 
 def rules() -> tuple[Rule, ...]:
+    """Idle time by cause, then CUDA calls and launches."""
+    return (*_idle_rules(), *_call_rules())
+
+
+def _idle_rules() -> tuple[Rule, ...]:
     """A rule for each cause of idleness."""
     return tuple(
         Rule(
             _IDS[cause],
             "gpu_idle",
-            f"devices are idle: {words.WAITING[cause]}",
+            f"devices are idle: {causes.WAITING[cause]}",
             "share of step time (of the recorded time, where no steps are marked)",
             _OWN_LEVELS.get(cause, _LEVELS),
             partial(_judge, cause),
@@ -69,7 +84,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     of = "step time" if result.step_ns else "the recorded time"
     yield Measured(
         size=share,
-        title=f"For {format_frac(share)} of {of} {who}, {words.WAITING[cause]}: "
+        title=f"For {format_frac(share)} of {of} {who}, {causes.WAITING[cause]}: "
         f"{format_ns(cost)}{_per_step(result, cost)}.",
         evidence=tuple(_evidence(result, cause, answers)),
         advice=_advice(result, cause, cost),
@@ -89,7 +104,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file, so this is of the training thread alone."
     elif result.work_lost:
-        yield verdict.CUT_OFF
+        yield CUT_OFF
     column = f"{cause}_ns"
     named = result.units.with_columns(places(result.units))
     order = named.sort(column, "on", descending=[True, False])
@@ -135,4 +150,89 @@ def _advice(result: GpuIdle, cause: str, cost: int) -> str:
     if cause == causes.HOST_CODE:
         save = f"Moving it off the training loop would save {format_ns(cost)} at most."
         return f"The longest gaps tell where (gpu-idle lists them); {code} shows which code. {save}"
-    return f"{words.ADVICE[cause].format(code=code)} would save {format_ns(cost)} at most."
+    return f"{causes.ADVICE[cause].format(code=code)} would save {format_ns(cost)} at most."
+
+
+_CALLS = {
+    ASYNC_PAGEABLE: ("pageable-copies", "asynchronous copies from or to pageable memory block"),
+    SYNC_MEMCPY: ("synchronous-copies", "copies by synchronous calls hold the host up"),
+    SYNC_MEMSET: ("synchronous-sets", "sets of memory by synchronous calls hold the host up"),
+    ALLOC_IN_LOOP: ("allocation-in-loop", "memory is allocated or freed between launches"),
+}
+
+
+def _call_rules() -> tuple[Rule, ...]:
+    """Launch-bound stretches, and each of the calls that hold the host up."""
+    return (
+        Rule(
+            "launch-bound",
+            "launches",
+            "devices run out of work again and again because the host launches too slowly",
+            "waiting for launches as a share of the devices' time",
+            {"warning": 0.05, "critical": 0.2},
+            _launch_bound,
+        ),
+        *(
+            Rule(
+                rule,
+                "cuda_api",
+                looks_for,
+                "time of the host in these calls, as a share of its recorded time",
+                {"info": 0.01, "warning": 0.05, "critical": 0.25},
+                partial(_calls, finding),
+            )
+            for finding, (rule, looks_for) in _CALLS.items()
+        ),
+    )
+
+
+def _launch_bound(result: Launches, _: Answers) -> Iterator[Measured]:
+    if not result.waiting_ns or not result.span_ns:
+        return
+    share = result.waiting_ns / result.span_ns
+    yield Measured(
+        size=share,
+        title=f"Launch-bound: for {format_frac(share)} of the devices' time "
+        f"({format_ns(result.waiting_ns)}) they wait for the host's next launch.",
+        evidence=tuple(_of_launches(result)),
+        advice='Fewer and larger launches: CUDA graphs, torch.compile(mode="reduce-overhead"), '
+        "fused or foreach optimizers, larger batches; and no .item(), .cpu() or print in the loop, "
+        "so that the host can run ahead.",
+        cost_ns=result.waiting_ns,
+        cost_frac=share,
+    )
+
+
+def _of_launches(result: Launches) -> Iterator[str]:
+    if result.kernels:
+        short = result.short_kernels / result.kernels
+        yield (
+            f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
+        )
+    named = result.places.drop_nulls("place")
+    if named.height:
+        sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
+        place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
+        yield f"{format_frac(waiting / result.waiting_ns)} of the waiting is in {place}."
+    if result.synchronised_ns:
+        share = result.synchronised_ns / result.waiting_ns
+        yield f"{format_frac(share)} of it lies around calls that wait for the device."
+
+
+def _calls(finding: str, result: CudaApi, _: Answers) -> Iterator[Measured]:
+    for row in result.findings.filter(pl.col("finding").cast(pl.String) == finding).rows(
+        named=True
+    ):
+        share = row["host_ns"] / result.span_ns if result.span_ns else 0.0
+        moved = row["moved_bytes"]
+        yield Measured(
+            size=share,
+            title=f"{row['n']:,} {FINDINGS[finding].sentence(row['n'])} took the host "
+            f"{format_ns(row['host_ns'])}, {format_frac(share)} of its time.",
+            evidence=(f"They moved {format_bytes(moved)}.",) if moved else (),
+            advice=f"{row['advice'][:1].upper()}{row['advice'][1:]}.",
+            cost_ns=row["host_ns"],
+            cost_frac=share,
+            of="the host's time",
+            confidence="medium",  # the host may have had time to spare
+        )

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.kernel_families import is_plain_float
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
-from traceanalyzer.analyzers.kernel_families import is_plain_float
-from traceanalyzer.analyzers.kernels import Kernels
-from traceanalyzer.analyzers.leaf_paths import LeafPaths
-from traceanalyzer.analyzers.steps import Steps
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.units import format_frac, format_ns, format_weight
 
 

@@ -1,42 +1,55 @@
 """Did it get slower, and where? Two runs, whatever recorded them.
 
-Traces of one rank each come in; :func:`extract` puts the questions of the other analyses to each,
-:func:`combine` compares two runs of such parts. ``question`` says what is asked and read, ``part``
-what a rank contributes, ``stepwise`` its device work and operators by step, ``run`` joins the ranks
-of a run. ``measure`` is the number that runs are judged by, ``usual`` what a typical step has,
-``noise`` what may be chance, ``compared`` the rows beside one another, ``comparable`` what forbids
-a comparison or weakens it; ``result``, ``shown`` and ``words`` are the answer.
+``compute`` puts the questions of other analyzers to each rank and compares the two runs. ``runs``
+holds what a rank and a run have, and the number that runs are judged by; ``compared`` the rows of
+both side by side, ``noise`` what may be chance, ``comparable`` what forbids a comparison or weakens
+it; ``result`` what is shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.diff.combine import combine
-from traceanalyzer.analyzers.diff.extract import extract
-from traceanalyzer.analyzers.diff.part import Part
-from traceanalyzer.analyzers.diff.question import MIN_CHANGE, Question
-from traceanalyzer.analyzers.diff.result import Diff
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.diff.options import MIN_CHANGE, Options
 
-__all__ = ["MIN_CHANGE", "Diff", "Part", "Question", "combine", "diff", "extract"]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.diff.result import Diff
+    from traceanalyzer.reading import Inputs
 
 
 def diff(
-    before: Trace | Sequence[Trace],
-    after: Trace | Sequence[Trace],
+    before: Inputs,
+    after: Inputs,
     *,
     step_name: str | None = None,
-    patterns: Sequence[str] = (),
+    patterns: str | Sequence[str] = (),
     min_change: float = MIN_CHANGE,
+    **reading: Unpack[Reading],
 ) -> Diff:
-    """What changed between traces in memory; see :func:`traceanalyzer.diff`.
+    """Did it get slower, where, and can that be trusted?
+
+    Two runs are judged by the first of these that both have: the median time of a step, the span of
+    the devices' work, that of the training threads, all samples, the peak of memory. Compared are
+    what a step's time is made of, idle causes among it, kernels, operators, collectives, functions
+    and memory. A change counts where it is beyond the noise and beyond ``min_change``. Each file is
+    read once, and one is in memory at a time.
+
+    Args:
+        before: a trace, a file or a folder, or several of them: the run to compare with.
+        after: the same of the run to look at; it may be of another format.
+        step_name: a regular expression of the slices that are steps.
+        patterns: regular expressions of further kernel names that are communication.
+        min_change: the least change that counts, as a part of the smaller value.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: nothing in a trace can be compared.
+        InputError: nothing of a run can be read.
+        MissingData: nothing in a run can be compared.
         OptionError: an option makes no sense.
     """
-    question = Question(step_name, patterns, min_change)
-    own, other = ([extract(trace, question) for trace in by_rank(run)] for run in (after, before))
-    return combine(question, other, own)
+    from traceanalyzer.analyzers.diff.compute import DIFF
+    from traceanalyzer.run import run
+
+    return run(DIFF, after, Options(step_name, patterns, min_change, before), **reading)

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from traceanalyzer.analyzers.diff.measure import Measure
-from traceanalyzer.analyzers.diff.part import Facts
-from traceanalyzer.analyzers.diff.run import Run
+from traceanalyzer.analyzers.diff.runs import Facts, Measure, Run
 from traceanalyzer.units import format_frac
 
 _NAMED = 3

@@ -1,17 +1,19 @@
-"""The answer: what changed from one run to another, by how much, and how sure that is."""
+"""What changed from one run to another, by how much, and how sure that is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.diff.measure import Measure, Outcome
-from traceanalyzer.analyzers.diff.shown import charts, tables
-from traceanalyzer.analyzers.diff.words import notes, verdict
-from traceanalyzer.analyzers.memory import MemoryDiff
-from traceanalyzer.result import Chart, Flame, Result, Table
+from traceanalyzer.analyzers.diff.noise import ERRORS, GONE, NEW, SAME, STATE, UNSURE
+from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
+from traceanalyzer.analyzers.memory.diff import MemoryDiff
+from traceanalyzer.result import Chart, Flame, Result, Table, View
+from traceanalyzer.units import format_bytes, format_frac, format_ns, format_weight
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,40 +69,25 @@ class Diff(Result):
         """``regression``, ``improvement``, ``no change`` or ``cannot be compared``."""
         return "cannot be compared" if self.measure is None else self.measure.outcome
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "Did it get slower, and where?"
-
-    @property
-    def verdict(self) -> str:
-        """The outcome, its size and its noise, and what explains it."""
-        return verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How numbers are meant, and what makes them less sure."""
-        return (*notes(self), *self.remarks)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
+    def view(self) -> View:
         """The runs; parts of a step, families, kernels, operators, collectives, code, memory."""
-        return tables(self)
+        return View(
+            title="Did it get slower, and where?",
+            verdict=_verdict(self),
+            notes=(*_notes(self), *self.remarks),
+            tables=_tables(self),
+            scalars=self._scalars(),
+            charts=partial(_charts, self),
+            flames=self._flames,
+        )
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Step times of both runs, and what changed by how much."""
-        return charts(self)
-
-    @property
-    def flames(self) -> tuple[Flame, ...]:
-        """The difference as a flamegraph, where runs are judged by their samples."""
+    def _flames(self) -> tuple[Flame, ...]:
+        """The difference as a flame graph, where runs are judged by their samples."""
         sampled = self.measure is not None and self.measure.name == "samples"
         return (self.flame,) if sampled and self.flame is not None else ()
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The measure; in the unit that ``unit`` tells."""
+    def _scalars(self) -> dict[str, Any]:
+        """The measure; in the unit that ``unit`` gives."""
         said: dict[str, Any] = {"outcome": self.outcome, "why": self.why}
         names = (
             "name", "unit", "before", "after", "change", "change_frac", "noise", "noise_frac",
@@ -112,3 +99,363 @@ class Diff(Result):
             values["peak_before_bytes"] = self.memory.base_bytes
             values["peak_after_bytes"] = self.memory.peak_bytes
         return said | values
+
+
+#: A part of the change worth naming, and how many of them.
+_WORTH_FRAC, _NAMED = 0.1, 3
+
+#: A kernel is named where it changed by so much of a step.
+_KERNEL_FRAC = 0.01
+
+#: So does a part of it where the whole did not.
+_PART_FRAC = 0.05
+
+#: So much more or less of the mean is worth a sentence where the median stays.
+_MEAN_FRAC = 0.05
+
+#: Noise beyond this hides what people look for.
+_LOUD_FRAC = 0.1
+
+_SUBJECTS: dict[Name, str] = {
+    "step": "a step takes",
+    "device": "the devices' span (first start to last end of their work, mean) is",
+    "thread": "the training threads' span (mean) is",
+    "samples": "in all there are",
+    "memory": "the memory peak is",
+}
+_OUTCOMES = {
+    "regression": "Regression",
+    "improvement": "Improvement",
+    "no change": "No change",
+}
+
+
+def _verdict(result: Diff) -> str:
+    """The outcome with its size and noise, and what explains it."""
+    measure = result.measure
+    if measure is None:
+        return f"Cannot be compared: {result.why}."
+    said = [
+        _outcome(measure),
+        _explained(result, measure),
+        _mean(result, measure),
+        _kernels(result, measure),
+        _collectives(result),
+        _functions(result),
+        _peak(result, measure),
+    ]
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def _outcome(measure: Measure) -> str:
+    middle = "median; " if measure.name == "step" else ""
+    noise = measure.noise_frac
+    sure = "noise not known" if noise is None else f"noise {format_frac(noise)}"
+    change = "" if measure.change_frac is None else f"{signed_frac(measure.change_frac)}, "
+    loud = (
+        f" Only a change of more than {format_frac(noise)} could be told from chance."
+        if measure.outcome == "no change" and noise is not None and noise > _LOUD_FRAC
+        else ""
+    )
+    outcome = _OUTCOMES[measure.outcome]
+    if measure.outcome == "no change" and not _is_small(measure):
+        outcome += " beyond the noise"
+    same = "for the same work " if measure.work != 1 else ""
+    after, before = (_worded(value, measure) for value in (measure.after, measure.before))
+    return (
+        f"{outcome}: {same}{_SUBJECTS[measure.name]} {after}, before {before} "
+        f"({middle}{change}{sure}).{loud}"
+    )
+
+
+def _is_small(measure: Measure) -> bool:
+    """Whether the change is below what counts, however sure it is."""
+    return abs(measure.change) <= measure.least * min(measure.before, measure.after)
+
+
+def _worded(value: float, measure: Measure) -> str:
+    return format_weight(value, measure.unit)
+
+
+def signed_frac(frac: float) -> str:
+    """A change as a percentage with its sign: ``+9.3 %``."""
+    return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
+
+
+def _explained(result: Diff, measure: Measure) -> str:
+    """The parts that grew or shrank with the whole, and those that went against it."""
+    if result.parts is None or measure.unit != "ns":
+        return ""
+    if measure.outcome == "no change":
+        return _parts_alone(result.parts, measure)
+    whole = int(result.parts["change_ns"].sum())
+    if not whole or (whole > 0) != (measure.change > 0):
+        return ""
+    least = _WORTH_FRAC * abs(whole)
+    rows = result.parts.filter(pl.col("change_ns").abs() >= least)
+    along = rows.filter((pl.col("change_ns") > 0) == (whole > 0)).head(_NAMED)
+    against = rows.filter((pl.col("change_ns") > 0) != (whole > 0)).head(_NAMED)
+    more, less = ("more", "less") if whole > 0 else ("less", "more")
+    named = [
+        f"{format_ns(abs(n))} is {part}" for part, n in along.select("part", "change_ns").rows()
+    ]
+    step = "a typical step" if measure.name == "step" else "it"
+    said = f"Of the {format_ns(abs(whole))} {more} that {step} takes, {_and(named)}."
+    if against.height:
+        others = [
+            f"{format_ns(abs(n))} {less} {part}"
+            for part, n in against.select("part", "change_ns").rows()
+        ]
+        said += f" Against that {_and(others)}."
+    return said
+
+
+def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
+    """Parts that changed for sure where the whole did not."""
+    rows = parts.filter(
+        pl.col("state").is_in(("slower", "faster", NEW, GONE)),
+        pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
+    ).head(_NAMED)
+    named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
+    return f"Yet parts of it changed: {_and(named)}." if named else ""
+
+
+def _mean(result: Diff, measure: Measure) -> str:
+    """Whether slow steps became more or fewer, where the usual one is the same."""
+    if measure.name != "step" or measure.outcome != "no change" or not _is_small(measure):
+        return ""
+    kept = result.steps.filter(~pl.col("warm_up")).group_by("run").agg(pl.col("duration_ns").mean())
+    means = dict(kept.select("run", "duration_ns").iter_rows())
+    change = means["after"] / means["before"] - 1
+    if abs(change) < _MEAN_FRAC:
+        return ""
+    return (
+        f"Yet the mean of all steps went from {format_ns(means['before'])} to "
+        f"{format_ns(means['after'])} ({signed_frac(change)}): a few slow ones make it."
+    )
+
+
+def _kernels(result: Diff, measure: Measure) -> str:
+    if result.kernels is None or measure.unit != "ns":
+        return ""
+    rows = result.kernels.filter(
+        ~pl.col("state").is_in((SAME, UNSURE)),
+        pl.col("change_ns").abs() >= _KERNEL_FRAC * measure.before,
+    ).head(_NAMED - 1)
+    if rows.is_empty():
+        return ""
+    step = " a step" if measure.name == "step" else ""
+    named = [_changed(row, row["kernel"] or "(no name)") for row in rows.iter_rows(named=True)]
+    return f"Of kernels changed most{step}: {'; '.join(named)}."
+
+
+def _changed(row: dict[str, Any], name: str) -> str:
+    if row["state"] == NEW:
+        return f"{name} is new ({format_ns(row['after_ns'])})"
+    if row["state"] == GONE:
+        return f"{name} is gone ({format_ns(row['before_ns'])})"
+    return f"{name} from {format_ns(row['before_ns'])} to {format_ns(row['after_ns'])}"
+
+
+def _collectives(result: Diff) -> str:
+    """The kind of collective that changed by the largest factor."""
+    if result.collectives is None:
+        return ""
+    rows = result.collectives.filter(
+        pl.col("state").is_in(("slower", "faster")), pl.col("change_frac").abs() >= _WORTH_FRAC
+    )
+    if rows.is_empty():
+        return ""
+    row = rows.row(0, named=True)
+    size = f" of {format_bytes(row['message_bytes'])}" if row["message_bytes"] is not None else ""
+    return (
+        f"{rows.height} of {result.collectives.height} kinds of collective changed, most "
+        f"{row['collective']}{size}: {format_ns(row['after_ns'])}, before "
+        f"{format_ns(row['before_ns'])} (median)."
+    )
+
+
+def _functions(result: Diff) -> str:
+    if result.functions is None:
+        return ""
+    rows = result.functions.filter(~pl.col("state").is_in((SAME, UNSURE))).head(_NAMED)
+    named = [
+        f"{row['name'] or '(no name)'} from {format_frac(row['before_frac'] or 0)} to "
+        f"{format_frac(row['after_frac'] or 0)}"
+        for row in rows.iter_rows(named=True)
+    ]
+    if not named:
+        return "No function's share of the samples changed by more than chance."
+    return f"Of functions' shares of the samples changed most: {'; '.join(named)}."
+
+
+def _peak(result: Diff, measure: Measure) -> str:
+    """The peak of memory, where it is not what the runs are judged by, and changed."""
+    memory = result.memory
+    if memory is None:
+        return ""
+    if measure.name == "memory":
+        return _lines(memory)
+    before, after = memory.base_bytes, memory.peak_bytes
+    if abs(after - before) <= measure.least * min(before, after):
+        return ""
+    frac = f" ({signed_frac(after / before - 1)})" if before else ""
+    return f"The memory peak went from {format_bytes(before)} to {format_bytes(after)}{frac}."
+
+
+def _lines(memory: MemoryDiff) -> str:
+    """The lines of code that hold more or less at the peak."""
+    rows = memory.tables[0].frame.select("at", "changed_bytes").head(_NAMED).rows()
+    named = [f"{at} {'+' if n > 0 else '-'}{format_bytes(abs(n))}" for at, n in rows]
+    return f"The largest changes: {', '.join(named)}." if named else ""
+
+
+def _notes(result: Diff) -> tuple[str, ...]:
+    """How the numbers are meant."""
+    measure = result.measure
+    if measure is None:
+        return ()
+    least = format_frac(measure.least)
+    counts = (
+        f"A change counts where it is more than {least} (--min-change) and more than the noise: "
+        f"{ERRORS} standard errors of the difference."
+    )
+    said = [counts]
+    if measure.name == "step" and result.parts is not None:
+        said.append(
+            "Sums a step are means over typical steps, the middle half by their time, so that "
+            "parts add up; kernels and operators count for the step in which they start."
+        )
+    return tuple(said)
+
+
+def _and(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+_TIMES = {
+    "before_ns": "before",
+    "after_ns": "after",
+    "change_ns": "change",
+    "change_frac": "change",
+    "noise_ns": "noise",
+    "state": "verdict",
+}
+_ALIKE = (("before_ns", "after_ns"), ("change_ns", "noise_ns"))
+_COUNTS = {"before_n": "n before", "after_n": "n after"}
+_RUNS = {
+    "run": "run",
+    "path": "path",
+    "files": "files",
+    "ranks": "ranks",
+    "steps": "steps",
+    "format": "format",
+    "gpus": "GPU",
+}
+_FILES = {
+    "run": "run",
+    "path": "file",
+    "rank": "rank",
+    "format": "format",
+    "gpus": "GPU",
+    "cut_off": "cut off",
+}
+_BARS = 15
+
+
+def _tables(result: Diff) -> tuple[Table, ...]:
+    """What is known of both runs, the most telling first."""
+    found = list(_comparisons(result))
+    runs = Table("runs", "What was compared", result.runs, _told(result.runs, _RUNS))
+    return (*found[:1], runs, *found[1:]) if len(found) > 1 else (runs, *found)
+
+
+def _comparisons(result: Diff) -> Iterator[Table]:
+    step = "a step" if result.measure is not None and result.measure.name == "step" else "in all"
+    named: tuple[tuple[str, str, pl.DataFrame | None, dict[str, str], bool], ...] = (
+        ("parts", f"What the time is made of, {step}", result.parts, {"part": "part"}, False),
+        ("families", f"Device work by family, {step}", result.families,
+         {"family": "family"}, False),
+        ("kernels", f"Kernels, copies and sets, {step}", result.kernels,
+         {"kernel": "kernel"}, False),
+        ("collectives", "Collectives by kind, medians", result.collectives,
+         {"collective": "collective", "dtype": "dtype", "message_bytes": "message",
+          "group_size": "ranks", "kernel": "kernel"}, False),
+        ("operators_on_device", f"Operators by the device work they launch, {step}",
+         result.on_device, {"name": "operator"}, True),
+        ("operators_on_host", f"Operators by their own time on the host, {step}",
+         result.on_host, {"name": "operator"}, False),
+    )  # fmt: skip
+    for name, title, frame, keys, detail in named:
+        if frame is not None:
+            told = _told(frame, {**keys, **_TIMES, **_COUNTS})
+            yield Table(name, title, frame, told, "nothing in either", detail=detail, alike=_ALIKE)
+    if result.functions is not None:
+        yield _function_table(result.functions)
+    if result.memory is not None:
+        lines, _, peaks = result.memory.tables
+        yield Table("memory", "Memory live at the peak, by line of code, what changed",
+                    lines.frame, lines.columns, "nothing changed")  # fmt: skip
+        yield Table("peaks", peaks.title, peaks.frame, peaks.columns, detail=True)
+    yield Table("files", "Files", result.files, _told(result.files, _FILES), detail=True)
+
+
+def _told(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
+    """The columns of which anything is known; counts only where they differ."""
+    told = {
+        name: label
+        for name, label in columns.items()
+        if name in frame.columns and frame[name].null_count() < max(frame.height, 1)
+    }
+    if _COUNTS.keys() <= told.keys() and frame["before_n"].equals(frame["after_n"]):
+        return {name: label for name, label in told.items() if name not in _COUNTS}
+    return told
+
+
+def _function_table(frame: pl.DataFrame) -> Table:
+    columns = {
+        "name": "function",
+        "place": "file:lines",
+        "before_frac": "before",
+        "after_frac": "after",
+        "change_frac": "change",
+        "noise_frac": "noise",
+        "state": "verdict",
+        "before_total_frac": "with callees before",
+        "after_total_frac": "after",
+    }
+    return Table("functions", "Functions by their share of the samples, by themselves", frame,
+                 _told(frame, columns))  # fmt: skip
+
+
+def _charts(result: Diff) -> tuple[Chart, ...]:
+    """Step times of both runs, and the changes of parts and kernels."""
+    found = []
+    if result.steps.height and result.measure is not None:
+        found.append(_times(result.steps))
+    for frame, what, label in (
+        (result.parts, "part", "What a step's time is made of: changes"),
+        (result.kernels, "kernel", "Kernels: changes"),
+    ):
+        if frame is not None and (frame["change_ns"] != 0).any():
+            found.append(_changes(frame, what, label))
+    return tuple(found)
+
+
+def _times(steps: pl.DataFrame) -> Chart:
+    return Chart(
+        name="steps", title="How long each step takes", mark="scatter",
+        frame=steps.select("run", "number", "duration_ns", "warm_up"),
+        x="number", y="duration_ns", x_label="step", y_label="time", color="run",
+        emphasis="warm_up", emphasis_label="warm-up",
+    )  # fmt: skip
+
+
+def _changes(frame: pl.DataFrame, what: str, title: str) -> Chart:
+    rows = frame.filter(pl.col("change_ns") != 0).head(_BARS)
+    return Chart(
+        name=f"{what}s", title=title, mark="span",
+        frame=rows.select(what, pl.lit(0, pl.Int64).alias("zero_ns"), "change_ns",
+                          pl.col("state").cast(STATE)),
+        x="zero_ns", x2="change_ns", y=what, x_label="change", y_label="", color="state",
+    )  # fmt: skip

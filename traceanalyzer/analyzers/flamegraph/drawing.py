@@ -8,20 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.flamegraph.joining import Joined
-from traceanalyzer.analyzers.libraries import is_own, package_of
+from traceanalyzer.analyzers.common.libraries import is_own, package_of
+from traceanalyzer.analyzers.flamegraph.options import Options
+from traceanalyzer.analyzers.flamegraph.tree import Joined
+from traceanalyzer.frames import stack_weights
 from traceanalyzer.frames.intervals import Bools
-from traceanalyzer.frames.stack_weights import (
-    ROOT,
-    Pruned,
-    Weights,
-    added,
-    invert,
-    prune,
-    split,
-    totals,
-    weighted,
-)
+from traceanalyzer.frames.stack_weights import ROOT, Pruned, Weights
 
 #: So many boxes, the heaviest, are drawn of a tree that has more than twice as many. Each may have
 #: one more below it that stands for its small callees.
@@ -51,46 +43,44 @@ class Drawn:
     hidden_weight: float
 
 
-def drawn(
-    whole: Joined,
-    known: pl.DataFrame,
-    *,
-    by_group: bool = False,
-    reverse: bool = False,
-    min_frac: float | None = None,
-) -> Drawn:
+def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
     """The boxes.
 
     Args:
         whole: weights on the call tree.
         known: for each of its functions ``name``, ``place``, ``group`` and ``own``.
-        by_group: a root for each group.
-        reverse: from the functions that ran up to their callers, below the groups' roots.
-        min_frac: sum up what weighs less than this part of everything; by default nothing as long
-            as it can be drawn, then all but the :data:`BOXES` heaviest.
+        options: ``by`` gives a root for each group, ``reverse`` goes from the functions that ran
+            up to their callers, below the groups' roots. What weighs less than ``min_frac`` is
+            summed up; by default nothing as long as it can be drawn, then all but the
+            :data:`BOXES` heaviest.
     """
+    min_frac = options.min_frac
     frames, groups = known.height, len(whole.groups)
-    if by_group:
+    if options.by:
         roots = np.arange(frames, frames + groups)
-        forest, own = split(whole.forest, whole.node, whole.group, whole.weights, roots)
+        forest, own = stack_weights.split(
+            whole.forest, whole.node, whole.group, whole.weights, roots
+        )
         labels = pl.DataFrame({"name": whole.groups, "own": [False] * groups})
         known = pl.concat([known, labels], how="diagonal")
     else:
-        own = added(whole.node, whole.weights, whole.forest.parent.size)
+        own = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
         forest = whole.forest
     rest = known.height
     sums = own.sum(axis=1)
-    if reverse:
+    if options.reverse:
         least = _NEGLIGIBLE if min_frac is None else min(min_frac, _NEGLIGIBLE)
-        tree = invert(forest, own, sums * least, rest, keep_roots=by_group)
+        tree = stack_weights.invert(
+            forest, own, sums * least, rest, keep_roots=options.by is not None
+        )
     else:
-        forest, own = weighted(forest, own)
+        forest, own = stack_weights.weighted(forest, own)
         tree = Pruned(forest, own, np.zeros(forest.parent.size, np.int64))
-    size = (totals(tree.forest, tree.own) / sums[:, None]).max(axis=0)
+    size = (stack_weights.totals(tree.forest, tree.own) / sums[:, None]).max(axis=0)
     stays, least_frac = _large(size, min_frac)
     if tree.hidden.any():
         least_frac = max(least_frac, _NEGLIGIBLE if min_frac is None else min_frac)
-    tree = prune(tree, stays, rest)
+    tree = stack_weights.prune(tree, stays, rest)
     gone = tree.hidden > 0
     return Drawn(
         frame=_boxes(tree, known, least_frac),
@@ -149,7 +139,7 @@ def _large(size: Weights, min_frac: float | None) -> tuple[Bools, float]:
 def _boxes(tree: Pruned, known: pl.DataFrame, least_frac: float) -> pl.DataFrame:
     """One row a box."""
     forest, own, hidden = tree
-    total = totals(forest, own)
+    total = stack_weights.totals(forest, own)
     # what stands for others is no function: it lies one behind the last
     names = pl.concat([known, pl.DataFrame({"own": [False]})], how="diagonal")[forest.frame]
     words = pl.format("({} frames below {} %)", "hidden", pl.lit(f"{100 * least_frac:.2g}"))

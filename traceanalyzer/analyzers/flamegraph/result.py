@@ -1,15 +1,32 @@
-"""The answer: the flamegraph, and the functions that weigh most."""
+"""The flamegraph and the functions that weigh most, and what is shown of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.flamegraph import words
-from traceanalyzer.analyzers.flamegraph.functions import tables
-from traceanalyzer.result import Flame, Result, Table
+from traceanalyzer.analyzers.flamegraph.weights import NO_STACK, TOO_DEEP
+from traceanalyzer.result import Flame, Result, Table, View
+from traceanalyzer.units import format_frac, format_weight
+
+#: What counts of a part say, where there is something to count.
+_COUNTS = {
+    "unweighted": "Not counted: {} samples whose weight is not above 0.",
+    "overlapping": (
+        "Slices that overlap others of their thread without lying in them: {}. They stand on their "
+        "own, and their time counts beside that of the others."
+    ),
+}
+
+#: What frames say that are no functions, by their names.
+_STAND_INS = {
+    NO_STACK: NO_STACK + " is {} of it: where no frame was seen, or no stack recorded.",
+    TOO_DEEP: TOO_DEEP + " is in {} of it: what lies deeper is not told apart.",
+}
+
+_HEADINGS = {"name": "function", "place": "file:lines", "own": "own"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,40 +57,163 @@ class FlameGraph(Result):
     hidden_frac: float
     remarks: tuple[str, ...]
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "Which functions does it go into?"
-
-    @property
-    def verdict(self) -> str:
-        """The sum, the heaviest function, the heaviest own one, what changed, what is summed up."""
-        return words.verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was not counted, assumed or missing."""
-        return self.remarks
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
+    def view(self) -> View:
         """Functions by themselves, as innermost own code, with all they call; changes first."""
-        return tables(self.functions, self.unit, self.whose)
+        return View(
+            title="Which functions does it go into?",
+            verdict=_verdict(self),
+            notes=self.remarks,
+            tables=_tables(self.functions, self.unit, self.whose),
+            scalars={
+                "total": self.total,
+                "unit": self.unit,
+                "base_total": self.base,
+                "n_functions": self.functions.height,
+                "n_boxes": self.flame.frame.height,
+                "hidden_boxes": self.hidden,
+                "hidden_frac": self.hidden_frac,
+            },
+            flames=self._flames,
+        )
 
-    @property
-    def flames(self) -> tuple[Flame, ...]:
-        """The flamegraph."""
+    def _flames(self) -> tuple[Flame, ...]:
         return (self.flame,)
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The sum with its unit, and what the picture leaves out."""
-        return {
-            "total": self.total,
-            "unit": self.unit,
-            "base_total": self.base,
-            "n_functions": self.functions.height,
-            "n_boxes": self.flame.frame.height,
-            "hidden_boxes": self.hidden,
-            "hidden_frac": self.hidden_frac,
+
+def column(name: str, unit: str) -> str:
+    """``self_ns``, ``total_samples``: a column of weights; without a unit ``self_weight``."""
+    return f"{name}_{unit or 'weight'}"
+
+
+def count_notes(counts: Counter[str], functions: pl.DataFrame) -> tuple[str, ...]:
+    """What was not counted, or stands for something else.
+
+    Args:
+        counts: what the parts counted.
+        functions: the table of functions.
+    """
+    said = [text.format(f"{counts[what]:,}") for what, text in _COUNTS.items() if counts[what]]
+    stand_ins = functions.filter(pl.col("place").is_null() & pl.col("name").is_in(list(_STAND_INS)))
+    for name, frac in stand_ins.select("name", "total_frac").sort("name").iter_rows():
+        said.append(_STAND_INS[name].format(format_frac(frac)))
+    return tuple(said)
+
+
+# --- verdict ---------------------------------------------------------------------------------
+
+
+def _verdict(result: FlameGraph) -> str:
+    """The answer in a few sentences."""
+    functions, unit = result.functions, result.unit
+    heaviest = functions.row(0, named=True)
+    sentences = [
+        f"{format_weight(result.total, unit)} in {_counted(functions.height, 'function')}.",
+        f"The heaviest by itself is {_called(heaviest)}: {format_frac(heaviest['self_frac'])}.",
+    ]
+    inner = column("inner", unit)
+    own = functions.filter(pl.col("own")).sort(
+        inner, "name", "place", descending=[True, False, False]
+    )
+    if own.height:
+        most = own.row(0, named=True)
+        sentences.append(
+            f"Of {result.whose}, {_called(most)} is most often the innermost: in "
+            f"{format_frac(most['inner_frac'])}, {format_frac(most['self_frac'])} by itself."
+        )
+    elif functions["place"].null_count() == functions.height:
+        sentences.append("Whose code they are cannot be told: the frames name no files.")
+    else:
+        sentences.append(f"No frame is of {result.whose}.")
+    if result.base is not None:
+        sentences.append(_change(functions))
+    if result.hidden:
+        least, gone = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
+        sentences.append(
+            f"Boxes below {least} are summed up: {result.hidden:,} of them, {gone} in all."
+        )
+    return " ".join(sentences)
+
+
+def _change(functions: pl.DataFrame) -> str:
+    change = pl.col("change_self_frac")
+    most = functions.sort(change.abs(), "name", "place", descending=[True, False, False])
+    row = most.row(0, named=True)
+    if not row["change_self_frac"]:
+        return "No function's share differs from the base's."
+    return (
+        f"Against the base {_called(row)} changed most by itself: from "
+        f"{format_frac(row['base_self_frac'])} to {format_frac(row['self_frac'])}."
+    )
+
+
+def _called(function: dict[str, object]) -> str:
+    place = function["place"]
+    return (
+        f"{function['name'] or '(no name)'} ({place})"
+        if place
+        else str(function["name"] or "(no name)")
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _tables(frame: pl.DataFrame, unit: str, whose: str) -> tuple[Table, ...]:
+    """The heaviest functions: by themselves, as innermost own code, with all they call.
+
+    Args:
+        frame: what :func:`~.tree.functions` gives.
+        unit: of the weights.
+        whose: whose code is the own: ``your own code`` or ``the code of torch``.
+    """
+    made = [
+        _table("by_self", "Heaviest functions by themselves", frame, "self", unit),
+        _table(
+            "own_code",
+            f"{whose[0].upper()}{whose[1:]}: where stacks leave it, or end in it",
+            _ranked(frame.filter(pl.col("own")), "inner", unit),
+            "inner",
+            unit,
+        ),
+        _table(
+            "by_total",
+            "Functions with all that they call",
+            _ranked(frame, "total", unit),
+            "total",
+            unit,
+        ),
+    ]
+    if "change_self_frac" in frame.columns:
+        change = pl.col("change_self_frac")
+        changed = frame.filter(change != 0).sort(
+            change.abs(), "name", "place", descending=[True, False, False]
+        )
+        shown = {
+            **_HEADINGS,
+            "base_self_frac": "base",
+            "self_frac": "here",
+            "change_self_frac": "change",
         }
+        made.insert(0, Table("changes", "What changed most, by itself", changed, shown))
+    return tuple(made)
+
+
+def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Table:
+    others = {"self": "total", "inner": "self", "total": "self"}
+    heads = {"self": "self", "total": "total", "inner": "as innermost"}
+    shown = {**_HEADINGS, column(by, unit): heads[by], f"{by}_frac": "share"}
+    other = others[by]
+    shown[f"{other}_frac"] = heads[other]
+    if by == "inner":
+        del shown["own"]
+    return Table(name, title, frame, shown, detail=by == "total")
+
+
+def _ranked(frame: pl.DataFrame, by: str, unit: str) -> pl.DataFrame:
+    weight = column(by, unit)
+    heavy = frame.filter(pl.col(weight) > 0)
+    return heavy.sort(weight, "name", "place", descending=[True, False, False])

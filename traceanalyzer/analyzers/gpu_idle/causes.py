@@ -1,4 +1,4 @@
-"""Why a device may be idle, in the order in which causes are looked for, and how to tell each.
+"""Why a device may be idle, how each cause is recognised, what it is called and what may help.
 
 A moment of idleness that fits several causes belongs to the first of them. What the host was at is
 judged by the names of the slices that were running on the threads that launch the device's kernels.
@@ -82,3 +82,56 @@ SAVING = (
 #: Names of operators, as opposed to ranges that people or optimisers mark, which PyTorch recorded
 #: under the same category until 2021.
 OPERATOR = r"::|Backward\d*$|^triton_"
+
+
+# --- texts ---------------------------------------------------------------------------------
+
+#: Headings of tables.
+NAMES = {
+    PROFILER: "profiler overhead",
+    SHORT_GAP: "short gaps",
+    DATALOADING: "data loading",
+    BATCH_COPY: "copying batches to the GPU",
+    SYNCHRONISATION: "synchronisation",
+    MEMORY_MANAGEMENT: "memory management",
+    CHECKPOINT_IO: "checkpoints and files",
+    PEER: "waiting for other ranks",
+    LAUNCH: "launch overhead",
+    HOST_CODE: "other host code",
+    UNKNOWN: "unknown",
+}
+
+#: Causes in a sentence: "the largest part is waiting for the data loader".
+WAITING = {
+    PROFILER: "the profiler's own overhead, which is not there without it",
+    SHORT_GAP: "the ordinary pause between kernels",
+    DATALOADING: "waiting for the data loader",
+    BATCH_COPY: "waiting while the host copies batches to the GPU",
+    SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
+    MEMORY_MANAGEMENT: "waiting while the host gets or frees device memory",
+    CHECKPOINT_IO: "waiting for checkpoints or files",
+    PEER: "waiting for other ranks",
+    LAUNCH: "waiting for the host to launch kernels",
+    HOST_CODE: "waiting for other code of the host",
+    UNKNOWN: "waiting for something that was not recorded",
+}
+
+#: What may help; said of the largest cause only. ``code`` is what shows code that nothing tells of.
+ADVICE = {
+    PROFILER: "Recording less (fewer kinds of events, fewer steps)",
+    SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
+    DATALOADING: "More loader workers (num_workers, prefetch_factor, persistent_workers), "
+    "cheaper transforms or faster storage",
+    BATCH_COPY: "Pinned memory (DataLoader(pin_memory=True)) and .to(device, "
+    "non_blocking=True) let copies run beside kernels, which",
+    SYNCHRONISATION: "Not asking for values in the loop (.item(), .cpu(), print of a "
+    "tensor, torch.cuda.synchronize) lets the host run ahead, which",
+    MEMORY_MANAGEMENT: "A steady pattern of allocations (no empty_cache in the loop, "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoids these calls, which",
+    CHECKPOINT_IO: "Saving asynchronously or less often",
+    PEER: "comm-outliers with the traces of all ranks tells who is late; punctual ranks",
+    LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
+    HOST_CODE: "The longest gaps below tell where; {code} shows which. Moving it off the "
+    "training loop",
+    UNKNOWN: "",
+}

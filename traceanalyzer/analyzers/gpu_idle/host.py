@@ -1,89 +1,325 @@
-"""When each cause of idleness applies to what the feeding threads were at: unit, start, end."""
+"""A rank's devices, the host threads that feed them, and when each cause of idleness applies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.names import distinct, named
+from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.ground import Ground
-from traceanalyzer.analyzers.gpu_idle.threads import is_operator
-from traceanalyzer.analyzers.names import named
+from traceanalyzer.analyzers.gpu_idle.options import Options
+from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.vocabulary import LAUNCH_KINDS
+from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.trace import Trace, is_cut_off, record_hint
+from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
+#: Host slices that say what a thread was doing.
+HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
+
+_ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
+
+#: What the profiler itself recorded as its own doing.
+OVERHEAD = "overhead"
+
+_RUNS_COLLECTIVE = "^(?:" + "|".join(HOST_COLLECTIVE_PREFIXES) + ")"
+
+_UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
+_LANE = ["pid", "tid"]
 _THREAD = ["thread"]
 
+#: What may be missing, in the words of :func:`record_hint`.
+_MAY_LACK = ("device work", "step", "other code")
 
-def loading(ground: Ground, patterns: Sequence[str]) -> pl.DataFrame:
+
+@dataclass(frozen=True)
+class Excerpt:
+    """One rank's devices and host.
+
+    Attributes:
+        rank: global rank, or None.
+        path: the file.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        units: unit (number), device, pid: what can be idle; pid where processes are told apart.
+            Without device work one unit, the training thread.
+        work: unit, kind, name, bytes, sort, start, end: device work.
+        launched: work (row), thread, start, end: its launch calls.
+        threads: unit, thread: the threads that feed each unit.
+        slices: kind, name, thread, start, end: what ran on those threads.
+        names: all distinct names, those of slices among them.
+        work_lost: the file is cut off; or there is no device work, yet some was launched.
+        collectives: unit, start, end: when the host itself ran one, on any thread.
+        overhead: unit, start, end: when the profiler held up a process that uses the unit, between
+            the unit's first work and its last.
+        hints: how the profiler that wrote the file records what it lacks.
+    """
+
+    rank: int | None
+    path: str
+    steps: pl.DataFrame
+    units: pl.DataFrame
+    work: pl.DataFrame
+    launched: pl.DataFrame
+    threads: pl.DataFrame
+    slices: pl.DataFrame
+    names: list[str]
+    work_lost: bool
+    collectives: pl.DataFrame
+    overhead: pl.DataFrame
+    hints: Mapping[str, str]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the unit is the training thread."""
+        return self.work.is_empty()
+
+    def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Slices as intervals of the units that their thread feeds: unit, start, end."""
+        return rows.join(self.threads, on="thread").select("unit", "start", "end")
+
+
+def take(trace: Trace, options: Options) -> Excerpt:
+    """What is needed of one rank's trace.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        marking = pool.submit(step_marks, trace, options.step_name)
+        work = device_work(trace, options.patterns)
+        steps = marking.result()
+    by_process = options.by == "process"
+    keys = ["device", "pid"] if by_process else ["device"]
+    groups, (number,) = group_numbers(keys, work)
+    units = groups.with_row_index("unit")
+    if work.is_empty():
+        units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
+    work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
+    calls = launches(trace, work)
+    feeding = _feeding(trace, units, work, calls, steps)
+    known = feeding.select("pid", "tid", "thread").unique("thread")
+    by_thread = calls.join(
+        known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    pids = feeding.select("unit", "pid").unique()
+    names = distinct(trace.events)
+    runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
+    return Excerpt(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        steps=steps,
+        units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
+        work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
+        launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
+        threads=feeding.select("unit", "thread"),
+        slices=_slices(trace, known),
+        names=names,
+        work_lost=is_cut_off(trace) or (work.is_empty() and _launches_any(trace)),
+        collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
+        overhead=_overhead(trace, work, pids),
+        hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+    )
+
+
+def _overhead(trace: Trace, work: pl.DataFrame, pids: pl.DataFrame) -> pl.DataFrame:
+    """When the profiler was busy with itself, strictly between the first work and the last.
+
+    A file that does not tell the process of device work is one process's.
+    """
+    end = pl.col("ts") + pl.col("dur")
+    rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
+        "pid", start="ts", end=end
+    )
+    ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
+    if work["pid"].null_count():
+        own = rows.join(ends, how="cross")
+    else:
+        own = rows.join(pids, on="pid").join(ends, on="unit")
+    inside = (pl.col("start") > pl.col("first")) & (pl.col("end") < pl.col("last"))
+    return own.filter(inside).select("unit", "start", "end")
+
+
+# --- threads of the host -------------------------------------------------------------------
+
+
+def _host_slices(trace: Trace) -> pl.LazyFrame:
+    """Slices on threads of the host: kind, name, pid, tid, start, end."""
+    end = pl.col("ts") + pl.col("dur")
+    columns = ("kind", "name", *_LANE)
+    return trace.events.lazy().filter(_ON_HOST).select(*columns, start="ts", end=end)
+
+
+def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
+    found = [np.zeros(0, np.uint32)]
+    for pid, tid in threads.select(_LANE).iter_rows():  # they are few
+        own = pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid)
+        found.append(trace.events.select(_ON_HOST & own).to_series().arg_true().to_numpy())
+    rows = np.concatenate(found)
+    thread = threads["thread"].to_numpy().repeat([own.size for own in found[1:]])
+    order = np.argsort(rows, kind="stable")
+    return trace.events.select("kind", "name", "ts", "dur")[rows[order]].select(
+        "kind", "name", pl.Series("thread", thread[order]),
+        start="ts", end=pl.col("ts") + pl.col("dur"),
+    )  # fmt: skip
+
+
+def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
+    """Whether a slice is an operator, not a range around some; see :func:`named`."""
+    return (pl.col("kind") == "cpu_op") & named(events, [causes.OPERATOR])
+
+
+def _feeding(
+    trace: Trace,
+    units: pl.DataFrame,
+    work: pl.DataFrame,
+    calls: pl.DataFrame,
+    steps: pl.DataFrame,
+) -> pl.DataFrame:
+    """unit, pid, tid, thread (number): the threads that launch each unit's kernels or mark steps.
+
+    The thread of the training loop, which marks the steps, may leave launching to others. Threads
+    that launch only copies, such as those that fetch batches ahead, do not feed the device.
+    Without correlation ids they are the threads that call launches at all, else those with
+    operators. Without device work it is the one that marks steps, else has most operators' time.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+    """
+    if work.is_empty():
+        found = units.select("unit").join(_training(trace, steps), how="cross")
+    else:
+        found = _launching(calls, work)
+        if found.is_empty():
+            found = units.select("unit").join(_unlinked(trace), how="cross")
+        looping = found.select("unit", "pid").join(
+            steps.select(_LANE).unique(), on="pid", nulls_equal=True
+        )
+        found = pl.concat([found, looping]).unique()
+    if "pid" in units.columns and work.height:
+        process = units.select("unit", process="pid")
+        same = (pl.col("pid") == pl.col("process")).fill_null(value=True)
+        found = found.join(process, on="unit").filter(same).drop("process")
+    number = pl.struct(_LANE).rank("dense").cast(pl.UInt32)
+    return found.sort("unit", *_LANE).with_columns(thread=number)
+
+
+def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    made = calls.select(*_LANE).with_columns(work.select("unit", "kind")[calls["work"]])
+    kernels = made.filter(pl.col("kind") == "kernel")
+    return (kernels if kernels.height else made).select("unit", *_LANE).unique()
+
+
+def _launches_any(trace: Trace) -> bool:
+    """Whether any thread calls a launch, joined to device work or not."""
+    return _calling(trace).height > 0
+
+
+def _calling(trace: Trace) -> pl.DataFrame:
+    launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
+    return _host_slices(trace).filter(launch).select(*_LANE).unique().collect()
+
+
+def _unlinked(trace: Trace) -> pl.DataFrame:
+    calling = _calling(trace)
+    if calling.height:
+        return calling
+    return _host_slices(trace).filter(_is_operator(trace.events)).select(*_LANE).unique().collect()
+
+
+def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    length = (pl.col("end") - pl.col("start")).sum().alias("length")
+    running = _host_slices(trace).filter(_is_operator(trace.events))
+    busiest = running.group_by(_LANE).agg(length).collect()
+    if busiest.is_empty():
+        hint = record_hint(trace.meta, "device work")
+        raise MissingData(
+            f"{trace.meta.path}: neither GPU work nor operators were recorded; {hint}"
+        )
+    if steps.height:
+        return steps.select(_LANE).head(1)
+    first = busiest.sort("length", *_LANE, descending=[True, False, False])
+    return first.select(_LANE).head(1)
+
+
+# --- when causes apply ---------------------------------------------------------------------
+
+
+def loading(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
     """When a feeding thread waits for its data loader."""
-    return _in(ground, causes.DATALOADER_KINDS, [*causes.DATALOADER, *patterns])
+    return _in(excerpt, causes.DATALOADER_KINDS, [*causes.DATALOADER, *patterns])
 
 
-def calls(ground: Ground, patterns: Sequence[str]) -> pl.DataFrame:
+def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
     """When a feeding thread is in a call or an operator whose name matches a pattern."""
-    return _in(ground, (*LAUNCH_KINDS, "cpu_op"), patterns)
+    return _in(excerpt, (*LAUNCH_KINDS, "cpu_op"), patterns)
 
 
-def saving(ground: Ground) -> pl.DataFrame:
+def saving(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread saves or loads a model, or writes a file."""
     kinds = ("user_annotation", "python_function", "nvtx", "osrt", "other")
-    return _in(ground, kinds, causes.SAVING)
+    return _in(excerpt, kinds, causes.SAVING)
 
 
-def running(ground: Ground) -> pl.DataFrame:
+def running(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread runs an operator."""
-    return ground.of_units(ground.slices.filter(is_operator(ground.names)))
+    return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names)))
 
 
-def copying(ground: Ground) -> pl.DataFrame:
+def copying(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread copies a batch to the device: the call, and the operator around it."""
     batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
-    copies = ground.work.with_row_index("work").filter(batch)
+    copies = excerpt.work.with_row_index("work").filter(batch)
     copies = copies.filter(named(copies, [causes.HOST_TO_DEVICE]))
-    left = ground.launched.filter(pl.col("work").is_in(copies["work"].implode()))
+    left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
     found = [left.select(*_THREAD, "start", "end")]
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
-        around = ground.slices.filter(pl.col("name") == name)
+        around = excerpt.slices.filter(pl.col("name") == name)
         left = linking.enclosing(left, around, _THREAD)
         held = left["slice"].drop_nulls().unique()
         found.append(around[held].select(*_THREAD, "start", "end"))
         left = left.filter(pl.col("slice").is_null()).drop("slice")
-    return ground.of_units(pl.concat(found))
+    return excerpt.of_units(pl.concat(found))
 
 
-def pending(ground: Ground) -> pl.DataFrame:
+def pending(excerpt: Excerpt) -> pl.DataFrame:
     """When communication is launched and has not begun, or runs on the host itself."""
-    begun = ground.work.select("unit", "sort", begin="start")[ground.launched["work"]]
-    rows = pl.concat([ground.launched, begun], how="horizontal")
+    begun = excerpt.work.select("unit", "sort", begin="start")[excerpt.launched["work"]]
+    rows = pl.concat([excerpt.launched, begun], how="horizontal")
     waiting = rows.filter(pl.col("sort") == COMMUNICATION)
-    return pl.concat([waiting.select("unit", start="end", end="begin"), ground.collectives])
+    return pl.concat([waiting.select("unit", start="end", end="begin"), excerpt.collectives])
 
 
-def launching(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
+def launching(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     """When work is being launched, and when the work that ends a gap waited in the queue.
 
     Launching are the launch calls, and the operators that launch something: the outermost, with all
     they do before and after.
     """
-    slices = ground.slices.lazy()
+    slices = excerpt.slices.lazy()
     columns = ("thread", "start", "end")
     launch_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select(columns).collect()
-    operators = slices.filter(is_operator(ground.names)).select(columns).collect()
+    operators = slices.filter(_is_operator(excerpt.names)).select(columns).collect()
     runs = intervals.union(operators, _THREAD)
-    points = ground.launched.select(*_THREAD, ts="start")
+    points = excerpt.launched.select(*_THREAD, ts="start")
     held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    dispatching = ground.of_units(pl.concat([launch_calls, runs[held]]))
-    return pl.concat([dispatching, _queued(ground, gaps)])
+    dispatching = excerpt.of_units(pl.concat([launch_calls, runs[held]]))
+    return pl.concat([dispatching, _queued(excerpt, gaps)])
 
 
-def _queued(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
+def _queued(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     """From the launch of the work that ends each gap to the gap's end."""
-    begun = ground.work.select("unit", end="start")[ground.launched["work"]]
-    started = begun.with_columns(ground.launched["start"].alias("launch"))
+    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
+    started = begun.with_columns(excerpt.launched["start"].alias("launch"))
     ended = gaps.rename({"unit": "of"}).with_row_index("gap")
     queued = started.join(ended, on="end").filter(pl.col("unit") == pl.col("of"))
     launch = queued.group_by("gap").agg(pl.col("launch").min())
@@ -91,13 +327,13 @@ def _queued(ground: Ground, gaps: pl.DataFrame) -> pl.DataFrame:
     return held.select("unit", start=pl.max_horizontal("start", launch["launch"]), end="end")
 
 
-def extents(ground: Ground) -> pl.DataFrame:
+def extents(excerpt: Excerpt) -> pl.DataFrame:
     """From the first slice to the last of each feeding thread."""
-    spans = ground.slices.group_by(_THREAD).agg(pl.col("start").min(), pl.col("end").max())
-    return ground.of_units(spans)
+    spans = excerpt.slices.group_by(_THREAD).agg(pl.col("start").min(), pl.col("end").max())
+    return excerpt.of_units(spans)
 
 
-def _in(ground: Ground, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
+def _in(excerpt: Excerpt, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
     """When a feeding thread is in a slice of these kinds whose name matches a pattern."""
-    named_so = ground.slices.filter(named(ground.names, patterns))
-    return ground.of_units(named_so.filter(pl.col("kind").is_in(kinds)))
+    named_so = excerpt.slices.filter(named(excerpt.names, patterns))
+    return excerpt.of_units(named_so.filter(pl.col("kind").is_in(kinds)))

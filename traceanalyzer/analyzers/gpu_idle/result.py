@@ -1,23 +1,34 @@
-"""The answer: how long each device was idle, and why."""
+"""The idle time of all ranks by cause, and what is shown of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.gpu_idle import charts, tables, verdict
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, DATALOADING
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.common.places import at_start, places
+from traceanalyzer.analyzers.gpu_idle import causes, tables
+from traceanalyzer.analyzers.gpu_idle.options import By
+from traceanalyzer.result import Result, View
+from traceanalyzer.units import format_frac, format_ns
 
-By = Literal["device", "process", "step"]
+#: Share of steps' time from which on the training is bound by its loader, if nothing costs more.
+LOADER_BOUND = 0.1
+
+#: Share of the time below which nothing needs to be done.
+_LITTLE = 0.05
+
+#: Where a file with device work is cut off.
+CUT_OFF = "A file is cut off; GPU work that it lost counts as idle, so this may be too much."
+
+_SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GpuIdle(Result):
-    """What :func:`gpu_idle` found.
+    """How long each device was idle, and why.
 
     Attributes:
         by: what was asked for.
@@ -43,7 +54,6 @@ class GpuIdle(Result):
             (device work on either side), host_event, python, own_code and annotation (the innermost
             that ran for half of it or more).
         hints: how the profiler that wrote the (first) file records what is missing.
-        more_notes: what else is to be said.
     """
 
     by: By
@@ -58,7 +68,6 @@ class GpuIdle(Result):
     steps: pl.DataFrame
     gaps: pl.DataFrame
     hints: Mapping[str, str]
-    more_notes: tuple[str, ...] = ()
 
     @property
     def span_ns(self) -> int:
@@ -68,7 +77,7 @@ class GpuIdle(Result):
     @property
     def busy_ns(self) -> int:
         """How long the units were busy, together."""
-        return int(self.units[f"{BUSY}_ns"].sum())
+        return int(self.units[f"{causes.BUSY}_ns"].sum())
 
     @property
     def idle_ns(self) -> int:
@@ -78,7 +87,7 @@ class GpuIdle(Result):
     @property
     def idle_by_cause(self) -> Mapping[str, int]:
         """Idle time of each cause, in ns, all units together; adds up to ``idle_ns``."""
-        return {cause: int(self.units[f"{cause}_ns"].sum()) for cause in CAUSES}
+        return {cause: int(self.units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
     @property
     def step_ns(self) -> int:
@@ -88,46 +97,153 @@ class GpuIdle(Result):
     @property
     def step_dataloading_frac(self) -> float | None:
         """Share of the steps' time in which units waited for the data loader."""
-        waited = int(self.steps[f"{DATALOADING}_ns"].sum())
+        waited = int(self.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "Why is the training waiting?" if self.on_host else "Why is the GPU idle?"
+    def view(self) -> View:
+        """Causes, devices, steps, the longest gaps; charts of idle time by cause and device."""
+        return View(
+            title="Why is the training waiting?" if self.on_host else "Why is the GPU idle?",
+            verdict=_verdict(self),
+            notes=tuple(_notes(self)),
+            tables=tables.tables(self),
+            scalars={
+                **self.numbers("span_ns", "busy_ns", "idle_ns"),
+                "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
+                "idle_ns_by_cause": dict(self.idle_by_cause),
+                **self.numbers("step_ns", "step_dataloading_frac"),
+                "loader_ns": int(self.units["loader_ns"].sum()),
+                "hidden_loader_ns": int(self.units["hidden_loader_ns"].sum()),
+                "gap_count": self.gap_count,
+            },
+            charts=partial(tables.charts, self),
+        )
 
-    @property
-    def verdict(self) -> str:
-        """How idle, the main cause, what the data loader costs, and what may help."""
-        return verdict.verdict(self)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was assumed or missing."""
-        return (*verdict.notes(self), *self.more_notes)
+# --- verdict and notes ---------------------------------------------------------------------
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Causes, devices, steps, the longest gaps."""
-        return tables.tables(self)
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Idle time by cause per step, per device, and over time."""
-        return charts.charts(self)
+def _verdict(result: GpuIdle) -> str:
+    """How idle, why most of all, what the loader costs, and what would help."""
+    if not result.span_ns:
+        return "Nothing took any time."
+    idle = result.idle_ns / result.span_ns
+    said = [f"{_who(result)} {format_frac(idle)} of the time ({_of_span(result)})."]
+    if result.work_lost and not result.on_host:
+        said.append(CUT_OFF)
+    cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
+    loading = cause == causes.DATALOADING
+    if lost and not (loading and result.steps.height):  # said below, of step time
+        said.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
+    said += _worst(result)
+    said += _loading(result, largest=loading)
+    if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
+        per_step = _per_step(result, cause)
+        advice = causes.ADVICE[cause].format(code=result.hints["other code"])
+        said.append(f"{advice} would save {per_step} at most.")
+    elif idle < _LITTLE:
+        more = "operators" if result.on_host else "kernels and overlap"
+        said.append(f"There is little to gain here; see {more}.")
+    return " ".join(said)
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Sums over all units."""
-        return {
-            "span_ns": self.span_ns,
-            "busy_ns": self.busy_ns,
-            "idle_ns": self.idle_ns,
-            "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
-            "idle_ns_by_cause": dict(self.idle_by_cause),
-            "step_ns": self.step_ns,
-            "step_dataloading_frac": self.step_dataloading_frac,
-            "loader_ns": int(self.units["loader_ns"].sum()),
-            "hidden_loader_ns": int(self.units["hidden_loader_ns"].sum()),
-            "gap_count": self.gap_count,
-        }
+
+def _who(result: GpuIdle) -> str:
+    if result.on_host:
+        why = "No GPU work was recorded"
+        if result.work_lost:
+            why = "GPU work is missing (the file is cut off, or was recorded without CUDA activity)"
+        return f"{why}, so the training thread is judged: it runs no operator"
+    devices = result.units.height
+    return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
+
+
+def _worst(result: GpuIdle) -> list[str]:
+    """The unit that is idle longest, where it is so for twice as long as most."""
+    units = result.units.with_columns(
+        idle_ns=pl.col("end") - pl.col("start") - pl.col(f"{causes.BUSY}_ns")
+    ).sort("idle_ns", descending=True, maintain_order=True)
+    usual = units["idle_ns"].median()
+    worst = units.row(0, named=True)
+    if units.height < 2 or not isinstance(usual, float):
+        return []
+    if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
+        return []
+    who = at_start(places(units)[0])
+    mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
+    return [f"{who} stands out: {longest} against {mean} (median)."]
+
+
+def _of_span(result: GpuIdle) -> str:
+    return f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{format_ns(part)}, {format_frac(part / whole)} of the time"
+
+
+def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
+    """What waiting for the loader costs of the steps' time (of all time, where none is marked)."""
+    waited = result.idle_by_cause[causes.DATALOADING]
+    frac, of_what = waited / result.span_ns, "the time"
+    if result.step_dataloading_frac is not None:
+        frac, of_what = result.step_dataloading_frac, "step time"
+    who = "the training" if result.on_host else "the GPU"
+    if not result.units["loader_ns"].sum():
+        return []
+    if frac < 0.01:
+        return [f"The data loader keeps up: {who} waits {format_frac(frac)} of {of_what} for it."]
+    waits = f"{format_frac(frac)} of {of_what} {who} waits for the data loader."
+    if frac < _LITTLE:
+        return [waits]
+    bound = "Loader-bound: " if largest and frac >= LOADER_BOUND else ""
+    advice = causes.ADVICE[causes.DATALOADING]
+    if result.gaps["host_event"].str.contains(_SINGLE_PROCESS, literal=True).any():
+        advice = "Loading in the training process itself (num_workers=0) hides nothing; workers"
+    saved = f"{advice} would save {_per_step(result, causes.DATALOADING)} at most."
+    return [f"{bound}{waits} {saved}"]
+
+
+def _per_step(result: GpuIdle, cause: str) -> str:
+    """What a cause costs: of a step on average, else in all."""
+    if not result.steps.height:
+        lost = result.idle_by_cause[cause]
+        return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
+    lost = int(result.steps[f"{cause}_ns"].sum())
+    mean = format_ns(round(lost / result.steps.height))
+    return f"{mean} a step ({format_frac(lost / result.step_ns)})"
+
+
+def _notes(result: GpuIdle) -> list[str]:
+    """What was counted how, and what was not recorded."""
+    said = []
+    recording = result.hints["device work"]
+    loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
+    if loader:
+        behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
+        said.append(f"The data loader itself took {format_ns(loader)}{behind}.")
+    copies = int(result.units["copy_ns"].sum())
+    if copies:
+        said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
+    if result.on_host:
+        said.append(
+            "No GPU kernels are in the file: busy is the training thread in operators that are not "
+            f"part of loading data. For the GPU's own idle time {recording}."
+        )
+    elif not result.host_known:
+        said.append(f"Nothing of the host was recorded, so causes are unknown; {recording}.")
+    elif not result.launches_known:
+        said.append(
+            "No launch call belongs to the device work, so that all threads that launch or run "
+            f"operators are looked at; {recording}."
+        )
+    if not result.steps.height:
+        marking = result.hints["step"]
+        said.append(
+            f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
+            "other slices with --step-name."
+        )
+    short = result.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
+    if short:
+        least = format_ns(result.min_gap_ns)
+        said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
+    return said

@@ -1,4 +1,4 @@
-"""The answer as tables."""
+"""Tables and charts of idle time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from traceanalyzer.analyzers.gpu_idle.causes import BATCH_COPY, BUSY, CAUSES, DATALOADING
-from traceanalyzer.analyzers.gpu_idle.words import NAMES
-from traceanalyzer.analyzers.kernel_names import short_names
-from traceanalyzer.analyzers.places import short_paths, told_by_rank
-from traceanalyzer.result import Table
+from traceanalyzer.analyzers.common.kernel_names import short_names
+from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
+from traceanalyzer.analyzers.gpu_idle.causes import BATCH_COPY, BUSY, CAUSES, DATALOADING, NAMES
+from traceanalyzer.result import Chart, Table
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+
+#: What tells units apart.
+_UNIT = ("rank", "path", "device", "pid")
 
 _KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
 
@@ -45,15 +47,9 @@ def _causes(result: GpuIdle) -> Table:
 
 
 def _units(result: GpuIdle) -> Table:
-    span = pl.col("end") - pl.col("start")
-    input_ns = pl.col(f"{DATALOADING}_ns") + pl.col(f"{BATCH_COPY}_ns")
-    frame = result.units.with_columns(
-        file=_files(result.units),
-        span_ns=span,
-        idle_ns=span - pl.col(f"{BUSY}_ns"),
-        other_ns=span - pl.col(f"{BUSY}_ns") - input_ns,
-        busy_frac=pl.col(f"{BUSY}_ns") / span,
-    ).with_columns(idle_frac=pl.col("idle_ns") / pl.col("span_ns"))
+    frame = _with_idle(result.units, "span_ns", busy_frac=f"{BUSY}_ns").with_columns(
+        idle_frac=pl.col("idle_ns") / pl.col("span_ns")
+    )
     columns = {
         "span_ns": "span", "busy_ns": "busy", "idle_ns": "idle", "idle_frac": "idle",
         "dataloading_ns": "data loading", "batch_copy_ns": "batch copies",
@@ -68,15 +64,7 @@ def _units(result: GpuIdle) -> Table:
 
 
 def _steps(result: GpuIdle) -> Table:
-    span = pl.col("end") - pl.col("start")
-    input_ns = pl.col(f"{DATALOADING}_ns") + pl.col(f"{BATCH_COPY}_ns")
-    frame = result.steps.with_columns(
-        file=_files(result.steps),
-        step_ns=span,
-        idle_ns=span - pl.col(f"{BUSY}_ns"),
-        other_ns=span - pl.col(f"{BUSY}_ns") - input_ns,
-        dataloading_frac=pl.col(f"{DATALOADING}_ns") / span,
-    )
+    frame = _with_idle(result.steps, "step_ns", dataloading_frac=f"{DATALOADING}_ns")
     columns = {
         "step": "step", "step_ns": "step time", "busy_ns": "busy",
         "exposed_communication_ns": "exposed communication", "dataloading_ns": "data loading",
@@ -131,6 +119,22 @@ def _gaps(result: GpuIdle) -> Table:
     return Table("gaps", title, frame, {**_told(result, frame), **columns}, empty=empty)
 
 
+def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame:
+    """Adds the file, the span by this name, the idle time, and how much of it is not input.
+
+    ``shares`` names columns that hold a share of the span, and what they are the share of.
+    """
+    span = pl.col("end") - pl.col("start")
+    idle = span - pl.col(f"{BUSY}_ns")
+    return frame.with_columns(
+        _files(frame).alias("file"),
+        span.alias(span_ns),
+        idle.alias("idle_ns"),
+        other_ns=idle - pl.col(f"{DATALOADING}_ns") - pl.col(f"{BATCH_COPY}_ns"),
+        **{name: pl.col(column) / span for name, column in shares.items()},
+    )
+
+
 def _files(frame: pl.DataFrame) -> pl.Series:
     return short_paths(frame["path"]) if frame.height else frame["path"]
 
@@ -143,3 +147,94 @@ def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     if told_by_rank(result.units):
         told.pop("file", None)
     return told
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def charts(result: GpuIdle) -> tuple[Chart, ...]:
+    """Idle by cause per step; per device, where there are several; the longest gaps over time."""
+    return (
+        *([_step_chart(result)] if result.steps.height else []),
+        *([_unit_chart(result)] if result.units.height > 1 else []),
+        _gap_chart(result),
+    )
+
+
+def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds ``on``: what a unit is called."""
+    called = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
+    words = places(called).tail(frame.height)
+    process = pl.format("{} process {}", words, "pid")
+    return frame.with_columns(on=pl.coalesce(process, words))
+
+
+def _colors(result: GpuIdle) -> pl.Enum:
+    """The causes that occur, and being busy: each has one colour in all charts."""
+    occur = [NAMES[cause] for cause, lost in result.idle_by_cause.items() if lost]
+    return pl.Enum([*occur, BUSY])
+
+
+def _times(frame: pl.DataFrame, keep: list[str], colors: pl.Enum) -> pl.DataFrame:
+    """A row for each of ``colors``, in their order: ``cause`` and ``time_ns``, beside ``keep``."""
+    columns = {f"{BUSY}_ns": BUSY} | {f"{cause}_ns": NAMES[cause] for cause in CAUSES}
+    rows = frame.with_row_index("_row").unpivot(
+        list(columns), index=["_row", *keep], variable_name="cause", value_name="time_ns"
+    )
+    cause = pl.col("cause").replace_strict(columns)
+    shown = rows.with_columns(cause).filter(pl.col("cause").is_in(colors.categories.to_list()))
+    return shown.with_columns(pl.col("cause").cast(colors)).sort("cause", "_row").drop("_row")
+
+
+def _step_chart(result: GpuIdle) -> Chart:
+    frame = _with_unit(result, result.steps)
+    rows = _times(frame, ["step", "on"], _colors(result)).filter(pl.col("cause") != BUSY)
+    waiting = "Waiting" if result.on_host else "Idle"
+    return Chart(
+        "steps",
+        f"{waiting} time of each step, by cause",
+        "bar",
+        rows,
+        x="step",
+        y="time_ns",
+        x_label="step",
+        y_label=waiting.lower(),
+        color="cause",
+        panel="on" if result.units.height > 1 else None,
+        stacked=True,
+    )
+
+
+def _unit_chart(result: GpuIdle) -> Chart:
+    rows = _times(_with_unit(result, result.units), ["on"], _colors(result))
+    return Chart(
+        "devices",
+        "What the time of each went into",
+        "bar",
+        rows,
+        x="on",
+        y="time_ns",
+        x_label="",
+        y_label="time",
+        color="cause",
+        stacked=True,
+    )
+
+
+def _gap_chart(result: GpuIdle) -> Chart:
+    cause = pl.col("cause").cast(pl.String).replace_strict(NAMES).cast(_colors(result))
+    rows = _with_unit(result, result.gaps).with_columns(
+        cause=cause, end_ns=pl.col("start_ns") + pl.col("end") - pl.col("start")
+    )
+    return Chart(
+        "gaps",
+        "The longest gaps, by their main cause",
+        "span",
+        rows.sort("rank", "device", "pid", "start"),
+        x="start_ns",
+        y="on" if result.units.height > 1 else "cause",
+        x_label="time from the start",
+        y_label="",
+        color="cause",
+        x2="end_ns",
+    )

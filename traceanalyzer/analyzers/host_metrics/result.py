@@ -1,21 +1,23 @@
-"""The answer to: how did the host fare?"""
+"""The counters of the host, and what is shown of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.host_metrics.charts import charts
-from traceanalyzer.analyzers.host_metrics.tables import tables
-from traceanalyzer.analyzers.host_metrics.verdict import notes, verdict
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_times
+
+#: Processors this busy (in percent) have nothing left for more loader workers.
+BUSY_PERCENT = 95
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostMetrics(Result):
-    """What :func:`host_metrics` found.
+    """How the host fared.
 
     Attributes:
         span_ns: from the earliest reading to the last.
@@ -28,7 +30,6 @@ class HostMetrics(Result):
         readings: on, rank, path, pid, counter, series, unit, rate, at_ns (from the file's first
             event), lasted_ns, value.
         resets: times that a counter that only counts up went down.
-        more_notes: what else is to be said.
     """
 
     span_ns: int
@@ -36,34 +37,276 @@ class HostMetrics(Result):
     series: pl.DataFrame
     readings: pl.DataFrame
     resets: int
-    more_notes: tuple[str, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "How did the host fare?"
+    def view(self) -> View:
+        """All series in raw units; sizes, rates and all others as people read them; lines."""
+        return View(
+            title="How did the host fare?",
+            verdict=_verdict(self),
+            notes=_notes(self),
+            tables=_tables(self),
+            scalars=self.numbers("span_ns", "resets"),
+            charts=partial(_charts, self),
+        )
 
-    @property
-    def verdict(self) -> str:
-        """What stands out: busy processors, full memory, swap, the busiest disk and network."""
-        return verdict(self)
+    def busy_processors(self) -> tuple[float, float] | None:
+        """Share of the time in which processors were that busy, and their mean load in percent."""
+        readings = self._readings("cpu", "cpu_percent").drop_nulls("lasted_ns")
+        held = int(readings["lasted_ns"].sum())
+        if not held:
+            return None
+        busy = int(readings.filter(pl.col("value") >= BUSY_PERCENT)["lasted_ns"].sum())
+        return busy / held, self.series.filter(pl.col("series") == "cpu_percent")["mean"][0]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How means are made, and what has no rate."""
-        return notes(self)
+    def fullest_memory(self) -> dict[str, Any] | None:
+        """The reading at which most memory was used: ``value`` of ``total`` bytes, ``frac``."""
+        series = ("used_bytes", "available_bytes")
+        used, available = (self._readings("memory/virtual", name) for name in series)
+        keys = ["on", "path", "at_ns"]
+        both = used.join(available.select(*keys, free="value"), on=keys)
+        both = both.with_columns(total=pl.col("value") + pl.col("free")).filter(pl.col("total") > 0)
+        full = both.with_columns(frac=pl.col("value") / pl.col("total")).sort(
+            "frac", descending=True
+        )
+        return full.row(0, named=True) if full.height else None
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """All series in raw units; sizes, rates and all others as people read them."""
-        return tables(self)
+    def most_swap(self) -> dict[str, Any] | None:
+        """The row of ``counters`` with most swap in use; None where there is none."""
+        used = self.counters.filter(
+            (pl.col("counter") == "memory/swap")
+            & (pl.col("series") == "used_bytes")
+            & (pl.col("max") > 0)
+        )
+        order = used.sort("max", "on", descending=[True, False])
+        return order.row(0, named=True) if order.height else None
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """A panel for each series that changes, a line a rank."""
-        return charts(self)
+    def busiest_disk(self) -> dict[str, Any] | None:
+        """The row of ``series`` of the disk that was busy for most of the time, in ms a second."""
+        found = self.series.filter(
+            pl.col("counter").str.starts_with("disk/"), pl.col("series") == "busy_time_ms"
+        ).sort("max", "counter", descending=[True, False], nulls_last=True)
+        return found.row(0, named=True) if found.height and found["max"][0] is not None else None
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The time looked at, and resets."""
-        return {"span_ns": self.span_ns, "resets": self.resets}
+    def _readings(self, counter: str, series: str) -> pl.DataFrame:
+        """The readings of one series."""
+        return self.readings.filter(pl.col("counter") == counter, pl.col("series") == series)
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+#: From this share of the time on, busy processors are worth naming; always from this mean on.
+_BUSY_FRAC = 0.05
+
+#: Memory this full leaves no room for the file cache, and soon none for the program.
+_FULL_FRAC = 0.9
+
+#: A disk that is busy for this share of the time is at its limit.
+_DISK_BUSY_MS = 800
+
+
+def _verdict(result: HostMetrics) -> str:
+    """What stands out of processors, memory, swap, the allocator, disks and networks."""
+    found = [
+        _processors(result),
+        _memory(result),
+        _swap(result),
+        _retries(result),
+        _disks(result),
+    ]
+    alarming = [sentence for sentence in found if sentence]
+    if not alarming:
+        alarming = [_nothing(result)]
+    return " ".join([*alarming, *_busiest(result)])
+
+
+def _notes(result: HostMetrics) -> tuple[str, ...]:
+    """How means are made, and what has no rate."""
+    said = []
+    if result.readings.height:
+        said.append("Means are over time: each reading holds until the next.")
+    if result.counters["rate"].any():
+        said.append("Disk and network counters only count up: shown is the increase a second.")
+    if result.resets:
+        times = format_times(result.resets)
+        said.append(f"A counter that only counts up went down {times}: no rate there.")
+    return tuple(said)
+
+
+def _processors(result: HostMetrics) -> str:
+    found = result.busy_processors()
+    if found is None or found[0] < _BUSY_FRAC:
+        return ""
+    share, mean = found
+    return (
+        f"The host's processors were at {BUSY_PERCENT} % or more for {format_frac(share)} "
+        f"of the time ({mean:.0f} % on average): whatever runs on the host competes, data loading "
+        "and the launching of kernels among it."
+    )
+
+
+def _memory(result: HostMetrics) -> str:
+    worst = result.fullest_memory()
+    if worst is None or worst["frac"] < _FULL_FRAC:
+        return ""
+    return (
+        f"Memory was up to {format_frac(worst['frac'])} full: {format_bytes(worst['value'])} used "
+        f"of {format_bytes(worst['total'])} (used and available)."
+    )
+
+
+def _swap(result: HostMetrics) -> str:
+    worst = result.most_swap()
+    if worst is None:
+        return ""
+    grew = worst["last"] - worst["first"]
+    more = f", {format_bytes(grew)} more at the end than at the start" if grew > 0 else ""
+    return f"Swap is in use: up to {format_bytes(worst['max'])}{more}."
+
+
+def _retries(result: HostMetrics) -> str:
+    found = result.counters.filter(pl.col("series") == "alloc_retries")
+    more = (found["last"] - found["first"]).sum()
+    if not more:
+        return ""
+    return (
+        f"PyTorch's CUDA allocator had to free its cache and try again {more:.0f} "
+        f"{'time' if more == 1 else 'times'}: device memory is short."
+    )
+
+
+def _disks(result: HostMetrics) -> str:
+    disk = result.busiest_disk()
+    if disk is None or disk["max"] < _DISK_BUSY_MS:
+        return ""
+    return (
+        f"{disk['counter'].removeprefix('disk/')} was busy for {format_frac(disk['max'] / 1000)} "
+        f"of the time at worst, {format_frac(disk['mean'] / 1000)} on average."
+    )
+
+
+def _busiest(result: HostMetrics) -> list[str]:
+    """The disk and the network with the highest rate."""
+    said = []
+    for family in ("disk", "network"):
+        found = result.series.filter(
+            pl.col("counter").str.starts_with(f"{family}/"),
+            pl.col("unit") == "bytes/s",
+            pl.col("mean") > 0,
+        ).sort("mean", "counter", "series", descending=[True, False, False])
+        if found.height:
+            top = found.row(0, named=True)
+            said.append(
+                f"{top['counter'].partition('/')[2]} had the highest {family} rate: "
+                f"{top['series'].removesuffix('_bytes')} {format_bytes(top['mean'])} a second, up "
+                f"to {format_bytes(top['max'])}."
+            )
+    return said
+
+
+def _nothing(result: HostMetrics) -> str:
+    return (
+        f"{format_count(result.series.height, 'series', '')} of counters over "
+        f"{format_ns(result.span_ns)}; nothing in them is known to be a fault."
+    )
+
+
+# --- tables --------------------------------------------------------------------------------
+
+_STATISTICS = ("min", "mean", "median", "max")
+
+
+def _tables(result: HostMetrics) -> tuple[Table, ...]:
+    """Each series of each process in raw units; then sizes, rates and others of all processes."""
+    unit = pl.col("unit")
+    sizes = _table(result, "sizes", "Memory and other sizes", unit == "bytes", "_bytes")
+    rates = _table(result, "rates", "Bytes a second", unit == "bytes/s", "_bytes")
+    other = _table(result, "others", "Other counters", ~unit.is_in(("bytes", "bytes/s")), "")
+    return (_counters(result), *(t for t in (other, sizes, rates) if t.frame.height))
+
+
+def _counters(result: HostMetrics) -> Table:
+    names = ("on", "counter", "series", "unit", "n", "first", *_STATISTICS, "last")
+    title = "Every series of every process, in base units"
+    columns = {name: name for name in names}
+    return Table("counters", title, result.counters, columns, detail=True)
+
+
+def _table(result: HostMetrics, name: str, title: str, chosen: pl.Expr, suffix: str) -> Table:
+    """The series of a unit; columns with a suffix that tells it."""
+    several = result.counters["on"].n_unique() > 1
+    shown = {stat: f"{stat}{suffix}" for stat in _STATISTICS}
+    frame = result.series.filter(chosen).select(
+        "counter", "series", "unit", "n", *(pl.col(s).alias(c) for s, c in shown.items()), "max_on"
+    )
+    columns = {
+        "counter": "counter",
+        "series": "series",
+        **({} if suffix else {"unit": "unit"}),
+        "n": "n",
+        **{column: stat for stat, column in shown.items()},
+        **({"max_on": "max on"} if several else {}),
+    }
+    return Table(name, title, frame, columns)
+
+
+# --- charts --------------------------------------------------------------------------------
+
+#: Devices of one kind are drawn below one another on one scale.
+_FAMILY = r"^(disk|network)/"
+
+#: Counts of operations say less than the bytes they move.
+_LESS_TELLING = "1/s"
+
+_LABELS = {
+    "bytes": "size",
+    "bytes/s": "per second",
+    "1/s": "per second",
+    "ms/s": "ms per second",
+    "%": "percent",
+}
+
+
+def _charts(result: HostMetrics) -> tuple[Chart, ...]:
+    """A chart for each counter, disks and networks together, with a panel a series, a line a rank.
+
+    What never changes is left out, and so are rates of operations, unless there is nothing else.
+    """
+    changing = result.series.filter(pl.col("max") > pl.col("min"))
+    telling = changing.filter(pl.col("unit") != _LESS_TELLING)
+    chosen = next((s for s in (telling, changing, result.series) if s.height), result.series)
+    family = pl.coalesce(pl.col("counter").str.extract(_FAMILY), "counter")
+    groups = chosen.select("counter", "series", "unit", family=family)
+    found = []
+    for family_name, unit in (
+        groups.select("family", "unit").unique(maintain_order=True).iter_rows()
+    ):
+        members = groups.filter(pl.col("family") == family_name, pl.col("unit") == unit)
+        found.append(_chart(result, family_name, unit, members))
+    return tuple(found)
+
+
+def _chart(result: HostMetrics, family: str, unit: str, members: pl.DataFrame) -> Chart:
+    several = result.counters["on"].n_unique() > 1
+    within = pl.when(pl.col("counter") == family).then("series")
+    panel = within.otherwise(
+        pl.format("{} {}", pl.col("counter").str.replace(_FAMILY, ""), "series")
+    )
+    value = "value_bytes" if unit.startswith("bytes") else "value"
+    keys = ["counter", "series"]
+    rows = result.readings.join(members.select(keys), on=keys, how="semi").sort(
+        *keys, "on", "at_ns"
+    )
+    frame = rows.select("at_ns", "on", panel.alias("counter"), pl.col("value").alias(value))
+    label = _LABELS.get(unit, unit or "value")
+    return Chart(
+        f"{family} {unit}".strip(),
+        f"{family}, {label}" if unit.endswith("/s") else family,
+        "line",
+        frame,
+        x="at_ns",
+        y=value,
+        x_label="time from the start",
+        y_label=label,
+        color="on" if several else None,
+        panel="counter",
+    )

@@ -1,33 +1,45 @@
-"""Which kernels take the devices' time: by family, by name, by what launched them.
+"""Kernel, copy and memset time by family and by name, and by what launched them.
 
-Traces of one rank each come in; :func:`extract` gives each piece of a rank's device work its
-family, :func:`combine` sums up all ranks. ``question`` says what can be asked; ``result`` holds the
-answer, ``shown`` its tables and charts, ``words`` its verdict. Families and short names are in
-``kernel_families`` and ``kernel_names`` beside this folder.
+``compute`` measures each rank's device work and combines all ranks; ``result`` holds the numbers
+and what is shown of them. Families and short names are in ``analyzers/common``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.kernels.combine import combine
-from traceanalyzer.analyzers.kernels.extract import Part, extract
-from traceanalyzer.analyzers.kernels.question import BY, By, Question
-from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.kernels.options import By, Options
 
-__all__ = ["BY", "By", "Kernels", "Part", "Question", "combine", "extract", "kernels"]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.kernels.result import Kernels
+    from traceanalyzer.reading import Inputs
 
 
 def kernels(
-    traces: Trace | Sequence[Trace], *, by: By | None = None, patterns: Sequence[str] = ()
+    inputs: Inputs,
+    *,
+    by: By | None = None,
+    patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
 ) -> Kernels:
-    """Which kernels of traces in memory take the time; see :class:`Question` for what can be asked.
+    """Which kernels, copies and sets take the devices' time, by family and by name?
+
+    Of files only device work is read, and what launched it where that is asked.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        by: also group by ``device``, ``stream``, ``rank``, ``operator`` or ``annotation``.
+        patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace has no device work, or not what kernels are to be told apart by.
-        OptionError: kernels cannot be told apart so, or a pattern is not a regular expression.
+        InputError: nothing can be read.
+        MissingData: no device work was recorded, or not what kernels are to be grouped by.
+        OptionError: ``by`` is none of these, or a pattern is not a regular expression.
     """
-    question = Question(by, patterns)
-    return combine([extract(trace, question) for trace in by_rank(traces)], question)
+    from traceanalyzer.analyzers.kernels.compute import KERNELS
+    from traceanalyzer.run import run
+
+    return run(KERNELS, inputs, Options(by, patterns), **reading)

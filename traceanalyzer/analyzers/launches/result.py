@@ -1,19 +1,49 @@
-"""The answer to: how fast does the host feed the device?"""
+"""The launches of all ranks, and their verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.launches import charts, tables, verdict
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.launches import tables
+from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
+from traceanalyzer.result import Result, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: From this share of the recorded time on, waiting for launches is a fault worth naming, and the
+#: fault of a training.
+_SOME, _MUCH = 0.05, 0.2
+
+#: From this share of the recorded time on, idleness of another cause is worth naming.
+_IDLE = 0.1
+
+#: From this share on one thing explains another.
+_MOST = 0.5
+
+#: From this share of the recorded time on, what synchronising calls cost is worth telling.
+_WORTH = 0.01
+
+_FASTER = (
+    'fewer and larger launches: CUDA graphs, torch.compile(mode="reduce-overhead"), fused or '
+    "foreach optimizers, larger batches"
+)
+_UNSYNCHRONISED = "fewer synchronising calls: .item(), .cpu(), .nonzero(), printing a loss"
+
+
+_SCALARS = (
+    "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
+    "median_delay_ns", "p99_delay_ns", "kernels", "short_kernels", "synchronising_ns",
+    "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "without_work",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Launches(Result):
-    """What :func:`launches` found.
+    """How fast the host feeds the device.
 
     Times in ns. A *stretch* is a stretch of time in which a device ran out of work again and again
     because the host launched too slowly; *waiting* is the device's idleness in the gaps of
@@ -56,7 +86,6 @@ class Launches(Result):
         without_work: launch calls without device work.
         after_last: synchronising calls after the last launch, not counted.
         clock_odd: launches whose work seems to start before their call.
-        more_notes: what else is to be said.
     """
 
     span_ns: int
@@ -88,39 +117,212 @@ class Launches(Result):
     without_work: int
     after_last: int
     clock_odd: int
-    more_notes: tuple[str, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "How fast does the host feed the device?"
+    def view(self) -> View:
+        """Devices, stretches, synchronising calls, streams, launch calls; queues and delays."""
+        return View(
+            title="How fast does the host feed the device?",
+            verdict=_verdict(self),
+            notes=_notes(self),
+            tables=tables.tables(self),
+            scalars=self.numbers(*_SCALARS),
+            charts=partial(tables.charts, self),
+        )
 
-    @property
-    def verdict(self) -> str:
-        """Whether launches hold the devices up, what costs most, and what would help."""
-        return verdict.verdict(self)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was not counted."""
-        return verdict.notes(self)
+# --- verdict and notes ---------------------------------------------------------------------
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Devices, streams, stretches, synchronising calls, launch calls, short kernels."""
-        return tables.tables(self)
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Queues over time, and delays."""
-        return charts.charts(self)
+def _verdict(result: Launches) -> str:
+    """Whether launches hold the devices up, how long they take, what synchronising costs."""
+    order = result.devices.sort("waiting_ns", *DEVICE, descending=[True] + [False] * 3)
+    worst = order.row(0, named=True)
+    bound = (worst["waiting_frac"] or 0) >= _SOME
+    said = [
+        _bound(result, worst) if bound else _not_bound(result, worst),
+        _delays(result, worst),
+        _short(worst) if bound else "",
+        _synchronising(result),
+    ]
+    return " ".join(sentence for sentence in said if sentence)
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The sums over all devices."""
-        names = (
-            "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
-            "median_delay_ns", "p99_delay_ns", "kernels", "short_kernels", "synchronising_ns",
-            "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "without_work",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+
+def _notes(result: Launches) -> tuple[str, ...]:
+    """What was not counted, and how to read the numbers."""
+    said = []
+    if result.synchronising_after_ns:
+        said.append(
+            "Idle after a synchronising call lasts until the next piece of work: what the host did "
+            "in between made it long, not only the call."
+        )
+    if result.unlaunched:
+        pieces = format_count(result.unlaunched, "piece")
+        said.append(
+            f"{pieces} of device work without a launch call in the recording: busy time, but no "
+            "delay."
+        )
+    if result.without_work:
+        calls = format_count(result.without_work, "launch call")
+        said.append(f"{calls} without device work in the recording.")
+    if result.after_last:
+        calls = format_count(result.after_last, "synchronising call")
+        said.append(
+            f"{calls} after the last launch, such as "
+            "the profiler's own at the end of the recording: not counted."
+        )
+    if result.clock_odd:
+        odd = format_count(result.clock_odd, "launch", "es")
+        said.append(
+            f"{odd} whose work starts before the call: the "
+            "clocks of host and device differ; the delay counts as 0."
+        )
+    return tuple(said)
+
+
+# --- waiting for launches --------------------------------------------------------------------
+
+
+def _bound(result: Launches, device: Mapping[str, Any]) -> str:
+    much = device["waiting_frac"] >= _MUCH
+    own = _of(result.stretches, device)
+    synchronised = int(own["synchronised_ns"].sum()) / int(own["waiting_ns"].sum())
+    after = f"; {format_frac(synchronised)} of that around synchronising calls" * (synchronised > 0)
+    cure = _UNSYNCHRONISED if synchronised >= _MOST else _FASTER
+    return (
+        f"{'Launch-bound' if much else 'Launch-bound in part'}: {_whose(result, device)} runs out "
+        f"of work again and again in {format_count(own.height, 'stretch', 'es')}, "
+        f"{format_frac(device['stretch_frac'])} of the recorded time{_in_steps(result, device)}, "
+        f"and in their gaps waits {format_ns(device['waiting_ns'])} "
+        f"({format_frac(device['waiting_frac'])} of the time) for the host's next launch"
+        f"{_mostly(_of(result.places, device))}{after}. That is the most that faster launching can "
+        f"save; what may help is {cure}.{_others(result)}{_other_idleness(device)}"
+    )
+
+
+def _others(result: Launches) -> str:
+    """How many devices are held up, where there are several."""
+    devices = result.devices
+    if devices.height == 1:
+        return ""
+    held = devices.filter(pl.col("waiting_frac") >= _SOME).height
+    return f" {held} of {devices.height} devices are held up so, this one for longest."
+
+
+def _other_idleness(device: Mapping[str, Any]) -> str:
+    """Idleness that is no matter of launching, where it is more."""
+    other = 1 - device["busy_frac"] - device["waiting_frac"]
+    if other < max(_IDLE, device["waiting_frac"]):
+        return ""
+    return f" It is idle for {format_frac(other)} of the time for other reasons: gpu-idle tells."
+
+
+def _in_steps(result: Launches, device: Mapping[str, Any]) -> str:
+    steps = _of(result.steps, device)
+    held = steps.filter(pl.col("waiting_frac") >= _SOME)
+    if held.is_empty():
+        return ""
+    if held.height == steps.height:
+        return f", in all {steps.height} steps" if steps.height > 1 else ""
+    return f", in {held.height} of {steps.height} steps"
+
+
+def _mostly(places: pl.DataFrame) -> str:
+    """The range or operator whose launches were waited for most."""
+    named = places.drop_nulls("place")
+    if named.is_empty():
+        return ""
+    share = int(named["waiting_ns"][0]) / int(places["waiting_ns"].sum())
+    return f", {format_frac(share)} of it in {named['place'][0]}"
+
+
+def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
+    waits = device["waiting_frac"] or 0
+    said = (
+        f"{_whose(result, device)} waits for the host's next launch in {format_frac(waits)} of the "
+        "recorded time"
+        if waits
+        else "no device runs out of work again and again for want of launches"
+    )
+    idlest = result.devices.sort("idle_ns", *DEVICE, descending=[True] + [False] * 3)
+    idle = idlest.row(0, named=True)
+    free = 1 - (1 if idle["busy_frac"] is None else idle["busy_frac"])
+    time = "it" if waits else "the recorded time"
+    other = (
+        f", though {_whose(result, idle)} is idle in {_nearly(free)} of {time}: gpu-idle tells why"
+        if free - (idle["waiting_frac"] or 0) >= _IDLE
+        else ""
+    )
+    return f"Not launch-bound: {said}{other}."
+
+
+def _nearly(frac: float) -> str:
+    """A share; one that is less than all is not told as all of it."""
+    told = format_frac(frac)
+    return "more than 99.9 %" if frac < 1 and told == format_frac(1) else told
+
+
+def _delays(result: Launches, device: Mapping[str, Any]) -> str:
+    if device["median_delay_ns"] is None:
+        return ""
+    n, delay, waited = (device[key] for key in ("launches", "median_delay_ns", "waited_frac"))
+    of_which = "" if result.devices.height == 1 else f" of {device['on']}"
+    if n == 1:
+        whose = f"The one launch{of_which}" if of_which else "Its one launch"
+        queued = " It was queued behind earlier work, which is no fault." * (waited > 0)
+        return f"{whose} started {format_ns(delay)} after its call.{queued}"
+    launches = f"the {n:,} launches{of_which}" if of_which else f"its {n:,} launches"
+    queued = (
+        f" {format_frac(waited)} of them were queued behind earlier work, which is no fault."
+        if waited >= _SOME
+        else ""
+    )
+    return (
+        f"Half of {launches} started within {format_ns(delay)} of their call, 99 % within "
+        f"{format_ns(device['p99_delay_ns'])}.{queued}"
+    )
+
+
+def _short(device: Mapping[str, Any]) -> str:
+    if (device["short_frac"] or 0) < _MOST:
+        return ""
+    return (
+        f"{format_frac(device['short_frac'])} of its kernels are shorter than "
+        f"{format_ns(SHORT_KERNEL_NS)}, while a launch call takes "
+        f"{format_ns(device['median_call_ns'])} (median)."
+    )
+
+
+# --- synchronising ---------------------------------------------------------------------------
+
+
+def _synchronising(result: Launches) -> str:
+    found = result.synchronising
+    idle = result.synchronising_idle_ns + result.synchronising_after_ns
+    if found.is_empty():
+        return ""
+    counted = format_count(int(found["n"].sum()), "synchronising call")
+    if idle < _WORTH * result.span_ns:
+        leave = "leaves" if found["n"].sum() == 1 else "leave"
+        return f"{counted} {leave} the devices idle for {format_ns(idle)} in all."
+    worst = found.row(0, named=True)
+    where = worst["operator"] or worst["annotation"] or worst["python"]
+    place = f" in {where}" if where else ""
+    return (
+        f"In {counted} the host spent {format_ns(result.synchronising_ns)}; devices were idle for "
+        f"{format_ns(result.synchronising_idle_ns)} of it, and for "
+        f"{format_ns(result.synchronising_after_ns)} after it until there was work again. "
+        f"{format_ns(worst['idle_ns'] + worst['idle_after_ns'])} of that idleness is at "
+        f"{worst['call']}{place}, {format_count(worst['n'], 'time')}."
+    )
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def _of(frame: pl.DataFrame, device: Mapping[str, Any]) -> pl.DataFrame:
+    return frame.filter(*(pl.col(name).eq_missing(device[name]) for name in DEVICE))
+
+
+def _whose(result: Launches, device: Mapping[str, Any]) -> str:
+    """``the device``, or which of several."""
+    return "the device" if result.devices.height == 1 else str(device["on"])

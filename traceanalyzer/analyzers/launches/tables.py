@@ -1,17 +1,20 @@
-"""The tables of the answer, the most telling first."""
+"""Tables and charts of launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from traceanalyzer.result import Table
+from traceanalyzer.analyzers.common.display import table_of_known
+from traceanalyzer.analyzers.launches.calls import DEVICE
+from traceanalyzer.result import Chart, Table
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.launches.result import Launches
+
+_ON = {"on": "device"}
 
 _DELAYS = {
     "launches": "launches",
@@ -21,38 +24,21 @@ _DELAYS = {
     "max_delay_ns": "max",
 }
 
+_LATE = {"late": "> 100 us"}
+_QUEUED = {**_LATE, "waited_frac": "queued behind work"}
+_CALL = {"median_call_ns": "median call"}
 
-def tables(result: Launches) -> tuple[Table, ...]:
-    """Devices, stretches, synchronising calls, streams, launch calls, short kernels; details."""
-    graphs = (_graphs(result),) if result.graphs.height else ()
-    in_detail = (_operators(result), _steps(result))
-    return (
-        _devices(result),
-        _stretches(result),
-        _synchronising(result),
-        _streams(result),
-        _calls(result),
-        *graphs,
-        _short(result),
-        *(replace(table, detail=True) for table in in_detail),
-    )
-
-
-def _devices(result: Launches) -> Table:
-    columns = {
-        "on": "device",
+#: Columns of each table and their headings.
+_COLUMNS: Mapping[str, Mapping[str, str]] = {
+    "devices": {
+        **_ON,
         "busy_frac": "busy",
         "waiting_frac": "waits for launches",
         **_DELAYS,
-        "late": "> 100 us",
-        "waited_frac": "queued behind work",
-    }
-    return _table("devices", "Devices", result.devices, columns)
-
-
-def _stretches(result: Launches) -> Table:
-    columns = {
-        **_on(result),
+        **_QUEUED,
+    },
+    "stretches": {
+        **_ON,
         "step": "step",
         "at_ns": "at",
         "length_ns": "length",
@@ -62,30 +48,20 @@ def _stretches(result: Launches) -> Table:
         "synchronised_frac": "after a sync",
         "annotation": "mostly in",
         "operator": "operator",
-    }
-    title = "Stretches in which a device ran out of work again and again"
-    return _table("stretches", title, result.stretches, columns, "none")
-
-
-def _synchronising(result: Launches) -> Table:
-    columns = {
+    },
+    "synchronising": {
         "call": "call",
         "operator": "operator",
         "annotation": "annotation",
         "python": "Python",
-        **({"ranks": "ranks"} if result.devices.height > 1 else {}),
+        "ranks": "ranks",
         "n": "n",
         "host_ns": "host time",
         "idle_ns": "device idle",
         "idle_after_ns": "idle after",
-    }
-    title = "Calls in which the host waits for the device"
-    return _table("synchronising", title, result.synchronising, columns, "none")
-
-
-def _streams(result: Launches) -> Table:
-    columns = {
-        **_on(result),
+    },
+    "streams": {
+        **_ON,
         "process": "process",
         "stream": "stream",
         "launches": "launches",
@@ -93,81 +69,124 @@ def _streams(result: Launches) -> Table:
         "max_queue": "max",
         "empty_frac": "empty",
         "full_frac": "1,024 or more",
-    }
-    return _table("streams", "Launches waiting in each stream", result.streams, columns)
-
-
-def _calls(result: Launches) -> Table:
-    columns = {
+    },
+    "calls": {
         "launch_name": "launch call",
         **_DELAYS,
-        "late": "> 100 us",
-        "median_call_ns": "median call",
+        **_LATE,
+        **_CALL,
         "max_call_ns": "max call",
         "slow_calls": "> 50 us",
-    }
-    return _table("calls", "Launch calls", result.calls, columns)
-
-
-def _graphs(result: Launches) -> Table:
-    columns = {
+    },
+    "graphs": {
         "launch_name": "launch call",
         "launches": "launches",
         "pieces": "pieces of work",
         "median_delay_ns": "median delay to the first",
         "max_delay_ns": "max",
-        "median_call_ns": "median call",
+        **_CALL,
         "max_call_ns": "max call",
-    }
-    title = "Launch calls that started several pieces of work"
-    return _table("graphs", title, result.graphs, columns)
-
-
-def _short(result: Launches) -> Table:
-    columns = {
+    },
+    "short": {
         "name": "kernel",
         "short_kernels": "short",
         "short_frac": "of its kind",
         "share_frac": "of all kernels",
         "short_ns": "time in all",
         "mean_ns": "mean",
-    }
-    return _table("short", "Kernels shorter than 10 us", result.short, columns, "none")
-
-
-def _operators(result: Launches) -> Table:
-    columns = {
+    },
+    "operators": {
         "operator": "operator",
         "waiting_ns": "device waits",
         **_DELAYS,
-        "late": "> 100 us",
-        "waited_frac": "queued behind work",
-        "median_call_ns": "median call",
-    }
-    table = _table("operators", "Launches by operator", result.operators, columns)
-    return replace(table, missing={"operator": "(none)"})
-
-
-def _steps(result: Launches) -> Table:
-    columns = {
-        **_on(result),
+        **_QUEUED,
+        **_CALL,
+    },
+    "steps": {
+        **_ON,
         "step": "step",
         "step_ns": "length",
         "stretch_frac": "in stretches",
         "waiting_ns": "waits for launches",
         "waiting_frac": "of the step",
-    }
-    return _table("steps", "Steps", result.steps, columns, "no steps are marked")
+    },
+}
+
+#: Streams whose queues are drawn: those with most launches.
+_STREAMS = 6
 
 
-def _on(result: Launches) -> dict[str, str]:
-    """The column that names devices, where there are several."""
-    return {"on": "device"} if result.devices.height > 1 else {}
+def tables(result: Launches) -> tuple[Table, ...]:
+    """Devices, stretches, synchronising calls, streams, launch calls, short kernels; details."""
+    graphs = "Launch calls that started several pieces of work"
+    return (
+        _table(result, "devices", "Devices"),
+        _table(result, "stretches", "Stretches in which a device ran out of work again and again"),
+        _table(result, "synchronising", "Calls in which the host waits for the device"),
+        _table(result, "streams", "Launches waiting in each stream"),
+        _table(result, "calls", "Launch calls"),
+        *([_table(result, "graphs", graphs)] if result.graphs.height else []),
+        _table(result, "short", "Kernels shorter than 10 us"),
+        _table(
+            result, "operators", "Launches by operator", detail=True, missing={"operator": "(none)"}
+        ),
+        _table(result, "steps", "Steps", detail=True, empty="no steps are marked"),
+    )
 
 
-def _table(
-    name: str, title: str, frame: pl.DataFrame, columns: Mapping[str, str], empty: str = "none"
-) -> Table:
-    """A table without the columns in which nothing is known."""
-    known = {n: label for n, label in columns.items() if frame[n].null_count() < frame.height}
-    return Table(name, title, frame, known or columns, empty=empty)
+def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
+    """One table; what tells devices or ranks apart only where there are several devices."""
+    single = () if result.devices.height > 1 or name == "devices" else ("on", "ranks")
+    columns = {key: label for key, label in _COLUMNS[name].items() if key not in single}
+    return table_of_known(name, title, getattr(result, name), columns, **more)
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def charts(result: Launches) -> tuple[Chart, ...]:
+    """Queues over time, and how many launches waited how long."""
+    return (_queues(result), _delays(result))
+
+
+def _queues(result: Launches) -> Chart:
+    key = [*DEVICE, "process", "stream"]
+    chosen = result.streams.head(_STREAMS).select(*key).with_row_index("_order")
+    rows = result.queue.join(chosen, on=key, nulls_equal=True, maintain_order="left")
+    frame = rows.sort("_order", maintain_order=True)
+    label = pl.format("stream {}", "stream")
+    if result.streams["process"].n_unique() > 1:
+        label = pl.format("process {}, {}", "process", label)
+    if result.devices.height > 1:
+        label = pl.format("{}, {}", "on", label)
+    more = result.streams.height - chosen.height
+    busiest = f" (the {chosen.height} streams with most launches)" if more else ""
+    return Chart(
+        "queue",
+        f"Launches waiting in each stream{busiest}",
+        "line",
+        frame.select("at_ns", "length", label.alias("queue")),
+        x="at_ns",
+        y="length",
+        x_label="time since the first launch",
+        y_label="launches in the queue",
+        panel="queue",
+    )
+
+
+def _delays(result: Launches) -> Chart:
+    words = (
+        pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
+    )
+    return Chart(
+        "delays",
+        "Delay from launch call to start, by what was before it",
+        "bar",
+        result.delays.with_columns(words.alias("waited_for")),
+        x="delay",
+        y="n",
+        x_label="delay: from this up to the next",
+        y_label="launches",
+        color="waited_for",
+        stacked=True,
+    )

@@ -1,44 +1,134 @@
 """What fills the memory of GPUs: when most is in use, by which code, and what is odd about it.
 
 Traces of one rank each come in: memory snapshots, or traces with ``[memory]`` instants or
-allocations of the process. ``operations`` makes one history of each device of them, ``ledger`` the
-allocations it consists of, ``lines`` and ``categories`` say what each is for; :func:`extract`
-measures a rank, :func:`combine` puts ranks side by side. ``regions`` tells what memory was held at
-a moment and where in it there was room, ``drawing`` makes the picture, ``result`` holds the answer,
-``words`` says it.
+allocations of the process. ``ledger`` makes of them one history of each device and the allocations
+it consists of, ``attribution`` finds the code and the purpose of each, ``rank_memory`` has both
+for one rank. ``regions`` tells what memory was held at a moment and where in it there was room,
+``drawing`` makes the picture. The analyzers are in ``compute`` (what is live at the peak), ``oom``,
+``growth``, ``diff`` and ``fill``; ``result`` is what the first of them returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.memory.answers import (
-    MemoryDiff,
-    MemoryErrors,
-    MemoryGrowth,
-    diff_of,
-    errors_of,
-    growth_of,
-)
-from traceanalyzer.analyzers.memory.combine import combine
-from traceanalyzer.analyzers.memory.extract import Part, extract
-from traceanalyzer.analyzers.memory.fill import FILL_NEEDS, Fill, fills
-from traceanalyzer.analyzers.memory.operations import NEEDS
-from traceanalyzer.analyzers.memory.result import Memory
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.memory.options import DiffOptions, GrowthOptions, OomOptions, Options
 
-__all__ = [
-    "FILL_NEEDS", "NEEDS", "Fill", "Memory", "MemoryDiff", "MemoryErrors", "MemoryGrowth", "Part",
-    "combine", "diff_of", "errors_of", "extract", "fills", "growth_of", "memory",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory.diff import MemoryDiff
+    from traceanalyzer.analyzers.memory.growth import MemoryGrowth
+    from traceanalyzer.analyzers.memory.oom import MemoryErrors
+    from traceanalyzer.analyzers.memory.result import Memory
+    from traceanalyzer.reading import Inputs
 
 
-def memory(traces: Trace | Sequence[Trace], *, library_names: Sequence[str] = ()) -> Memory:
-    """The memory of traces in memory; see :func:`traceanalyzer.memory`.
+def memory(
+    inputs: Inputs, *, library_name: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> Memory:
+    """How much memory of each GPU is in use, when most, and which code allocated it?
+
+    Args:
+        inputs: memory snapshots (``torch.cuda.memory._dump_snapshot``), traces with ``[memory]``
+            instants or exports of nsys with allocations; one, several, or a folder.
+        library_name: packages whose frames name an allocation; by default your own code's do.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace tells nothing of memory.
-        OptionError: there is no trace.
+        InputError: nothing can be read.
+        MissingData: nothing about memory was recorded.
     """
-    return combine([extract(trace, library_names) for trace in by_rank(traces)])
+    from traceanalyzer.analyzers.memory.compute import MEMORY
+    from traceanalyzer.run import run
+
+    return run(MEMORY, inputs, Options(library_name), **reading)
+
+
+def memory_oom(
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    capacity_bytes: int | None = None,
+    **reading: Unpack[Reading],
+) -> MemoryErrors:
+    """Why did memory run out: fragmentation, real demand, or memory outside PyTorch?
+
+    For each out-of-memory error in a snapshot's history: the request, what was free on the device,
+    reserved, allocated and unused, the largest free piece, and what was alive by stack.
+
+    Args:
+        inputs: memory snapshots.
+        library_name: packages whose frames name an allocation; by default your own code's do.
+        capacity_bytes: memory of the device, which a snapshot does not tell; with it, memory that
+            others hold is told apart.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: nothing about memory was recorded.
+        OptionError: the capacity is less than what is known to be there.
+    """
+    from traceanalyzer.analyzers.memory.oom import MEMORY_OOM
+    from traceanalyzer.run import run
+
+    options = OomOptions(library_name, capacity_bytes=capacity_bytes)
+    return run(MEMORY_OOM, inputs, options, **reading)
+
+
+def memory_growth(
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    step_name: str | None = None,
+    step_every: str | int | None = None,
+    **reading: Unpack[Reading],
+) -> MemoryGrowth:
+    """What grows from step to step, and is never given back?
+
+    Live bytes are taken at the end of each step, by stack. A stack whose bytes grew in each of the
+    last three steps or more is a suspect.
+
+    Args:
+        inputs: memory snapshots.
+        library_name: packages whose frames name an allocation; by default your own code's do.
+        step_name: a regular expression of the annotations that are steps; default: those of
+            torch.profiler, and names like ``step 3``.
+        step_every: a time (``250ms``) or a number of events that is a step instead.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: nothing about memory was recorded, or no steps are marked.
+        OptionError: an option makes no sense.
+    """
+    from traceanalyzer.analyzers.memory.growth import MEMORY_GROWTH
+    from traceanalyzer.run import run
+
+    options = GrowthOptions(library_name, step_name=step_name, step_every=step_every)
+    return run(MEMORY_GROWTH, inputs, options, **reading)
+
+
+def memory_diff(
+    inputs: Inputs,
+    other: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
+) -> MemoryDiff:
+    """What holds more or less memory at the peak than in another run?
+
+    Args:
+        inputs: the run to look at.
+        other: the run to compare with.
+        library_name: packages whose frames name an allocation; by default your own code's do.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Raises:
+        InputError: nothing can be read.
+        MissingData: nothing about memory was recorded.
+    """
+    from traceanalyzer.analyzers.memory.diff import MEMORY_DIFF
+    from traceanalyzer.run import run
+
+    return run(MEMORY_DIFF, inputs, DiffOptions(library_name, other=other), **reading)

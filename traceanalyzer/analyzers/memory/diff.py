@@ -7,9 +7,21 @@ different environments, can be compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.memory import compute
+from traceanalyzer.analyzers.memory.compute import Part, measure, needs
+from traceanalyzer.analyzers.memory.options import DiffOptions
+from traceanalyzer.analyzers.memory.result import Memory, with_line
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_bytes
 
 _FILE: Final = r"^.*?((?:[^/\\]+[/\\])?[^/\\]+)$"
 _PLACE: Final = r"\((?:[^()]*[/\\])?([^/\\()]+[/\\][^/\\()]+)\)"
@@ -17,8 +29,51 @@ _CODE: Final = ("function", "code")
 _AMOUNTS: Final = ("n", "base_n", "live_bytes", "base_bytes", "changed_bytes")
 _PLACED: Final = ("rank", "path", "device")
 
+_NAMED: Final = 3
+_PEAKS: Final = {"run": "run", "on": "device", "peak_bytes": "peak in use"}
+_CHANGES: Final = {
+    "at": "line of code",
+    "base_bytes": "before",
+    "live_bytes": "now",
+    "changed_bytes": "change",
+    "base_n": "n before",
+    "n": "n now",
+}
 
-def difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
+
+def combine(parts: Sequence[Part], options: DiffOptions, base: Sequence[Part] = ()) -> MemoryDiff:
+    """What changed between two runs."""
+    return diff_of(compute.combine(parts, options), compute.combine(base, options))
+
+
+MEMORY_DIFF = Analyzer(
+    "memory_diff",
+    DiffOptions,
+    needs,
+    partial(measure, drawn=False),
+    combine,
+    base="other",
+    whole_file=True,
+)
+
+
+def diff_of(new: Memory, old: Memory) -> MemoryDiff:
+    """What changed between two results."""
+    own, base = (_fullest(run.devices, run.alive) for run in (new, old))
+    columns = ("rank", "path", "device", "peak_bytes")
+    return MemoryDiff(
+        peak_bytes=new.peak_bytes,
+        base_bytes=old.peak_bytes,
+        changes=_difference(own, base),
+        devices=pl.concat(
+            run.devices.select(pl.lit(name).alias("run"), *columns)
+            for run, name in ((new, "now"), (old, "before"))
+        ),
+        remarks=(*new.remarks, *old.remarks),
+    )
+
+
+def _difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
     """Live bytes at the peak by stack, in two runs; the largest change first.
 
     Args:
@@ -49,7 +104,7 @@ def difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
     return _largest_first(found, ("function", "file", "line", "stack"))
 
 
-def by_line(changes: pl.DataFrame) -> pl.DataFrame:
+def _by_line(changes: pl.DataFrame) -> pl.DataFrame:
     """The changes by line of code.
 
     A line that moved is the same line, where its function has only one that holds memory in each
@@ -70,7 +125,7 @@ def by_line(changes: pl.DataFrame) -> pl.DataFrame:
     return _largest_first(sums.drop("code"), ("function", "file", "line"))
 
 
-def fullest(devices: pl.DataFrame, alive: pl.DataFrame) -> pl.DataFrame:
+def _fullest(devices: pl.DataFrame, alive: pl.DataFrame) -> pl.DataFrame:
     """The rows of ``alive`` of the device with the highest peak."""
     order = [True, *(False for _ in _PLACED)]
     first = devices.sort("peak_bytes", *_PLACED, descending=order).head(1).select(_PLACED)
@@ -95,4 +150,82 @@ def _largest_first(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
         *keys,
         descending=[True, *(False for _ in keys)],
         nulls_last=True,
+    )
+
+
+# --- result ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryDiff(Result):
+    """What :func:`traceanalyzer.memory_diff` found.
+
+    Attributes:
+        peak_bytes: the highest peak.
+        base_bytes: that of the run compared with.
+        changes: a row a stack: function, code (the file by the end of its path), file, line,
+            stack, n, base_n, live_bytes, base_bytes, changed_bytes (at the peaks).
+        devices: rank, path, device, peak_bytes and run (``now`` or ``before``) of all devices.
+        remarks: further notes.
+    """
+
+    peak_bytes: int
+    base_bytes: int
+    changes: pl.DataFrame
+    devices: pl.DataFrame
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> pl.DataFrame:
+        """The changes by line of code."""
+        return _by_line(self.changes)
+
+    def view(self) -> View:
+        """Changes by line and by stack."""
+        return View(
+            title="What changed at the peak?",
+            verdict=_verdict(self),
+            notes=_notes(self),
+            tables=_tables(self),
+            scalars=self.numbers("peak_bytes", "base_bytes"),
+        )
+
+
+def _verdict(result: MemoryDiff) -> str:
+    """How the peak changed, and by which code."""
+    changed = result.peak_bytes - result.base_bytes
+    rows = with_line(result.lines.filter(pl.col("changed_bytes") != 0)).head(_NAMED)
+    word = "grew" if changed > 0 else "shrank"
+    peak = (
+        f"The peak {word} by {format_bytes(abs(changed))}, from "
+        f"{format_bytes(result.base_bytes)} to {format_bytes(result.peak_bytes)}."
+        if changed
+        else f"The peak is {format_bytes(result.peak_bytes)} in both."
+    )
+    if rows.is_empty():
+        return f"{peak} The same code holds the same memory."
+    named = [
+        f"{row['at']} {'+' if row['changed_bytes'] > 0 else '-'}"
+        f"{format_bytes(abs(row['changed_bytes']))}"
+        for row in rows.rows(named=True)
+    ]
+    return f"{peak} The largest changes: {', '.join(named)}."
+
+
+def _notes(result: MemoryDiff) -> tuple[str, ...]:
+    """How numbers are meant."""
+    which = "" if result.devices.height == 2 else " of the device with the highest peak"
+    compared = f"Compared is what was live at the peak{which} of each run, by stack"
+    return (f"{compared}; of paths only the last two parts count.", *result.remarks)
+
+
+def _tables(result: MemoryDiff) -> tuple[Table, ...]:
+    """Changes by line and by stack."""
+    changed = pl.col("changed_bytes") != 0
+    lines, stacks = (with_line(frame.filter(changed)) for frame in (result.lines, result.changes))
+    devices = result.devices.with_columns(places(result.devices))
+    return (
+        Table("lines", "Changes by line of code", lines, _CHANGES),
+        Table("changes", "Changes by stack", stacks, _CHANGES, detail=True),
+        Table("devices", "Peaks of all devices", devices, _PEAKS, detail=True),
     )

@@ -6,12 +6,11 @@ from typing import Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.memory import regions
-from traceanalyzer.analyzers.memory.categories import UNKNOWN
-from traceanalyzer.analyzers.memory.ground import Ground, known_stack, positions
+from traceanalyzer.analyzers.memory import rank_memory
+from traceanalyzer.analyzers.memory.attribution import UNKNOWN, frame_text
 from traceanalyzer.analyzers.memory.ledger import Ledger, running
-from traceanalyzer.analyzers.memory.lines import frame_text
-from traceanalyzer.analyzers.memory.peak import peak_position, timeline
+from traceanalyzer.analyzers.memory.rank_memory import RankMemory, known_stack, positions
+from traceanalyzer.analyzers.memory.regions import Regions, regions
 from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes
 
@@ -26,7 +25,7 @@ BOXES: Final = 2000
 LEVELS: Final = 4000
 
 
-def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
+def occupancy(of: Ledger, rank: RankMemory) -> Occupancy:
     """What fills a device, the largest allocations one by one.
 
     Largest is by bytes x time, time being counted in events.
@@ -39,15 +38,15 @@ def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
     rest = told.filter(~pl.int_range(pl.len()).is_in(chosen.implode()))
     total = float(area.sum())
     frac = float(area[chosen].sum()) / total if total else 1.0
-    at = peak_position(of, ground.window)
-    held = regions.regions(of, *ground.of_device(of.device), at)
+    at = rank_memory.peak_position(of, rank.window)
+    held = regions(of, *rank.of_device(of.device), at)
     blocks = _blocks(held)
-    labels = _labels(ground.code(of, boxes))
+    labels = _labels(rank.code(of, boxes))
     boxes = boxes.with_columns(stack=known_stack(boxes))
-    stacks, numbers = _stacks(ground, pl.concat([boxes["stack"], blocks["stack"]]))
+    stacks, numbers = _stacks(rank, pl.concat([boxes["stack"], blocks["stack"]]))
     return Occupancy(
-        name=name,
-        title=f"Memory of {where}" if where else "Memory over time",
+        name=f"memory_{rank.rank}_{of.device}",
+        title=_title(of, rank),
         subtitle=_SUBTITLES[of.noted],
         boxes=pl.DataFrame(
             {
@@ -63,15 +62,24 @@ def occupancy(of: Ledger, ground: Ground, name: str, where: str) -> Occupancy:
         ),
         levels=_levels(of, rest),
         marks=_marks(of, at),
-        spans=_spans(of, ground),
+        spans=_spans(of, rank),
         stacks=stacks,
         segments=_segments(held),
         blocks=blocks.with_columns(
-            stack=numbers[boxes.height :], label=_labels(ground.lines.of(blocks["stack"]))
+            stack=numbers[boxes.height :], label=_labels(rank.lines.of(blocks["stack"]))
         ),
         events=of.positions,
         boxed_frac=frac,
     )
+
+
+def _title(of: Ledger, rank: RankMemory) -> str:
+    parts = (
+        f"rank {rank.rank}" if rank.rank is not None else "",
+        f"device {of.device}" if len(rank.ledgers) > 1 else "",
+    )
+    where = " ".join(part for part in parts if part)
+    return f"Memory of {where}" if where else "Memory over time"
 
 
 def _known(categories_: pl.Series) -> pl.Series:
@@ -82,7 +90,7 @@ def _known(categories_: pl.Series) -> pl.Series:
 
 def _levels(of: Ledger, rest: pl.DataFrame) -> pl.DataFrame:
     """The curves, and what of them the boxes leave out."""
-    told = timeline(of, LEVELS)
+    told = rank_memory.timeline(of, LEVELS)
     return told.select(
         "event",
         time_ns=_times(of, told["event"], whole=True),
@@ -111,8 +119,8 @@ def _marks(of: Ledger, at: int) -> pl.DataFrame:
     )
 
 
-def _spans(of: Ledger, ground: Ground) -> pl.DataFrame:
-    steps = ground.steps_of(of.device)
+def _spans(of: Ledger, rank: RankMemory) -> pl.DataFrame:
+    steps = rank.steps_of(of.device)
     if of.rows["ts"].null_count():
         steps = steps.clear()
     return pl.DataFrame(
@@ -138,7 +146,7 @@ def _times(of: Ledger, at: pl.Series, *, whole: bool = False) -> pl.Series:
     return time if whole else time.set(~at.is_between(1, n), None)
 
 
-def _segments(held: regions.Regions | None) -> pl.DataFrame:
+def _segments(held: Regions | None) -> pl.DataFrame:
     if held is None:
         return pl.DataFrame(
             schema={
@@ -153,7 +161,7 @@ def _segments(held: regions.Regions | None) -> pl.DataFrame:
     )
 
 
-def _blocks(held: regions.Regions | None) -> pl.DataFrame:
+def _blocks(held: Regions | None) -> pl.DataFrame:
     if held is None:
         return pl.DataFrame(
             schema={
@@ -164,11 +172,11 @@ def _blocks(held: regions.Regions | None) -> pl.DataFrame:
     return held.blocks
 
 
-def _stacks(ground: Ground, used: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+def _stacks(rank: RankMemory, used: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
     """The stacks that occur, and the number of each row's."""
     named = used.drop_nulls().unique().sort()
     number = dict(zip(named.to_list(), range(named.len()), strict=True))
-    frames = [ground.lines.path(row) for row in named]
+    frames = [rank.lines.path(row) for row in named]
     table = pl.DataFrame(
         {"id": range(named.len()), "frames": frames},
         schema={"id": pl.UInt32, "frames": pl.List(pl.String)},

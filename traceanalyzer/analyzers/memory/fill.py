@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from traceanalyzer.analyzers.memory.ground import ledgers
-from traceanalyzer.analyzers.memory.ledger import Ints
-from traceanalyzer.analyzers.memory.operations import ALLOCATIONS, origin
-from traceanalyzer.analyzers.needs import Needs
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.memory.ledger import ALLOCATIONS, ledgers, origin
+from traceanalyzer.analyzers.memory.options import Options
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
-
-#: What the curve of taken memory is made of.
-FILL_NEEDS = Needs(ALLOCATIONS, samples=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,12 @@ class Fill:
         return int(self.taken_bytes[first : last + 1].max()), True
 
 
-def fills(trace: Trace) -> list[Fill]:
+def needs(_options: Options) -> Needs:
+    """What the curve of taken memory is made of."""
+    return Needs(ALLOCATIONS, samples=True)
+
+
+def measure(trace: Trace, _options: Options) -> list[Fill]:
     """The memory of each device of a trace of one rank.
 
     Raises:
@@ -68,3 +72,13 @@ def fills(trace: Trace) -> list[Fill]:
             )
         )
     return found
+
+
+def combine(
+    _parts: Sequence[list[Fill]], _options: Options, _base: Sequence[list[Fill]] = ()
+) -> Result:
+    """Nothing is shown of it: the parts are for other analyzers."""
+    return Result()
+
+
+MEMORY_FILL = Analyzer("memory_fill", Options, needs, measure, combine)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.memory.ground import (
-    Ground,
-    Window,
-    ground,
-    known_stack,
-    positions,
-)
-from traceanalyzer.analyzers.memory.ledger import Ints, Ledger
-from traceanalyzer.analyzers.memory.lines import LINE
+from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.memory import rank_memory
+from traceanalyzer.analyzers.memory.attribution import LINE
+from traceanalyzer.analyzers.memory.compute import needs
+from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.analyzers.memory.options import GrowthOptions
+from traceanalyzer.analyzers.memory.rank_memory import RankMemory, known_stack, positions
+from traceanalyzer.analyzers.memory.result import shown_table, with_line
 from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.result import Chart, Result, View
 from traceanalyzer.trace import Trace
-from traceanalyzer.units import parse_ns
+from traceanalyzer.units import format_bytes, parse_ns
 from traceanalyzer.vocabulary import PROFILER_STEP
 
 #: From so many steps in a row on in which a line's live bytes grow, it is suspected.
@@ -29,6 +32,28 @@ SUSPECT_STEPS: Final = 3
 
 _MOST_STEPS: Final = 10_000
 _EVENTS: Final = re.compile(r"\d+")
+
+_NAMED: Final = 3
+_GROWTH: Final = {
+    "on": "device",
+    "at": "line of code",
+    "first_bytes": "after the first step",
+    "last_bytes": "after the last",
+    "grown_bytes": "grown",
+    "per_step_bytes": "a step",
+    "grew_n": "steps",
+}
+_STEPS: Final = {
+    "on": "device",
+    "step": "step",
+    "name": "name",
+    "time_ns": "ends at",
+    "live_bytes": "live",
+}
+_NOTE: Final = (
+    "Live bytes are taken at the end of each step; what the first steps set up once (optimizer "
+    "state, caches) grows, but not steadily."
+)
 
 
 @dataclass(frozen=True)
@@ -46,30 +71,18 @@ class Part:
     growth: pl.DataFrame
 
 
-def extract(
-    trace: Trace,
-    library_names: Sequence[str] = (),
-    step_name: str | None = None,
-    step_every: str | None = None,
-    window: Window = (None, None),
-) -> Part:
+def measure(trace: Trace, options: GrowthOptions) -> Part:
     """How the memory of a trace of one rank grows.
-
-    Args:
-        trace: read with :data:`~.operations.NEEDS`.
-        library_names: libraries whose frames name an allocation.
-        step_name: a regular expression of the annotations that are steps.
-        step_every: a time (``250ms``) or a number of events that makes a step instead.
-        window: (since, until) in ns after the first event.
 
     Raises:
         MissingData: it tells nothing of memory, or marks no steps.
         OptionError: an option is no time, number or regular expression.
     """
-    own = ground(trace, library_names, step_name, window)
+    own = rank_memory.rank_memory(trace, options, options.step_name)
+    step_every = None if options.step_every is None else str(options.step_every)
     steps, growth = [], []
     for of in own.ledgers:
-        first, last = of.between(*window)
+        first, last = of.between(*options.window)
         marks = _boundaries(of, own, step_every).filter(pl.col("position").is_between(first, last))
         if marks.height < 2:
             continue
@@ -98,7 +111,17 @@ def extract(
     return Part(pl.concat(steps), pl.concat(growth))
 
 
-def _boundaries(of: Ledger, own: Ground, step_every: str | None) -> pl.DataFrame:
+def combine(
+    parts: Sequence[Part], _options: GrowthOptions, _base: Sequence[Part] = ()
+) -> MemoryGrowth:
+    """The growth of all ranks."""
+    return MemoryGrowth(
+        steps=pl.concat([part.steps for part in parts]),
+        growth=pl.concat([part.growth for part in parts]),
+    )
+
+
+def _boundaries(of: Ledger, own: RankMemory, step_every: str | None) -> pl.DataFrame:
     """The ends of steps: step (a number), name, position, time_ns."""
     if step_every is not None:
         at, times = _every(of, step_every)
@@ -114,14 +137,14 @@ def _boundaries(of: Ledger, own: Ground, step_every: str | None) -> pl.DataFrame
     )
 
 
-def _one_family(ground: Ground, device: int | None) -> pl.DataFrame:
+def _one_family(rank: RankMemory, device: int | None) -> pl.DataFrame:
     """The steps of one name but for its number: a range in a step may be called a step too.
 
     Of several names the profiler's, else that of which there are most; of a device that has none,
     those of all devices.
     """
-    own = ground.steps_of(device)
-    own = (ground.steps if own.is_empty() else own).unique(["name", "end"]).with_columns(
+    own = rank.steps_of(device)
+    own = (rank.steps if own.is_empty() else own).unique(["name", "end"]).with_columns(
         family=pl.col("name").str.replace_all(r"\d+", "#")
     )  # fmt: skip
     profilers = pl.col("family") == f"{PROFILER_STEP}#"
@@ -149,7 +172,7 @@ def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
     return positions(of, times), times
 
 
-def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
+def _growth(of: Ledger, own: RankMemory, at: Ints) -> pl.DataFrame:
     """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
     recorded = of.allocations.filter(pl.col("origin") != "freed")
     code = own.code(of, recorded).with_columns(row=known_stack(recorded))
@@ -189,7 +212,49 @@ def _growth(of: Ledger, own: Ground, at: Ints) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+# --- result ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryGrowth(Result):
+    """What :func:`traceanalyzer.memory_growth` found.
+
+    Attributes:
+        steps: a row a step boundary: rank, path, device, step, name, event, time_ns, live_bytes.
+        growth: a row a stack whose live bytes changed from the first boundary to the last: rank,
+            path, device, function, file, line, own, first_bytes, last_bytes, grown_bytes,
+            grown_steps (in a row, up to the last, in which they grew), grew_n, shrank_n (steps in
+            which they did), per_step_bytes (of steps in which they grew), stack.
+    """
+
+    steps: pl.DataFrame
+    growth: pl.DataFrame
+
+    @property
+    def suspects(self) -> pl.DataFrame:
+        """Rows of ``growth`` that grew in each of the last three steps, or in a third of all."""
+        return _suspects(self.growth, self.steps)
+
+    def view(self) -> View:
+        """Suspects, all that changed, steps; live bytes over steps."""
+        suspects = self.suspects
+        return View(
+            title="What grows from step to step?",
+            verdict=_verdict(suspects, self.steps["step"].n_unique()),
+            notes=(_NOTE,),
+            tables=(
+                shown_table("suspects", "Grows steadily", with_line(suspects), _GROWTH),
+                shown_table(
+                    "growth", "All that changed", with_line(self.growth), _GROWTH, detail=True
+                ),
+                shown_table("steps", "Live at the end of each step", self.steps, _STEPS),
+            ),
+            scalars={"gained_bytes": int(suspects["grown_bytes"].sum())},
+            charts=partial(_charts, self.steps),
+        )
+
+
+def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Stacks whose live bytes grew in each of the last :data:`SUSPECT_STEPS` steps at least.
 
     And those that never shrank, and grew in as many steps and in a third of all.
@@ -200,3 +265,37 @@ def suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     wanted = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
     return told.filter(wanted, pl.col("grown_bytes") > 0).drop("intervals")
+
+
+def _verdict(found: pl.DataFrame, n: int) -> str:
+    """How much is gained, and by which code."""
+    total = int(found["grown_bytes"].sum())
+    if n <= SUSPECT_STEPS:
+        return f"{n} steps are too few to tell: it takes {SUSPECT_STEPS + 1} at least."
+    if found.is_empty():
+        return (
+            f"Nothing grows steadily: no line's live bytes grew in each of the last "
+            f"{SUSPECT_STEPS} of {n:,} steps, or in a third of all."
+        )
+    rows = with_line(found).head(_NAMED).rows(named=True)
+    named = [f"{row['at']} {format_bytes(row['per_step_bytes'])} a step" for row in rows]
+    return (
+        f"{format_bytes(total)} were gained after the first of {n:,} steps and never given "
+        f"back, at "
+        f"{', '.join(named)}. Something holds on to what these lines allocate: a list of "
+        "losses, a graph that is kept, a cache."
+    )
+
+
+def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
+    """Live bytes over steps."""
+    frame = steps.with_columns(places(steps))
+    return (
+        Chart(
+            name="steps", title="Live at the end of each step", mark="line", frame=frame,
+            x="step", y="live_bytes", x_label="step", y_label="live", color="on",
+        ),
+    )  # fmt: skip
+
+
+MEMORY_GROWTH = Analyzer("memory_growth", GrowthOptions, needs, measure, combine, whole_file=True)

@@ -1,4 +1,7 @@
-"""Which allocations there were, from when to when, and what they add up to at every moment.
+"""The history of each device's memory, and the allocations that it consists of.
+
+Snapshots of PyTorch's allocator have a history of it; ``torch.profiler`` notes the allocator's
+allocations as ``[memory]`` instants, ``nsys`` what the process asks of the driver.
 
 A position is a moment between events: 0 before the first, k after the k-th. An allocation is there
 at the positions from its ``start`` up to, not including, its ``end``.
@@ -6,21 +9,62 @@ at the positions from its ``start`` up to, not including, its ``end``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.memory.operations import Noted, Operations
+from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.trace import Trace, is_cut_off, record_hint
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+Noted = Literal["snapshot", "instants", "calls"]
+
+#: Kinds of allocations and frees.
+ALLOCATIONS = frozenset((*ALLOCATOR_KINDS, "cpu_instant_event"))
+
+#: These, the ranges they lie in, and the code that was running.
+NEEDS = Needs(
+    ALLOCATIONS | {"cpu_op", "nvtx", "python_function", "user_annotation"},
+    unused=("category", "correlation", "external_id"),
+    samples=True,
+)
 
 #: How an allocation is known: from its event, only from its free, only from the blocks at the end.
 ORIGIN = pl.Enum(("recorded", "freed", "held"))
 ACTIVE: Final = ("active_allocated", "active_pending_free")
+
+_SNAPSHOT: Final = "memory-snapshot"
+_CPU: Final = 0
+#: Sorts of memory that nsys notes beside a device's own.
+_HOST_MEMORY: Final = ("Pinned", "Pageable")
+#: Memory is free when a free is completed; where ``skip_actions`` left that out, when it was asked.
+_CLOSING: Final = ("free_completed", "free_requested")
+_GROWING: Final = ("segment_alloc", "segment_map")
+_SHRINKING: Final = ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The history of one device, in order.
+
+    Attributes:
+        device: its ordinal, or None.
+        rows: a row an event: ``event`` (row of ``events``), ``ts`` (after the file's first event),
+            ``kind``, ``stream``, ``address``, ``bytes`` (never negative), ``stack``, ``change`` (1:
+            from here on there is one allocation more, -1: one less, else 0), ``segment_change``
+            (the same of segments), and of instants ``allocated_bytes`` and ``reserved_bytes``
+            after the event.
+        noted: by whom.
+    """
+
+    device: int | None
+    rows: pl.DataFrame
+    noted: Noted
 
 
 @dataclass(frozen=True)
@@ -53,7 +97,7 @@ class Ledger:
     Attributes:
         device: its ordinal, or None.
         noted: what the history is made of.
-        rows: the events, as :class:`~.operations.Operations` has them.
+        rows: the events, as :class:`Operations` has them.
         allocations: a row an allocation: ``start``, ``end`` (positions), ``bytes``, ``address``,
             ``stack`` (that allocated it; of one freed only, that freed it), ``freed_by`` (the
             stack, or null), ``origin``.
@@ -96,6 +140,113 @@ class Ledger:
             return None
         found = self.rows["ts"][position - 1]
         return None if found is None else int(found)
+
+
+def ledgers(trace: Trace) -> list[Ledger]:
+    """The allocations of each device of a trace of one rank.
+
+    Raises:
+        MissingData: nothing about memory was recorded.
+        OptionError: the trace is several files', and tells no ranks.
+    """
+    found = []
+    for of in operations(trace):
+        own, held = of_device(trace.segments, trace.blocks, of.device)
+        # of a file that was cut off, segments may be missing
+        known = of.noted == "snapshot" and (own.height > 0 or not is_cut_off(trace))
+        found.append(ledger(of, held, int(own["total_bytes"].sum()) if known else None))
+    return found
+
+
+def of_device(
+    segments: pl.DataFrame, blocks: pl.DataFrame, device: int | None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Segments of a device, and the blocks in them."""
+    own = segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+    return own, blocks.filter(pl.col("segment").is_in(own["id"].implode()))
+
+
+# --- what was done ---------------------------------------------------------------------------
+
+
+def operations(trace: Trace) -> list[Operations]:
+    """The history of each device of a trace of one rank, by device.
+
+    Raises:
+        MissingData: nothing about memory was recorded.
+        OptionError: the trace is several files', and tells no ranks.
+    """
+    if len(trace.sources) > 1:
+        paths = ", ".join(meta.path for meta in trace.sources[:2])
+        raise OptionError(f"{paths}: joined without ranks; give each its rank, or one at a time")
+    noted = _noted(trace)
+    rows = _rows(trace, noted)
+    found = list(_by_device(trace, rows, noted))
+    if not found:
+        hint = record_hint(trace.meta, "cpu_instant_event")
+        raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
+    return found
+
+
+def _noted(trace: Trace) -> Noted:
+    if trace.meta.format == _SNAPSHOT or trace.segments.height:
+        return "snapshot"
+    return "instants" if (trace.events["kind"] == "cpu_instant_event").any() else "calls"
+
+
+def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
+    kinds = ("cpu_instant_event",) if noted == "instants" else ALLOCATOR_KINDS
+    beside = trace.memory_totals.select("event", "device_type", "allocated_bytes", "reserved_bytes")
+    rows = (
+        trace.events.select(
+            pl.col("ts") - origin(trace),
+            *("kind", "name", "device", "stream", "address", "bytes", "stack"),
+        )
+        .with_row_index("event")
+        .filter(pl.col("kind").is_in(kinds))
+        .join(beside, on="event", how="left", maintain_order="left")
+    )
+    if noted == "snapshot":
+        kind = pl.col("kind").cast(pl.String)
+        recorded = set(rows["kind"].unique())
+        closing = [name for name in _CLOSING if name in recorded][:1]
+        opens, closes = kind == "alloc", kind.is_in(closing)
+        grows, shrinks = kind.is_in(_GROWING), kind.is_in(_SHRINKING)
+    else:
+        host = pl.col("name").cast(pl.String).is_in(_HOST_MEMORY).fill_null(value=False)
+        sized = (
+            pl.col("address").is_not_null() & ~host & (pl.col("device_type").fill_null(1) != _CPU)
+        )
+        rows = rows.filter(sized)
+        opens, closes = pl.col("bytes") > 0, pl.col("bytes") < 0
+        grows = shrinks = pl.lit(value=False)
+    return rows.with_columns(
+        pl.col("bytes").abs(),
+        change=_sign(opens, closes),
+        segment_change=_sign(grows, shrinks),
+    )
+
+
+def _sign(up: pl.Expr, down: pl.Expr) -> pl.Expr:
+    chosen = pl.when(up).then(1).when(down).then(-1).otherwise(0)
+    return chosen.cast(pl.Int8)
+
+
+def _by_device(trace: Trace, rows: pl.DataFrame, noted: Noted) -> Iterator[Operations]:
+    devices = pl.concat([rows["device"], trace.segments["device"]]).unique()
+    for device in devices.sort(nulls_last=True):
+        own = rows.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+        yield Operations(device, own.drop("name", "device", "device_type"), noted)
+
+
+def origin(trace: Trace) -> int:
+    """The time that counts as 0: that of the file's first event."""
+    told = trace.meta.start_ns
+    first = trace.events["ts"].min() if told is None else told
+    return first if isinstance(first, int) else 0
+
+
+# --- allocations -----------------------------------------------------------------------------
 
 
 def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> Ledger:

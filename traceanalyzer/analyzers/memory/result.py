@@ -1,16 +1,37 @@
-"""The answer: how much memory was used, when most, and by what."""
+"""How much memory was used, when most, and by what; and what is shown of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.memory.lines import frame_text
-from traceanalyzer.analyzers.memory.words import notes, verdict
-from traceanalyzer.analyzers.places import places
-from traceanalyzer.result import Chart, Occupancy, Result, Table
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
+from traceanalyzer.result import Chart, Occupancy, Result, Table, View
+from traceanalyzer.units import format_bytes, format_frac, format_ns
+
+_NAMED: Final = 3
+#: From this share of reserved memory on, what lies unused is worth a sentence.
+_UNUSED_FRAC: Final = 0.2
+#: A device whose peak differs from the median by more than this share is the odd one out.
+_ODD_FRAC: Final = 0.1
+#: It takes so many to tell.
+_ODD_OF: Final = 3
+#: From this share on, what has no stack is worth a clause.
+_BARE_FRAC: Final = 0.1
+#: How a history is recorded; without one, only what was held at the end is known.
+_RECORD: Final = "torch.cuda.memory._record_memory_history()"
+
+#: What sizes are, by who noted them.
+_SIZES: Final = {
+    "snapshot": "requested",
+    "instants": "allocated",
+    "calls": "allocated by the process from the driver",
+}
 
 _DEVICES: Final = {
     "on": "device",
@@ -111,21 +132,6 @@ class Memory(Result):
     remarks: tuple[str, ...] = ()
 
     @property
-    def title(self) -> str:
-        """The question."""
-        return "What fills the GPU's memory?"
-
-    @property
-    def verdict(self) -> str:
-        """The peak, what holds it, and what is odd."""
-        return verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How numbers are meant, and what is not known."""
-        return (*notes(self), *self.remarks)
-
-    @property
     def lines(self) -> pl.DataFrame:
         """What is live at the peak, by line of code."""
         keys = ["rank", "path", "device", "function", "file", "line", "own"]
@@ -137,64 +143,192 @@ class Memory(Result):
         return summed(self.alive, ["rank", "path", "device", "category", "confidence"])
 
     @property
-    def tables(self) -> tuple[Table, ...]:
+    def peak_bytes(self) -> int:
+        """The highest peak."""
+        return int(self.devices["peak_bytes"].max() or 0)  # type: ignore[arg-type]
+
+    def view(self) -> View:
         """Devices, lines, categories; stacks, churn, quality and the timeline as details."""
-        placed = [
-            ("devices", "Devices", self.devices, _DEVICES, False),
-            ("lines", "Live at the peak, by line of code", with_line(self.lines), _LINES, False),
-            ("categories", "Live at the peak, by category", self.categories, _CATEGORIES, False),
-            ("stacks", "Live at the peak, by stack", _with_leaf(self.alive), _STACKS, True),
-            ("churn", "Allocator", self.devices, _CHURN, True),
-            ("quality", "How well the history fits the blocks", self.devices, _QUALITY, True),
-            ("timeline", "Over time", self.timeline, _TIMELINE, True),
-        ]
-        return tuple(
-            shown_table(name, title, frame, columns, detail=detail)
-            for name, title, frame, columns, detail in placed
+        return View(
+            title="What fills the GPU's memory?",
+            verdict=_verdict(self),
+            notes=(*_notes(self), *self.remarks),
+            tables=_tables(self),
+            scalars={
+                "peak_bytes": self.peak_bytes,
+                "ooms": int(self.devices["ooms"].sum()),
+                "retries": int(self.devices["retries"].sum()),
+            },
+            charts=partial(_charts, self.devices),
+            occupancies=partial(tuple, self.maps),
         )
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """The peaks side by side, where there are several devices."""
-        if self.devices.height < 2:
-            return ()
-        frame = self.devices.with_columns(places(self.devices))
+
+# --- verdict and notes -----------------------------------------------------------------------
+
+
+def _verdict(result: Memory) -> str:
+    """The highest peak and what holds it; devices that stand out; what lies unused."""
+    # an empty history beside one that is not means that nothing happened
+    recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
+    devices = result.devices.with_columns(places(result.devices), recorded)
+    top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
+    said = [_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices)]
+    return " ".join([*(one for one in said if one), *_odd(devices)])
+
+
+def _peak(row: dict[str, Any], devices: int) -> str:
+    where = f" on {row['on']}" if devices > 1 else ""
+    sizes = _SIZES[row["noted"]]
+    held = row["reserved_at_peak_bytes"]
+    of = f" of {format_bytes(held)} reserved" if held is not None else ""
+    if not row["recorded"]:
         return (
-            Chart(
-                name="peaks", title="Peak of each device", mark="bar", frame=frame, x="on",
-                y="peak_bytes", x_label="device", y_label="peak in use",
-            ),
-        )  # fmt: skip
-
-    @property
-    def occupancies(self) -> tuple[Occupancy, ...]:
-        """What fills each device over time."""
-        return self.maps
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The highest peak, and counts."""
-        return {
-            "peak_bytes": int(self.devices["peak_bytes"].max() or 0),  # type: ignore[arg-type]
-            "ooms": int(self.devices["ooms"].sum()),
-            "retries": int(self.devices["retries"].sum()),
-        }
-
-
-def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Rows of ``alive`` by fewer columns, the most bytes first."""
-    sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
-    return sums.sort("live_bytes", *keys, descending=[True, *(False for _ in keys)])
-
-
-def with_line(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with ``at``: function, file and line as one text."""
-    return frame.with_columns(
-        at=pl.Series(
-            [frame_text(*row) for row in frame.select("function", "file", "line").rows()],
-            dtype=pl.String,
+            f"{format_bytes(row['end_bytes'])} are in use{where}{of}; no history was recorded, so "
+            f"only the moment of the snapshot is known: call {_RECORD} before the work."
         )
+    when = "before the first event" if row["peak_event"] is None else _when(row)
+    return f"The peak{where} is {format_bytes(row['peak_bytes'])} {sizes}{of}, {when}."
+
+
+def _when(row: dict[str, Any]) -> str:
+    if row["peak_ns"] is None:
+        return f"at event {row['peak_event']:,} of {row['events']:,}"
+    return f"{format_ns(row['peak_ns'])} after the first event"
+
+
+def _holders(result: Memory, top: dict[str, Any]) -> str:
+    """Lines and categories that hold most of the peak."""
+    own = [pl.col(name).eq_missing(pl.lit(top[name])) for name in ("rank", "path", "device")]
+    lines = result.lines.filter(*own).filter(pl.col("function").is_not_null())
+    named = [
+        f"{frame_text(row['function'], row['file'], row['line'])} {format_frac(row['live_frac'])}"
+        for row in lines.head(_NAMED).rows(named=True)
+    ]
+    bare = 1 - float(lines["live_frac"].sum() or 0)
+    if not named:
+        return "No stacks were recorded, so no line of code can be named."
+    rest = f"; {format_frac(bare)} has {NO_STACK.strip('()')}" if bare >= _BARE_FRAC else ""
+    return f"Most of it was allocated at {', '.join(named)}{rest}."
+
+
+def _unused(row: dict[str, Any]) -> str:
+    frac = row["fragmentation_frac"]
+    if frac is None or frac < _UNUSED_FRAC:
+        return ""
+    return (
+        f"At the end {format_frac(frac)} of what is reserved is unused, "
+        f"{format_bytes(row['inactive_split_bytes'])} of it in pieces between blocks in use."
     )
+
+
+def _retries(devices: pl.DataFrame) -> str:
+    retries, ooms = int(devices["retries"].sum()), int(devices["ooms"].sum())
+    said = []
+    if ooms:
+        said.append(f"Memory ran out {times_of(ooms)}: traceanalyzer memory --oom says why.")
+    if retries:
+        said.append(
+            f"{times_of(retries).capitalize()} cached memory had to be given back before "
+            "cudaMalloc could be tried again, which stops the device."
+        )
+    return " ".join(said)
+
+
+def times_of(n: int) -> str:
+    """``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(n, f"{n:,} times")
+
+
+def _odd(devices: pl.DataFrame) -> Iterator[str]:
+    """The device whose peak differs most from the others'."""
+    median = devices["peak_bytes"].median()
+    if devices.height < _ODD_OF or not isinstance(median, float) or not median:
+        return
+    apart = devices.with_columns(by=(pl.col("peak_bytes") / median - 1))
+    row = apart.sort(pl.col("by").abs(), "on", descending=[True, False]).row(0, named=True)
+    if abs(row["by"]) > _ODD_FRAC:
+        more = "more" if row["by"] > 0 else "less"
+        yield (
+            f"The odd one out is {row['on']}: {format_bytes(row['peak_bytes'])}, "
+            f"{format_frac(abs(row['by']))} {more} than the median of "
+            f"{format_bytes(median)}."
+        )
+
+
+def _notes(result: Memory) -> tuple[str, ...]:
+    """How numbers are meant, and what is not known."""
+    devices = result.devices
+    said = []
+    if (devices["noted"] == "snapshot").any():
+        said.append(
+            "Live bytes are what was asked for; the allocator rounds each up to 512 bytes, so "
+            "torch.cuda.memory_allocated() tells a little more."
+        )
+    if (devices["noted"] == "instants").any():
+        said.append("Live bytes are of blocks, as PyTorch's allocator rounds sizes up.")
+    if (devices["noted"] == "calls").any():
+        said.append("Live bytes are what the process got of the driver, PyTorch's cache included.")
+    before = int(devices.filter(pl.col("events") > 1)["before_bytes"].sum())
+    if before:
+        said.append(
+            f"{format_bytes(before)} were there before the history began; what has no stack "
+            "cannot be attributed."
+        )
+    lost = {
+        "reused_n": ("allocation at an address in use", "allocations at an address in use"),
+        "twice_n": ("free of what was free", "frees of what was free"),
+        "lost_n": (
+            "allocation that is neither freed nor in a block",
+            "allocations that are neither freed nor in a block",
+        ),
+    }
+    odd = [
+        f"{n:,} {one if n == 1 else many}"
+        for name, (one, many) in lost.items()
+        if (n := int(devices[name].sum()))
+    ]
+    if odd:
+        said.append(f"The history does not fit the blocks: {', '.join(odd)}.")
+    differs = devices.filter(pl.col("difference_bytes") != 0)["difference_bytes"]
+    if differs.len():
+        total = format_bytes(int(differs.abs().sum()))
+        said.append(f"At the end the history and the blocks differ by {total}.")
+    if (result.alive["confidence"] != "none").any():
+        said.append("Categories are told by the code in the stacks; PyTorch does not record them.")
+    return tuple(said)
+
+
+# --- tables and charts -----------------------------------------------------------------------
+
+
+def _tables(result: Memory) -> tuple[Table, ...]:
+    placed = [
+        ("devices", "Devices", result.devices, _DEVICES, False),
+        ("lines", "Live at the peak, by line of code", with_line(result.lines), _LINES, False),
+        ("categories", "Live at the peak, by category", result.categories, _CATEGORIES, False),
+        ("stacks", "Live at the peak, by stack", _with_leaf(result.alive), _STACKS, True),
+        ("churn", "Allocator", result.devices, _CHURN, True),
+        ("quality", "How well the history fits the blocks", result.devices, _QUALITY, True),
+        ("timeline", "Over time", result.timeline, _TIMELINE, True),
+    ]
+    return tuple(
+        shown_table(name, title, frame, columns, detail=detail)
+        for name, title, frame, columns, detail in placed
+    )
+
+
+def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
+    """The peaks side by side, where there are several devices."""
+    if devices.height < 2:
+        return ()
+    frame = devices.with_columns(places(devices))
+    return (
+        Chart(
+            name="peaks", title="Peak of each device", mark="bar", frame=frame, x="on",
+            y="peak_bytes", x_label="device", y_label="peak in use",
+        ),
+    )  # fmt: skip
 
 
 def _with_leaf(frame: pl.DataFrame) -> pl.DataFrame:
@@ -218,3 +352,19 @@ def shown_table(
         if shown[column].null_count() < shown.height and not (alone and column == "on")
     }
     return Table(name, title, shown, known or columns, detail=detail)
+
+
+def with_line(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with ``at``: function, file and line as one text."""
+    return frame.with_columns(
+        at=pl.Series(
+            [frame_text(*row) for row in frame.select("function", "file", "line").rows()],
+            dtype=pl.String,
+        )
+    )
+
+
+def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Rows of ``alive`` by fewer columns, the most bytes first."""
+    sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
+    return sums.sort("live_bytes", *keys, descending=[True, *(False for _ in keys)])

@@ -1,42 +1,50 @@
 """Which operators take the time: calls, host and device time, memory, as PyTorch sums them up.
 
-Traces of one rank each come in; :func:`extract` sums up a rank's calls by operator (:func:`lay`
-takes from the trace what counts, :func:`measure` sums up), :func:`combine` the ranks. ``question``
-says what can be asked, ``tree`` builds the calls of each thread, ``attribution`` gives them device
-work and memory, ``stacks`` their Python frames; ``result`` holds the answer, ``shown`` its tables
-and charts, ``words`` its verdict.
+``call_tree`` builds the calls of each thread and gives them device work and memory, ``compute``
+sums up a rank's calls by operator and joins all ranks, ``result`` holds the numbers and what is
+shown of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.operators.combine import combine
-from traceanalyzer.analyzers.operators.extract import Part, extract, measure
-from traceanalyzer.analyzers.operators.ground import Ground, lay
-from traceanalyzer.analyzers.operators.question import SORT_BY, Question, SortBy
-from traceanalyzer.analyzers.operators.result import Operators
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.operators.options import Options, SortBy
 
-__all__ = [
-    "SORT_BY", "Ground", "Operators", "Part", "Question", "SortBy", "combine", "extract", "lay",
-    "measure", "operators",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.operators.result import Operators
+    from traceanalyzer.reading import Inputs
 
 
 def operators(
-    traces: Trace | Sequence[Trace],
+    inputs: Inputs,
     *,
     sort_by: SortBy | None = None,
     group_by_input_shape: bool = False,
     group_by_stack: int = 0,
+    **reading: Unpack[Reading],
 ) -> Operators:
-    """What each operator of traces in memory cost; see :class:`Question` for what can be asked.
+    """Which operators take the time, as PyTorch's ``key_averages`` sums them up?
+
+    One file is in memory at a time; the ranks are summed up.
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        sort_by: the column to sort by, the largest first; None for self device time where there is
+            device work, else self host time.
+        group_by_input_shape: calls with other input shapes are other rows.
+        group_by_stack: calls from other Python frames are other rows: so many of the innermost
+            count; 0 for none.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace has no operators, or not what is asked for.
+        InputError: nothing can be read.
+        MissingData: no operators were recorded, or not what is asked for.
         OptionError: there is nothing of that name to sort by.
     """
-    question = Question(sort_by, group_by_input_shape, group_by_stack)
-    return combine([extract(trace, question) for trace in by_rank(traces)], question)
+    from traceanalyzer.analyzers.operators.compute import OPERATORS
+    from traceanalyzer.run import run
+
+    options = Options(sort_by, group_by_input_shape, group_by_stack)
+    return run(OPERATORS, inputs, options, **reading)

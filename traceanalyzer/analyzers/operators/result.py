@@ -1,16 +1,48 @@
-"""The answer: what each operator cost, on the host and on the device."""
+"""The operators of all ranks, and what is shown of them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.operators.question import Question, SortBy
-from traceanalyzer.analyzers.operators.shown import charts, tables
-from traceanalyzer.analyzers.operators.words import notes, verdict
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.common.display import bars, rank_column
+from traceanalyzer.analyzers.common.names import ANY_STEP
+from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
+from traceanalyzer.analyzers.operators.call_tree import CALLS, FRAMES
+from traceanalyzer.analyzers.operators.options import SortBy
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.units import format_bytes, format_frac, format_ns
+
+_NAMED = 3
+
+#: How PyTorch calls the wait for a data loader or pipe.
+LOADER = re.compile(r"enumerate\(Data\w+\)#")
+
+_KEYS = {"name": "operator", "input_dims": "input shapes", "stack": "called from"}
+_DEVICE = {
+    "self_device_ns": "self device",
+    "self_device_frac": "of device",
+    "total_device_ns": "total device",
+}
+_HOST = {
+    "self_host_ns": "self host",
+    "self_host_frac": "of host",
+    "total_host_ns": "total host",
+    "mean_host_ns": "host/call",
+}
+#: Columns that give way where both sides are told, and where rows have more than a name.
+_LESS_TOLD = ("mean_host_ns",)
+_LEAST_TOLD = ("total_device_ns", "self_host_frac", "mean_host_ns")
+_MEMORY = {
+    "self_device_memory_bytes": "self device",
+    "total_device_memory_bytes": "total device",
+    "self_host_memory_bytes": "self host",
+    "total_host_memory_bytes": "total host",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -18,7 +50,6 @@ class Operators(Result):
     """What each operator cost, all calls and ranks together.
 
     Attributes:
-        question: what was asked.
         sort_by: what the rows are sorted by.
         n_calls: calls counted.
         host_ns: time in which threads were in any call, summed over the threads of all ranks.
@@ -36,10 +67,8 @@ class Operators(Result):
         ranks: one row a file and rank: ``rank``, ``path``, ``calls``, ``threads``, ``host_ns``,
             ``device_ns``.
         code_hint: what shows the code that no call accounts for.
-        remarks: what else is to be said.
     """
 
-    question: Question
     sort_by: SortBy
     n_calls: int
     host_ns: int
@@ -51,38 +80,180 @@ class Operators(Result):
     running: pl.DataFrame
     ranks: pl.DataFrame
     code_hint: str = ""
-    remarks: tuple[str, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "Which operators take the time?"
+    def view(self) -> View:
+        """Operators, their memory where it was recorded, ranks where there are several; bars."""
+        return View(
+            title="Which operators take the time?",
+            verdict=_verdict(self),
+            notes=_notes(self),
+            tables=_tables(self),
+            scalars=self.numbers(
+                "sort_by",
+                "n_calls",
+                "host_ns",
+                "device_ns",
+                "unlaunched_ns",
+                "outside_bytes",
+                "unclosed",
+            ),
+            charts=partial(_charts, self),
+        )
 
-    @property
-    def verdict(self) -> str:
-        """The answer in plain words."""
-        return verdict(self)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was not counted, and how shares are meant."""
-        return (*notes(self), *self.remarks)
+# --- verdict and notes ---------------------------------------------------------------------
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Operators, their memory where it was recorded, ranks where there are several."""
-        return tables(self)
 
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """The operators with most self time, on the device and on the host."""
-        return charts(self)
+def _verdict(result: Operators) -> str:
+    """Where the device's and the host's time went, and what that says."""
+    said = []
+    if result.device_ns:
+        said.append(_launched(result, result.device_ns))
+    host_ns = int(result.running["self_host_ns"].sum())
+    threads = "" if host_ns == result.host_ns else " that run operators"
+    heaviest = _heaviest(result.running, "self_host_ns", host_ns)
+    longest = f", by self time longest in {heaviest}" if heaviest else ""
+    said.append(
+        f"The host's threads{threads} were in calls for {format_ns(host_ns)} in sum{longest}."
+    )
+    return " ".join([*said, *_meaning(result)])
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Counts and sums."""
-        names = (
-            "sort_by", "n_calls", "host_ns", "device_ns", "unlaunched_ns", "outside_bytes",
-            "unclosed",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+
+def _launched(result: Operators, device_ns: int) -> str:
+    ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
+    heaviest = _heaviest(ordered, "self_device_ns", device_ns)
+    told = (
+        f"most was launched by {heaviest}"
+        if heaviest
+        else "none was launched by a recorded operator"
+    )
+    return f"Of {format_ns(device_ns)} of device work {told}."
+
+
+def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
+    told = rows.filter(pl.col(column) > 0).head(_NAMED)
+    parts = [
+        f"{name} ({format_ns(value)}, {format_frac(value / whole)})"
+        for name, value in told.select("name", column).iter_rows()
+    ]
+    return ", ".join(parts)
+
+
+def _meaning(result: Operators) -> Iterator[str]:
+    """What self time of the heaviest call is, where that is not plain."""
+    row = result.running.row(0, named=True)
+    name = row["name"]
+    if LOADER.match(name):
+        costs = "; traceanalyzer gpu-idle says what it costs" * _idleness_known(result)
+        yield f"That is the wait for the next batch{costs}."
+    elif row["kind"] in ("user_annotation", "nvtx") or name == ANY_STEP:
+        yield (
+            f"Self time of {name} is other code, or waiting, that no operator accounts for; "
+            f"{result.code_hint} shows which."
+        )
+    elif row["kind"] in CALLS and "ynchronize" in name:
+        yield f"{name} is the host waiting for the device, not work of its own."
+
+
+def _idleness_known(result: Operators) -> bool:
+    """Whether gpu-idle has work to judge by: a device's, or else operators of the host."""
+    calls = result.operators.filter(pl.col("kind") == "cpu_op")["name"]
+    return result.device_ns is not None or calls.str.contains(OPERATOR).any()
+
+
+def _notes(result: Operators) -> tuple[str, ...]:
+    """What was not counted, and how shares are meant."""
+    counted = (
+        "Self is without the calls made in it, total with them. Shares of host time are of all "
+        "threads' self times together; a call within a call of its own name counts twice in total."
+    )
+    if (result.operators["kind"] == "cpu_op").any():
+        counted += (
+            " An operator (cpu_op) that is the only call in a call of its own name is one with it."
+        )
+    said = [counted]
+    idle_ns = result.host_ns - int(result.running["self_host_ns"].sum())
+    if idle_ns:
+        said.append(
+            f"{format_ns(idle_ns)} of host time is of threads that run no operators: they wait, or "
+            "talk to the network."
+        )
+    if result.device_ns and result.unlaunched_ns:
+        share = format_frac(result.unlaunched_ns / result.device_ns)
+        said.append(
+            f"{format_ns(result.unlaunched_ns)} ({share}) of device work is in no row: its launch "
+            "was not recorded, or lies outside of every operator."
+        )
+    if result.outside_bytes:
+        done = "allocated" if result.outside_bytes > 0 else "freed"
+        said.append(
+            f"{format_bytes(abs(result.outside_bytes))} were {done} outside of every call, and are "
+            "in no row."
+        )
+    if result.unclosed:
+        said.append(f"{result.unclosed} operators never end and are not counted.")
+    if "stack" in result.operators.columns:
+        alone = result.operators["stack"].is_null() & (result.operators["kind"] != FRAMES)
+        if alone.any():
+            said.append(
+                "Operators of the backward pass run in a thread without Python frames; their rows "
+                "have no stack."
+            )
+    return tuple(said)
+
+
+# --- tables and charts ---------------------------------------------------------------------
+
+
+def _tables(result: Operators) -> tuple[Table, ...]:
+    """Operators, memory and ranks; memory first where rows are sorted by it."""
+    rows = result.operators
+    keys = {name: label for name, label in _KEYS.items() if name in rows.columns}
+    both = result.device_ns is not None
+    left_out = _LEAST_TOLD if len(keys) > 1 else _LESS_TOLD if both else ()
+    times = {"calls": "calls", **(_DEVICE if both else {}), **_HOST}
+    times = {name: label for name, label in times.items() if name not in left_out}
+    found = [Table("operators", "Operators", rows, {**keys, **times})]
+    memory = {name: label for name, label in _MEMORY.items() if rows[name].is_not_null().any()}
+    if "memory" in result.sort_by:
+        found.insert(0, _memory(rows, keys, memory))
+    elif memory:
+        held = rows.sort(*memory, "name", descending=[True] * len(memory) + [False])
+        used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
+        found.append(_memory(held.filter(used), keys, memory))
+    if result.ranks.height > 1:
+        found.append(_ranks(result.ranks))
+    return tuple(found)
+
+
+def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) -> Table:
+    shown = {**keys, "calls": "calls", **memory}
+    return Table("memory", "Memory allocated less freed", rows, shown)
+
+
+def _ranks(ranks: pl.DataFrame) -> Table:
+    device = ranks["device_ns"].null_count() < ranks.height
+    columns = {
+        **rank_column(ranks),
+        "calls": "calls",
+        "threads": "threads",
+        "host_ns": "host",
+        **({"device_ns": "device"} if device else {}),
+    }
+    return Table("ranks", "Ranks", ranks, columns)
+
+
+def _charts(result: Operators) -> tuple[Chart, ...]:
+    """Bars of the heaviest operators, on the host of the threads that run operators."""
+    host = _chart(result.running, "self_host_ns", "self host time")
+    if result.device_ns is None:
+        return (host,)
+    return (_chart(result.operators, "self_device_ns", "self device time"), host)
+
+
+def _chart(rows: pl.DataFrame, column: str, label: str) -> Chart:
+    names = rows.group_by("name").agg(pl.col(column).sum())
+    heaviest = names.filter(pl.col(column) > 0).sort(column, "name", descending=[True, False])
+    title = f"Operators by {label}"
+    name = column.removesuffix("_ns")
+    return bars(name, title, heaviest, length=column, label="name", x_label=label)

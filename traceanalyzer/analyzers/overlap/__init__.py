@@ -1,34 +1,45 @@
 """How much of the communication is hidden behind compute, and what the rest of it costs.
 
-In go traces with device work; out comes an :class:`Overlap`. :func:`extract` makes of one rank the
-small frames that :func:`combine` joins; :func:`overlap` is both for traces in memory.
+``compute`` measures each rank's devices, over time too, and combines all ranks; ``result`` holds
+the numbers and what is shown of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.overlap.combine import combine
-from traceanalyzer.analyzers.overlap.extract import NEEDS, Part, extract
-from traceanalyzer.analyzers.overlap.result import By, Overlap
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.overlap.options import By, Options
 
-__all__ = ["NEEDS", "By", "Overlap", "Part", "combine", "extract", "overlap"]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.overlap.result import Overlap
+    from traceanalyzer.reading import Inputs
 
 
 def overlap(
-    traces: Trace | Sequence[Trace], *, by: By = "device", patterns: Sequence[str] = ()
+    inputs: Inputs,
+    *,
+    by: By = "device",
+    patterns: str | Sequence[str] = (),
+    **reading: Unpack[Reading],
 ) -> Overlap:
-    """What the devices' time is made of, in traces in memory.
+    """How much of the communication is hidden behind compute, and what the rest of it costs.
+
+    Of files only device work and annotations are read.
 
     Args:
-        traces: one trace, or one for each rank; a trace of several ranks is taken apart.
-        by: what is told first: devices, steps or streams.
+        inputs: a trace, a file or a folder, or several of them.
+        by: what is told first: ``device``, ``step`` or ``stream``.
         patterns: regular expressions of further kernel names that are communication.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace holds no device work, or no steps are marked and they are asked for.
-        OptionError: there is no trace, or a pattern is not a regular expression.
+        InputError: a file cannot be read.
+        MissingData: no device work in the inputs, or no steps are marked and they are asked for.
+        OptionError: ``by`` is none of these, or a pattern is not a regular expression.
     """
-    return combine([extract(trace, patterns) for trace in by_rank(traces)], by=by)
+    from traceanalyzer.analyzers.overlap.compute import OVERLAP
+    from traceanalyzer.run import run
+
+    return run(OVERLAP, inputs, Options(by, patterns), **reading)

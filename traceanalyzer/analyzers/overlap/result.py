@@ -1,20 +1,28 @@
-"""The answer: the parts of device time by device, step and stream, and what they cost."""
+"""The parts of device time by device, step and stream, and what is shown of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.overlap import verdict as words
-from traceanalyzer.analyzers.overlap.charts import charts
-from traceanalyzer.analyzers.parts import PARTS
-from traceanalyzer.analyzers.places import short_paths, told_by_rank
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.common.parts import IDLE, PARTS
+from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
+from traceanalyzer.analyzers.overlap.options import By
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.units import format_frac, format_ns
 
-By = Literal["device", "step", "stream"]
+#: Less of the devices' time is not worth working on.
+SMALL_FRAC = 0.05
+
+#: Ranks that differ by less expose equally much.
+_APART_FRAC = 0.1
+
+#: A stretch of time in which a device is busy for less is a row of ``low_utilisation``.
+LOW_FRAC = 0.5
 
 _PARTS = {
     "compute_ns": "compute",
@@ -22,22 +30,26 @@ _PARTS = {
     "exposed_memory_ns": "exposed copies",
     "idle_ns": "idle",
 }
+
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
-#: A stretch of time in which a device is busy for less is told of.
-LOW_FRAC = 0.5
+
 _WHOLE = {
     "communication_ns": "communication",
     "overlap_frac": "hidden by compute",
     "utilisation_frac": "busy",
 }
 
+_CHARTED = {f"{part}_ns": part.replace("memory", "copies").replace("_", " ") for part in PARTS}
+_SORTS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlap(Result):
-    """What :func:`overlap` found.
+    """How much communication is hidden behind compute, and what devices' time is made of.
 
     ``devices``, ``steps`` and ``timeline`` have the columns of
-    :func:`~traceanalyzer.analyzers.parts.measure_parts` and span_ns, the sum of the four parts;
+    :func:`~traceanalyzer.analyzers.common.parts.measure_parts` and span_ns, the sum of the four
+    parts;
     overlap_frac, hidden communication of communication, null where there is none;
     utilisation_frac, busy of span; compute_frac, compute of span; rank, path, device, at_ns.
 
@@ -47,9 +59,8 @@ class Overlap(Result):
         steps: a row a step and device.
         streams: a row a stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
             alone_ns, alone_frac, span_ns from its first start to its last end.
-        timeline: a row a device and stretch of time, see :func:`~.timeline.timeline`.
+        timeline: a row a device and stretch of time, see :func:`~.compute.timeline`.
         unfinished: pieces of device work without an end, not counted.
-        remarks: further notes.
     """
 
     by: By
@@ -58,43 +69,25 @@ class Overlap(Result):
     streams: pl.DataFrame
     timeline: pl.DataFrame
     unfinished: int = 0
-    remarks: tuple[str, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "How much of the communication is hidden behind compute?"
-
-    @property
-    def verdict(self) -> str:
-        """How much is exposed, what it costs, and where to look next."""
-        return words.verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What counts as what, and what is not counted."""
-        return (*words.notes(self), *self.remarks)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """What is asked for by ``by``; the others, and when devices were little busy, in detail."""
-        made = {"device": self._devices(), "step": self._steps(), "stream": self._streams()}
-        first = made.pop(self.by)
-        rest = (*made.values(), self._low())
-        return (first, *(replace(table, detail=True) for table in rest))
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """The parts as stacked bars, and how busy each device was over time."""
-        return charts(self)
+    def view(self) -> View:
+        """The tables of ``by`` first; the parts as bars, and how busy devices were over time."""
+        sums = self._sums()
+        return View(
+            title="How much of the communication is hidden behind compute?",
+            verdict=_verdict(self, sums),
+            notes=_notes(self),
+            tables=_tables(self),
+            scalars=sums,
+            charts=partial(_charts, self),
+        )
 
     @property
     def low(self) -> pl.DataFrame:
         """The rows of ``timeline`` in which a device was busy for less than half of the time."""
         return self.timeline.filter(pl.col("utilisation_frac") < LOW_FRAC)
 
-    @property
-    def scalars(self) -> dict[str, Any]:
+    def _sums(self) -> dict[str, Any]:
         """Sums over all devices."""
         names = ("span", *PARTS, "busy", "communication", "hidden_communication", "memory")
         sums = {f"{name}_ns": int(self.devices[f"{name}_ns"].sum()) for name in names}
@@ -105,55 +98,245 @@ class Overlap(Result):
             "utilisation_frac": sums["busy_ns"] / span if span else None,
         }
 
-    def _devices(self) -> Table:
-        columns = {"device": "device", "span_ns": "span", **_PARTS, **_WHOLE}
-        return self._table("devices", "Devices", self.devices, columns)
 
-    def _steps(self) -> Table:
-        columns = {"device": "device", "step": "step", "span_ns": "time", **_PARTS, **_WHOLE}
-        columns.pop("utilisation_frac")
-        return self._table("steps", "Steps", self.steps, columns, "no steps are marked")
+# --- verdict and notes ---------------------------------------------------------------------
 
-    def _streams(self) -> Table:
-        columns = {
-            "device": "device",
-            "stream": "stream",
-            "events": "events",
-            "busy_ns": "busy",
-            "compute_ns": "compute",
-            "communication_ns": "communication",
-            "memory_ns": "copies",
-            "alone_ns": "no other stream busy",
-            "alone_frac": "share of its busy",
-        }
-        return self._table("streams", "Streams", self.streams, columns)
 
-    def _low(self) -> Table:
-        columns = {
-            "device": "device",
-            "at_ns": "at",
-            "span_ns": "length",
-            "utilisation_frac": "busy",
-            **_PARTS,
-        }
-        title = "Stretches busy for less than half of the time"
-        return self._table("low_utilisation", title, self.low, columns)
+def _verdict(result: Overlap, sums: Mapping[str, Any]) -> str:
+    """How much communication is exposed, what that costs, what else the time goes to."""
+    if not sums["span_ns"]:
+        return "All recorded device work is of no duration: there is nothing to measure."
+    parts = (_made_of(result, sums), _communication(result, sums), _copies(sums), _idle(sums))
+    return " ".join(sentence for sentence in parts if sentence)
 
-    def _table(
-        self,
-        name: str,
-        title: str,
-        frame: pl.DataFrame,
-        columns: Mapping[str, str],
-        empty: str = "none",
-    ) -> Table:
-        """The columns that tell something; the file where the rank does not tell it."""
-        files = self.devices["path"].n_unique()
-        known = self.devices["rank"].null_count() < self.devices.height
-        keys = {"rank": "rank"} if known else {}
-        if files > 1 and not told_by_rank(self.devices):
-            frame = frame.with_columns(file=short_paths(frame["path"]))
-            keys = {"file": "file", **keys}
-        silent = set() if self.devices["communication_ns"].sum() else _OF_COMMUNICATION
-        told = {name: label for name, label in columns.items() if name not in silent}
-        return Table(name, title, frame, {**keys, **told}, empty, missing={"overlap_frac": "-"})
+
+def _made_of(result: Overlap, sums: Mapping[str, Any]) -> str:
+    """The parts, as shares of the whole."""
+    compute, communication, copies, idle = (
+        format_frac(sums[f"{part}_ns"] / sums["span_ns"]) for part in PARTS
+    )
+    devices = result.devices.height
+    time = "the recorded device time" if devices == 1 else f"the recorded time of {devices} devices"
+    exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
+    return (
+        f"Compute takes {compute} of {time}, {exposed}exposed copies {copies}; for {idle} nothing "
+        "runs."
+    )
+
+
+def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
+    exposed, whole = sums["exposed_communication_ns"], sums["communication_ns"]
+    if not whole:
+        return "No communication ran on the device, so there is none to hide."
+    if not exposed:
+        return "All communication is hidden behind compute: it costs no time."
+    opening = (
+        f"Of the communication {format_frac(sums['overlap_frac'])} is hidden behind compute, the "
+        f"other {format_ns(exposed)} of {format_ns(whole)} are exposed."
+    )
+    if exposed < SMALL_FRAC * sums["span_ns"]:
+        return f"{opening} Hiding more of it would gain little."
+    return (
+        f"{opening} No more than that can be won by starting collectives earlier, in smaller "
+        f"buckets or beside other compute.{_ranks(result)} comm-outliers tells, from the files of "
+        "all ranks, how much of it is waiting for a late rank."
+    )
+
+
+def _ranks(result: Overlap) -> str:
+    """Which ranks expose most and least, where they differ."""
+    ranks = (
+        result.devices.drop_nulls("rank")
+        .group_by("rank")
+        .agg(pl.col("exposed_communication_ns", "span_ns").sum())
+        .filter(pl.col("span_ns") > 0)
+        .with_columns(share=pl.col("exposed_communication_ns") / pl.col("span_ns"))
+        .sort("share", "rank", descending=[True, False])
+    )
+    if ranks.height < 2:
+        return ""
+    most, least = ranks.row(0, named=True), ranks.row(-1, named=True)
+    if most["share"] - least["share"] < _APART_FRAC:
+        return ""
+    return (
+        f" Rank {most['rank']} exposes most ({format_frac(most['share'])} of its time), rank "
+        f"{least['rank']} least ({format_frac(least['share'])}): the rank with least is often the "
+        "one that the others wait for."
+    )
+
+
+def _copies(sums: Mapping[str, Any]) -> str:
+    share = sums["exposed_memory_ns"] / sums["span_ns"]
+    if share < SMALL_FRAC:
+        return ""
+    return (
+        f"Copies and sets during which neither compute nor communication runs cost "
+        f"{format_frac(share)}: pinned memory and non_blocking=True let them run beside compute."
+    )
+
+
+def _idle(sums: Mapping[str, Any]) -> str:
+    idle = sums["idle_ns"] / sums["span_ns"]
+    if idle < SMALL_FRAC:
+        return ""
+    more = sums["idle_ns"] > sums["exposed_communication_ns"] > 0
+    return f"{'More is lost to idleness' if more else 'Devices are idle too'}: gpu-idle tells why."
+
+
+def _notes(result: Overlap) -> tuple[str, ...]:
+    """What counts as what, and what is not counted."""
+    adding_up = (
+        "Compute, exposed communication, exposed copies and idle add up to the span, from a "
+        "device's first work to its last; work that runs beside compute is hidden."
+    )
+    notes = [adding_up]
+    if result.by == "step":
+        notes.append("Device work counts for the step in which it runs, not that launched it.")
+    if low := result.low.height:
+        width, stretches = max(result.timeline["span_ns"]), result.timeline.height
+        notes.append(
+            f"Of {stretches:,} stretches of {format_ns(width)} {low:,} are busy for less than half "
+            "of the time; --top all lists them, gpu-idle tells why."
+        )
+    if result.unfinished:
+        notes.append(f"Not counted: {result.unfinished:,} pieces of device work without an end.")
+    return tuple(notes)
+
+
+# --- tables --------------------------------------------------------------------------------
+
+
+def _tables(result: Overlap) -> tuple[Table, ...]:
+    """What is asked for by ``by``; the others, and when devices were little busy, in detail."""
+    tables = {
+        "device": _devices(result),
+        "step": _steps(result),
+        "stream": _streams(result),
+        "low": _low(result),
+    }
+    first = tables.pop(result.by)
+    return (first, *(replace(table, detail=True) for table in tables.values()))
+
+
+def _devices(result: Overlap) -> Table:
+    columns = {"device": "device", "span_ns": "span", **_PARTS, **_WHOLE}
+    return _table(result, "devices", "Devices", result.devices, columns)
+
+
+def _steps(result: Overlap) -> Table:
+    columns = {"device": "device", "step": "step", "span_ns": "time", **_PARTS, **_WHOLE}
+    columns.pop("utilisation_frac")
+    return _table(result, "steps", "Steps", result.steps, columns, "no steps are marked")
+
+
+def _streams(result: Overlap) -> Table:
+    columns = {
+        "device": "device",
+        "stream": "stream",
+        "events": "events",
+        "busy_ns": "busy",
+        "compute_ns": "compute",
+        "communication_ns": "communication",
+        "memory_ns": "copies",
+        "alone_ns": "no other stream busy",
+        "alone_frac": "share of its busy",
+    }
+    return _table(result, "streams", "Streams", result.streams, columns)
+
+
+def _low(result: Overlap) -> Table:
+    columns = {
+        "device": "device",
+        "at_ns": "at",
+        "span_ns": "length",
+        "utilisation_frac": "busy",
+        **_PARTS,
+    }
+    title = "Stretches busy for less than half of the time"
+    return _table(result, "low_utilisation", title, result.low, columns)
+
+
+def _table(
+    result: Overlap,
+    name: str,
+    title: str,
+    frame: pl.DataFrame,
+    columns: Mapping[str, str],
+    empty: str = "none",
+) -> Table:
+    """The columns that say something; the file where ranks are not told apart by number."""
+    devices = result.devices
+    keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
+    if devices["path"].n_unique() > 1 and not told_by_rank(devices):
+        frame = frame.with_columns(file=short_paths(frame["path"]))
+        keys = {"file": "file", **keys}
+    silent = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
+    rest = {name: label for name, label in columns.items() if name not in silent}
+    return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"})
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def _charts(result: Overlap) -> tuple[Chart, ...]:
+    """Stacked parts of what comes first, and each device's shares over time."""
+    return (_parts(result), *([_timeline(result)] if result.timeline.height else []))
+
+
+def _parts(result: Overlap) -> Chart:
+    if result.by == "device":
+        frame = result.devices.with_columns(places(result.devices))
+        return _stacked("What the devices' time is made of", _long(frame, ["on"], _CHARTED), "on")
+    by_step = result.by == "step"
+    rows, parts = (result.steps, _CHARTED) if by_step else (result.streams, _SORTS)
+    title = "What the steps' time is made of" if by_step else "What each stream was busy with"
+    frame = rows.with_columns(places(rows))
+    return _stacked(title, _long(frame, ["on", result.by], parts), result.by, panel=_panel(frame))
+
+
+def _timeline(result: Overlap) -> Chart:
+    """Shares of each stretch; what is missing to 100 % is idle."""
+    frame = result.timeline.with_columns(places(result.timeline))
+    busy = {name: label for name, label in _CHARTED.items() if label != IDLE}
+    shares = frame.with_columns(pl.col(name) / pl.col("span_ns") for name in busy)
+    return Chart(
+        name="utilisation",
+        title="How busy each device was over time",
+        mark="bar",
+        frame=_long(shares, ["on", "at_ns"], busy, "share_frac"),
+        x="at_ns",
+        y="share_frac",
+        x_label="time since the first device work",
+        y_label="share of the time",
+        color="part",
+        panel=_panel(frame),
+        stacked=True,
+    )
+
+
+def _stacked(title: str, frame: pl.DataFrame, x: str, panel: str | None = None) -> Chart:
+    return Chart(
+        name="parts",
+        title=title,
+        mark="bar",
+        frame=frame,
+        x=x,
+        y="time_ns",
+        x_label="" if x == "on" else x,
+        y_label="time",
+        color="part",
+        panel=panel,
+        stacked=True,
+    )
+
+
+def _panel(frame: pl.DataFrame) -> str | None:
+    return "on" if frame["on"].n_unique() > 1 else None
+
+
+def _long(
+    frame: pl.DataFrame, keys: list[str], parts: Mapping[str, str], value: str = "time_ns"
+) -> pl.DataFrame:
+    """A row for each row and part, parts in the order given."""
+    wide = frame.select(*keys, *(pl.col(name).alias(label) for name, label in parts.items()))
+    return wide.unpivot(index=keys, variable_name="part", value_name=value)

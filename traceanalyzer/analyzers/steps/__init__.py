@@ -1,33 +1,39 @@
 """How long training steps take, how much that varies, and what the slow ones spend it on.
 
-In go traces in which steps are marked; out comes a :class:`Steps`. :func:`extract` makes of one
-rank the rows that :func:`combine` joins and compares; :func:`steps` is both for traces in memory.
+``compute`` finds each rank's steps and their parts, and joins ranks and recordings; ``statistics``
+says what is usual and what stands out; ``result`` holds the numbers and what is shown of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.analyzers.steps.combine import combine
-from traceanalyzer.analyzers.steps.extract import NEEDS, Part, extract, needs
-from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.steps.options import Options
 
-__all__ = ["NEEDS", "Part", "Steps", "combine", "extract", "needs", "steps"]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.steps.result import Steps
+    from traceanalyzer.reading import Inputs
 
 
-def steps(traces: Trace | Sequence[Trace], *, step_name: str | None = None) -> Steps:
-    """The steps of traces in memory.
+def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]) -> Steps:
+    """How long training steps take, how much that varies, and what the slow ones spend it on.
+
+    Of files only device work and what may mark steps are read.
 
     Args:
-        traces: one trace, or one for each rank or part of its recording; a trace of several ranks
-            is taken apart.
+        inputs: a trace, a file or a folder, or several of them. Several files of one rank whose
+            steps do not overlap are parts of one recording.
         step_name: a regular expression; host slices whose name it matches are the steps. Default:
-            see :func:`~traceanalyzer.analyzers.step_marks.step_marks`.
+            see :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace marks no steps.
-        OptionError: there is no trace, or ``step_name`` is not a regular expression.
+        InputError: a file cannot be read.
+        MissingData: no steps are marked.
+        OptionError: ``step_name`` is not a regular expression.
     """
-    return combine([extract(trace, step_name) for trace in by_rank(traces)])
+    from traceanalyzer.analyzers.steps.compute import STEPS
+    from traceanalyzer.run import run
+
+    return run(STEPS, inputs, Options(step_name), **reading)

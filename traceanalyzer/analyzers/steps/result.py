@@ -1,17 +1,40 @@
-"""The answer: every step with its parts, what is usual on each rank, and how far ranks differ."""
+"""Every step with its parts, what is usual on each rank, and what is shown of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.places import short_paths, told_by_rank
-from traceanalyzer.analyzers.steps import verdict as words
-from traceanalyzer.analyzers.steps.charts import charts
-from traceanalyzer.analyzers.steps.statistics import DEVICE_PARTS, HOST_PARTS
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.common.display import table_of_known
+from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
+from traceanalyzer.analyzers.steps.statistics import (
+    DEVICE_PARTS,
+    HOST_PARTS,
+    LEAST_AFTER,
+    WARM_UP_FACTOR,
+)
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.units import format_frac, format_ns
+
+#: A step longer than its rank's median by more, ranks that differ by more, are worth a sentence.
+APART_FRAC = 0.1
+
+#: So much of the time between steps, or of a part, is worth a sentence.
+_WORTH_FRAC = 0.05
+
+#: What grew, in words, and which command looks further into it.
+_FURTHER = {
+    "compute": "compute grew most, by {} (kernels and operators tell which)",
+    "communication": "exposed communication grew most, by {} (comm-outliers tells who was late)",
+    "copies": "exposed copies grew most, by {} (overlap tells more)",
+    "idle": "idleness grew most, by {} (gpu-idle tells why)",
+    "forward": "forward grew most, by {}",
+    "backward": "backward grew most, by {}",
+}
 
 _GROWN = {"grown": "grew most", "grown_ns": "by"}
 
@@ -21,35 +44,18 @@ _BETWEEN_FRAC = 0.01
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steps(Result):
-    """What :func:`steps` found.
+    """How long steps take, what is usual, and what stands out.
 
     Attributes:
-        steps: a row for each step and device: the columns of :func:`~.joining.joined` and
+        steps: a row for each step and device: the columns of :func:`~.compute.joined` and
             :func:`~.statistics.judged`, and ``on``, what its rank is called.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: the steps that several ranks have, see :func:`~.statistics.common`.
-        remarks: further notes.
     """
 
     steps: pl.DataFrame
     ranks: pl.DataFrame
     common: pl.DataFrame
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "How long do training steps take, and what makes some slower?"
-
-    @property
-    def verdict(self) -> str:
-        """The usual step, how much steps vary, and what the slowest spends its time on."""
-        return words.verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What belongs to a step, and what is not counted."""
-        return (*words.notes(self), *self.remarks)
 
     @property
     def counted(self) -> pl.DataFrame:
@@ -65,97 +71,311 @@ class Steps(Result):
             if self.steps[name].max()
         }
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Steps, the slowest first, those of several ranks together; ranks; each rank's steps."""
-        if self.scalars["step_count"] == self.ranks.height:
-            return (self._steps(),)
-        if self.common.is_empty():
-            return (self._steps(), self._ranks())
-        return (self._common(), self._ranks(), replace(self._steps(), detail=True))
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """The steps' times, and their parts."""
-        return charts(self)
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Over all steps that are no warm-up."""
-        each = self.counted.unique(["rank", "path", "number"])["duration_ns"]
-        return {
-            "step_count": each.len(),
-            "warm_up_count": int(self.ranks["warm_up"].sum()),
-            "median_ns": each.median(),
-            "min_ns": each.min(),
-            "max_ns": each.max(),
-            "cv_frac": self.ranks["cv_frac"].median(),
-        }
-
-    def _keys(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
-        """The columns that tell ranks apart, where there are several."""
-        known = {"rank": "rank"} if has_data(self.ranks, "rank") else {}
-        if self.ranks.height == 1 or told_by_rank(self.ranks):
-            return frame, known
-        return frame.with_columns(file=short_paths(frame["path"])), {"file": "file", **known}
-
-    def _steps(self) -> Table:
-        slowest = ["warm_up", "duration_ns", "rank", "path", "number", "device"]
-        frame = self.steps.sort(
-            slowest, descending=[False, True, False, False, False, False], nulls_last=True
+    def view(self) -> View:
+        """The steps' times and their parts, over all ranks and by rank."""
+        sums = _sums(self)
+        return View(
+            title="How long do training steps take, and what makes some slower?",
+            verdict=_verdict(self, sums),
+            notes=_notes(self),
+            tables=_tables(self, sums),
+            scalars=sums,
+            charts=partial(_charts, self),
         )
-        frame, keys = self._keys(frame)
-        several = self.steps.select("rank", "path", "device").n_unique() > self.ranks.height
-        between = (self.ranks["between_frac"] > _BETWEEN_FRAC).any()
-        columns = {
-            **keys,
-            "step": "step",
-            **({"device": "device"} if several else {}),
-            **({"at_ns": "at"} if frame["at_ns"].max() else {}),
-            "duration_ns": "time",
-            "ratio": "x median",
-            **({"before_ns": "time before"} if between else {}),
-            **({"dataloader_ns": "data loader"} if has_data(frame, "dataloader_ns") else {}),
-            **self.parts,
-            **(_GROWN if has_data(frame, "grown") else {}),
-            **({"warm_up": "warm-up"} if frame["warm_up"].any() else {}),
-        }
-        return Table("steps", "Steps, the slowest first", frame, columns)
-
-    def _ranks(self) -> Table:
-        frame, keys = self._keys(self.ranks)
-        columns = {
-            **keys,
-            "steps": "steps",
-            "median_ns": "median",
-            "mean_ns": "mean",
-            "std_ns": "std",
-            "cv_frac": "std / mean",
-            "min_ns": "min",
-            "max_ns": "max",
-            "between_ns": "between steps",
-            "between_frac": "of all time",
-            **({"warm_up": "warm-up"} if frame["warm_up"].sum() else {}),
-        }
-        title = "By rank" if has_data(frame, "rank") else "Over all steps"
-        return Table("ranks", title, frame, columns)
-
-    def _common(self) -> Table:
-        frame = self.common.sort("duration_ns", "step", descending=[True, False])
-        columns = {
-            "step": "step",
-            **({"ranks": "ranks"} if frame["ranks"].min() != self.ranks.height else {}),
-            "duration_ns": "median",
-            "ratio": "x median",
-            "slowest": "slowest",
-            "max_ns": "its time",
-            **self.parts,
-            **_GROWN,
-        }
-        told = {name: label for name, label in columns.items() if has_data(frame, name)}
-        return Table("common", "Steps over all ranks, the slowest first", frame, told)
 
 
-def has_data(frame: pl.DataFrame, name: str) -> bool:
+def _sums(result: Steps) -> dict[str, Any]:
+    """Over all steps that are no warm-up."""
+    each = result.counted.unique(["rank", "path", "number"])["duration_ns"]
+    return {
+        "step_count": each.len(),
+        "warm_up_count": int(result.ranks["warm_up"].sum()),
+        "median_ns": each.median(),
+        "min_ns": each.min(),
+        "max_ns": each.max(),
+        "cv_frac": result.ranks["cv_frac"].median(),
+    }
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+
+def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
+    """The usual step and its parts, what stands out, and how ranks differ."""
+    parts = (
+        _usual(result, sums),
+        _made_of(result),
+        _warm_up(result),
+        _slowest(result, sums),
+        _between(result),
+        _apart(result),
+    )
+    return " ".join(sentence for sentence in parts if sentence)
+
+
+def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
+    count, usual = sums["step_count"], format_ns(sums["median_ns"])
+    ranks = result.ranks.height
+    if count == ranks:
+        subject = "The only step" if ranks == 1 else f"The only step of each of {ranks} ranks"
+        middle = " (median)" if ranks > 1 else ""
+        return f"{subject} takes {usual}{middle}: of more it could be told how much they vary."
+    over = f" on {ranks} ranks" if ranks > 1 else ""
+    vary = (
+        f" They vary by {format_frac(sums['cv_frac'])} (standard deviation over mean"
+        f"{', the typical rank' if ranks > 1 else ''})."
+        if sums["cv_frac"] is not None
+        else ""
+    )
+    return (
+        f"{count:,} steps{over} take {usual} (median), from {format_ns(sums['min_ns'])} to "
+        f"{format_ns(sums['max_ns'])}.{vary}"
+    )
+
+
+def _made_of(result: Steps) -> str:
+    """Shares of the counted steps' time on devices."""
+    rows = result.counted.drop_nulls("compute_ns")
+    whole = int(rows["duration_ns"].sum())
+    if not whole:
+        return ""
+    shares = {
+        label: int(rows[name].sum()) / whole
+        for name, label in result.parts.items()
+        if name in DEVICE_PARTS
+    }
+    labels = [f"{label} {format_frac(s)}" for label, s in shares.items() if s >= _WORTH_FRAC]
+    hint = " (gpu-idle tells why)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
+    return f"Of that time on the device {_list(labels)}{hint}."
+
+
+def _warm_up(result: Steps) -> str:
+    gone = result.steps.filter("warm_up").unique(["rank", "path", "number"], maintain_order=True)
+    if gone.is_empty():
+        return ""
+    worst = gone.sort("ratio", "rank", "number", descending=[True, False, False]).row(0, named=True)
+    times = f"{worst['ratio']:.3g} times the median"
+    if gone.height == 1:
+        took = format_ns(worst["duration_ns"])
+        return f"{worst['step']} before them took {took}, {times}: warm-up, not counted."
+    return f"{gone.height} first steps took up to {times}: warm-up, not counted."
+
+
+def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
+    """The step that exceeds the median by most, of several ranks their median step, and by what."""
+    if sums["step_count"] == result.ranks.height:
+        return ""
+    several = result.common.height > 0
+    order = {"ratio": True, "duration_ns": True, "step": False}
+    rows = (result.common if several else result.counted).sort(
+        list(order), descending=list(order.values())
+    )
+    worst = rows.row(0, named=True)
+    if worst["ratio"] < 1 + APART_FRAC:
+        return "No step stands out."
+    where = " on the median rank" if several else ""
+    return (
+        f"The slowest, {worst['step']}, took {format_ns(worst['duration_ns'])}{where}, "
+        f"{worst['ratio']:.3g} times the median{_because(result, worst)}."
+    )
+
+
+def _because(result: Steps, row: Mapping[str, Any]) -> str:
+    if not result.parts:
+        return "; what the training thread was at, gpu-idle tells"
+    if row["grown"] is None:
+        return ""
+    return f"; {_FURTHER[row['grown']].format(format_ns(row['grown_ns']))}"
+
+
+def _between(result: Steps) -> str:
+    """Time that no step is marked in, and what of it Composer's loader took."""
+    ranks = result.ranks.sort("between_frac", "rank", descending=[True, False], nulls_last=True)
+    most = ranks.row(0, named=True)
+    if (most["between_frac"] or 0) < _WORTH_FRAC:
+        return ""
+    rows = result.counted.filter(
+        pl.col("rank").eq_missing(pl.lit(most["rank"], pl.Int32)), pl.col("path") == most["path"]
+    )
+    loading = int(rows.unique("number").sort("number").slice(1)["dataloader_ns"].sum())
+    where = f"On {most['on']}" if result.ranks.height > 1 else "Another"
+    loader = f", {format_ns(loading)} of it in the data loader" if loading else ""
+    return (
+        f"{where} {format_ns(most['between_ns'])}, {format_frac(most['between_frac'])} of the "
+        f"time, lie between the steps{loader}."
+    )
+
+
+def _apart(result: Steps) -> str:
+    """The step in which ranks are furthest apart."""
+    if result.common.is_empty():
+        return ""
+    rows = result.common.sort("spread_ns", "step", descending=[True, False])
+    widest = rows.row(0, named=True)
+    if widest["spread_frac"] < APART_FRAC:
+        return "Ranks take about equally long."
+    return (
+        f"Ranks are furthest apart in {widest['step']}: {widest['slowest']} took "
+        f"{format_ns(widest['max_ns'])}, the median rank {format_ns(widest['duration_ns'])}."
+    )
+
+
+def _list(items: list[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
+
+
+def _notes(result: Steps) -> tuple[str, ...]:
+    """What belongs to a step, and what is not counted."""
+    notes = []
+    if result.steps["compute_ns"].null_count() < result.steps.height:
+        notes.append(
+            "A step is what the host marks. Device work counts for the step in which it runs; a "
+            "device lags behind its host, so that some of it was launched in the step before."
+        )
+    elif result.parts:
+        notes.append("No device work was recorded: the parts are what Composer marks on the host.")
+    else:
+        notes.append(
+            "No device work was recorded, so that steps have no parts here; gpu-idle looks at the "
+            "training thread."
+        )
+    if result.steps.select("rank", "path", "device").n_unique() > result.ranks.height:
+        notes.append("Ranks with several devices have a row for each; a step's time is the same.")
+    if result.ranks["warm_up"].sum():
+        notes.append(
+            f"A first step is warm-up if it takes more than {WARM_UP_FACTOR:g} times the median of "
+            f"the steps after it ({LEAST_AFTER} at least) and more than three quarters of them; "
+            "medians and the like are without it."
+        )
+    return tuple(notes)
+
+
+# --- tables --------------------------------------------------------------------------------
+
+
+def _tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Steps, the slowest first, those of several ranks together; ranks; each rank's steps."""
+    if sums["step_count"] == result.ranks.height:
+        return (_steps(result),)
+    if result.common.is_empty():
+        return (_steps(result), _ranks(result))
+    return (_common(result), _ranks(result), replace(_steps(result), detail=True))
+
+
+def _steps(result: Steps) -> Table:
+    slowest = ["warm_up", "duration_ns", "rank", "path", "number", "device"]
+    frame = result.steps.sort(
+        slowest, descending=[False, True, False, False, False, False], nulls_last=True
+    )
+    frame, keys = _keys(result, frame)
+    several = result.steps.select("rank", "path", "device").n_unique() > result.ranks.height
+    between = (result.ranks["between_frac"] > _BETWEEN_FRAC).any()
+    columns = {
+        **keys,
+        "step": "step",
+        **({"device": "device"} if several else {}),
+        **({"at_ns": "at"} if frame["at_ns"].max() else {}),
+        "duration_ns": "time",
+        "ratio": "x median",
+        **({"before_ns": "time before"} if between else {}),
+        **({"dataloader_ns": "data loader"} if _has_data(frame, "dataloader_ns") else {}),
+        **result.parts,
+        **(_GROWN if _has_data(frame, "grown") else {}),
+        **({"warm_up": "warm-up"} if frame["warm_up"].any() else {}),
+    }
+    return Table("steps", "Steps, the slowest first", frame, columns)
+
+
+def _ranks(result: Steps) -> Table:
+    frame, keys = _keys(result, result.ranks)
+    columns = {
+        **keys,
+        "steps": "steps",
+        "median_ns": "median",
+        "mean_ns": "mean",
+        "std_ns": "std",
+        "cv_frac": "std / mean",
+        "min_ns": "min",
+        "max_ns": "max",
+        "between_ns": "between steps",
+        "between_frac": "of all time",
+        **({"warm_up": "warm-up"} if frame["warm_up"].sum() else {}),
+    }
+    title = "By rank" if _has_data(frame, "rank") else "Over all steps"
+    return Table("ranks", title, frame, columns)
+
+
+def _common(result: Steps) -> Table:
+    frame = result.common.sort("duration_ns", "step", descending=[True, False])
+    columns = {
+        "step": "step",
+        **({"ranks": "ranks"} if frame["ranks"].min() != result.ranks.height else {}),
+        "duration_ns": "median",
+        "ratio": "x median",
+        "slowest": "slowest",
+        "max_ns": "its time",
+        **result.parts,
+        **_GROWN,
+    }
+    return table_of_known("common", "Steps over all ranks, the slowest first", frame, columns)
+
+
+def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The columns that tell ranks apart, where there are several."""
+    known = {"rank": "rank"} if _has_data(result.ranks, "rank") else {}
+    if result.ranks.height == 1 or told_by_rank(result.ranks):
+        return frame, known
+    return frame.with_columns(file=short_paths(frame["path"])), {"file": "file", **known}
+
+
+def _has_data(frame: pl.DataFrame, name: str) -> bool:
     """Whether a column holds anything but nulls."""
     return frame[name].null_count() < frame.height
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def _charts(result: Steps) -> tuple[Chart, ...]:
+    """Times by rank, and the parts stacked, where they are known."""
+    return (_times(result), *([_parts(result)] if result.parts else []))
+
+
+def _times(result: Steps) -> Chart:
+    each = result.steps.unique(["rank", "path", "number"], keep="first", maintain_order=True)
+    color = "rank" if told_by_rank(result.ranks) else "on"
+    several = result.ranks.height > 1
+    return Chart(
+        name="times",
+        title="How long each step takes",
+        mark="line" if several else "bar",  # bars begin at 0
+        frame=each.select("step", "duration_ns", "warm_up", color),
+        x="step",
+        y="duration_ns",
+        x_label="step",
+        y_label="time",
+        color=color if several else None,
+        emphasis="warm_up",
+        emphasis_label="warm-up",
+    )
+
+
+def _parts(result: Steps) -> Chart:
+    frame = result.steps.with_columns(places(result.steps))
+    # all of a device's parts, so that each has its colour whatever else there is
+    parts = DEVICE_PARTS if "compute_ns" in result.parts else result.parts
+    wide = frame.select("on", "step", *(pl.col(n).alias(label) for n, label in parts.items()))
+    return Chart(
+        name="parts",
+        title="What the steps' time is made of",
+        mark="bar",
+        frame=wide.unpivot(index=["on", "step"], variable_name="part", value_name="time_ns"),
+        x="step",
+        y="time_ns",
+        x_label="step",
+        y_label="time",
+        color="part",
+        panel="on" if frame["on"].n_unique() > 1 else None,
+        stacked=True,
+    )

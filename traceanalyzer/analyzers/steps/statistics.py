@@ -65,8 +65,8 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
         backward), and grown_ns, by how much; null where no parts are known.
     """
     leading = {
-        key: warm_up(own.unique("number").sort("number")["duration_ns"].to_list())
-        for key, own in steps.partition_by(RECORDING, as_dict=True).items()
+        key: warm_up(rows.unique("number").sort("number")["duration_ns"].to_list())
+        for key, rows in steps.partition_by(RECORDING, as_dict=True).items()
     }
     counts = pl.DataFrame(
         [(*key, count) for key, count in leading.items()],

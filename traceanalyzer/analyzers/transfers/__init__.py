@@ -1,29 +1,33 @@
 """What is copied and set, by direction, memory and size, how fast, and whether kernels hide it.
 
-Traces of one rank each come in; :func:`extract` measures each copy and set of a rank,
-:func:`combine` sums up all ranks; :func:`transfers` does both for traces in memory. ``sizes`` tells
-direction, memory and class of size, ``findings`` what is to be said of them, ``result`` holds the
-answer, ``words`` says it.
+``compute`` measures each rank's copies and sets and sums up all ranks, ``findings`` holds classes
+of size and what is worth changing, ``result`` the numbers and what is shown of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.ranks import by_rank
-from traceanalyzer.analyzers.transfers.combine import combine
-from traceanalyzer.analyzers.transfers.extract import NEEDS, Part, extract
-from traceanalyzer.analyzers.transfers.result import Transfers
-from traceanalyzer.trace import Trace
+from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.transfers.options import Options
 
-__all__ = ["NEEDS", "Part", "Transfers", "combine", "extract", "transfers"]
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.transfers.result import Transfers
+    from traceanalyzer.reading import Inputs
 
 
-def transfers(traces: Trace | Sequence[Trace]) -> Transfers:
-    """The copies and sets of traces in memory; see :func:`traceanalyzer.transfers`.
+def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
+    """What is copied and set, by direction, memory and size, how fast, and is it hidden?
+
+    Args:
+        inputs: a trace, a file or a folder, or several of them.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: a trace holds no copy or set.
-        OptionError: there is no trace.
+        InputError: nothing can be read.
+        MissingData: no copy or set was recorded.
     """
-    return combine([extract(trace) for trace in by_rank(traces)])
+    from traceanalyzer.analyzers.transfers.compute import TRANSFERS
+    from traceanalyzer.run import run
+
+    return run(TRANSFERS, inputs, Options(), **reading)

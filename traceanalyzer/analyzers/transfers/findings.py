@@ -1,14 +1,66 @@
-"""What is found in copies: pageable memory, many small ones, copies that no kernel hides."""
+"""Copies by direction, memory and size, and what is worth changing about them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.transfers.sizes import SET, SMALL_BYTES, SMALL_SIZES
+from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.units import format_bytes
+
+#: What a set is called among directions.
+SET = "set"
+#: The direction of a copy without a name.
+NAMELESS = "not told"
+
+_BOUNDS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+#: Copies of fewer bytes are small: the time is that of starting them.
+SMALL_BYTES = _BOUNDS[1]
+
+_WORDS = tuple(map(format_bytes, _BOUNDS))
+_CLASSES = (
+    f"< {_WORDS[0]}",
+    *(f"{low} - {high}" for low, high in pairwise(_WORDS)),
+    f">= {_WORDS[-1]}",
+)
+#: The classes of small copies.
+SMALL_SIZES = _CLASSES[: _BOUNDS.index(SMALL_BYTES) + 1]
+UNKNOWN = "unknown"
+SIZE = pl.Enum((*_CLASSES, UNKNOWN))
+
+#: ``Memcpy HtoD (Pinned -> Device)``, ``Memset (Device)``.
+_NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset) \((?P<memory>.+)\)$")
+
+
+def ways(names: pl.Series) -> pl.DataFrame:
+    """Direction and memory of copies and sets, by their distinct names.
+
+    Returns:
+        name, direction (``HtoD``; ``set``; the whole name where it does not tell), memory
+        (``Pinned -> Device``, null where the name does not tell).
+    """
+    distinct = names.unique().drop_nulls()
+    matches = [(name, _NAME.match(name)) for name in distinct.cast(pl.String)]
+    rows = [
+        (name, m["direction"] or SET, m["memory"]) if m else (name, name, None)
+        for name, m in matches
+    ]
+    types = {"name": pl.String, "direction": pl.String, "memory": pl.String}
+    told = pl.DataFrame(rows, schema=types, orient="row")
+    return told.with_columns(name=distinct)
+
+
+def size_class() -> pl.Expr:
+    """The class of size of each row's ``moved_bytes``."""
+    size = pl.col("moved_bytes")
+    place = pl.sum_horizontal((size >= bound).cast(pl.UInt8) for bound in _BOUNDS)
+    known = place.replace_strict(dict(enumerate(_CLASSES)), return_dtype=pl.String)
+    return pl.when(size.is_null()).then(pl.lit(UNKNOWN)).otherwise(known).cast(SIZE).alias("size")
+
 
 PAGEABLE = "pageable"
 SMALL = "small-copies"
@@ -47,7 +99,7 @@ _MOSTLY = 0.5
 _WORTH_FRAC = 0.01
 
 
-def found(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.DataFrame:
+def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.DataFrame:
     """One row a finding and way: direction and memory.
 
     Args:
@@ -78,8 +130,7 @@ def _exposed(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
 def _small(copies: pl.DataFrame, sizes: pl.DataFrame) -> Iterator[dict[str, Any]]:
     small = sizes.filter(pl.col("size").is_in(SMALL_SIZES), pl.col("direction") != SET)
     way = ["direction", "memory"]
-    known = pl.when(pl.col("exposed_ns").count() > 0).then(pl.col("exposed_ns").sum())
-    sums = (pl.col("n", "moved_bytes", "total_ns").sum(), known.alias("exposed_ns"))
+    sums = (pl.col("n", "moved_bytes", "total_ns").sum(), sum_if_known("exposed_ns"))
     both = small.group_by(way).agg(sums).join(
         copies.select(*way, of="n"), on=way, nulls_equal=True
     )  # fmt: skip

@@ -1,16 +1,27 @@
-"""The answer: what is copied and set, how fast, and what of it no kernel hides."""
+"""The copies and sets of all ranks, and what is shown of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.places import places
-from traceanalyzer.analyzers.transfers.words import notes, verdict
-from traceanalyzer.result import Chart, Result, Table
+from traceanalyzer.analyzers.common.display import table_of_known
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.transfers import findings
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.units import format_bytes, format_frac, format_ns
+
+_NAMED = 3
+
+#: From this share of the devices' time on, small copies are worth a sentence.
+_WORTH_FRAC = 0.01
+
+#: Greater rates are told without decimals.
+_GREAT_GBPS = 100
+
 
 _FINDINGS = {
     "finding": "finding",
@@ -44,7 +55,7 @@ _DEVICES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transfers(Result):
-    """What :func:`transfers` found.
+    """What is copied and set, how fast, and what of it no kernel hides.
 
     Rows of ``copies``, ``sizes`` and ``by_device`` have n, moved_bytes (null where no size was
     recorded), total_ns, min_ns, median_ns, max_ns, rate_gbps (bytes over time, in 10^9 bytes a
@@ -67,7 +78,6 @@ class Transfers(Result):
         by_device: ``copies`` by rank, path and device.
         unsized: copies and sets of which no size was recorded.
         unfinished: copies and sets without an end, not counted.
-        remarks: further notes.
     """
 
     n: int
@@ -82,83 +92,139 @@ class Transfers(Result):
     by_device: pl.DataFrame
     unsized: int
     unfinished: int
-    remarks: tuple[str, ...] = ()
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "What is copied, how fast, and is it hidden?"
-
-    @property
-    def verdict(self) -> str:
-        """What is copied, what of it holds the device up, and what to change."""
-        return verdict(self)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """How numbers are meant, and what was not counted."""
-        return (*notes(self), *self.remarks)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Findings, copies and sets by direction and memory, by size, by device."""
-        devices = self.devices.with_columns(places(self.devices))
-        found = [
-            _table("findings", "Findings", self.findings, _FINDINGS),
-            _table("copies", "Copies and sets", self.copies, _COPIES),
-            _table("sizes", "By size", self.sizes, _SIZES),
-            _table("devices", "Devices", devices, _DEVICES),
-        ]
-        if devices.height > 1:
-            own = self.by_device.with_columns(places(self.by_device))
-            columns = {"on": "device", **_COPIES}
-            table = _table("by_device", "Copies and sets by device", own, columns, detail=True)
-            found.append(table)
-        return tuple(found)
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Time and bandwidth by class of size."""
-        words = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
-        frame = self.sizes.with_columns(way=pl.concat_str(words)).sort("size", "way")
-        total = Chart(
-            name="total",
-            title="Time of copies and sets by size",
-            mark="bar",
-            frame=frame,
-            x="size",
-            y="total_ns",
-            x_label="size",
-            y_label="total",
-            color="way",
-            stacked=True,
+    def view(self) -> View:
+        """Findings, copies and sets by direction and memory, by size, by device; time by size."""
+        return View(
+            title="What is copied, how fast, and is it hidden?",
+            verdict=_verdict(self),
+            notes=_notes(self),
+            tables=_tables(self),
+            scalars=self.numbers(
+                "n", "moved_bytes", "total_ns", "span_ns", "alone_ns", "unsized", "unfinished"
+            ),
+            charts=partial(_charts, self),
         )
-        rate = Chart(
-            name="bandwidth",
-            title="Bandwidth by size",
-            mark="scatter",
-            frame=frame.drop_nulls("rate_gbps"),
-            x="size",
-            y="rate_gbps",
-            x_label="size",
-            y_label="bandwidth",
-            color="way",
-            log_y=True,
+
+
+# --- verdict and notes ---------------------------------------------------------------------
+
+
+def _verdict(result: Transfers) -> str:
+    """What is copied, at what cost, and what to change."""
+    ways = [_way(row) for row in result.copies.head(_NAMED).rows(named=True)]
+    of = f"{format_bytes(result.moved_bytes)} in " if result.moved_bytes else ""
+    subject = "1 copy or set moves" if result.n == 1 else f"{result.n:,} copies and sets move"
+    took = f"{subject} {of}{format_ns(result.total_ns)}"
+    said = [f"{took}: {', '.join(ways)}.", _exposed(result), _pageable(result), _small(result)]
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def _way(row: dict[str, Any]) -> str:
+    """Direction, memory and time; the bandwidth where copies are large enough to have one."""
+    memory = f" ({row['memory']})" if row["memory"] else ""
+    told = f"{row['direction']}{memory} {format_ns(row['total_ns'])}"
+    rate = row["rate_gbps"]
+    if rate is None or row["moved_bytes"] < findings.SMALL_BYTES * row["n"]:
+        return told
+    return f"{told} at {rate:,.0f} GB/s" if rate >= _GREAT_GBPS else f"{told} at {rate:.3g} GB/s"
+
+
+def _exposed(result: Transfers) -> str:
+    """How much of the devices' time copies take for themselves."""
+    if result.alone_ns is None or not result.span_ns:
+        return ""
+    share = format_frac(result.alone_ns / result.span_ns)
+    took = f"{format_ns(result.alone_ns)}, {share} of the devices' time"
+    found = f"While no kernel runs, copies and sets take {took}"
+    hideable = (result.findings["finding"] == findings.EXPOSED).any()
+    return f"{found}: {findings.ADVICE[findings.EXPOSED]}." if hideable else f"{found}."
+
+
+def _pageable(result: Transfers) -> str:
+    rows = result.findings.filter(pl.col("finding") == findings.PAGEABLE)
+    if rows.is_empty():
+        return ""
+    n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
+    copies = "1 copy is" if n == 1 else f"{n:,} copies are"
+    advice = findings.ADVICE[findings.PAGEABLE]
+    return f"{copies} from or to pageable memory ({format_ns(total)}): {advice}."
+
+
+def _small(result: Transfers) -> str:
+    """Small copies, where they take a share of the time worth a sentence."""
+    rows = result.findings.filter(pl.col("finding") == findings.SMALL)
+    n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
+    if not total or total < _WORTH_FRAC * result.span_ns:
+        return ""
+    size = format_bytes(findings.SMALL_BYTES)
+    advice = findings.ADVICE[findings.SMALL]
+    return f"{n:,} copies are of less than {size} ({format_ns(total)}): {advice}."
+
+
+def _notes(result: Transfers) -> tuple[str, ...]:
+    """How numbers are meant, and what was not counted."""
+    said = []
+    if result.devices["alone_ns"].null_count():
+        said.append("Where no kernel was recorded, it is not known what hides copies.")
+    if result.alone_ns is not None:
+        said.append(
+            "Exposed is the time of copies and sets in which no kernel ran on their device; "
+            "communication kernels hide them too."
         )
-        return (total, *([rate] if rate.frame.height else []))
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Counts and sums."""
-        names = (
-            "n", "moved_bytes", "total_ns", "span_ns", "alone_ns", "unsized", "unfinished",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+    if result.unsized:
+        said.append(f"{result.unsized:,} copies or sets tell no size: they have no bandwidth.")
+    if result.unfinished:
+        said.append(f"Not counted: {result.unfinished:,} copies or sets without an end.")
+    return tuple(said)
 
 
-def _table(
-    name: str, title: str, frame: pl.DataFrame, columns: Mapping[str, str], *, detail: bool = False
-) -> Table:
-    """A table without the columns of which nothing is known."""
-    known = {n: label for n, label in columns.items() if frame[n].null_count() < frame.height}
-    return Table(name, title, frame, known or columns, detail=detail)
+# --- tables and charts ---------------------------------------------------------------------
+
+
+def _tables(result: Transfers) -> tuple[Table, ...]:
+    """Findings, copies and sets by direction and memory, by size, by device."""
+    devices = result.devices.with_columns(places(result.devices))
+    tables = [
+        table_of_known("findings", "Findings", result.findings, _FINDINGS),
+        table_of_known("copies", "Copies and sets", result.copies, _COPIES),
+        table_of_known("sizes", "By size", result.sizes, _SIZES),
+        table_of_known("devices", "Devices", devices, _DEVICES),
+    ]
+    if devices.height > 1:
+        own = result.by_device.with_columns(places(result.by_device))
+        columns = {"on": "device", **_COPIES}
+        table = table_of_known("by_device", "Copies and sets by device", own, columns, detail=True)
+        tables.append(table)
+    return tuple(tables)
+
+
+def _charts(result: Transfers) -> tuple[Chart, ...]:
+    """Time and bandwidth by class of size."""
+    words = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
+    frame = result.sizes.with_columns(way=pl.concat_str(words)).sort("size", "way")
+    total = Chart(
+        name="total",
+        title="Time of copies and sets by size",
+        mark="bar",
+        frame=frame,
+        x="size",
+        y="total_ns",
+        x_label="size",
+        y_label="total",
+        color="way",
+        stacked=True,
+    )
+    rate = Chart(
+        name="bandwidth",
+        title="Bandwidth by size",
+        mark="scatter",
+        frame=frame.drop_nulls("rate_gbps"),
+        x="size",
+        y="rate_gbps",
+        x_label="size",
+        y_label="bandwidth",
+        color="way",
+        log_y=True,
+    )
+    return (total, *([rate] if rate.frame.height else []))

@@ -1,0 +1,27 @@
+"""The options of ``annotations``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+By = Literal["rank"]
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """What annotated ranges cost: host time, and the device work that is launched in them.
+
+    Annotations are NVTX ranges and record_function. PATH is a trace, several of them, or a folder.
+    """
+
+    names: Sequence[str] = option(
+        (),
+        help="Only annotations whose names match, as if there were no others. Repeatable.",
+        flag="--name",
+        metavar="REGEX",
+    )
+    by: By | None = option(None, help="Tell annotations apart by this too.", choices=get_args(By))

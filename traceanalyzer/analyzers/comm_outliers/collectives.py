@@ -1,0 +1,333 @@
+"""Which events of a rank are communication, what is known about each, and what ran beside it.
+
+A kernel's description comes from, in this order: its own arguments; its name; the host event that
+issued it (``record_param_comms`` or ``nccl:*``), found by External id, or through the launch call
+that shares the kernel's correlation id and lies inside the host event. ``gpu_user_annotation``
+rows are projections and never work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.device_work import extent
+from traceanalyzer.analyzers.common.names import mapped, named
+from traceanalyzer.frames import intervals, linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import (
+    COMMUNICATION_PATTERN,
+    DEVICE_WORK,
+    HOST_COLLECTIVE_PREFIXES,
+    LAUNCH_KINDS,
+    NCCL_ANNOTATION_PREFIXES,
+    NCCL_CALL,
+    PARAM_COMMS,
+    dtype_bytes,
+)
+
+_DESCRIPTION = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
+
+_TEXT = ("collective", "dtype", "group", "group_ranks")
+
+
+def communication(
+    trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
+) -> tuple[pl.DataFrame, bool]:
+    """The communication events of one rank, each with what is known about it.
+
+    Device work where there is any; else, as in CPU runs, the host events that run a collective
+    (``gloo:*``, ``mpi:*``, ``ucc:*``, calls of MPI). ``patterns`` are regular expressions of
+    further names. ``issued`` is the time at which the host asked for it, null where the trace does
+    not tell.
+
+    The second value says whether reading the launch calls too would tell more: kernels lack their
+    message size, some host events describe collectives that no kernel is joined to, and no launch
+    call has been read.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    found, wants_launches = _device_communication(trace, work, patterns), False
+    if found.is_empty():
+        found = _host_communication(trace, patterns).with_columns(issued="ts")
+    else:
+        found, wants_launches = _with_host_descriptions(found, trace)
+    dtype = mapped(found["dtype"], _plain_dtype)
+    return found.with_columns(dtype=dtype, message_bytes=_message_bytes(found)), wants_launches
+
+
+def _device_communication(
+    trace: Trace, work: pl.DataFrame, patterns: Sequence[str]
+) -> pl.DataFrame:
+    """Device work that is communication by its name or its arguments, as its own row tells it."""
+    by_name = named(work, [COMMUNICATION_PATTERN, *patterns])
+    described = pl.col("event").is_in(trace.collectives["event"].implode())
+    return _rows(trace, work.filter(by_name | described)["event"])
+
+
+def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
+    runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
+    described = (pl.col("kind") == "mpi") & pl.col("event").is_in(
+        trace.collectives["event"].implode()
+    )
+    return _with_collectives(hosts.filter(named(hosts, [runs, *patterns]) | described), trace)
+
+
+def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
+    """These rows of ``events``, with their numbers, beside their rows of ``collectives``."""
+    return _with_collectives(trace.events[event].insert_column(0, event), trace)
+
+
+def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Events beside their rows of ``collectives`` (null where they have none), words as text."""
+    descriptions = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
+    named = events.with_columns(pl.col("name").cast(pl.String))
+    return named.join(descriptions, on="event", how="left", maintain_order="left")
+
+
+# --- the host's side -----------------------------------------------------------------------
+
+
+def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.DataFrame, bool]:
+    """Fills what a kernel's own row leaves open from the host call that issued it.
+
+    A kernel named SendRecv may be any of all_to_all, send and recv: there the host knows better.
+    Also says whether there are kernels and calls that launch calls, not yet read, might join.
+    """
+    calls = _host_calls(trace)
+    by_id = _by_external_id(kernels, calls)
+    bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
+    spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
+    launches = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
+    links = by_id
+    if launches.height:
+        links = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
+    descriptions = links.unique("event", keep="first", maintain_order=True).join(
+        calls.select("call", "collective", *_DESCRIPTION, issued="ts"), on="call"
+    )
+    filled = kernels.join(
+        descriptions, on="event", how="left", suffix="_host", maintain_order="left"
+    )
+    vague = pl.col("collective").is_null() | (pl.col("collective") == "send_recv")
+    better = pl.coalesce("collective_host", "collective")
+    filled = filled.with_columns(
+        collective=pl.when(vague).then(better).otherwise("collective"),
+        **{name: pl.coalesce(name, f"{name}_host") for name in _DESCRIPTION},
+    ).select(*kernels.columns, "issued")
+    return filled, wants_launches
+
+
+def _host_calls(trace: Trace) -> pl.DataFrame:
+    """One row per call that issued a collective: where it ran and what it tells.
+
+    ``record_param_comms`` encloses ``nccl:*`` and NCCL's own range, and each knows things that
+    the other does not: rows that overlap on one thread are one call, described by whichever tells
+    first. Columns: call, pid, tid, ts, end, external_ids, and the description.
+    """
+    issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES, NCCL_CALL)) + ")"
+    hosts = (
+        trace.events.select("name", "tid", "dur")
+        .with_row_index("event")
+        .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
+    )
+    rows = _rows(trace, hosts.filter(named(hosts, [issuing]))["event"])
+    lane = ["pid", "tid"]
+    end = pl.col("ts") + pl.col("dur")
+    starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
+    first_known = [pl.col(name).drop_nulls().first() for name in ("collective", *_DESCRIPTION)]
+    return (
+        rows.sort(*lane, "ts", "event")
+        .with_columns(call=starts_new.fill_null(value=True).cum_sum())
+        .group_by("call", *lane, maintain_order=True)
+        .agg(
+            pl.col("ts").min(),
+            end.max().alias("end"),
+            pl.col("external_id").drop_nulls().alias("external_ids"),
+            *first_known,
+        )
+    )
+
+
+def _by_external_id(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """``event`` and ``call`` of each kernel that shares an External id with a host call.
+
+    Recordings of 2022 and 2023 repeat the correlation id as External id: that joins nothing.
+    """
+    ids = calls.select("call", external_id="external_ids").explode("external_id")
+    differs = pl.col("external_id") != pl.col("correlation").fill_null(-1)
+    asking = kernels.select("event", external_id=pl.when(differs).then("external_id"))
+    return _pairs(linking.link(ids, asking, ["external_id"]), ids, asking)
+
+
+def _by_correlation(
+    kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
+) -> pl.DataFrame:
+    """``event`` and ``call`` of each kernel whose launch call lies inside a host call."""
+    spans = calls.rename({"ts": "start"})
+    inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
+    called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
+    return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
+
+
+def _pairs(found: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "event": kernels["event"].gather(found["right"]),
+            "call": calls["call"].gather(found["left"]),
+        }
+    )
+
+
+# --- sizes ---------------------------------------------------------------------------------
+
+
+def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
+    """Bytes of the full message: what comes out of an all_gather, what goes in otherwise."""
+    gathers = pl.col("collective") == "all_gather"
+    whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
+    elements = pl.when(gathers).then(whole).otherwise("elements_in")
+    return elements * mapped(rows["dtype"], dtype_bytes, pl.Int64)
+
+
+def _plain_dtype(dtype: str) -> str:
+    """One spelling: ``c10::BFloat16``, ``BFloat16`` -> ``bfloat16``."""
+    return dtype.removeprefix("c10::").lower()
+
+
+# --- what else the device did --------------------------------------------------------------
+
+
+def device_work(trace: Trace) -> pl.DataFrame:
+    """All device work as intervals: ``event``, device, kind, name, ``start``, ``end``.
+
+    What has no end has no ``end`` here.
+    """
+    end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
+    return (
+        trace.events.select("device", "kind", "name", start="ts", end=end)
+        .with_row_index("event")
+        .filter(pl.col("kind").is_in(DEVICE_WORK))
+    )
+
+
+def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
+    """The kernels of :func:`device_work` that are not communication, and have an end."""
+    kernels = work.filter(pl.col("kind") == "kernel", pl.col("end").is_not_null())
+    return kernels.join(communication, on="event", how="anti")
+
+
+class Activity(TypedDict):
+    """How long a rank's device did what, in ns; see :class:`~.compute.Part`."""
+
+    span_ns: int
+    busy_ns: int | None
+    comm_ns: int
+    overlap_ns: int | None
+
+
+def activity(
+    trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
+) -> Activity:
+    """Span, busy time, communication and its overlap with compute: sums over the devices.
+
+    Where communication is the host's, the rank's devices count as one, and the span takes in the
+    communication too. Without device work the span is that of all events, and nothing is busy or
+    overlaps.
+
+    busy is the union of all device work over all streams, so idle = span - busy; overlap is the
+    union of communication intersected with the union of compute kernels. Copies and memsets are
+    neither.
+    """
+    if communication.height and _of_host(communication):
+        one = pl.lit(0, pl.Int32).alias("device")
+        communication, work, compute = (f.with_columns(one) for f in (communication, work, compute))
+    comm = intervals.union(communication, ["device"])
+    work = work.drop_nulls("end")
+    if work.is_empty():
+        closed = trace.events.filter(pl.col("dur") >= 0)
+        first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
+        span = last - first if isinstance(first, int) and isinstance(last, int) else 0
+        return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
+    spans = extent(pl.concat([work.select(comm.columns), comm]), ["device"])
+    return Activity(
+        span_ns=_length(spans),
+        busy_ns=_length(intervals.union(work, ["device"])),
+        comm_ns=_length(comm),
+        overlap_ns=int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum()),
+    )
+
+
+def _of_host(communication: pl.DataFrame) -> bool:
+    return communication["device"].null_count() == communication.height
+
+
+def _length(rows: pl.DataFrame) -> int:
+    return int((rows["end"] - rows["start"]).sum())
+
+
+def with_work_beside(
+    communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame
+) -> pl.DataFrame:
+    """Adds what ran on the same device meanwhile: ``compute_ns``, ``memory_ns``, ``beside``.
+
+    The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
+    overlaps (ties by name). All null where the communication is the host's.
+    """
+    if _of_host(communication):
+        blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
+        return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
+    memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
+    found = communication
+    for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
+        found = intervals.overlap_with(found, windows, ["device"]).rename({"overlap": name})
+    busiest = _busiest(communication, pl.concat([compute, memory]))
+    return found.join(busiest, on="event", how="left", maintain_order="left")
+
+
+def _busiest(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """``event`` and ``beside``: the name that shares most time with each collective."""
+    comm = communication.select("event", "device", "start", "end")
+    found = [
+        _shared(mine, others.filter(pl.col("device") == mine["device"][0]))
+        for mine in comm.drop_nulls("device").partition_by("device", maintain_order=True)
+    ]
+    none = pl.DataFrame(schema={"event": pl.UInt32, "beside": pl.String, "shared": pl.Int64})
+    return (
+        pl.concat([none, *found])
+        .group_by("event", "beside")
+        .agg(pl.col("shared").sum())
+        .sort("shared", "beside", descending=[True, False])
+        .unique("event", keep="first", maintain_order=True)
+        .select("event", "beside")
+    )
+
+
+def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """``event``, ``beside``, ``shared``: every pair that overlaps on one device, and for how long.
+
+    With the collectives in order of start, those that overlap another interval are a run of rows
+    between the first whose predecessors have not all ended and the last that has started.
+    """
+    comm = comm.sort("start", "end")
+    start, end = comm["start"].to_numpy(), comm["end"].to_numpy()
+    other_start, other_end = others["start"].to_numpy(), others["end"].to_numpy()
+    first = np.searchsorted(np.maximum.accumulate(end), other_start, side="right")
+    count = np.maximum(np.searchsorted(start, other_end, side="left") - first, 0)
+    other = np.repeat(np.arange(len(count)), count)
+    before = np.cumsum(count) - count
+    mine = np.arange(len(other)) - before[other] + first[other]
+    shared = np.minimum(end[mine], other_end[other]) - np.maximum(start[mine], other_start[other])
+    return pl.DataFrame(
+        {
+            "event": comm["event"].gather(mine),
+            "beside": others["name"].gather(other).cast(pl.String),
+            "shared": shared,
+        }
+    ).filter(pl.col("shared") > 0)

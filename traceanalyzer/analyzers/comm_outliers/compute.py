@@ -1,0 +1,280 @@
+"""From the collectives of each rank to what stands out, who is late, and what it was doing.
+
+A file is read up to three times, each time for as little as possible: :data:`NEEDS` (device work,
+annotations and the host rows that describe collectives); :data:`LAUNCHES`, only where a
+:class:`Part` wants them, because older recordings join a communication kernel to its description
+through the launch call alone, and those are many; :data:`CONTEXT`, only of the files and stretches
+in which a late rank kept others waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.comm_outliers import (
+    arrivals,
+    collectives,
+    context,
+    matching,
+    outliers,
+    stragglers,
+    verdict,
+)
+from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import (
+    DEVICE_WORK,
+    HOST_COLLECTIVE_PREFIXES,
+    LAUNCH_KINDS,
+    NCCL_ANNOTATION_PREFIXES,
+    PARAM_COMMS,
+)
+
+if TYPE_CHECKING:
+    from traceanalyzer.run import Reader
+
+#: Until 2021 PyTorch recorded collectives, and its own marks of steps, as operators.
+_AS_OPERATORS = (
+    PARAM_COMMS, *HOST_COLLECTIVE_PREFIXES, *NCCL_ANNOTATION_PREFIXES, *MARK_NAMES,
+)  # fmt: skip
+
+NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx", "mpi")), _AS_OPERATORS)
+
+LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
+
+CONTEXT = Needs(LAUNCHES.kinds | frozenset(("cpu_op", "python_function", "osrt")))
+
+#: Columns of :attr:`Part.instances`, one row per collective of this rank, in order of start.
+INSTANCES: dict[str, type[pl.DataType]] = {
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "name": pl.String,
+    "collective": pl.String,
+    "dtype": pl.String,
+    "message_bytes": pl.Int64,
+    "group": pl.String,
+    "group_size": pl.Int32,
+    "group_ranks": pl.String,
+    "seq": pl.Int64,
+    "device": pl.Int32,
+    "stream": pl.Int64,
+    "step": pl.String,
+    "compute_ns": pl.Int64,
+    "memory_ns": pl.Int64,
+    "beside": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's communication.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        path: the file.
+        host: host name, or None.
+        world_size: ranks in the job, or None.
+        shift_ns: added to the trace's times to give the times here.
+        epoch_known: those are absolute times, so that parts can be compared.
+        instances: one row per collective, columns :data:`INSTANCES`, absolute times.
+        steps: the steps' annotations, columns :data:`STEPS`, absolute times.
+        span_ns: first start to last end of device work, and of communication where that is the
+            host's; of all events read where there is no device work.
+        busy_ns: union of all device work, over all streams; None without device work.
+        comm_ns: union of the communication, over all streams.
+        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device; on any
+            where the communication is the host's.
+        unclosed: communication events without an end, which are not counted.
+        wants_launches: reading the launch calls too would tell more about its collectives.
+        rank_known: False once a rank was made up for a file that does not tell.
+        record_hint: how collectives are recorded with the profiler that wrote the file.
+    """
+
+    rank: int | None
+    path: str
+    host: str | None
+    world_size: int | None
+    shift_ns: int
+    epoch_known: bool
+    instances: pl.DataFrame
+    steps: pl.DataFrame
+    span_ns: int
+    busy_ns: int | None
+    comm_ns: int
+    overlap_ns: int | None
+    unclosed: int = 0
+    wants_launches: bool = False
+    rank_known: bool = True
+    record_hint: str = ""
+
+
+def needs(_options: Options) -> Needs:
+    """What the first reading is for."""
+    return NEEDS
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """One rank's collectives, its steps, and how busy its device was.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    work = collectives.device_work(trace)
+    found, wants_launches = collectives.communication(trace, work, options.patterns)
+    closed = found.filter(pl.col("dur") >= 0).with_columns(
+        start="ts", end=pl.col("ts") + pl.col("dur")
+    )
+    compute = collectives.compute_kernels(work, closed)
+    meta = trace.meta
+    shift = meta.epoch_ns or 0
+    steps = step_marks(trace).select("step", "start", "end")
+    instances = collectives.with_work_beside(_in_steps(closed, steps), work, compute)
+    return Part(
+        rank=meta.rank,
+        path=meta.path,
+        host=meta.host,
+        world_size=meta.world_size,
+        shift_ns=shift,
+        epoch_known=meta.epoch_ns is not None,
+        instances=_shaped(instances, shift),
+        steps=steps.with_columns(pl.col("start", "end") + shift),
+        unclosed=found.height - closed.height,
+        wants_launches=wants_launches,
+        record_hint=record_hint(meta, "collective"),
+        **collectives.activity(trace, work, closed, compute),
+    )
+
+
+def measure_for_report(trace: Trace, options: Options) -> Part:
+    """As :func:`measure`; what has neither communication nor a device is no rank.
+
+    Raises:
+        MissingData: the trace has neither.
+    """
+    part = measure(trace, options)
+    if part.instances.is_empty() and part.busy_ns is None:
+        hint = f"; {part.record_hint}" if part.record_hint else ""
+        raise MissingData(f"{part.path}: no communication was recorded{hint}")
+    return part
+
+
+def more(parts: Sequence[Part], _options: Options) -> Needs | None:
+    """A second reading with launch calls, where they tell more about the collectives."""
+    return LAUNCHES if any(part.wants_launches for part in parts) else None
+
+
+def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:
+    """The ranks compared, and the medians of their groups with those of another run.
+
+    Raises:
+        MissingData: there is no communication in any part, or in the other run.
+    """
+    parts = matching.ordered(parts)
+    matched = matching.match(matching.joined(parts))
+    clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in parts})
+    offsets = arrivals.applied(clocks)
+    met = arrivals.arrivals(matched, offsets)
+    rows = arrivals.plausible(met)
+    each = outliers.slow(arrivals.collectives(rows), options.factor, options.z)
+    waits = arrivals.with_waits(matched, rows, each, offsets)
+    instances = outliers.judge(waits, options.factor, options.z)
+    marks = matching.marks(parts, offsets)
+    steps = stragglers.steps(rows, marks)
+    ranks = stragglers.ranks(parts, instances, rows, steps)
+    groups = outliers.summarize(instances, dict(ranks.select("rank", "span_ns").iter_rows()))
+    least = options.min_wait_ns
+    if least is None:
+        least = stragglers.threshold(steps)
+    late = stragglers.late(each, rows, steps, marks, least)
+    return CommOutliers(
+        n_events=instances.height,
+        n_ranks=len({part.rank for part in parts}),
+        world_size=max((part.world_size for part in parts if part.world_size), default=None),
+        n_matched=rows.height,
+        n_collectives=each.height,
+        n_outliers=int(instances["outlier"].sum()),
+        total_comm_ns=int(instances["duration_ns"].sum()),
+        total_wait_ns=int(rows["wait_ns"].sum()),
+        covered_ns=sum(part.comm_ns for part in parts),
+        total_span_ns=sum(part.span_ns for part in parts),
+        min_wait_ns=least,
+        late=late,
+        ranks=ranks,
+        baseline=outliers.compare(groups, combine(base, options).groups) if base else None,
+        instances=instances,
+        groups=groups,
+        collectives=each,
+        arrivals=rows,
+        steps=steps,
+        clocks=clocks,
+        windows=stragglers.windows(late),
+        remarks=verdict.remarks(parts, instances, each, clocks, met.height - rows.height),
+    )
+
+
+def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
+    """Adds what late ranks did, and how full devices were where their memory is known."""
+    windows: dict[str, list[tuple[int, int]]] = {}
+    for window in result.windows:
+        windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
+    traces = reader.traces(CONTEXT, windows)
+    result = replace(result, context=context.divide(result.windows, traces))
+    if not (options.memory or reader.collected):
+        return result
+    memory = registry.ENTRIES["memory_fill"].analyzer()  # loaded for the few that ask
+    parts = reader.collect(memory, options.memory, memory.options())
+    fills = [fill for part in parts for fill in part]
+    if not fills:
+        return result
+    return replace(result, memory=context.fullness(result.outliers(), reader.metas, fills))
+
+
+COMM_OUTLIERS = Analyzer(
+    "comm_outliers",
+    Options,
+    needs,
+    measure,
+    combine,
+    more=more,
+    refine=refine,
+    beside="memory_fill",
+    base="baseline",
+    report_measure=measure_for_report,
+)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
+    """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
+    kernel = mapped(instances["name"], function)
+    return instances.with_columns(
+        pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
+    ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())
+
+
+def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Adds the step in which the host asked for each collective; null between steps.
+
+    Where the trace does not tell when that was, the collective's own start counts, which on a
+    device that lags behind its host may lie in the step after; but those that ran before the first
+    one it tells of were asked for before the recording began.
+    """
+    first_known = instances.filter(pl.col("issued").is_not_null())["start"].min()
+    known = pl.col("issued").is_not_null() | (pl.col("start") >= (first_known or 0))
+    asked = pl.when(known).then(pl.coalesce("issued", "start"))
+    found = linking.enclosing(instances.with_columns(ts=asked), steps)
+    return found.with_columns(step=steps["step"].gather(found["slice"]))

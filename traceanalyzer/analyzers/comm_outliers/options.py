@@ -1,0 +1,50 @@
+"""The options of ``comm-outliers``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+if TYPE_CHECKING:
+    from traceanalyzer.reading import Inputs
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Which communication took unusually long, and which rank the others waited for.
+
+    PATH is a trace of one rank, several of them, or a folder of all ranks' traces.
+    """
+
+    baseline: Inputs | None = option(
+        None, help="Compare with the same groups in OTHER.", metavar="OTHER", inputs=True
+    )
+    memory: Inputs = option(
+        (),
+        help="Memory snapshots, or traces with [memory] instants: was the device nearly full when "
+        "collectives were slow? Snapshots among PATH... are found by themselves. Repeatable.",
+        metavar="PATH",
+        inputs=True,
+    )
+    factor: float = option(
+        3.0,
+        help="An outlier lasts longer than this many medians of its group.",
+        metavar="X",
+        above=1,
+        show_default=True,
+    )
+    patterns: Sequence[str] = option(
+        (),
+        help="Kernels whose names match are communication too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )
+    z: float = option(
+        3.5, help="The modified z-score of an outlier.", minimum=0, command_line=False
+    )
+    min_wait_ns: int | None = option(
+        None, help="Lateness worth naming.", minimum=0, command_line=False
+    )

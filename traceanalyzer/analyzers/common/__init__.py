@@ -1,0 +1,1 @@
+"""What several analyzers share: ranks, device work, launches, steps, names and places."""

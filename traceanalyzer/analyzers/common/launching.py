@@ -1,0 +1,79 @@
+"""Which call of the host launched each piece of device work, on which thread, in which operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.frames import linking
+from traceanalyzer.frames.nesting import ROOT, Rows
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+
+def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """The launch call of each piece of device work, joined by correlation id within the process.
+
+    Args:
+        trace: of one rank, with its calls of :data:`~traceanalyzer.vocabulary.LAUNCH_KINDS`.
+        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+
+    Returns:
+        One row for each row of ``work`` whose call was recorded, in the order of ``work``: work
+        (its row number), launch (row of ``events``), rank, pid, tid, launch_name, launch_start,
+        launch_end. A graph launch has many rows of work.
+    """
+    rows = launch_rows(trace, work)
+    known = np.flatnonzero(rows != ROOT)
+    launch = pl.Series("launch", rows[known], dtype=pl.UInt32)
+    joined = trace.events.select("rank", "pid", "tid", "name", "ts", "dur")[launch]
+    return joined.select(
+        pl.Series("work", known, dtype=pl.UInt32), launch, "rank", "pid", "tid",
+        launch_name="name", launch_start="ts", launch_end=pl.col("ts") + pl.col("dur"),
+    )  # fmt: skip
+
+
+def launch_rows(trace: Trace, work: pl.DataFrame) -> Rows:
+    """The row in ``events`` of the call that launched each piece; :data:`ROOT` where not recorded.
+
+    Of ``work`` only pid and correlation are needed.
+    """
+    launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
+    calls = trace.events.select(launching).to_series().arg_true()
+    # a file that does not tell the process of device work is one process's
+    within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
+    found = linking.first_match(trace.events.select(within)[calls], work, within)
+    launched = found != ROOT
+    found[launched] = calls.to_numpy()[found[launched]]
+    return found
+
+
+def with_told_by_id(caller: Rows, work: pl.DataFrame, slices: pl.DataFrame) -> Rows:
+    """The slice that each piece of device work is counted for, with what only external ids tell.
+
+    Some versions of PyTorch number operators anew when they write the file, so that an id leads to
+    an unrelated operator. Ids are trusted where most of the work with a known caller agrees.
+
+    Args:
+        caller: of each piece of work a row of ``slices`` or :data:`~.frames.nesting.ROOT`.
+        work: external_id, start.
+        slices: start, external_id (null where it names no operator).
+    """
+    told = pl.col("external_id") > 0  # 0 is no operator's
+    rest = work.select("external_id", "start").with_row_index("work")
+    rest = rest.filter(told, pl.Series(caller == ROOT))
+    if rest.is_empty():
+        return caller
+    known = np.flatnonzero(caller != ROOT)
+    theirs = slices["external_id"].gather(caller[known])
+    agree = (work["external_id"].gather(known) == theirs).mean()
+    if isinstance(agree, float) and agree < 1 / 2:
+        return caller
+    asked = pl.col("external_id").is_in(rest["external_id"].unique().implode())
+    rows = slices.select("start", "external_id").with_row_index("row").filter(asked)
+    pairs = linking.link(rows, rest, ["external_id"])
+    left, right = rows[pairs["left"]], rest[pairs["right"]]
+    possible = left["start"] <= right["start"]
+    found = caller.copy()
+    found[right["work"].filter(possible)] = left["row"].filter(possible)
+    return found

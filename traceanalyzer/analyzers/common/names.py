@@ -1,0 +1,83 @@
+"""Events by their names; each distinct name is looked at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import polars as pl
+
+from traceanalyzer.errors import OptionError
+from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAMES
+
+#: Where an object lies in memory tells nothing and makes two of a kind look different.
+ADDRESS = r" at 0x[0-9a-f]+"
+
+#: Every step of PyTorch's profiler in one row.
+ANY_STEP = f"{PROFILER_STEP[:-1]}*"
+
+_PROFILER_STEP = re.compile(rf"{PROFILER_STEP}\d+")
+
+
+def mapped(
+    values: pl.Series,
+    function: Callable[[str], object],
+    dtype: pl.DataType | type[pl.DataType] = pl.String,
+) -> pl.Series:
+    """A function of text over a column, called once for each distinct value; null stays null."""
+    answers = {value: function(value) for value in values.drop_nulls().unique()}
+    return values.replace_strict(answers, default=None, return_dtype=dtype)
+
+
+def python_frame(text: pl.Expr) -> pl.Expr:
+    """``file``, ``line`` and ``name`` of Python functions by the names of their slices.
+
+    Null where a name is none of a Python function; to be asked of distinct names.
+    """
+    told = [text.str.extract_groups(pattern).struct for pattern in PYTHON_FRAMES]
+    return pl.struct(
+        file=pl.coalesce(fields.field("file") for fields in told),
+        line=pl.coalesce(fields.field("line") for fields in told).cast(pl.Int32),
+        name=pl.coalesce(fields.field("name") for fields in told),
+    )
+
+
+def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.Expr:
+    """Whether an event's ``name`` matches any of the regular expressions.
+
+    Args:
+        events: the events, or their :func:`distinct` names where many are asked for.
+        patterns: the regular expressions.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    test = matcher(patterns)
+    names = distinct(events) if isinstance(events, pl.DataFrame) else events
+    hits = [name for name in names if test(name)]
+    if not hits:
+        return pl.lit(value=False)
+    return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+def distinct(events: pl.DataFrame) -> list[str]:
+    """The distinct names of events."""
+    return events["name"].unique().drop_nulls().cast(pl.String).to_list()
+
+
+def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:
+    """:data:`ANY_STEP` for each name of a step of PyTorch's profiler."""
+    return {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a text matches any of the regular expressions, anywhere in it.
+
+    Raises:
+        OptionError: a pattern is not a regular expression.
+    """
+    try:
+        tests = [re.compile(pattern) for pattern in patterns]
+    except re.error as error:
+        raise OptionError(f"{error.pattern!r} is not a regular expression: {error}") from None
+    return lambda text: any(test.search(text) for test in tests)

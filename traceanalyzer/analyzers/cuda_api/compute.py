@@ -1,0 +1,261 @@
+"""From the calls of each rank to those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known, whole, with_source
+from traceanalyzer.analyzers.common.names import distinct
+from traceanalyzer.analyzers.cuda_api.findings import (
+    ALLOC_IN_LOOP,
+    SYNC_CALL,
+    Sorts,
+    findings_of,
+    of_moves,
+    sorted_out,
+)
+from traceanalyzer.analyzers.cuda_api.options import Options
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import CUDA_CALLS, LAUNCH_KINDS
+
+_MOVES = ("gpu_memcpy", "gpu_memset")
+_MOVED = ("n", "moved_bytes", "host_ns", "copy_ns", "waited")
+_ALLOCATED = ("n", "total_ns", "loop_n", "loop_ns", "late_n", "late_ns")
+
+
+def needs(_options: Options) -> Needs:
+    """Calls, and the copies and sets that they start."""
+    unused = ("category", "tid", "device", "stream", "external_id")
+    return Needs(frozenset((*LAUNCH_KINDS, *_MOVES)), unused=unused)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's calls.
+
+    Attributes:
+        rank: or None.
+        path: the file.
+        calls: call and dur_ns, a row a call that has an end.
+        sorts: what the calls do.
+        moves: calls that copied or set memory, by call, name (of the copy or set) and finding: n,
+            moved_bytes (null where no size is known), host_ns (in the calls), max_ns, copy_ns (of
+            the copies), waited (calls that returned when the copy had run, or later).
+        allocations: by call: n, total_ns, max_ns; loop_n and loop_ns of calls between the first
+            and the last launch of their process, late_n and late_ns in the second half of that.
+        span_ns: from the start of the first call to the end of the last.
+        unfinished: calls without an end.
+        alone: calls that copy or set memory of which no copy was recorded.
+    """
+
+    rank: int | None
+    path: str
+    calls: pl.DataFrame
+    sorts: Sorts
+    moves: pl.DataFrame
+    allocations: pl.DataFrame
+    span_ns: int
+    unfinished: int
+    alone: int
+
+
+def measure(trace: Trace, _options: Options) -> Part:
+    """The calls of a trace of one rank.
+
+    Raises:
+        MissingData: no call of the runtime or driver was recorded, or none has an end.
+    """
+    of_calls = pl.col("kind").is_in(LAUNCH_KINDS)
+    if not trace.events.select(of_calls.any()).item():
+        trace.require(*CUDA_CALLS)
+    events = trace.events.lazy()
+    found = events.filter(of_calls, pl.col("dur") >= 0)
+    calls = found.select(call="name", dur_ns="dur").collect()
+    if calls.is_empty():
+        raise MissingData(f"{trace.meta.path}: no API call that was recorded ever ends")
+    first, last = found.select(
+        pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
+    ).collect().row(0)  # fmt: skip
+    sorts = sorted_out(distinct(calls.rename({"call": "name"})))
+    moving = found.filter(pl.col("name").is_in(sorts.moving)).select(
+        "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
+    )
+    moved, alone = _moves(trace, moving.collect(), sorts)
+    recorded = trace.events.select(of_calls.sum()).item()
+    return Part(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        calls=calls,
+        sorts=sorts,
+        moves=moved,
+        allocations=_allocations(found, sorts),
+        span_ns=last - first,
+        unfinished=recorded - calls.height,
+        alone=alone,
+    )
+
+
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
+    """The calls of all ranks."""
+    each = [_by_name(part.calls, [part]) for part in parts]
+    calls = each[0] if len(parts) == 1 else _by_name(_all(parts, "calls"), parts)
+    total_ns = int(calls["total_ns"].sum())
+    moves = _summed(_all(parts, "moves"), ["call", "name", "finding"], _MOVED, "host_ns")
+    allocations = _summed(_all(parts, "allocations"), ["call"], _ALLOCATED, "total_ns")
+    findings = findings_of(calls, moves, allocations)
+    by_rank = pl.concat(with_source(rows, part) for part, rows in zip(parts, each, strict=True))
+    return CudaApi(
+        n=int(calls["n"].sum()),
+        total_ns=total_ns,
+        span_ns=sum(part.span_ns for part in parts),
+        findings=findings.with_columns(host_frac=_of("host_ns", total_ns)),
+        calls=calls,
+        moves=moves,
+        allocations=allocations,
+        ranks=per_rank(parts, list(map(_numbers, parts, each))),
+        by_rank=by_rank.sort("call", "rank", "path", nulls_last=True),
+        unfinished=sum(part.unfinished for part in parts),
+        alone=sum(part.alone for part in parts),
+    )
+
+
+CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFrame, int]:
+    """Calls that moved memory by what they moved, and how many moved nothing that was recorded."""
+    work = (
+        trace.events.lazy()
+        .filter(pl.col("kind").is_in(_MOVES), pl.col("dur") >= 0)
+        .select(
+            "kind", "pid", "name", "correlation", "dur",
+            moved_bytes="bytes",
+            end=pl.col("ts") + pl.col("dur"),
+        )
+        .collect()
+    )  # fmt: skip
+    within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
+    links = linking.link(calls, work, within)
+    work = work.select("kind", "name", "moved_bytes", "dur", "end")[links["right"]]
+    joined = work.with_columns(
+        calls.select("call", "host_ns", "call_end")[links["left"]], number=links["left"]
+    )
+    if joined["number"].n_unique() < joined.height:
+        # a call may start several copies: its own time counts once
+        joined = joined.group_by("number").agg(
+            pl.col("kind", "name", "call", "host_ns", "call_end").first(),
+            sum_if_known("moved_bytes"),
+            pl.col("dur").sum(),
+            pl.col("end").max(),
+        )
+    told = joined.with_columns(of_moves(joined, sorts))
+    summed = told.group_by("call", "name", "finding").agg(
+        sum_if_known("moved_bytes"),
+        n=pl.len().cast(pl.Int64),
+        host_ns=pl.col("host_ns").sum(),
+        max_ns=pl.col("host_ns").max(),
+        copy_ns=pl.col("dur").sum(),
+        waited=(pl.col("call_end") >= pl.col("end")).sum().cast(pl.Int64),
+    )
+    return summed, calls.height - joined.height
+
+
+def _allocations(calls: pl.LazyFrame, sorts: Sorts) -> pl.DataFrame:
+    """What allocating functions cost, in all and in the loop: between first and last launch."""
+    loops = (
+        calls.filter(pl.col("name").is_in(sorts.launching))
+        .group_by("pid")
+        .agg(first=pl.col("ts").min(), last=pl.col("ts").max())
+    )
+    own = (
+        calls.filter(pl.col("name").is_in(sorts.allocating))
+        .select("pid", "ts", "dur", call="name")
+        .join(loops, on="pid", how="left", nulls_equal=True)
+    )
+    inside = (pl.col("ts") > pl.col("first")) & (pl.col("ts") < pl.col("last"))
+    half = pl.col("first") + (pl.col("last") - pl.col("first")) // 2
+    late = inside & (pl.col("ts") >= half)
+    return (
+        own.group_by("call")
+        .agg(
+            n=pl.len().cast(pl.Int64),
+            total_ns=pl.col("dur").sum(),
+            max_ns=pl.col("dur").max(),
+            loop_n=inside.sum().cast(pl.Int64),
+            loop_ns=pl.col("dur").filter(inside).sum(),
+            late_n=late.sum().cast(pl.Int64),
+            late_ns=pl.col("dur").filter(late).sum(),
+        )
+        .collect()
+    )
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def _all(parts: Sequence[Part], name: str) -> pl.DataFrame:
+    frames: list[pl.DataFrame] = [getattr(part, name) for part in parts]
+    return pl.concat(frames)
+
+
+def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
+    """One row a name, the largest total first."""
+    dur = pl.col("dur_ns")
+    sums = calls.group_by("call").agg(
+        n=pl.len().cast(pl.Int64),
+        total_ns=dur.sum(),
+        mean_ns=whole(dur.mean()),
+        median_ns=whole(dur.median()),
+        min_ns=dur.min(),
+        max_ns=dur.max(),
+        p99_ns=whole(dur.quantile(0.99, "linear")),
+    )
+    waiting = {name for part in parts for name in part.sorts.synchronising}
+    named = sums.with_columns(pl.col("call").cast(pl.String))
+    return named.select(
+        "call", "n", "total_ns",
+        _of("total_ns", int(sums["total_ns"].sum())).alias("total_frac"),
+        "mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns",
+        synchronises=pl.col("call").is_in(sorted(waiting)).fill_null(value=False),
+    ).sort("total_ns", "call", descending=[True, False])  # fmt: skip
+
+
+def _summed(
+    rows: pl.DataFrame, keys: Sequence[str], sums: Sequence[str], order: str
+) -> pl.DataFrame:
+    """The ranks' rows of the same keys as one, with the longest of them, the most costly first."""
+    words = pl.col([key for key in keys if key != "finding"]).cast(pl.String)
+    joined: pl.DataFrame = rows.group_by(keys).agg(*map(sum_if_known, sums), pl.col("max_ns").max())
+    return joined.with_columns(words).sort(
+        order, *keys, descending=[True, *(False for _ in keys)], nulls_last=True
+    )
+
+
+def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
+    """What a rank's calls, and each sort of finding in them, take."""
+    findings = findings_of(calls, part.moves, part.allocations)
+    cost = dict(findings.select(pl.col("finding").cast(pl.String), "host_ns").rows())
+    waiting, allocating = cost.pop(SYNC_CALL, 0), cost.pop(ALLOC_IN_LOOP, 0)
+    return {
+        "n": int(calls["n"].sum()),
+        "total_ns": int(calls["total_ns"].sum()),
+        "span_ns": part.span_ns,
+        "waiting_ns": waiting,
+        "copying_ns": sum(cost.values()),
+        "allocating_ns": allocating,
+    }
+
+
+def _of(column: str, whole: int) -> pl.Expr:
+    """Null where there is nothing of the whole."""
+    return pl.col(column) / whole if whole else pl.lit(None, pl.Float64)

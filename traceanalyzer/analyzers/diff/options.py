@@ -1,0 +1,58 @@
+"""The options of ``diff``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.errors import OptionError
+
+if TYPE_CHECKING:
+    from traceanalyzer.reading import Inputs
+
+#: Smaller changes do not count, however sure they are.
+MIN_CHANGE = 0.02
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """What changed from one run to another: did it get slower, where, and is that sure?
+
+    BEFORE and AFTER are a trace each, or a folder of all ranks' traces; they may be of different
+    formats.
+    """
+
+    step_name: str | None = option(
+        None, help="Slices whose names match are the steps.", metavar="REGEX"
+    )
+    patterns: Sequence[str] = option(
+        (),
+        help="Kernels whose names match are communication too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )
+    min_change: float = option(
+        MIN_CHANGE,
+        help="The least change that counts, as a part of the smaller value.",
+        minimum=0,
+        command_line=False,
+    )
+    before: Inputs | None = option(
+        None, help="The run to compare with.", inputs=True, command_line=False
+    )
+    window: tuple[int | None, int | None] = option(
+        (None, None), help="The time window, which ``run`` sets.", command_line=False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.min_change):
+            raise OptionError(f"min_change must be a number (got {self.min_change:g})")
+
+    @property
+    def with_memory(self) -> bool:
+        """Whether memory is compared, whose history counts as a whole."""
+        return self.window == (None, None)

@@ -1,0 +1,243 @@
+"""From the counters of each file to those of all files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.names import matcher
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.host_metrics.options import Options
+from traceanalyzer.analyzers.host_metrics.result import HostMetrics
+from traceanalyzer.errors import MissingData
+from traceanalyzer.limits import LAST_NS
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.units import NS_PER_S
+
+#: What tells series apart within a file.
+SERIES = ["rank", "pid", "counter", "series"]
+
+_PROCESS = ["rank", "path", "pid"]
+_WHAT = ["counter", "series", "unit", "rate"]
+
+#: Counters that only count up, from the start of the host.
+_CUMULATIVE = r"^(?:disk|network)/"
+
+#: Times from here on (the year 2001) count from the Unix epoch: no clock that starts with a machine
+#: goes so far.
+_UNIX = 10**18
+
+#: Counters named where none matches.
+_NAMED = 10
+
+
+def needs(_options: Options) -> Needs:
+    """Counters, and the names of processes."""
+    return Needs(frozenset(("counter", "lane")))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's counters.
+
+    Attributes:
+        path: the file.
+        started_ns: absolute time of the file's first event, or None.
+        readings: rank, pid, process (its name, or null), counter, series, unit, rate (whether it
+            is one), at_ns (from the file's first event), lasted_ns (how long the value held, null
+            for the last of all), value; a row a reading, of rates a row for each but the first;
+            by series and time.
+        resets: times that a counter that only counts up went down.
+    """
+
+    path: str
+    started_ns: int | None
+    readings: pl.DataFrame
+    resets: int
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """The counters whose ``COUNTER/SERIES`` matches a pattern, or all of them.
+
+    The disk and network counters of Composer only count up: each becomes the rate between two
+    readings. Where one goes down it was reset; that stretch has no rate.
+
+    Raises:
+        MissingData: no counters were recorded, or none that matches.
+        OptionError: a pattern is no regular expression.
+    """
+    path = trace.meta.path
+    if trace.counters.is_empty():
+        hint = record_hint(trace.meta, "counter")
+        raise MissingData(f"{path}: no counters were recorded; {hint}")
+    chosen = _chosen(trace, options.counters)
+    if chosen.is_empty():
+        there = trace.counters["name"].unique().cast(pl.String).sort().head(_NAMED)
+        raise MissingData(
+            f"{path}: no counter matches {' or '.join(map(repr, options.counters))}; there are "
+            f"{', '.join(there)}"
+        )
+    earliest = chosen["ts"].min()
+    start = trace.meta.start_ns if trace.meta.start_ns is not None else int(str(earliest))
+    ordered = chosen.sort(*SERIES, "ts", maintain_order=True)
+    rising = pl.col("counter").str.contains(_CUMULATIVE)
+    rates, resets = _rates(ordered.filter(rising))
+    held = (pl.col("ts").shift(-1) - pl.col("ts")).over(SERIES)
+    plain = ordered.filter(~rising).with_columns(lasted_ns=held, rate=pl.lit(value=False))
+    readings = pl.concat([plain, rates], how="diagonal").sort(*SERIES, "ts", maintain_order=True)
+    told = readings.join(_processes(trace), on=["rank", "pid"], how="left", nulls_equal=True)
+    return Part(
+        path,
+        _absolute(start, trace.meta.epoch_ns),
+        told.sort(*SERIES, "ts", maintain_order=True).select(
+            "rank", "pid", "process", "counter", "series", "rate", "lasted_ns", "value",
+            unit=_unit(),
+            at_ns=pl.col("ts") - start,
+        ),
+        resets,
+    )  # fmt: skip
+
+
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
+    """The counters of all files."""
+    readings = _named(_moved(parts))
+    at = readings["at_ns"]
+    first, last = at.min(), at.max()
+    return HostMetrics(
+        span_ns=last - first if isinstance(first, int) and isinstance(last, int) else 0,
+        counters=_counters(readings),
+        series=_series(readings),
+        readings=readings.select("on", *_PROCESS, *_WHAT, "at_ns", "lasted_ns", "value"),
+        resets=sum(part.resets for part in parts),
+    )
+
+
+HOST_METRICS = Analyzer("host_metrics", Options, needs, measure, combine)
+
+
+# --- one file ------------------------------------------------------------------------------
+
+
+def _absolute(time: int, epoch: int | None) -> int | None:
+    """A time since the Unix epoch: clocks that count from there are beyond any other's."""
+    if epoch is not None:
+        return time + epoch
+    return time if time >= _UNIX else None
+
+
+def _chosen(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    counters = trace.counters.select(
+        "ts", "rank", "pid", "value", pl.col("series").cast(pl.String),
+        counter=pl.col("name").cast(pl.String),
+    )  # fmt: skip
+    if not patterns:
+        return counters
+    test = matcher(patterns)
+    pairs = counters.select("counter", "series").unique()
+    hits = [test(f"{counter}/{series}") for counter, series in pairs.iter_rows()]
+    return counters.join(
+        pairs.filter(pl.Series(hits, dtype=pl.Boolean)), on=pairs.columns, how="semi"
+    )
+
+
+def _rates(counters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Increase a second between readings, and how often a counter went down instead."""
+    before = pl.col("ts", "value").shift(1).over(SERIES).name.suffix("_before")
+    steps = counters.with_columns(before).with_columns(
+        lasted_ns=pl.col("ts") - pl.col("ts_before"),
+        increase=pl.col("value") - pl.col("value_before"),
+    )
+    rates = steps.filter(pl.col("lasted_ns") > 0)
+    found = rates.filter(pl.col("increase") >= 0).select(
+        "ts", *SERIES, "lasted_ns",
+        value=pl.col("increase") * NS_PER_S / pl.col("lasted_ns"),
+        rate=pl.lit(value=True),
+    )  # fmt: skip
+    return found, rates.height - found.height
+
+
+def _unit() -> pl.Expr:
+    """By the series' ending: what its numbers count; empty where that is not told."""
+    series, rate = pl.col("series"), pl.when("rate").then(pl.lit("/s")).otherwise(pl.lit(""))
+    unit = (
+        pl.when(series.str.ends_with("_bytes"))
+        .then(pl.lit("bytes"))
+        .when(series.str.ends_with("_percent"))
+        .then(pl.lit("%"))
+        .when(series.str.ends_with("_ms"))
+        .then(pl.lit("ms"))
+        .when("rate")
+        .then(pl.lit("1"))
+        .otherwise(pl.lit(""))
+    )
+    return pl.concat_str(unit, rate)
+
+
+def _processes(trace: Trace) -> pl.DataFrame:
+    """The names of processes: rank, pid, process."""
+    named = trace.lanes.filter(pl.col("tid").is_null(), pl.col("label").is_not_null())
+    return named.select("rank", "pid", process="label").unique(["rank", "pid"], keep="first")
+
+
+# --- all files -----------------------------------------------------------------------------
+
+
+def _counters(readings: pl.DataFrame) -> pl.DataFrame:
+    """Each series of each process."""
+    value = pl.col("value")
+    ends = (value.first().alias("first"), value.last().alias("last"))
+    key = ["on", *_PROCESS, "process", *_WHAT]
+    found = readings.group_by(key, maintain_order=True).agg(*_statistics(), *ends)
+    order = ["counter", "series", "rank", "path", "pid"]
+    return found.sort(order).select(*key, "n", "first", "min", "mean", "median", "max", "last")
+
+
+def _series(readings: pl.DataFrame) -> pl.DataFrame:
+    """Each series of all processes."""
+    highest = pl.col("on").get(pl.col("value").arg_max()).alias("max_on")
+    found = readings.group_by(_WHAT, maintain_order=True).agg(*_statistics(), highest)
+    return found.sort("counter", "series")
+
+
+def _statistics() -> tuple[pl.Expr, ...]:
+    """The mean over time: each value counts as long as it held; that of the last is not known."""
+    value, lasted = pl.col("value"), pl.col("lasted_ns")
+    weighted = (value * lasted).sum() / lasted.sum()
+    return (
+        pl.len().alias("n"),
+        value.min().alias("min"),
+        pl.when(lasted.sum() > 0).then(weighted).otherwise(value.mean()).alias("mean"),
+        value.median().alias("median"),
+        value.max().alias("max"),
+    )
+
+
+def _moved(parts: Sequence[Part]) -> pl.DataFrame:
+    """All readings, on one clock where all files know the absolute time of theirs."""
+    starts = [part.started_ns for part in parts]
+    known = [start for start in starts if start is not None]
+    one_clock = len(known) == len(parts) and max(known) - min(known) <= LAST_NS
+    shifts = [start - min(known) if start is not None and one_clock else 0 for start in starts]
+    return pl.concat(
+        part.readings.select(pl.lit(part.path).alias("path"), pl.all()).with_columns(
+            pl.col("at_ns") + shift
+        )
+        for part, shift in zip(parts, shifts, strict=True)
+    )
+
+
+def _named(readings: pl.DataFrame) -> pl.DataFrame:
+    """The readings with what their process is called: its rank or file, its name where need be."""
+    key = ["rank", "path"]
+    files = readings.select(key).unique(maintain_order=True)
+    found = readings.select(*_PROCESS, "process").unique(maintain_order=True)
+    found = found.join(files.with_columns(places(files)), on=key, nulls_equal=True)
+    alone = files.height == 1 and files["rank"][0] is None
+    own = pl.coalesce("process", pl.format("process {}", "pid"))
+    both = own if alone else pl.concat_str("on", own, separator=" ")
+    needed = (pl.len().over(key) > 1) | alone
+    told = found.select(*_PROCESS, on=pl.when(needed).then(both).otherwise("on"))
+    return readings.join(told, on=_PROCESS, how="left", maintain_order="left", nulls_equal=True)

@@ -1,0 +1,20 @@
+"""The options of ``info``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """What files hold: format, rank, host, time, events by kind, communication, losses.
+
+    PATH is a file or a folder, searched recursively; foreign files are listed and skipped.
+    """
+
+    skipped: Iterable[tuple[str, str]] = option(
+        (), help="Path and reason of files that were not read.", command_line=False
+    )

@@ -1,0 +1,309 @@
+"""From the device work of each rank to the kernels of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import ratio, whole
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, DEVICE, device_work
+from traceanalyzer.analyzers.common.kernel_families import OTHER, family
+from traceanalyzer.analyzers.common.kernel_names import short_names
+from traceanalyzer.analyzers.common.launching import launches, with_told_by_id
+from traceanalyzer.analyzers.common.names import mapped, matcher
+from traceanalyzer.analyzers.kernels.options import By, Options
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals, statistics
+from traceanalyzer.frames.holding import hold, innermost
+from traceanalyzer.frames.intervals import nullable
+from traceanalyzer.frames.nesting import ROOT
+from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import (
+    ANNOTATION_KINDS,
+    CUDA_CALLS,
+    DEVICE_WORK,
+    LAUNCH_KINDS,
+    steps_pattern,
+)
+
+#: Columns that tell the groups of a ``By`` apart, the outer ones first.
+GROUP: dict[By | None, tuple[str, ...]] = {
+    None: (),
+    "rank": ("rank",),
+    "device": ("rank", "device"),
+    "stream": ("rank", "device", "stream"),
+    "operator": ("operator",),
+    "annotation": ("annotation",),
+}
+
+#: What the busy time and the span that shares are of belong to: the device of the row where that
+#: is told, else all devices.
+_SCOPE: dict[By | None, tuple[str, ...]] = {
+    "rank": ("rank",),
+    "device": ("rank", "device"),
+    "stream": ("rank", "device"),
+}
+
+#: In the names of PyTorch's own annotations, which it recorded as operators until 2021.
+OWN_MARK = "#"
+
+
+def needs(options: Options) -> Needs:
+    """Device work, and what launched it where kernels are grouped by that."""
+    if options.by == "operator":
+        return Needs(frozenset((*DEVICE_WORK, *LAUNCH_KINDS, "cpu_op")))
+    if options.by == "annotation":
+        return Needs(frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS)), (OWN_MARK,))
+    unused = {"pid", "tid", "stream", "correlation", "external_id", "bytes"}
+    return Needs(frozenset(DEVICE_WORK), unused=tuple(unused - {options.by}))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's device work.
+
+    Attributes:
+        path: the file.
+        work: one row a piece: kernel (row of ``kernels``), length_ns, and what tells its group
+            where that was asked: rank, device, stream, or the operator or annotation around it.
+        kernels: name and family of each kernel, copy and set.
+        devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
+        unfinished: pieces without an end, which are not counted.
+    """
+
+    path: str
+    work: pl.DataFrame
+    kernels: pl.DataFrame
+    devices: pl.DataFrame
+    unfinished: int
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """The device work of one rank.
+
+    Raises:
+        MissingData: no device work was recorded, or not what tells the groups apart.
+        OptionError: a pattern is not a regular expression.
+    """
+    _require(trace, DEVICE_WORK)
+    work = device_work(trace, options.patterns)
+    if work.is_empty():
+        raise MissingData(f"{trace.meta.path}: no device work that was recorded ever ends")
+    length = (pl.col("end") - pl.col("start")).alias("length_ns")
+    recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
+    unfinished = recorded - work.height
+    told = [name for name in GROUP[options.by] if name in work.columns]
+    with ThreadPoolExecutor(1) as pool:
+        summed = pool.submit(_devices, trace, work)
+        number, kernels = _kernels(work)
+        devices = summed.result()
+    rows = work.select(*told, length).with_columns(number)
+    if options.by in ("operator", "annotation"):
+        rows = rows.with_columns(_launched_in(trace, work, options.by))
+    return Part(trace.meta.path, rows, kernels, devices, unfinished)
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
+    """The kernels of all ranks, summed up by family and by name."""
+    work, kernels = _joined(parts)
+    devices = pl.concat([part.devices for part in parts]).sort(
+        "rank", "path", "device", nulls_last=True
+    )
+    group = GROUP[options.by]
+    scope = _scopes(devices, _SCOPE.get(options.by, ()))
+    brief = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
+    families, names = _summed(work, kernels, group, scope)
+    return Kernels(
+        by=options.by,
+        n=work.height,
+        total_ns=int(devices["total_ns"].sum()),
+        busy_ns=int(devices["busy_ns"].sum()),
+        span_ns=int(devices["span_ns"].sum()),
+        unfinished=sum(part.unfinished for part in parts),
+        families=families,
+        names=names.insert_column(
+            len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
+        ).with_columns(pl.col("name").cast(pl.String)),
+        groups=_groups(work, kernels, group, scope) if group else None,
+        devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
+    )
+
+
+KERNELS = Analyzer("kernels", Options, needs, measure, combine)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """The kernel that each piece of work is of, ``kernel``, and name and family of the kernels."""
+    keys = ["kind", "name", "sort"]
+    first, number = numbered([work[key] for key in keys])
+    distinct = work.select(keys)[first]
+    families = [
+        COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
+        for kind, name, sort in distinct.iter_rows()
+    ]
+    told = distinct.select("name", pl.Series("family", families, dtype=pl.String))
+    return pl.Series("kernel", number), told
+
+
+def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
+    """The innermost operator or annotation around each piece's launch call, by name.
+
+    Work that no such call tells of belongs to the operator of its external id.
+    """
+    by_id = of == "operator" and work["external_id"].null_count() < work.height
+    if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
+        trace.require(*CUDA_CALLS)
+    wanted = _operators(trace) if of == "operator" else _annotations(trace)
+    launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
+    slices = (
+        trace.events.lazy()
+        .filter(wanted, pl.col("dur") >= 0)
+        .select("pid", "tid", "name", "external_id", start="ts", end=pl.col("ts") + pl.col("dur"))
+        .collect()
+    )
+    tree = hold(slices, ("pid", "tid"))
+    inner = innermost(launched, tree, ("pid", "tid")).cast(pl.Int32).fill_null(ROOT)
+    caller = np.full(work.height, ROOT, np.int32)
+    caller[launched["work"]] = inner
+    if by_id:
+        caller = with_told_by_id(caller, work, slices)
+    return slices["name"].gather(nullable("row", caller, caller != ROOT)).cast(pl.String).alias(of)
+
+
+def _require(trace: Trace, kinds: Sequence[str]) -> None:
+    """The error that says how to record these kinds, where there is none."""
+    if not trace.events["kind"].is_in(kinds).any():
+        trace.require(*kinds)
+
+
+def _operators(trace: Trace) -> pl.Expr:
+    _require(trace, ("cpu_op",))
+    return pl.col("kind") == "cpu_op"
+
+
+def _annotations(trace: Trace) -> pl.Expr:
+    """The user's ranges and PyTorch's own, without those that are steps."""
+    marks = pl.col("name").cast(pl.String).str.contains(OWN_MARK, literal=True)
+    own = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
+    names = trace.events.lazy().filter(own).select(pl.col("name").unique()).collect()
+    is_step = matcher([steps_pattern()])
+    told = [name for name in names["name"].drop_nulls().cast(pl.String) if not is_step(name)]
+    if not told:
+        hint = record_hint(trace.meta, "user_annotation")
+        raise MissingData(f"{trace.meta.path}: no annotation but steps was recorded; {hint}")
+    return own & pl.col("name").is_in(told)
+
+
+def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    sums = intervals.summary(work, DEVICE)
+    path = pl.lit(trace.meta.path).alias("path")
+    return sums.sort(DEVICE).select(
+        "rank", path, "device", "n", total_ns="total", busy_ns="length",
+        span_ns=pl.col("end") - pl.col("start"),
+    )  # fmt: skip
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The work of all parts, its kernels numbered alike, and those kernels."""
+    each = [part.kernels for part in parts]
+    first, number = numbered(pl.concat(each).get_columns())
+    held, below = [], 0
+    for part in parts:
+        own = number[below : below + part.kernels.height]
+        below += part.kernels.height
+        held.append(part.work.with_columns(kernel=pl.Series(own[part.work["kernel"].to_numpy()])))
+    return pl.concat(held), pl.concat(each)[first]
+
+
+def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    sums = [pl.col("busy_ns", "span_ns").sum()]
+    return devices.group_by(by).agg(sums) if by else devices.select(sums)
+
+
+def _summed(
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """One row for each family and for each name of each group, the largest total first.
+
+    Args:
+        work: pieces of work, with ``kernel``.
+        kernels: name and family of each kernel.
+        group: the columns of ``work`` that tell groups apart.
+        scope: what shares are of.
+    """
+    number, told = work["kernel"].to_numpy(), kernels
+    if group:
+        first, number = numbered([*(work[key] for key in group), work["kernel"]])
+        own = work.select(*group, "kernel")[first]
+        told = own.drop("kernel").hstack(kernels[own["kernel"]])
+    first, within = numbered(told.drop("name").get_columns())
+    by_name, by_family = statistics.nested(work["length_ns"], number, within)
+    return (
+        _with_shares(_in_ns(told.drop("name")[first], by_family), (*group, "family"), scope),
+        _with_shares(_in_ns(told, by_name), (*group, "name", "family"), scope),
+    )
+
+
+def _in_ns(told: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """What is told of each row, and its statistics in whole nanoseconds."""
+    return told.hstack(
+        found.select(
+            "n",
+            pl.col("total").alias("total_ns"),
+            *(
+                whole(pl.col(name)).alias(f"{name}_ns")
+                for name in ("mean", "min", "median", "p99", "max")
+            ),
+        )
+    )
+
+
+def _groups(
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+) -> pl.DataFrame:
+    """One row a group, with the family that takes most of it."""
+    families = work.group_by(*group, "kernel").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
+    )
+    told = families.with_columns(kernels["family"].gather(families["kernel"]))
+    summed = told.group_by(*group, "family").agg(pl.col("n", "total_ns").sum())
+    ordered = summed.sort("total_ns", "family", descending=[True, False])
+    total = pl.col("total_ns").sum()
+    sums = ordered.group_by(group, maintain_order=True).agg(
+        n=pl.col("n").sum(),
+        total_ns=total,
+        family=pl.col("family").first(),
+        family_frac=pl.when(total > 0).then(pl.col("total_ns").first() / total),
+    )
+    return _with_shares(sums, group, scope)
+
+
+def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
+    by = [name for name in scope.columns if name in keys]
+    whole = (
+        sums.join(scope, on=by, how="left", nulls_equal=True)
+        if by
+        else sums.join(scope, how="cross")
+    )
+    shares = whole.with_columns(
+        busy_frac=ratio("total_ns", "busy_ns"), span_frac=ratio("total_ns", "span_ns")
+    ).drop("busy_ns", "span_ns")
+    first = ["n", "total_ns", "busy_frac", "span_frac"]
+    rest = [name for name in shares.columns if name not in (*keys, *first)]
+    order = [False] * len(keys)
+    return shares.select(*keys, *first, *rest).sort(
+        "total_ns", *keys, descending=[True, *order], nulls_last=True
+    )

@@ -1,0 +1,19 @@
+"""The options of ``launches``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """How fast does the host feed the device: delays, queues, launch-bound time, synchronisation.
+
+    PATH is a trace, several of them, or a folder.
+    """
+
+    step_name: str | None = option(
+        None, help="Host ranges whose names match are steps.", metavar="REGEX"
+    )

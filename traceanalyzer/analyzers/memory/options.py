@@ -1,0 +1,79 @@
+"""The options of the analyses of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+#: Times in ns after the first event, None for no bound.
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """How much memory of each GPU is in use, when most, and which code allocated it?
+
+    PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
+    (profile_memory=True), an nsys export with allocations, several of them, or a folder.
+    """
+
+    library_name: Sequence[str] = option(
+        (),
+        help="Name allocations by the innermost frame of this package, instead of your own code; "
+        "may be repeated.",
+        metavar="NAME",
+    )
+    window: Window = option(
+        (None, None), help="Since and until: the history outside is read too.", command_line=False
+    )
+
+    @property
+    def windowed(self) -> bool:
+        """Whether only a part of the history counts."""
+        return self.window != (None, None)
+
+
+@dataclass(frozen=True)
+class OomOptions(Options):
+    """Why memory ran out, for each out-of-memory error."""
+
+    capacity_bytes: int | None = option(
+        None,
+        help="With --oom: memory of the device, such as 80GiB.",
+        flag="--capacity",
+        metavar="SIZE",
+        unit="bytes",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
+class GrowthOptions(Options):
+    """What grows from step to step."""
+
+    step_name: str | None = option(
+        None,
+        help="With --growth: annotations whose names match are the steps. Default: ProfilerStep#, "
+        "'step 3' and the like.",
+        metavar="REGEX",
+    )
+    step_every: str | int | None = option(
+        None,
+        help="With --growth: a step is such a time (250ms), or so many events, instead.",
+        metavar="TIME",
+    )
+
+
+@dataclass(frozen=True)
+class DiffOptions(Options):
+    """What changed at the peak since another run."""
+
+    other: object = option(
+        None,
+        help="What changed at the peak since another run.",
+        flag="--diff",
+        metavar="OTHER",
+        inputs=True,
+    )

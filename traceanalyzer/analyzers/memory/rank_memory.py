@@ -1,0 +1,254 @@
+"""The memory of one rank's devices: its history, the code of it, and what is live at a position."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.memory import attribution
+from traceanalyzer.analyzers.memory.attribution import LINE, Lines
+from traceanalyzer.analyzers.memory.ledger import Ledger, ledgers, of_device, origin
+from traceanalyzer.analyzers.memory.options import Options, Window
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, steps_pattern
+
+#: Points kept of a curve.
+POINTS: Final = 2000
+
+_SETTINGS: Final = "allocator_settings"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One rank.
+
+    Attributes:
+        rank: of the file, or None.
+        path: the file.
+        settings: the allocator's, where the file tells them.
+        ledgers: one for each device; its allocations have ``category`` and ``confidence`` too.
+        segments: held at the end, on all devices.
+        blocks: what is in them.
+        lines: the code of each stack.
+        running: the code that was running at rows of events, for allocations that have no stack;
+            None where they have.
+        steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each step that is marked.
+        window: (since, until) in ns after the first event: what happens outside is not asked for.
+    """
+
+    rank: int | None
+    path: str
+    settings: dict[str, Any]
+    ledgers: tuple[Ledger, ...]
+    segments: pl.DataFrame
+    blocks: pl.DataFrame
+    lines: Lines
+    running: Callable[[pl.Series], pl.DataFrame] | None
+    steps: pl.DataFrame
+    window: Window
+
+    def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
+        """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
+        if self.running is None:
+            return self.lines.of(known_stack(allocations))
+        begun = pl.col("start") > 0
+        event = allocations.select(pl.when(begun).then(pl.col("start") - 1)).to_series()
+        return self.running(of.rows["event"].gather(event))
+
+    def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Segments of a device, and the blocks in them."""
+        return of_device(self.segments, self.blocks, device)
+
+    def steps_of(self, device: int | None) -> pl.DataFrame:
+        """Steps of a device, and those that tell none."""
+        own = pl.col("device").is_null() | pl.col("device").eq_missing(pl.lit(device, pl.Int32))
+        return self.steps.filter(own)
+
+
+def rank_memory(trace: Trace, options: Options, step_name: str | None = None) -> RankMemory:
+    """What a trace of one rank tells.
+
+    Args:
+        trace: read with :data:`~.ledger.NEEDS`.
+        options: the libraries that name allocations, and the window.
+        step_name: a regular expression of the annotations that are steps.
+
+    Raises:
+        MissingData: nothing about memory was recorded, or no times, and a window is asked for.
+        OptionError: ``step_name`` is no regular expression.
+    """
+    if options.windowed and trace.events["ts"].null_count():
+        raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
+    code = attribution.lines(trace, options.library_name)
+    found = [of.with_columns(attribution.categories(of, code)) for of in ledgers(trace)]
+    instants = any(of.noted == "instants" for of in found)
+    return RankMemory(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        settings=_settings(trace.meta.extra),
+        ledgers=tuple(found),
+        segments=trace.segments,
+        blocks=trace.blocks,
+        lines=code,
+        running=(
+            partial(attribution.code_running, trace, options.library_name) if instants else None
+        ),
+        steps=_steps(trace, step_name),
+        window=options.window,
+    )
+
+
+def known_stack(allocations: pl.DataFrame) -> pl.Series:
+    """The stacks of allocations; of one freed only, the stack is that of who freed it."""
+    own = pl.when(pl.col("origin") != "freed").then("stack")
+    return allocations.select(own).to_series()
+
+
+def _settings(extra: str | None) -> dict[str, Any]:
+    told = json.loads(extra) if extra else {}
+    found = told.get(_SETTINGS) if isinstance(told, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
+    kinds = ("user_annotation", "nvtx")
+    ranges = trace.events.lazy().filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
+    told = (
+        ranges.with_columns(pl.col("name").cast(pl.String), ts=pl.col("ts") - origin(trace))
+        .select("name", "device", "ts", end=pl.col("ts") + pl.col("dur"))
+        .sort("ts", "end")
+        .collect()
+    )
+    return told.filter(named(told, [step_name or steps_pattern()]))
+
+
+# --- positions -------------------------------------------------------------------------------
+
+
+def positions(of: Ledger, times: pl.Series) -> Ints:
+    """The position at each time: how many events have happened by then."""
+    ts = of.rows["ts"].to_numpy()
+    return np.searchsorted(ts, times.to_numpy(), side="right").astype(np.int64)
+
+
+def peak_position(of: Ledger, window: Window = (None, None)) -> int:
+    """The first position at which most is live."""
+    first, last = of.between(*window)
+    return first + int(of.live[first : last + 1].argmax())
+
+
+def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
+    """What is live at a position, by stack and category; the most bytes first.
+
+    Returns:
+        rank, path, device, category, confidence, function, file, line, own, n, live_bytes,
+        live_frac (of all that is live), before_n (of them there before the history), stack (the
+        frames, the outermost first, ``;`` between).
+    """
+    told = of.alive(position)
+    told = told.with_columns(*rank.code(of, told), known_stack(told).alias("row"))
+    keys = ("row", "category", "confidence", *LINE)
+    summed = (
+        told.group_by(keys)
+        .agg(
+            n=pl.len().cast(pl.Int64),
+            live_bytes=pl.col("bytes").sum(),
+            before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
+        )
+        .sort("live_bytes", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
+    )
+    total = int(summed["live_bytes"].sum())
+    return summed.select(
+        pl.lit(rank.rank, pl.Int32).alias("rank"),
+        pl.lit(rank.path).alias("path"),
+        pl.lit(of.device, pl.Int32).alias("device"),
+        "category",
+        "confidence",
+        *LINE,
+        "n",
+        "live_bytes",
+        live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),
+        before_n="before_n",
+        stack=rank.lines.paths(summed["row"]),
+    )
+
+
+def timeline(of: Ledger, points: int = POINTS) -> pl.DataFrame:
+    """The curves at no more than so many positions, each stretch's highest point among them.
+
+    Returns:
+        event (position), time_ns, live_bytes, reserved_bytes.
+    """
+    at = thinned(of, points)
+    time = of.rows["ts"]
+    first = at[at > 0] - 1
+    known = pl.Series([None] * int((at == 0).sum()) + time[first].to_list(), dtype=pl.Int64)
+    reserved = None if of.reserved is None else of.reserved[at]
+    return pl.DataFrame(
+        {
+            "event": at,
+            "time_ns": known,
+            "live_bytes": of.live[at],
+            "reserved_bytes": pl.Series(
+                [None] * at.size if reserved is None else reserved, dtype=pl.Int64
+            ),
+        }
+    )
+
+
+def thinned(of: Ledger, points: int) -> Ints:
+    """Positions that show the curve of what is live: of each stretch the first and the highest."""
+    n = of.positions
+    if n <= points:
+        return np.arange(n)
+    edges = np.linspace(0, n, (points - 2) // 2 + 1).astype(np.int64)[:-1]
+    stretch = np.repeat(np.arange(edges.size), np.diff(np.append(edges, n)))
+    order = np.lexsort((of.live, stretch))
+    highest = order[np.append(edges[1:], n) - 1]
+    return np.unique(np.concatenate([edges, highest, [n - 1, peak_position(of)]]))
+
+
+# --- as samples ------------------------------------------------------------------------------
+
+
+def is_snapshot(trace: Trace) -> bool:
+    """Whether a trace is one of an allocator's memory, and of nothing else."""
+    kinds = trace.events["kind"].unique().cast(pl.String)
+    of_memory = (*ALLOCATOR_KINDS, "user_annotation", "other")
+    return trace.segments.height > 0 and bool(kinds.is_in(of_memory).all())
+
+
+def at_peak(trace: Trace) -> Trace:
+    """The trace with a sample for each allocation that is live at its device's peak.
+
+    A sample's weight is the allocation's size in bytes. What was there before the history began has
+    no stack unless the snapshot's blocks tell it.
+
+    Raises:
+        MissingData: nothing about memory was recorded.
+    """
+    rank = rank_memory(trace, Options())
+    empty = trace.select(pl.lit(value=False))
+    kind = trace.events.schema["kind"]
+    found = []
+    for of in rank.ledgers:
+        there = of.alive(peak_position(of))
+        sample = there.select(
+            kind=pl.lit("sample", kind),
+            rank=pl.lit(rank.rank, pl.Int32),
+            stack=known_stack(there),
+            weight=pl.col("bytes").cast(pl.Float64),
+        )
+        found.append(sample)
+    events = pl.concat([empty.events, *found], how="diagonal")
+    sources = tuple(replace(meta, weight_unit="bytes", start_ns=None) for meta in trace.sources)
+    return replace(empty, sources=sources, events=events)

@@ -1,0 +1,298 @@
+"""From the calls of each rank to the operators of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
+from traceanalyzer.analyzers.operators import call_tree
+from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
+from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames.holding import with_descendants
+from traceanalyzer.frames.intervals import Bools, Ints
+from traceanalyzer.frames.nesting import Rows
+from traceanalyzer.frames.numbering import Numbers, numbered
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+#: Sums of a row; null where nothing of the sort was recorded.
+SUMS = (
+    "calls", "self_host_ns", "total_host_ns", "self_device_ns", "total_device_ns",
+    "self_host_memory_bytes", "total_host_memory_bytes",
+    "self_device_memory_bytes", "total_device_memory_bytes",
+)  # fmt: skip
+
+#: What is told of host and device time, and in which unit.
+_PARTS = ("self", "self", "total", "total", "mean")
+_UNITS = ("ns", "frac", "ns", "frac", "ns")
+
+#: What is missing where there is nothing to sort by, and the kind that would tell.
+_LACKING = {
+    "device": ("device work", "kernel"),
+    "memory": ("allocation of that kind", "cpu_instant_event"),
+}
+
+#: What may be missing or unknown in the end, in the words of :func:`record_hint`.
+_MAY_LACK = ("kernel", "cpu_instant_event", "other code")
+
+
+def needs(options: Options) -> Needs:
+    """Calls of the host, device work and allocations; input shapes where they are asked for."""
+    columns = ("input_dims",) if options.group_by_input_shape else ()
+    kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
+    return Needs(kinds, columns=columns, unused=("category", "stream"))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's operators.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        path: the file.
+        rows: the keys of the options, and :data:`SUMS`.
+        running: ``name``, ``kind`` and ``self_host_ns`` in the threads that run operators.
+        device_ns: all device work, summed; None where there is none.
+        unlaunched_ns: part of it that no call is known for.
+        threads: threads that made calls.
+        outside_bytes: allocated less freed in no call.
+        unclosed: operators without an end, which are not counted.
+        hints: how the profiler that wrote the file records what it lacks, by kind.
+    """
+
+    rank: int | None
+    path: str
+    rows: pl.DataFrame
+    running: pl.DataFrame
+    device_ns: int | None
+    unlaunched_ns: int
+    threads: int
+    outside_bytes: int
+    unclosed: int
+    hints: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What is looked at of one rank, without the trace.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        path: the file.
+        calls: rows of :func:`.call_tree.all_calls` without ``event``, with ``input_dims`` where
+            rows are told apart by them.
+        work: rows of :func:`.call_tree.launched_work`.
+        instants: rows of :func:`.call_tree.instants_of`.
+        unclosed: operators without an end, which are not counted.
+        hints: how the profiler that wrote the file records what it lacks, by kind.
+    """
+
+    rank: int | None
+    path: str
+    calls: pl.DataFrame
+    work: pl.DataFrame
+    instants: pl.DataFrame
+    unclosed: int
+    hints: Mapping[str, str]
+
+
+def take(trace: Trace, options: Options) -> Excerpt:
+    """The few columns of a trace that count, so that it can be freed.
+
+    Raises:
+        MissingData: no operator was recorded, or not what rows are to be told apart by.
+    """
+    calls = call_tree.all_calls(trace)
+    event = calls["event"]
+    kept = calls.drop("event")
+    if options.group_by_input_shape:
+        kept = kept.with_columns(_input_shapes(trace).gather(event))
+    if options.group_by_stack and not (kept["kind"] == call_tree.FRAMES).any():
+        hint = record_hint(trace.meta, call_tree.FRAMES)
+        raise MissingData(f"{trace.meta.path}: no {call_tree.FRAMES} events were recorded; {hint}")
+    return Excerpt(
+        rank=trace.meta.rank,
+        path=trace.meta.path,
+        calls=kept,
+        work=call_tree.launched_work(trace, event),
+        instants=call_tree.instants_of(trace, calls),
+        unclosed=call_tree.unclosed(trace),
+        hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+    )
+
+
+def measure(excerpt: Excerpt, options: Options) -> Part:
+    """The operators of one rank."""
+    work, tree = excerpt.work, call_tree.build(excerpt.calls)
+    device = call_tree.device_time(work, tree)
+    device_ns = int(work["length_ns"].sum())
+    memory = call_tree.allocations(excerpt.instants, tree)
+    counted = call_tree.counted_as(tree)
+    columns = _keys(tree, options, counted)
+    first, row = numbered(columns.get_columns())
+    keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
+    own = counted == np.arange(tree.height)
+    self_host = tree["self_time"].to_numpy()
+    sums = [
+        _summed("calls", own.astype(np.int64), row, keys),
+        _summed("self_host_ns", self_host, row, keys),
+        _summed("total_host_ns", (tree["end"] - tree["start"]).to_numpy() * own, row, keys),
+    ]
+    for name, values in (
+        ("device_ns", device if work.height else None),
+        ("host_memory_bytes", memory.host),
+        ("device_memory_bytes", memory.device),
+    ):
+        sums.append(_summed(f"self_{name}", values, row, keys))
+        total = None if values is None else with_descendants(values, tree) * own
+        sums.append(_summed(f"total_{name}", total, row, keys))
+    runs = _runs_operators(tree)
+    running = _summed("self_host_ns", self_host * runs, row, keys)
+    return Part(
+        rank=excerpt.rank,
+        path=excerpt.path,
+        rows=keys.hstack(sums),
+        running=keys.select("name", "kind").hstack([running]),
+        device_ns=device_ns if work.height else None,
+        unlaunched_ns=device_ns - int(device.sum()),
+        threads=tree["thread"].n_unique(),
+        outside_bytes=memory.outside,
+        unclosed=excerpt.unclosed,
+        hints=excerpt.hints,
+    )
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Operators:
+    """The operators of all ranks, summed by row.
+
+    Raises:
+        MissingData: what rows are to be sorted by was not recorded.
+    """
+    busy = [part.device_ns for part in parts if part.device_ns is not None]
+    device_ns = sum(busy) if busy else None
+    rows = _added([part.rows for part in parts], options.keys)
+    running = _added([part.running for part in parts], ("name", "kind"))
+    sort_by = options.sort_by or ("self_host" if device_ns is None else "self_device")
+    host_ns = int(rows["self_host_ns"].sum())
+    rows = _with_shares(rows, host_ns, device_ns)
+    _require(rows, sort_by, parts[0])
+    ordered = rows.sort(
+        sort_column(sort_by),
+        "self_host_ns",  # many calls launch nothing, or allocate nothing
+        *options.keys,
+        descending=[True, True, *(False for _ in options.keys)],
+        nulls_last=True,
+    )
+    return Operators(
+        sort_by=sort_by,
+        n_calls=int(rows["calls"].sum()),
+        host_ns=host_ns,
+        device_ns=device_ns,
+        unlaunched_ns=sum(part.unlaunched_ns for part in parts),
+        outside_bytes=sum(part.outside_bytes for part in parts),
+        unclosed=sum(part.unclosed for part in parts),
+        operators=ordered,
+        running=running.sort("self_host_ns", "name", "kind", descending=[True, False, False]),
+        ranks=per_rank(parts, [_numbers(part) for part in parts]),
+        code_hint=parts[0].hints["other code"],
+    )
+
+
+OPERATORS = Analyzer("operators", Options, needs, measure, combine, take=take)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _input_shapes(trace: Trace) -> pl.Series:
+    if "input_dims" not in trace.events:
+        hint = 'traceanalyzer.read(path, columns=["input_dims"]) reads them'
+        raise MissingData(f"{trace.meta.path}: read without input shapes; {hint}")
+    if trace.events["input_dims"].is_null().all():
+        hint = record_hint(trace.meta, "input_dims")
+        raise MissingData(f"{trace.meta.path}: no input shapes were recorded; {hint}")
+    return trace.events["input_dims"]
+
+
+def _summed(name: str, values: Ints | None, row: Numbers, keys: pl.DataFrame) -> pl.Series:
+    """The sum of the values of each row, exactly; null where there are none."""
+    if values is None:
+        return pl.Series(name, [None] * keys.height, dtype=pl.Int64)
+    total = np.zeros(keys.height, np.int64)
+    np.add.at(total, row, values)
+    return pl.Series(name, total)
+
+
+def _runs_operators(tree: pl.DataFrame) -> Bools:
+    """Which calls are in a thread that runs operators; in any, where no thread does.
+
+    Threads that only wait for others, or for the network, are in Python or in an annotation.
+    """
+    threads = tree["thread"].filter(tree["kind"] == "cpu_op").unique()
+    if threads.is_empty():
+        return np.ones(tree.height, np.bool_)
+    return tree["thread"].is_in(threads.implode()).to_numpy()
+
+
+def _keys(tree: pl.DataFrame, options: Options, counted: Rows) -> pl.DataFrame:
+    """The columns that tell rows apart, of the call that each one is counted as."""
+    columns = [tree["name"], tree["kind"].gather(counted)]
+    if options.group_by_input_shape:
+        columns.append(tree["input_dims"].gather(counted))
+    if options.group_by_stack:
+        columns.append(call_tree.python_stacks(tree, options.group_by_stack).gather(counted))
+    return pl.DataFrame(columns)
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def _added(frames: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
+    """One row for each combination of the keys; a sum of nulls is null."""
+    rows = pl.concat(frames)
+    return rows.group_by(keys).agg(sum_if_known(name) for name in rows.columns if name not in keys)
+
+
+def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
+    if rows[sort_column(sort_by)].is_not_null().any():
+        return
+    what, kind = _LACKING["memory" if "memory" in sort_by else "device"]
+    raise MissingData(f"{part.path}: no {what} was recorded; {part.hints[kind]}")
+
+
+def _with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
+    """The rows with means of a call, and with shares of all host time and all device work."""
+    keys = [name for name in rows.columns if name not in SUMS]
+    host = [_share(f"{of}_host_ns", host_ns) for of in ("self", "total")]
+    device = [_share(f"{of}_device_ns", device_ns) for of in ("self", "total")]
+    means = [
+        (pl.col(f"total_{of}_ns") / pl.col("calls")).round().cast(pl.Int64).alias(f"mean_{of}_ns")
+        for of in ("host", "device")
+    ]
+    times = [
+        f"{of}_{where}_{unit}"
+        for where in ("host", "device")
+        for of, unit in zip(_PARTS, _UNITS, strict=True)
+    ]
+    memory = [name for name in SUMS if "memory" in name]
+    return rows.with_columns(*host, *device, *means).select(*keys, "calls", *times, *memory)
+
+
+def _share(name: str, whole: int | None) -> pl.Expr:
+    value = pl.col(name) / whole if whole else pl.lit(None, pl.Float64)
+    return value.alias(name.replace("_ns", "_frac"))
+
+
+def _numbers(part: Part) -> dict[str, int | None]:
+    return {
+        "calls": int(part.rows["calls"].sum()),
+        "threads": part.threads,
+        "host_ns": int(part.rows["self_host_ns"].sum()),
+        "device_ns": part.device_ns,
+    }

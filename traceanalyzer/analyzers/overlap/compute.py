@@ -1,0 +1,285 @@
+"""From the device work of each rank to the parts of all devices' time: whole and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import device_work
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.device_work import DEVICE
+from traceanalyzer.analyzers.common.parts import measure_parts, per_device
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
+from traceanalyzer.analyzers.overlap.options import Options
+from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+#: Most stretches that a rank's recording is measured in, and that a picture shows.
+FINE, COARSE = 2_000, 200
+
+_STREAM = (*DEVICE, "stream")
+_SORTS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
+
+_NO_WORK = (
+    "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
+    "comm-outliers compares the collectives and gpu-idle looks at the training thread"
+)
+_NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --step-name"
+
+
+def needs(_options: Options) -> Needs:
+    """Device work, and the annotations that mark steps."""
+    unused = ("correlation", "external_id", "bytes")
+    return Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), MARK_NAMES, unused=unused)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's device time.
+
+    All frames have rank, device, start and end, and but for ``streams`` the columns of
+    :func:`~traceanalyzer.analyzers.common.parts.measure_parts`.
+
+    Attributes:
+        path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        devices: a row a device, from its first start to its last end.
+        steps: a row a step and device.
+        streams: a row a stream: stream, events, busy_ns, compute_ns, communication_ns, memory_ns
+            (of this stream alone), alone_ns (no other stream of the device running).
+        stretches: a row a device and stretch of time, see :func:`stretches`.
+        unfinished: pieces of work without an end, which are not counted.
+        step_hint: how steps are marked for the profiler that wrote the file.
+    """
+
+    path: str
+    epoch_ns: int | None
+    devices: pl.DataFrame
+    steps: pl.DataFrame
+    streams: pl.DataFrame
+    stretches: pl.DataFrame
+    unfinished: int
+    step_hint: str = ""
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """The device time of a trace of one rank.
+
+    Raises:
+        MissingData: the trace holds no device work.
+        OptionError: a pattern is not a regular expression.
+    """
+    work = device_work.device_work(trace, options.patterns)
+    if work.is_empty():
+        hint = record_hint(trace.meta, "device work")
+        raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
+    span = device_work.extent(work)
+    recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
+    whole, steps, over_time = _measured(
+        work,
+        span,
+        per_device(step_marks(trace), work),
+        stretches(span, trace.meta.epoch_ns),
+    )
+    return Part(
+        path=trace.meta.path,
+        epoch_ns=trace.meta.epoch_ns,
+        devices=whole.drop("step"),
+        steps=steps,
+        streams=_streams(work),
+        stretches=over_time.drop("step"),
+        unfinished=recorded - work.height,
+        step_hint=record_hint(trace.meta, "step"),
+    )
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
+    """The device time of all ranks.
+
+    Raises:
+        MissingData: ``by`` is ``step`` and no rank marks any.
+    """
+    one_clock = _one_clock(parts)
+    whole, steps, streams = (
+        _joined(parts, name, one_clock=one_clock) for name in ("devices", "steps", "streams")
+    )
+    measured = [_absolute(part, "stretches", one_clock=one_clock) for part in parts]
+    if options.by == "step" and steps.is_empty():
+        paths = ", ".join(part.path for part in parts[:3])
+        raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
+    return Overlap(
+        by=options.by,
+        devices=_shares(whole),
+        steps=_shares(steps),
+        streams=streams.with_columns(alone_frac=ratio("alone_ns", "busy_ns")),
+        timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
+        unfinished=sum(part.unfinished for part in parts),
+    )
+
+
+OVERLAP = Analyzer("overlap", Options, needs, measure, combine)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _measured(work: pl.DataFrame, *windows: pl.DataFrame) -> list[pl.DataFrame]:
+    """The parts of each frame's windows, all looked for at once."""
+    joined = measure_parts(work, pl.concat(windows, how="diagonal"))
+    ends = accumulate(frame.height for frame in windows)
+    return [
+        joined.slice(end - frame.height, frame.height)
+        for frame, end in zip(windows, ends, strict=True)
+    ]
+
+
+def _streams(work: pl.DataFrame) -> pl.DataFrame:
+    """How long each stream was busy, with what, and how long it alone was."""
+    runs = intervals.union(work, (*_STREAM, "sort"))
+    busy = intervals.union(runs, _STREAM)
+    crowd = intervals.overlap_with(busy, intervals.crowded(busy, DEVICE), DEVICE)
+    length = pl.col("end") - pl.col("start")
+    by_sort = {f"{sort}_ns": length.filter(pl.col("sort") == sort).sum() for sort in _SORTS}
+    streams = work.group_by(_STREAM).agg(
+        pl.len().cast(pl.Int64).alias("events"), pl.col("start").min(), pl.col("end").max()
+    )
+    for frame in (
+        crowd.group_by(_STREAM).agg(
+            busy_ns=length.sum(), alone_ns=(length - pl.col("overlap")).sum()
+        ),
+        runs.group_by(_STREAM).agg(**by_sort),
+    ):
+        streams = streams.join(frame, on=_STREAM, how="left", nulls_equal=True)
+    return streams.with_columns(pl.col("^.*_ns$").fill_null(0)).sort(_STREAM)
+
+
+def stretches(span: pl.DataFrame, epoch_ns: int | None) -> pl.DataFrame:
+    """Where to measure a rank's devices: on the absolute clock, where known, cut at 10^k ns.
+
+    Args:
+        span: rank, device, start and end of each device's work.
+        epoch_ns: absolute time of the clock's 0.
+
+    Returns:
+        rank, device, start and end, at most :data:`FINE` + 1 for each device.
+    """
+    first, last = span.select(pl.col("start").min(), pl.col("end").max()).row(0)
+    width = 1
+    while (last - first) > FINE * width:
+        width *= 10
+    epoch = epoch_ns or 0
+    grid = np.arange((first + epoch) // width, (last + epoch) // width + 2, dtype=np.int64)
+    edges = np.clip(grid * width - epoch, first, last)
+    windows = pl.DataFrame({"start": edges[:-1], "end": edges[1:]}).filter(
+        pl.col("end") > pl.col("start")
+    )
+    return span.select(DEVICE).join(windows, how="cross")
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFrame:
+    """One frame of all parts, ``at_ns`` and ``span_ns`` for start and end, by rank and file.
+
+    Time is counted from the first device work of all, or of each file where they do not share a
+    clock.
+    """
+    begins = [_absolute(part, "devices", one_clock=one_clock)["start"].min() for part in parts]
+    first = pl.Series(begins).min()
+    frames = [
+        _absolute(part, name, one_clock=one_clock).select(
+            "rank",
+            "path",
+            pl.exclude("rank", "path", "start", "end"),
+            at_ns=pl.col("start") - (first if one_clock else begin),
+            span_ns=pl.col("end") - pl.col("start"),
+        )
+        for part, begin in zip(parts, begins, strict=True)
+    ]
+    return _sorted(pl.concat(frames))
+
+
+def _one_clock(parts: Sequence[Part]) -> bool:
+    """Whether all files tell absolute times, or none does, and all recorded some one moment."""
+    epochs = {part.epoch_ns is None for part in parts}
+    frames = [_absolute(part, "devices", one_clock=True) for part in parts]
+    begins = pl.Series([frame["start"].min() for frame in frames])
+    ends = pl.Series([frame["end"].max() for frame in frames])
+    return len(epochs) == 1 and bool((begins.max() <= ends).all())
+
+
+def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort("rank", "path", maintain_order=True, nulls_last=True)
+
+
+def _absolute(part: Part, name: str, *, one_clock: bool) -> pl.DataFrame:
+    """A frame of a part with its path, on the clock that all share, if they do."""
+    frame: pl.DataFrame = getattr(part, name)
+    epoch = (part.epoch_ns or 0) if one_clock else 0
+    return frame.with_columns(pl.col("start", "end") + epoch, path=pl.lit(part.path))
+
+
+def _shares(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(
+        overlap_frac=ratio("hidden_communication_ns", "communication_ns"),
+        utilisation_frac=ratio("busy_ns", "span_ns"),
+        compute_frac=ratio("compute_ns", "span_ns"),
+    )
+
+
+def timeline(measured: Sequence[pl.DataFrame], *, one_clock: bool) -> pl.DataFrame:
+    """The ranks' stretches put together to at most :data:`COARSE` + 1 of 1, 2 or 5 times 10^k ns.
+
+    Args:
+        measured: for each rank rank, path, device, start, end and measures, absolute times if
+            ``one_clock``.
+        one_clock: the times of all are on one clock; else each rank's begin with 0.
+
+    Returns:
+        rank, path, device, at_ns, span_ns and the measures, summed.
+    """
+    extents = [
+        frame.select(pl.col("start").min(), pl.col("end").max()).row(0) for frame in measured
+    ]
+    known = [(first, last) for first, last in extents if first is not None]
+    if not known:
+        return _summed(pl.concat(measured), 1, pl.lit(0, pl.Int64))
+    begins, ends = zip(*known, strict=True)
+    length = max(ends) - min(begins) if one_clock else max(last - first for first, last in known)
+    width = _width(length)
+    placed = [
+        _summed(frame, width, pl.lit((min(begins) if one_clock else first or 0) // width * width))
+        for frame, (first, _) in zip(measured, extents, strict=True)
+    ]
+    return pl.concat(placed)
+
+
+def _width(length: int) -> int:
+    width = 1
+    while True:
+        for times in (1, 2, 5):
+            if length <= COARSE * times * width:
+                return times * width
+        width *= 10
+
+
+def _summed(frame: pl.DataFrame, width: int, origin: pl.Expr) -> pl.DataFrame:
+    keys = ["rank", "path", "device", "at_ns"]
+    return (
+        frame.with_columns(
+            at_ns=pl.col("start") // width * width - origin,
+            span_ns=pl.col("end") - pl.col("start"),
+        )
+        .drop("start", "end")
+        .group_by(keys, maintain_order=True)
+        .agg(pl.all().sum())
+    )

@@ -1,0 +1,33 @@
+"""The options of ``overlap``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, option
+
+By = Literal["device", "step", "stream"]
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """How much of the communication is hidden behind compute, and what the rest of it costs.
+
+    Each device's time is taken apart: compute, communication without compute beside it, copies with
+    neither beside them, and idle. PATH is a trace, several of them, or a folder.
+    """
+
+    by: By = option(
+        "device",
+        help="What the first table has a row for.",
+        choices=get_args(By),
+        show_default=True,
+    )
+    patterns: Sequence[str] = option(
+        (),
+        help="Kernels whose names match are communication too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )

@@ -1,0 +1,426 @@
+"""From the sampled stacks of each file to one report: paths, sums, processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import libraries
+from traceanalyzer.analyzers.common.weights import of_one_unit
+from traceanalyzer.analyzers.py_spy_report.frames import Frames, frames_of
+from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths
+from traceanalyzer.errors import InputError, OptionError
+from traceanalyzer.frames import stack_weights
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.frames.stack_weights import ROOT, nearest
+from traceanalyzer.limits import MOST_WEIGHT
+from traceanalyzer.trace import Trace
+from traceanalyzer.units import NS_PER_S, format_weight
+
+#: Names of a leaf that is no Python frame.
+_NO_FRAME = "(no Python frame)"
+#: What is summed up as one, in sums: nothing but a runaway recursion goes so deep.
+_DEEPER = "(deeper than 10,000 frames)"
+_DEEPEST = 10_000
+
+_ROLES = (MAIN, "child process", "DataLoader worker")
+
+
+def needs(_options: Options) -> Needs:
+    """Samples, and the names of processes and threads."""
+    return Needs(frozenset(("sample", "lane")), samples=True)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's contribution.
+
+    Attributes:
+        path: the file.
+        unit: of the weights, or None.
+        rows: ``group`` (what ``by`` asks for, null without), :data:`PATH`, :data:`LIBRARY`,
+            ``library`` (the matching name) and ``samples``; in the file's order.
+        groups: ``group``, ``key``, ``path``, ``self`` and ``total`` where sums are asked for.
+        processes: ``pid``, ``command``, ``role``, ``samples``.
+        total: all weights that count.
+        idle: those without any Python frame, counted or not.
+        left_out: what is not in ``total``.
+    """
+
+    path: str
+    unit: str | None
+    rows: pl.DataFrame
+    groups: pl.DataFrame | None
+    processes: pl.DataFrame
+    total: float
+    idle: float
+    left_out: float
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """What one file contributes.
+
+    Raises:
+        MissingData: the trace has no samples.
+    """
+    samples = _weighted(trace.require("sample"))
+    frames = frames_of(trace, options)
+    node = samples["stack"].cast(pl.Int64).fill_null(ROOT).to_numpy()
+    leaf = _at(nearest(frames.parent, frames.kept[frames.frame]), node)
+    without = (leaf if options.drop_module else node) == ROOT
+    out = without & (options.exclude_idle_process or options.drop_module)
+    counted = pl.Series(~out)
+    labels = _labels(samples, trace, options.by).filter(counted)
+    processes = _processes(samples, trace, frames, node)
+    idle = float(samples.filter(pl.Series(node == ROOT))["weight"].sum())
+    left_out = float(samples.filter(pl.Series(out))["weight"].sum())
+    samples, leaf = samples.filter(counted), leaf[~out]
+    groups = None
+    if options.group_by:
+        groups = _sums(frames, leaf, samples["weight"], labels, options.group_by)
+    return Part(
+        path=trace.meta.path,
+        unit=trace.meta.weight_unit,
+        rows=_rows(frames, leaf, samples["weight"], labels, options),
+        groups=groups,
+        processes=processes,
+        total=float(samples["weight"].sum()),
+        idle=idle,
+        left_out=left_out,
+    )
+
+
+def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> LeafPaths:
+    """The report over all parts.
+
+    Raises:
+        InputError: the files count different things.
+        OptionError: the rate makes no sense.
+    """
+    for part in parts:
+        if part.unit != parts[0].unit:
+            counts = f"counts {part.unit or 'something'}, {parts[0].path} {parts[0].unit or 'not'}"
+            raise InputError(part.path, counts, hint="give files that count the same")
+    unit, scale = _unit(parts[0].unit or "", options.rate)
+    total = math.fsum(part.total for part in parts) * scale
+    rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
+    if options.aggregate_leaf_paths and len(parts) > 1:
+        keys = ["group", *PATH, *LIBRARY, "library"]
+        rows = rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+    paths = rows.sort("samples", descending=True, maintain_order=True)
+    paths = paths.with_columns(samples_frac=_share("samples", total))
+    paths = paths.with_columns(proportion=_proportion(paths, unit))
+    files = pl.concat(
+        part.processes.with_columns(file=pl.lit(part.path if len(parts) > 1 else None, pl.String))
+        for part in parts
+    ).with_columns(pl.col("samples") * scale)
+    tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
+    order = ("group", "name", "path", "line", *LIBRARY, "library", "samples", "samples_frac")
+    processes = files.sort("samples", descending=True, maintain_order=True).select(
+        "file", "pid", "command", "role", "samples", samples_frac=_share("samples", total)
+    )
+    leaves = rows.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
+    return LeafPaths(
+        options=options,
+        total_samples=total,
+        unit=unit,
+        tagged_samples=float(tagged),
+        idle_samples=math.fsum(part.idle for part in parts) * scale,
+        left_out_samples=math.fsum(part.left_out for part in parts) * scale,
+        leaf=next(leaves.sort("samples", descending=True).head(1).iter_rows(named=True), {}),
+        paths=_whole(paths.select(*order, "proportion")),
+        groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
+        processes=_whole(processes),
+    )
+
+
+PY_SPY_REPORT = Analyzer(
+    "py_spy_report",
+    Options,
+    needs,
+    measure,
+    combine,
+    split_ranks=False,
+    report_parts=of_one_unit,
+)
+
+
+# --- one file --------------------------------------------------------------------------------
+
+
+def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
+    """The samples that count: a comparison of two recordings has those of the first in it too."""
+    before = (pl.col("category") == "before").fill_null(value=False)
+    return samples.filter(~before).with_columns(pl.col("weight").fill_null(1.0))
+
+
+def _at(values: Ints, node: Ints) -> Ints:
+    if not values.size:
+        return node
+    found: Ints = np.where(node == ROOT, ROOT, values[node])
+    return found
+
+
+def _rows(
+    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, options: Options
+) -> pl.DataFrame:
+    """A row a sample, or a row for each leaf and library frame that are shown alike."""
+    found = _library_nodes(frames, leaf, max(len(options.library_names), 1))
+    numbers = pl.DataFrame(
+        {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, found)}
+    ).with_columns(samples=weight)
+    if options.aggregate_leaf_paths:
+        one = _alike(frames.shown)
+        numbers = (
+            numbers.with_columns(
+                leaf=_at(one, numbers["leaf"].to_numpy()), lib=_at(one, numbers["lib"].to_numpy())
+            )
+            .group_by("group", "leaf", "lib", maintain_order=True)
+            .agg(pl.col("samples").sum())
+        )
+    lib = numbers["lib"].to_numpy()
+    named = _at(frames.library, lib)
+    names = pl.Series(options.library_names or ("own code",), dtype=pl.String)
+    at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
+    return numbers.select("group", "samples").with_columns(
+        name=frames.shown["name"].gather(at_leaf).fill_null(_NO_FRAME),
+        path=frames.shown["path"].gather(at_leaf),
+        line=frames.shown["line"].gather(at_leaf),
+        library_function_name=frames.shown["name"].gather(at_lib),
+        library_function_path=frames.shown["path"].gather(at_lib),
+        library_function_line=frames.shown["line"].gather(at_lib),
+        library=names.gather(_row_of(pl.Series(named))),
+    )
+
+
+def _alike(shown: pl.DataFrame) -> Ints:
+    """For each frame the first one that is shown alike."""
+    _, (same,) = group_numbers(PATH, shown)
+    _, first = np.unique(same, return_index=True)
+    one: Ints = first[same]
+    return one
+
+
+def _row_of(numbers: pl.Series) -> pl.Series:
+    """Row numbers with null for :data:`ROOT`."""
+    known = pl.when(pl.col("n") != ROOT).then("n")
+    return numbers.alias("n").to_frame().select(known.cast(pl.UInt32)).to_series()
+
+
+def _library_nodes(frames: Frames, leaf: Ints, libraries_asked: int) -> Ints:
+    """The innermost node of the first listed library that is in the stack."""
+    found: Ints = np.full(leaf.size, ROOT)
+    for number in range(libraries_asked):
+        wanted = (frames.library == number) & frames.kept
+        if wanted.any():
+            inner = _at(nearest(frames.parent, wanted[frames.frame]), leaf)
+            found = np.where(found == ROOT, inner, found)
+    return found
+
+
+def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
+    """What each sample's row says where rows are kept apart."""
+    if by is None:
+        return pl.repeat(None, samples.height, dtype=pl.String, eager=True).alias("group")
+    if by == "file":
+        return pl.repeat(trace.meta.path, samples.height, dtype=pl.String, eager=True)
+    if by == "rank":
+        return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
+    key = ["pid"] if by == "process" else ["pid", "tid"]
+    told = _named_lanes(trace, by)
+    joined = samples.select(key).join(
+        told, on=key, how="left", nulls_equal=True, maintain_order="left"
+    )
+    number = pl.col(key[-1]).cast(pl.String)
+    text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
+    unknown = pl.lit(f"(no {by})")
+    return joined.select(
+        pl.when(pl.col(key[-1]).is_null()).then(unknown).otherwise(text)
+    ).to_series()
+
+
+def _named_lanes(trace: Trace, by: By) -> pl.DataFrame:
+    of_process = pl.col("tid").is_null() if by == "process" else pl.col("tid").is_not_null()
+    return (
+        trace.lanes.filter(of_process)
+        .select("pid", "tid", "label")
+        .unique(["pid", "tid"], keep="first", maintain_order=True)
+        .drop(["tid"] if by == "process" else [])
+    )
+
+
+def _processes(samples: pl.DataFrame, trace: Trace, frames: Frames, node: Ints) -> pl.DataFrame:
+    """Each process's samples and what it is, as its stacks tell."""
+    role = np.zeros(node.size, np.int64)
+    for number, flags in ((1, frames.child), (2, frames.worker)):
+        if flags.any():
+            role[_at(nearest(frames.parent, flags), node) != ROOT] = number
+    return (
+        samples.select("pid", samples="weight", role=pl.Series(role))
+        .group_by("pid", maintain_order=True)
+        .agg(pl.col("samples").sum(), pl.col("role").max())
+        .join(_named_lanes(trace, "process"), on="pid", how="left", maintain_order="left")
+        .select(
+            "pid",
+            command="label",
+            role=pl.col("role").replace_strict(range(len(_ROLES)), _ROLES),
+            samples="samples",
+        )
+    )
+
+
+def _sums(
+    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, group_by: GroupBy
+) -> pl.DataFrame:
+    """Self and total by what is asked for; a stack that holds one several times counts once."""
+    keys = frames.shown.select(_key(frames.shown, group_by))
+    special = pl.DataFrame({"key": [_DEEPER, _NO_FRAME]})
+    distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
+    numbers = keys.join(
+        distinct.with_row_index("number"),
+        on=keys.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )["number"]
+    parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
+    forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
+    at = _at(np.append(place, ROOT)[_renumbered(frames)], leaf)
+    found = [_no_sums(keys)]
+    for label in labels.unique(maintain_order=True):
+        mine = labels.eq_missing(label).to_numpy()
+        node, inside = at[mine], weight.to_numpy()[mine]
+        own = np.bincount(node[node != ROOT], inside[node != ROOT], forest.parent.size)
+        alone, total = stack_weights.by_frame(forest, own[None].astype(np.float64), distinct.height)
+        for sums in (alone, total):
+            sums[0, -1] += inside[node == ROOT].sum()
+        found.append(
+            distinct.with_columns(
+                pl.lit(label, pl.String).alias("group"),
+                pl.Series("self", alone[0]),
+                pl.Series("total", total[0]),
+            )
+            .filter(pl.col("total") > 0)
+            .select(found[0].columns)
+        )
+    return pl.concat(found)
+
+
+def _no_sums(keys: pl.DataFrame) -> pl.DataFrame:
+    sums = {"self": pl.Float64, "total": pl.Float64}
+    return pl.DataFrame(schema={"group": pl.String, **keys.schema, **sums})
+
+
+def _kept_tree(frames: Frames, number: Ints) -> tuple[Ints, Ints]:
+    """The tree of the frames that count, and what each is summed up by."""
+    kept = frames.kept[frames.frame]
+    above = np.full(frames.parent.size, ROOT)
+    inner = frames.parent != ROOT
+    above[inner] = nearest(frames.parent, kept)[frames.parent[inner]]
+    renumbered = _renumbered(frames)
+    parent = above[kept]
+    return np.where(parent == ROOT, ROOT, renumbered[parent]), number[frames.frame[kept]]
+
+
+def _renumbered(frames: Frames) -> Ints:
+    """The row of each kept node among the kept ones."""
+    numbers: Ints = np.cumsum(frames.kept[frames.frame]) - 1
+    return numbers
+
+
+def _key(shown: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
+    """The columns that a sum is for."""
+    path = pl.col("path")
+    if group_by == "function":
+        return [pl.col("name").alias("key"), path]
+    if group_by == "line":
+        return [pl.col("name").alias("key"), path, pl.col("line")]
+    if group_by == "file":
+        return [path.fill_null("(no file)").alias("key")]
+    if group_by == "module":
+        module = path.str.replace(r"\.pyx?$", "").str.replace(r"[/\\]__init__$", "")
+        dotted = module.str.replace_all(r"[/\\]", ".").str.strip_chars_start(".")
+        return [
+            pl.when(path.str.contains(r"\.pyx?$"))
+            .then(dotted)
+            .otherwise(path)
+            .fill_null("(no file)")
+            .alias("key")
+        ]
+    packages = [libraries.package_of(file) or "(scripts)" for file in shown["file"].to_list()]
+    return [pl.Series("key", packages, dtype=pl.String)]
+
+
+# --- all files -------------------------------------------------------------------------------
+
+
+def _unit(unit: str, rate: float | None) -> tuple[str, float]:
+    """The unit shown, and what weights are multiplied by."""
+    if rate is None or unit == "ns":
+        return unit, 1.0
+    if unit != "samples":
+        raise OptionError(f"seconds are for samples, and this file counts {unit or 'something'}")
+    if not (math.isfinite(rate) and rate > 0):
+        raise OptionError(f"a rate of {rate:g} samples a second makes no sense")
+    return "ns", NS_PER_S / rate
+
+
+def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
+    found = pl.concat([part.groups for part in parts if part.groups is not None])
+    keys = [name for name in found.columns if name not in ("self", "total")]
+    return (
+        found.group_by(keys, maintain_order=True)
+        .agg(pl.col("self", "total").sum() * scale)
+        .sort("self", "total", *keys, descending=[True, True, *[False] * len(keys)])
+        .select(
+            *keys,
+            "self",
+            "total",
+            self_frac=_share("self", total),
+            total_frac=_share("total", total),
+        )
+    )
+
+
+def _whole(frame: pl.DataFrame) -> pl.DataFrame:
+    """Weights as whole numbers where all of them are."""
+    found = [name for name in ("samples", "self", "total") if name in frame.columns]
+    if not all(_is_whole(frame[name]) for name in found):
+        return frame
+    return frame.with_columns(pl.col(found).cast(pl.Int64))
+
+
+def _is_whole(weights: pl.Series) -> bool:
+    return bool(((weights == weights.round()) & (weights.abs() <= MOST_WEIGHT)).all())
+
+
+def _share(name: str, total: float) -> pl.Expr:
+    return pl.col(name) / total if total else pl.lit(0.0)
+
+
+def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
+    """``53.05% (7468)``, as itwinai's report writes it."""
+    percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
+    count = _texts(paths["samples"], lambda value: f"({_count(value, unit)})")
+    return percent + " " + count
+
+
+def _count(weight: float, unit: str) -> str:
+    """Samples without their unit and commas, as itwinai's report has them."""
+    return format_weight(weight, unit) if unit in ("ns", "bytes") else f"{weight:.12g}"
+
+
+def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:
+    """Numbers as text, each distinct one written once."""
+    if values.is_empty():
+        return pl.Series(dtype=pl.String)
+    distinct = values.unique()
+    told = pl.Series([write(value) for value in distinct], dtype=pl.String)
+    return values.replace_strict(distinct, told, return_dtype=pl.String)

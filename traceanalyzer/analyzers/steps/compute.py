@@ -1,0 +1,243 @@
+"""From each rank's trace its steps and the parts of each; from those the steps of all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.names import mapped, named
+from traceanalyzer.analyzers.common.parts import step_parts
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common.step_marks import (
+    MARK_KINDS,
+    MARK_NAMES,
+    step_marks,
+    without_snapshots,
+)
+from traceanalyzer.analyzers.steps import statistics
+from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+_ANNOTATIONS = ("user_annotation", "nvtx", "other")
+
+#: What Composer calls the slices of the loop around a batch. The loader runs before its batch.
+HOST_PARTS = {
+    "dataloader": r"^(?:event/dataloader|dataloader/)",
+    "forward": r"^(?:event/)?forward$",
+    "backward": r"^(?:event/)?backward$",
+}
+
+#: Annotations that name what is done within a step, so never one.
+_NO_STEP = re.compile(r"(?i)^(?:[nrx]ccl:|gloo:|Optimizer\.|enumerate\(|callback/|algorithm/)")
+
+#: Names suggested where no steps are marked.
+_SUGGESTED = 5
+
+#: Nobody gives a step a longer name.
+_LONGEST = 60
+
+_NUMBERED = re.compile(r" \[\d+\]$")
+
+
+def needs(options: Options) -> Needs:
+    """Device work and what marks steps: more where steps may be any slices of the host."""
+    if options.step_name is None:
+        return Needs(frozenset((*DEVICE_WORK, *_ANNOTATIONS)), MARK_NAMES)
+    return Needs(frozenset((*DEVICE_WORK, *MARK_KINDS)))
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's steps.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        path: the file.
+        epoch_ns: absolute time of the trace's ts 0, or None.
+        steps: a row for each step and device, a row for each step where no device work was
+            recorded: device, step, start, end, the columns of
+            :func:`~traceanalyzer.analyzers.common.parts.measure_parts` (null without device
+            work), and ``dataloader_ns`` (since the step before had ended), ``forward_ns``,
+            ``backward_ns`` (within the step), null where Composer did not record them.
+    """
+
+    rank: int | None
+    path: str
+    epoch_ns: int | None
+    steps: pl.DataFrame
+
+
+def measure(trace: Trace, options: Options) -> Part:
+    """The steps of a trace of one rank.
+
+    Raises:
+        MissingData: no steps are marked, or no slice's name matches ``step_name``.
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    marks = step_marks(trace, options.step_name)
+    if marks.is_empty():
+        raise MissingData(_no_steps(trace, options.step_name))
+    marks = marks.hstack(_host_parts(trace, marks))
+    measured = step_parts(device_work(trace), marks)
+    host = [f"{part}_ns" for part in HOST_PARTS]
+    steps = (
+        marks.select("step", "start", "end", *host)
+        .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
+        .sort("start", "device")
+    )
+    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps)
+
+
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
+    """The steps of all ranks, and how ranks differ."""
+    rows = joined(parts)
+    on = places(rows.drop("device"))
+    known = rows["compute_ns"].null_count() < rows.height
+    within = tuple(statistics.DEVICE_PARTS if known else statistics.HOST_PARTS)
+    steps = statistics.judged(rows, within).with_columns(on)
+    ranks = statistics.ranks(steps)
+    return Steps(
+        steps=steps,
+        ranks=ranks.with_columns(places(ranks)),
+        common=statistics.common(steps, within),
+    )
+
+
+STEPS = Analyzer("steps", Options, needs, measure, combine, report_parts=without_snapshots)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _host_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
+    """How long each of :data:`HOST_PARTS` ran on the step's thread; null where it never did."""
+    lane = ["pid", "tid"]
+    slices = trace.events.select(
+        "kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur")
+    ).filter(pl.col("kind") == "other", pl.col("end").is_not_null())
+    by_part = {part: slices.filter(named(slices, [name])) for part, name in HOST_PARTS.items()}
+    before = pl.coalesce(pl.col("end").shift(1), pl.lit(slices["start"].min(), pl.Int64), "start")
+    since = marks.select(*lane, "end", start=pl.min_horizontal("start", before))
+    windows = {"dataloader": since, "forward": marks, "backward": marks}
+    return pl.DataFrame(
+        [_within(windows[part], rows, lane).alias(f"{part}_ns") for part, rows in by_part.items()]
+    )
+
+
+def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Series:
+    if rows.is_empty():
+        return pl.repeat(None, windows.height, dtype=pl.Int64, eager=True)
+    return intervals.overlap_with(windows.select(*lane, "start", "end"), rows, lane)["overlap"]
+
+
+def _no_steps(trace: Trace, step_name: str | None) -> str:
+    """What to record or to ask for instead."""
+    hint = record_hint(trace.meta, "step")
+    text = (
+        f"no steps are marked; {hint} and name them with --step-name REGEX"
+        if step_name is None
+        else f"no slice of the host matches --step-name {step_name!r}"
+    )
+    names = _suggestions(trace)
+    maybe = f". Annotations that may be steps: {', '.join(names)}" if names else ""
+    return f"{trace.meta.path}: {text}{maybe}"
+
+
+def _suggestions(trace: Trace) -> list[str]:
+    """The most frequent annotations, numbers in them left out."""
+    marks = trace.events.filter(pl.col("kind").is_in(_ANNOTATIONS), pl.col("dur") > 0)
+    plain = mapped(marks["name"], _without_numbers).drop_nulls().alias("name")
+    counts = plain.filter(plain.str.len_chars() <= _LONGEST).value_counts(name="n")
+    most = counts.sort("n", "name", descending=[True, False]).head(_SUGGESTED)
+    return [f"{name!r} ({n:,} times)" if n > 1 else repr(name) for name, n in most.iter_rows()]
+
+
+def _without_numbers(name: str) -> str | None:
+    return None if _NO_STEP.match(name) else re.sub(r"\d+", "#", name)
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def joined(parts: Sequence[Part]) -> pl.DataFrame:
+    """All steps by rank and time.
+
+    Files of one rank whose steps do not overlap in time are parts of one recording, as Composer and
+    torch.profiler's schedule write them. Rank and path together tell recordings apart.
+
+    Returns:
+        rank, path (of the recording's first file), number (of the step in its recording, from 0),
+        the columns of :attr:`Part.steps` with ``at_ns`` (since the recording's first
+        step) and ``duration_ns`` for start and end, and ``before_ns``, the time since the step
+        before had ended, null for the first.
+    """
+    ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
+    recordings = [
+        recording
+        for _, group in groupby(ordered, key=lambda part: part.rank)
+        for recording in _recordings(list(group))
+    ]
+    return pl.concat([_one(recording) for recording in recordings])
+
+
+def _recordings(parts: list[Part]) -> list[list[Part]]:
+    """The files of one rank: together in order of time, or each for itself."""
+    if parts[0].rank is None:
+        return [[part] for part in parts]
+    known = all(part.epoch_ns is not None for part in parts)
+    spans = {id(part): _span(part, part.epoch_ns or 0 if known else 0) for part in parts}
+    in_time = sorted(parts, key=lambda part: spans[id(part)])
+    apart = all(spans[id(a)][1] <= spans[id(b)][0] for a, b in pairwise(in_time))
+    return [in_time] if apart else [[part] for part in parts]
+
+
+def _span(part: Part, epoch_ns: int) -> tuple[int, int]:
+    first, last = part.steps.select(pl.col("start").min(), pl.col("end").max()).row(0)
+    return first + epoch_ns, last + epoch_ns
+
+
+def _one(recording: Sequence[Part]) -> pl.DataFrame:
+    known = all(part.epoch_ns is not None for part in recording)
+    moves = [part.epoch_ns or 0 if known else 0 for part in recording]
+    frames = [
+        part.steps.with_columns(pl.col("start", "end") + by)
+        for part, by in zip(recording, moves, strict=True)
+    ]
+    rows = pl.concat(frames)
+    if len(recording) > 1:
+        rows = _renumbered(rows)
+    number = pl.col("start").rank("dense").cast(pl.Int64) - 1
+    previous = rows.select("start", "end").unique().sort("start")
+    before = previous.with_columns(before_ns=pl.col("start") - pl.col("end").shift(1))
+    first = recording[0]
+    return rows.join(before.drop("end"), on="start", how="left", maintain_order="left").select(
+        pl.lit(first.rank, pl.Int32).alias("rank"),
+        pl.lit(first.path).alias("path"),
+        number.alias("number"),
+        "step",
+        "device",
+        (pl.col("start") - pl.col("start").min()).alias("at_ns"),
+        (pl.col("end") - pl.col("start")).alias("duration_ns"),
+        "before_ns",
+        pl.exclude("step", "device", "start", "end", "before_ns"),
+    )
+
+
+def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
+    """Names that several files use are numbered through all of them: ``event/batch [7]``."""
+    plain = rows.with_columns(plain=mapped(rows["step"], lambda name: _NUMBERED.sub("", name)))
+    nth = pl.col("start").rank("dense").over("plain")
+    again = pl.format("{} [{}]", "plain", nth)
+    several = pl.col("start").n_unique().over("plain") > 1
+    named = pl.when(several).then(again).otherwise("step")
+    return plain.with_columns(step=named).drop("plain")

@@ -1,0 +1,187 @@
+"""From the copies and sets of each rank to those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import ratio, sum_if_known, whole
+from traceanalyzer.analyzers.common.device_work import DEVICE
+from traceanalyzer.analyzers.transfers.findings import NAMELESS, findings_of, size_class, ways
+from traceanalyzer.analyzers.transfers.options import Options
+from traceanalyzer.analyzers.transfers.result import Transfers
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+_MOVES = ("gpu_memcpy", "gpu_memset")
+_WAY = ("direction", "memory")
+_DEVICE = ("rank", "path", "device")
+
+
+def needs(_options: Options) -> Needs:
+    """Copies and sets, and the kernels that may run beside them."""
+    unused = ("category", "pid", "tid", "stream", "correlation", "external_id")
+    return Needs(frozenset(DEVICE_WORK), unused=unused)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's copies and sets.
+
+    Attributes:
+        path: the file.
+        moves: a row a copy or set that has an end: rank, device, direction, memory, moved_bytes,
+            dur_ns, exposed_ns (in which no kernel ran on its device; null where no kernel was
+            recorded).
+        devices: a row a device: rank, path, device, span_ns (of its work), busy_ns (in which at
+            least one copy or set ran), alone_ns (the part of it without a kernel, or null).
+        unfinished: copies and sets without an end.
+    """
+
+    path: str
+    moves: pl.DataFrame
+    devices: pl.DataFrame
+    unfinished: int
+
+
+def measure(trace: Trace, _options: Options) -> Part:
+    """The copies and sets of a trace of one rank.
+
+    Raises:
+        MissingData: there is none that has an end.
+    """
+    of_moves = pl.col("kind").is_in(_MOVES)
+    work = (
+        trace.events.lazy()
+        .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
+        .with_columns(start="ts", end=pl.col("ts") + pl.col("dur"))
+    )
+    moves = work.filter(of_moves).select(
+        *DEVICE, "start", "end", "name", moved_bytes="bytes", dur_ns="dur"
+    ).collect()  # fmt: skip
+    if moves.is_empty():
+        hint = record_hint(trace.meta, "device work")
+        raise MissingData(f"{trace.meta.path}: no copy or set was recorded; {hint}")
+    kernels = intervals.union(
+        work.filter(~of_moves).select(*DEVICE, "start", "end").collect(), DEVICE
+    )
+    known = trace.events.select((pl.col("kind") == "kernel").any()).item()
+    hidden = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
+    exposed = (pl.col("dur_ns") - hidden["overlap"]) if known else pl.lit(None, pl.Int64)
+    told = moves.with_columns(exposed_ns=exposed).join(ways(moves["name"]), on="name", how="left")
+    recorded = int(trace.events.select(of_moves.sum()).item())
+    path = pl.lit(trace.meta.path).alias("path")
+    return Part(
+        path=trace.meta.path,
+        moves=told.select(
+            *DEVICE,
+            pl.col("direction").fill_null(NAMELESS),
+            "memory",
+            "moved_bytes",
+            "dur_ns",
+            "exposed_ns",
+        ),
+        devices=_copying(work, moves, kernels if known else None).select(
+            "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
+        ),
+        unfinished=recorded - moves.height,
+    )
+
+
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Transfers:
+    """The copies and sets of all ranks, summed up by direction, memory and size."""
+    moves = pl.concat(
+        [part.moves.with_columns(pl.lit(part.path).alias("path"), size_class()) for part in parts]
+    )
+    copies = _summed(moves, _WAY)
+    place = copies.select(*_WAY, place=pl.int_range(pl.len()))
+    sizes = _summed(moves, (*_WAY, "size")).join(place, on=_WAY, how="left", nulls_equal=True)
+    devices = _devices(parts, moves)
+    span_ns = int(devices["span_ns"].sum())
+    known = devices["alone_ns"].drop_nulls()
+    return Transfers(
+        n=moves.height,
+        moved_bytes=int(moves["moved_bytes"].sum()),
+        total_ns=int(moves["dur_ns"].sum()),
+        span_ns=span_ns,
+        alone_ns=int(known.sum()) if known.len() else None,
+        findings=findings_of(copies, sizes, span_ns),
+        copies=copies,
+        sizes=sizes.sort("place", "size").drop("place"),
+        devices=devices,
+        by_device=_summed(moves, (*_DEVICE, *_WAY)).sort(*_DEVICE, maintain_order=True),
+        unsized=int(moves["moved_bytes"].null_count()),
+        unfinished=sum(part.unfinished for part in parts),
+    )
+
+
+TRANSFERS = Analyzer("transfers", Options, needs, measure, combine)
+
+
+# --- one rank ------------------------------------------------------------------------------
+
+
+def _copying(work: pl.LazyFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:
+    """How long each device copied, and for how much of that it did nothing else."""
+    length = pl.col("end") - pl.col("start")
+    copying = intervals.union(moves, DEVICE)
+    if kernels is None:
+        alone_ns = pl.lit(None, pl.Int64)
+    else:
+        # a difference of the two would sort millions of kernels among some copies
+        copying = intervals.overlap_with(copying, kernels, DEVICE)
+        alone_ns = (length - pl.col("overlap")).sum()
+    busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
+    moved = moves.select(DEVICE).unique()
+    span = work.group_by(DEVICE).agg(span_ns=pl.col("end").max() - pl.col("start").min())
+    joined = moved.join(span.collect(), on=DEVICE, how="left", nulls_equal=True)
+    found = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
+    # a device all of whose copies are of no duration
+    zero = pl.col("busy_ns", *(() if kernels is None else ("alone_ns",))).fill_null(0)
+    return found.with_columns(zero)
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """One row for each combination of the keys, the largest total first."""
+    dur, size = pl.col("dur_ns"), pl.col("moved_bytes")
+    sized_ns = dur.filter(size.is_not_null()).sum()
+    sums = moves.group_by(keys).agg(
+        n=pl.len().cast(pl.Int64),
+        moved_bytes=sum_if_known("moved_bytes"),
+        total_ns=dur.sum(),
+        min_ns=dur.min(),
+        median_ns=whole(dur.median()),
+        max_ns=dur.max(),
+        # bytes a nanosecond are 10^9 bytes a second
+        rate_gbps=pl.when(sized_ns > 0).then(size.sum() / sized_ns),
+        exposed_n=(pl.col("exposed_ns") > 0).sum().cast(pl.Int64),
+        exposed_ns=sum_if_known("exposed_ns"),
+    )
+    descending = [True, *(False for _ in keys)]
+    return sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns")).sort(
+        "total_ns", *keys, descending=descending, nulls_last=True
+    )
+
+
+def _devices(parts: Sequence[Part], moves: pl.DataFrame) -> pl.DataFrame:
+    counted = moves.group_by(_DEVICE).agg(
+        n=pl.len().cast(pl.Int64),
+        moved_bytes=sum_if_known("moved_bytes"),
+        total_ns=pl.col("dur_ns").sum(),
+    )
+    devices = pl.concat([part.devices for part in parts])
+    return (
+        devices.join(counted, on=_DEVICE, nulls_equal=True, how="left")
+        .with_columns(
+            busy_frac=ratio("busy_ns", "span_ns"), alone_frac=ratio("alone_ns", "span_ns")
+        )
+        .sort(_DEVICE, nulls_last=True)
+    )

@@ -1,0 +1,15 @@
+"""The options of ``transfers``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traceanalyzer.analyzers.base import AnalyzerOptions
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """What is copied and set, by direction, memory and size, how fast, and is it hidden?
+
+    PATH is a trace, several of them, or a folder.
+    """

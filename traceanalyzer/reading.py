@@ -1,0 +1,282 @@
+"""Files found and read."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from traceanalyzer.errors import InputError, OptionError, UnreadableFile
+from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.contract import Selection, bounded
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
+
+#: Called with (bytes read so far, bytes in all) while a file is read.
+Progress = Callable[[int, int], None]
+PathLike = str | os.PathLike[str]
+#: One input or several: traces in memory, files, folders.
+Inputs = Trace | PathLike | Sequence[Trace | PathLike]
+
+_COLUMNS = ("args", "input_dims")
+_LAST = (1 << 63) - 1
+_NO_TEXT = "its name is not UTF-8"
+#: Why a file in a folder is no input: no parser recognises it.
+NO_FORMAT = "no format we know"
+
+
+def read(
+    path: PathLike,
+    *,
+    kinds: str | Iterable[str] | None = None,
+    names: str | Sequence[str] = (),
+    columns: Iterable[str] = (),
+    unused: Iterable[str] = (),
+    windows: Iterable[tuple[int, int]] = (),
+    format: str | None = None,  # noqa: A002 - the command line's word
+    assume_rank: int | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read one profiler file of any known format.
+
+    Args:
+        path: the file; compressed files (gz, zip, zst) are read as they are.
+        kinds: event kinds wanted (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
+            for those tables); None for all. The fewer, the faster and smaller.
+        names: substrings; events whose name holds one are read whatever their kind.
+        columns: columns made only on request: ``args``, ``input_dims``.
+        unused: columns of ``events`` and side tables that you will not look at; a parser may leave
+            them null or empty.
+        windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
+        format: a format's name, to override detection by content.
+        assume_rank: the rank of a file that has none.
+        since_ns: leave out what ends before this time after the file's first event.
+        until_ns: leave out what starts at or after this time after the file's first event.
+        progress: called with (bytes read, bytes in all).
+
+    Returns:
+        The trace; what was lost or odd in the file is in its ``issues``.
+
+    Raises:
+        InputError: the file cannot be read; the message says why and what to do.
+        OptionError: a kind, column or format nobody knows; the file has a rank, and one is to be
+            assumed.
+    """
+    selection = Selection(
+        kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
+        names=several(names),
+        columns=known(columns, _COLUMNS, "column"),
+        unused=frozenset(unused),
+        windows=tuple((_clipped(low), _clipped(high)) for low, high in windows),
+    )
+    source = Source(path)
+    parser = registry.by_name(format) if format else registry.require(source)
+    trace = bounded(parser.parse(source, selection, progress))
+    _give_back()
+    # a converted trace remembers the file it was made from; it is this one that can be read again
+    here = tuple(replace(meta, path=source.path) for meta in trace.sources)
+    trace = replace(trace, sources=here)
+    if assume_rank is not None:
+        trace = with_assumed_rank(trace, assume_rank)
+    return trace.between(since_ns, until_ns)
+
+
+def with_assumed_rank(trace: Trace, rank: int) -> Trace:
+    """A trace that has no rank, as of this rank.
+
+    Raises:
+        OptionError: it has one.
+    """
+    known = {*trace.events["rank"].unique(), *(meta.rank for meta in trace.sources)}
+    if found := ", ".join(map(str, sorted(one for one in known if one is not None))):
+        raise OptionError(
+            f"--assume-rank is for a file that has no rank; {trace.meta.path} is of rank {found}"
+        )
+    return trace.with_rank(rank)
+
+
+def format_of(path: PathLike) -> str | None:
+    """The format of a file, told by its content; None where nothing recognises it.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    found = registry.detect(Source(path))
+    return None if found is None else found.name
+
+
+def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Files to read, and files left out with the reason.
+
+    A file named directly is always an input. In a folder (and below) every file whose content a
+    parser recognises is one; hidden files and links to folders are passed over. Natural order:
+    ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for what is no trace; any other
+    tells of a file or folder that may be one and cannot be read.
+
+    Raises:
+        UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
+    """
+    inputs: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    for path in [os.fspath(p) for p in given]:
+        if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
+            _require(path)
+            if not _is_text(path):
+                raise UnreadableFile(path, _NO_TEXT, hint="rename it")
+            inputs.append(path)
+            continue
+        found, foreign = _in_folder(path)
+        if not found:
+            what = "no trace in this folder" + (f" ({len(foreign)} other files)" if foreign else "")
+            raise UnreadableFile(path, what, hint="traceanalyzer info FILE says what a file is")
+        inputs += found
+        skipped += foreign
+    return list(dict.fromkeys(inputs)), skipped
+
+
+def each(inputs: Inputs) -> Sequence[Trace | str]:
+    """Traces as they are, files by name, folders as the files in them."""
+    return each_and_foreign(inputs)[0]
+
+
+def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
+    """As :func:`each`, and what of folders is left out, with the reason."""
+    items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    found: list[Trace | str] = []
+    foreign: list[tuple[str, str]] = []
+    for item in items:
+        if isinstance(item, Trace):
+            found.append(item)
+            continue
+        files, others = find_inputs([item])
+        found += files
+        foreign += others
+    # a file that is named twice counts once; traces are told apart by who they are
+    alike = {one if isinstance(one, str) else id(one): one for one in found}
+    return list(alike.values()), foreign
+
+
+def without_snapshots(
+    items: Sequence[Trace | str], given: str | None = None
+) -> tuple[list[Trace | str], list[Trace | str]]:
+    """Traces, and the memory snapshots among them; snapshots alone are taken for traces.
+
+    Args:
+        items: of :func:`each`.
+        given: the format of all files, to override detection by content.
+    """
+    if len(items) == 1:
+        return list(items), []
+    traces: list[Trace | str] = []
+    snapshots: list[Trace | str] = []
+    for item in items:
+        name = item.meta.format if isinstance(item, Trace) else given or _detected(item)
+        (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
+    return (traces, snapshots) if traces else (snapshots, [])
+
+
+def _detected(path: str) -> str | None:
+    """The format of a file; None also where it cannot be read, which reading it will say."""
+    try:
+        return format_of(path)
+    except InputError:
+        return None
+
+
+def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
+    """The words, or one word, all of which must be among the names.
+
+    Raises:
+        OptionError: one is not.
+    """
+    asked = frozenset((words,) if isinstance(words, str) else words)
+    have = frozenset(names)
+    if unknown := sorted(asked - have):
+        raise OptionError(
+            f"no {what} is called {unknown[0]!r}; known are {', '.join(sorted(have))}"
+        )
+    return asked
+
+
+def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
+    found: list[str] = []
+    foreign: list[tuple[str, str]] = []
+
+    def refused(error: OSError) -> None:
+        if error.filename == folder:
+            raise UnreadableFile(folder, _reason(error)) from None
+        foreign.append((_spelled(str(error.filename)), _reason(error)))
+
+    for base, folders, names in os.walk(folder, onerror=refused):
+        folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
+        for name in sorted((f for f in names if not f.startswith(".")), key=natural):
+            path = str(Path(base, name))
+            if not _is_text(path):
+                foreign.append((_spelled(path), _NO_TEXT))
+                continue
+            try:
+                source = Source(path)
+                format_ = registry.detect(source)
+            except InputError as error:
+                foreign.append((path, error.what))
+                continue
+            if format_ is None:
+                foreign.append((path, NO_FORMAT if source.size else "empty"))
+            else:
+                found.append(path)
+    return found, foreign
+
+
+def _require(path: str) -> None:
+    try:
+        os.stat(path)  # noqa: PTH116 - the name is kept as it was given
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(path, _reason(error)) from None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file or folder"
+    return str(getattr(error, "strerror", None) or error).lower()
+
+
+def _spelled(path: str) -> str:
+    return path.encode(errors="backslashreplace").decode()
+
+
+def _is_text(path: str) -> bool:
+    """Whether a file's name is UTF-8; the tables, which hold it, know no other text."""
+    return path.encode(errors="ignore").decode() == path
+
+
+def several(words: str | Sequence[str]) -> tuple[str, ...]:
+    """One word, or several, as several."""
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key in which numbers count as numbers."""
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part.lower())
+        for part in re.split(r"(\d+)", name)
+        if part
+    ]
+
+
+def _give_back() -> None:
+    """Returns memory that parsing has freed to the system, where the C library (glibc) can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _clipped(time: int) -> int:
+    """A time that fits Int64; there are no events beyond."""
+    return max(min(time, _LAST), -_LAST)
