@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["traceanalyzer.parsers"]):
     import traceanalyzer as ta
     from traceanalyzer import schema
     from traceanalyzer.parsers import registry
-    from traceanalyzer.parsers.chrome_trace import scanner
+    from traceanalyzer.parsers.chrome_trace import piece
     from traceanalyzer.parsers.memory_snapshot import machine
 
 from corpus import FORMATS, members
@@ -54,6 +54,6 @@ def fuzz(folder: Path, seconds: int) -> None:
 
 
 if __name__ == "__main__":
-    scanner._scan = None
+    piece._scan = None
     machine._machine = None
     fuzz(Path(sys.argv[1]), int(sys.argv[2]))

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from conftest import ROOT, SHARED
 
-from traceanalyzer.parsers.chrome_trace import container, scanner
+from traceanalyzer.parsers.chrome_trace import arrays, piece
 from traceanalyzer.trace import Trace
 
 FIXTURES = ROOT / "fixtures"
@@ -91,9 +91,9 @@ def patched(module: Any, **values: Any) -> Iterator[None]:
 
 def in_pieces(size: int) -> contextlib.AbstractContextManager[None]:
     """Reading in pieces of so many bytes."""
-    return patched(container, PIECE_BYTES=size, TAIL_BYTES=max(size // 2, 16))
+    return patched(arrays, PIECE_BYTES=size, TAIL_BYTES=max(size // 2, 16))
 
 
 def without_scan() -> contextlib.AbstractContextManager[None]:
     """Reading without the compiled extension."""
-    return patched(scanner, _scan=None)
+    return patched(piece, _scan=None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from traceanalyzer.parsers.memory_snapshot import machine, slow_machine
-from traceanalyzer.parsers.memory_snapshot.machine import Document, Machine, Refused
+from traceanalyzer.parsers.memory_snapshot import machine
+from traceanalyzer.parsers.memory_snapshot.document import Document
+from traceanalyzer.parsers.memory_snapshot.machine import Machine, PlainMachine, Refused
+from traceanalyzer.parsers.memory_snapshot.scan import Problem
 
 #: Kinds of dicts, as of torch 1.13 to 2.13: the key that tells, and the fields.
 TABLES = (
@@ -30,7 +32,7 @@ Outcome = Document | tuple[str, int]
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Machines made meanwhile are the slow ones."""
+    """Snapshots are read without the extension meanwhile."""
     before = machine._machine
     machine._machine = None
     try:
@@ -39,14 +41,12 @@ def in_python() -> Iterator[None]:
         machine._machine = before
 
 
-def new(*, slow: bool = False) -> Machine:
+def new(*, slow: bool = False) -> Machine | PlainMachine:
     """A machine for these tables."""
-    if slow:
-        with in_python():
-            made = Machine(KEYS, TABLES)
-        assert isinstance(made._machine, slow_machine.Machine)
-        return made
-    return Machine(KEYS, TABLES)
+    with in_python() if slow else nullcontext():
+        made = machine.machine(KEYS, TABLES)
+    assert isinstance(made, PlainMachine) or not slow
+    return made
 
 
 def read(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Document:
@@ -73,6 +73,20 @@ def refusal(data: bytes) -> tuple[str, int]:
     return fast
 
 
+def agree(fast: Outcome, slow: Outcome) -> bool:
+    """Whether the plain machine reads what the compiled one reads, and refuses what it refuses.
+
+    Objects take more memory than words, and not all that can be a key is looked at: for these
+    reasons alone the plain machine refuses more, or earlier.
+    """
+    if isinstance(slow, Document):
+        return isinstance(fast, Document) and content(fast) == content(slow)
+    what, offset = slow
+    if what in (Problem.KEY.value, Problem.MEMORY.value):
+        return isinstance(fast, Document) or offset <= fast[1]
+    return fast == slow
+
+
 def loaded(data: bytes) -> Any:
     """What pickle makes of it; for our own files only."""
     return pickle.loads(data)  # noqa: S301
@@ -90,7 +104,7 @@ class _Objects:
             [memoryview(part).cast("Q").tolist() for part in pair]
             for pair in (document.sequences, document.lists, document.dicts)
         ]
-        self._columns = [
+        self.columns = [
             {name: memoryview(data).cast("Q").tolist() for name, data in columns.items()}
             for _, columns in document.tables
         ]
@@ -111,7 +125,7 @@ class _Objects:
         if tag < 7:
             return self._scalar(tag, of)
         if tag == 11:
-            row, columns = of & (1 << 52) - 1, self._columns[of >> 52]
+            row, columns = of & (1 << 52) - 1, self.columns[of >> 52]
             found = {name: self.value(column[row]) for name, column in columns.items()}
             return {name: value for name, value in found.items() if value is not None}
         ends, words = self._runs[{7: 0, 8: 0, 9: 1, 10: 2}[tag]]
@@ -129,14 +143,33 @@ class _Objects:
             lambda: signed,
             lambda: self._of.bigs[of],
             lambda: self._of.floats[of],
-            lambda: self._of.strings[of].decode(errors="surrogatepass"),
+            lambda: self._text(self._of.strings[of]),
             lambda: (),
         ][tag]()
+
+    @staticmethod
+    def _text(text: bytes) -> str | bytes:
+        try:
+            return text.decode(errors="surrogatepass")
+        except UnicodeDecodeError:
+            return text
 
 
 def objects(document: Document) -> Any:
     """The whole as Python values, as :func:`expected` has them."""
     return _Objects(document).value(document.root)
+
+
+def content(document: Document) -> str:
+    """All that was read, whichever number it has: the value, the rows, and what is told of both."""
+    known = _Objects(document)
+    tables = [
+        {name: list(map(known.value, column)) for name, column in columns.items()}
+        for columns in known.columns
+    ]
+    told = (document.complete, document.consumed, document.protocol, document.trailing)
+    # not a number is no number
+    return repr((known.value(document.root), tables, [rows for rows, _ in document.tables], told))
 
 
 def expected(value: Any, kept: dict[int, Any] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -15,16 +15,13 @@ from conftest import ROOT, run_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api, schema
-from traceanalyzer.analyzers.annotations import (
-    BY,
-    Annotations,
-    Question,
-    annotations,
-    attribute,
-    lay,
-)
-from traceanalyzer.cli.annotations import BY as OFFERED
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.analyzers.annotations import annotations
+from traceanalyzer.analyzers.annotations.attribution import attribute
+from traceanalyzer.analyzers.annotations.compute import take
+from traceanalyzer.analyzers.annotations.options import By, Options
+from traceanalyzer.analyzers.annotations.result import Annotations
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
@@ -297,9 +294,9 @@ def test_attribution_is_that_of_a_loop(
     for n, (ts, dur, tid, _) in enumerate(calls):
         events.append(launch(ts, n, dur, tid=tid))
     events += [work(200 - 7 * n, length, n) for n, (*_, length) in enumerate(calls)]
-    ground = lay(trace(events), Question())
-    found = attribute(ground.ranges, ground.work)
-    inner = dict(zip(ground.work["event"], found.innermost.tolist(), strict=True))
+    excerpt = take(trace(events), Options())
+    found = attribute(excerpt.ranges, excerpt.work)
+    inner = dict(zip(excerpt.work["event"], found.innermost.tolist(), strict=True))
     assert len(inner) == len(calls)
     for row in found.ranges.iter_rows(named=True):
         ts, dur, tid = marks[int(row["name"][1:])]
@@ -312,7 +309,7 @@ def test_attribution_is_that_of_a_loop(
         assert row["projected_start"] == min(starts, default=None)
         assert row["projected_end"] == max(ends, default=None)
     start, end, thread = (found.ranges[c].to_list() for c in ("start", "end", "thread"))
-    for piece in ground.work.iter_rows(named=True):
+    for piece in excerpt.work.iter_rows(named=True):
         held = [
             row
             for row in range(len(start))
@@ -324,16 +321,15 @@ def test_attribution_is_that_of_a_loop(
         assert inner[piece["event"]] == max(held, default=-1)
     own = found.ranges.select("own_n", "own_device_ns").sum().row(0)
     known = np.flatnonzero(found.innermost >= 0)
-    assert own == (known.size, (ground.work["end"] - ground.work["start"])[known].sum())
+    assert own == (known.size, (excerpt.work["end"] - excerpt.work["start"])[known].sum())
 
 
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_words_are_those_of_the_function() -> None:
-    assert OFFERED == BY
-    with pytest.raises(OptionError, match="cannot be told apart by 'colour'; known are rank"):
-        Question(by="colour")  # type: ignore[arg-type]
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(OptionError, match="invalid by='colour'; choose one of rank"):
+        Options(by="colour")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -373,7 +369,7 @@ def test_a_wrong_word_is_usage() -> None:
 
 def test_files_and_traces_give_the_same() -> None:
     path = FIXTURES / "nccl_8ranks/rank0.json.gz"
-    whole: Trace = api.read(path)
-    for by in (None, *BY):
-        assert str(api.annotations(path, by=by)) == str(annotations(whole, by=by)), by
-    assert str(api.annotations(path, names="nccl")) == str(annotations(whole, names=["nccl"]))
+    whole: Trace = ta.read(path)
+    for by in (None, *get_args(By)):
+        assert str(ta.annotations(path, by=by)) == str(annotations(whole, by=by)), by
+    assert str(ta.annotations(path, names="nccl")) == str(annotations(whole, names=["nccl"]))

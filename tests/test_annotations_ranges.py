@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.frames.linking import link
-from traceanalyzer.frames.matching import first_match
+from traceanalyzer.frames.linking import first_match, link
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.frames.ranges import Held, innermost_range
 

@@ -13,15 +13,18 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.annotations import NEEDS, Question, attribute, lay
-from traceanalyzer.analyzers.annotations.question import ANNOTATIONS
-from traceanalyzer.analyzers.ranks import by_rank
+from traceanalyzer.analyzers.annotations.attribution import attribute
+from traceanalyzer.analyzers.annotations.compute import needs, take
+from traceanalyzer.analyzers.annotations.options import Options
+from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
 
 EXPORTS = ("mfu_2gpu_before", "mfu_2gpu_after", "power_iteration_t4", "saxpy_mpi_lazy_false")
+
+NEEDS = needs(Options())
 
 #: What PyTorch's ``emit_nvtx`` adds to the name of an operator.
 CALL = (", seq = ", ", op_id = ")
@@ -57,13 +60,13 @@ def attributed(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
     ranges, pieces = [], []
     for own in by_rank(kernels):
-        ground = lay(own, Question())
-        found = attribute(ground.ranges, ground.work)
+        excerpt = take(own, Options())
+        found = attribute(excerpt.ranges, excerpt.work)
         place = own.events.select("pid", "tid")[found.ranges["event"]]
         ranges.append(found.ranges.with_columns(place))
         inner = found.innermost
         held = np.flatnonzero(inner != ROOT)
-        kernel = own.events.select(kernel="name", length="dur")[ground.work["event"].gather(held)]
+        kernel = own.events.select(kernel="name", length="dur")[excerpt.work["event"].gather(held)]
         pieces.append(found.ranges.select("name", "domain")[inner[held]].hstack(kernel))
     return pl.concat(ranges), pl.concat(pieces)
 
@@ -143,7 +146,7 @@ def test_all_parts_add_up_on_every_recording(shared: Path) -> None:
         try:
             found = ta.annotations(trace)
         except MissingData:
-            assert not trace.events["kind"].is_in(ANNOTATIONS).any(), path
+            assert not trace.events["kind"].is_in(ANNOTATION_KINDS).any(), path
             continue
         seen += 1
         rows = found.annotations

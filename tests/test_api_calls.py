@@ -13,10 +13,10 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.api_calls import CudaApi, cuda_api
-from traceanalyzer.analyzers.api_calls.findings import FINDINGS
-from traceanalyzer.analyzers.api_calls.sorts import sorted_out
+import traceanalyzer as ta
+from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.cuda_api.findings import FINDINGS, sorted_out
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.errors import MissingData, OptionError
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
@@ -129,7 +129,7 @@ def test_what_is_not_there_is_said() -> None:
         cuda_api(trace([call("cudaFree", 0, None)]))
     with pytest.raises(MissingData):
         cuda_api(trace([]))
-    with pytest.raises(OptionError, match="no trace"):
+    with pytest.raises(OptionError, match="no input"):
         cuda_api([])
 
 
@@ -330,8 +330,8 @@ def test_findings_that_cost_little_get_no_sentence_each() -> None:
 
 def test_every_finding_has_words() -> None:
     for finding in FINDINGS.values():
-        assert finding.told(1) == finding.one
-        assert finding.told(2) == finding.several
+        assert finding.sentence(1) == finding.one
+        assert finding.sentence(2) == finding.several
         assert finding.advice
         assert len(finding.what) < 32
 
@@ -394,5 +394,5 @@ def test_the_command_on_a_run_without_a_gpu(run_cli: Callable[..., Any]) -> None
 
 def test_files_and_traces_give_the_same() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
-    from_file, from_trace = api.cuda_api(path), api.cuda_api(api.read(path))
+    from_file, from_trace = ta.cuda_api(path), ta.cuda_api(ta.read(path))
     assert from_file.to_dict() == from_trace.to_dict()

@@ -12,7 +12,7 @@ from trace_rows import table
 
 import traceanalyzer as ta
 from traceanalyzer import limits, schema
-from traceanalyzer.parsers.bounds import bounded
+from traceanalyzer.parsers.contract import bounded
 from traceanalyzer.trace import sort_events
 
 LAST = limits.LAST_NS

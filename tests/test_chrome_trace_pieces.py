@@ -20,9 +20,9 @@ from harness import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.parsers.chrome_trace import arrays, container, pool
-from traceanalyzer.parsers.chrome_trace.search import (
+import traceanalyzer as ta
+from traceanalyzer.parsers.chrome_trace import arrays
+from traceanalyzer.parsers.chrome_trace.container import (
     last_event_start,
     last_object_start,
     next_event_start,
@@ -56,7 +56,7 @@ def adversarial(separator: str, indent: int | None) -> bytes:
 
 def read(path: Path, data: bytes, **how: Any) -> Trace:
     path.write_bytes(data)
-    return api.read(path, **how)
+    return ta.read(path, **how)
 
 
 @pytest.mark.parametrize("separator", [", ", ",\n", ",\n  ", "\n"])
@@ -71,24 +71,24 @@ def test_every_cut_of_an_adversarial_file(
     assert whole.meta.extra == '{"traceName":"x"}'
     for size in range(1, 700, 13):
         with in_pieces(size):
-            assert differences(api.read(tmp_path / "a"), whole) == [], size
+            assert differences(ta.read(tmp_path / "a"), whole) == [], size
 
 
 @pytest.mark.parametrize("path", small_files(), ids=name_of)
 def test_every_file_in_pieces(path: Path, tmp_path: Path) -> None:
-    whole = api.read(path)
+    whole = ta.read(path)
     for size in (64, 517) if path.stat().st_size < 20_000 else (4_000,):
         if size == 64 and path.name in LOST_ANYWAY:
             continue
         with in_pieces(size):
-            assert differences(api.read(path), whole, issues=False) == [], size
+            assert differences(ta.read(path), whole, issues=False) == [], size
 
 
 @pytest.mark.parametrize("path", fixture_files(), ids=name_of)
 def test_every_fixture_in_pieces_without_the_scan(path: Path) -> None:
-    whole = api.read(path, columns=["args"])
+    whole = ta.read(path, columns=["args"])
     with without_scan(), in_pieces(4_000):
-        assert differences(api.read(path, columns=["args"]), whole, issues=False) == []
+        assert differences(ta.read(path, columns=["args"]), whole, issues=False) == []
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -97,10 +97,10 @@ def test_threads_do_not_change_the_order(threads: int, packed: bool, tmp_path: P
     data = adversarial(",\n", None)
     path = tmp_path / "a.json"
     path.write_bytes(gzip.compress(data) if packed else data)
-    with patched(pool, threads=lambda: threads), in_pieces(300):
-        many = api.read(path)
-    with patched(pool, threads=lambda: threads), in_pieces(1 << 20):
-        one = api.read(path)
+    with patched(arrays, threads=lambda: threads), in_pieces(300):
+        many = ta.read(path)
+    with patched(arrays, threads=lambda: threads), in_pieces(1 << 20):
+        one = ta.read(path)
     assert differences(many, one) == []
 
 
@@ -113,9 +113,9 @@ def test_any_size_and_look_back(
     if not path.exists():
         separator, indent = [(", ", None), (",\n", None), ("\n", 1)][seed % 3]
         path.write_bytes(adversarial(separator, indent))
-    whole = api.read(path)
-    with patched(container, PIECE_BYTES=size, TAIL_BYTES=tail, FIRST_PIECE_BYTES=min(size, 50)):
-        assert differences(api.read(path), whole) == []
+    whole = ta.read(path)
+    with patched(arrays, PIECE_BYTES=size, TAIL_BYTES=tail, FIRST_PIECE_BYTES=min(size, 50)):
+        assert differences(ta.read(path), whole) == []
 
 
 # --- events longer than a piece --------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_events_that_open_with_a_key_of_their_own(tmp_path: Path) -> None:
 
 def test_text_without_any_event_ends(tmp_path: Path) -> None:
     data = b'[{"ph": "X", "ts": 1, "dur": 1, "name": "' + b"a" * 5_000 + b'"}]'
-    with in_pieces(64), patched(container, MAX_EVENT_BYTES=1_024):
+    with in_pieces(64), patched(arrays, MAX_EVENT_BYTES=1_024):
         trace = read(tmp_path / "a", data)
     assert trace.events.height == 1
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from sample_results import ordinary
 
-from traceanalyzer import api, files
+from traceanalyzer import files
 from traceanalyzer.cli import main, output
+from traceanalyzer.cli.answering import report
 from traceanalyzer.cli.main import status
-from traceanalyzer.cli.summary import report
 from traceanalyzer.errors import OutputError
 
 ROOT = Path(__file__).parents[1]
@@ -346,7 +346,9 @@ def asked(monkeypatch):
         calls.append((paths, options))
         return ordinary()
 
-    monkeypatch.setattr(api, "comm_outliers", comm_outliers, raising=False)
+    monkeypatch.setattr(
+        "traceanalyzer.analyzers.comm_outliers.comm_outliers", comm_outliers, raising=False
+    )
     return calls
 
 
@@ -367,6 +369,7 @@ def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
                 "patterns": ("a", "b"),
                 "format": None,
                 "rank": 3,
+                "assume_rank": None,
                 "since_ns": None,
                 "until_ns": 2_000_000_000,
                 "progress": None,
@@ -407,11 +410,11 @@ def test_png_to_a_pipe_is_bytes(tmp_path, capfdbinary, asked):
         (["info", "TRACE", "--format", "nope"], "no format is called 'nope'"),
         (
             ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],
-            "--rank names the rank of one file",
+            "--rank is for one file",
         ),
         (["info", "TRACE", "--to", "svg"], "no chart to draw"),
-        (["comm-outliers", "TRACE", "--factor", "nan"], "--factor"),
-        (["comm-outliers", "TRACE", "--factor", "0.5"], "--factor"),
+        (["comm-outliers", "TRACE", "--factor", "nan"], "factor must be > 1"),
+        (["comm-outliers", "TRACE", "--factor", "0.5"], "factor must be > 1"),
         (["comm-outliers", "TRACE", "--plot", "a.txt"], "ends in .svg or .png"),
         (["convert", "TRACE", "-o", "OUT/a.xyz"], "cannot tell the format"),
         (["convert", "TRACE", "TRACE2", "-o", "OUT/a.parquet"], "give -o FOLDER"),
@@ -434,8 +437,11 @@ def test_since_and_until_reach_the_parser(tmp_path, capfd):
 
 
 def test_rank_of_a_file(tmp_path, capfd):
-    assert status(["info", str(_trace(tmp_path)), "--rank", "7", "--to", "json"]) == 0
-    assert json.loads(capfd.readouterr().out)["files"][0]["rank"] == 7
+    path = str(_trace(tmp_path))
+    assert status(["info", path, "--rank", "7", "--to", "json"]) == 2
+    assert "there is rank 0" in capfd.readouterr().err
+    assert status(["info", path, "--rank", "0", "--to", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["files"][0]["rank"] == 0
 
 
 def test_top(tmp_path, capfd):

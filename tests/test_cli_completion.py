@@ -11,7 +11,9 @@ import click
 import pytest
 from processes import ROOT, environment
 
-from traceanalyzer.cli.main import cli
+from traceanalyzer.cli.commands import all_commands
+
+COMMANDS = all_commands()
 
 PROGRAM = Path(sys.executable).with_name("traceanalyzer")
 README = (ROOT / "README.md").read_text()
@@ -63,9 +65,9 @@ def test_in_bash():
     assert done.stdout.decode().split("\n")[:3] == ["gpu-idle", "sqlite svg", "--format"]
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_files_are_completed_as_files(name):
-    command = cli.commands[name]
+    command = COMMANDS[name]
     context = click.Context(command)
     for parameter in command.params:
         files = [item.type for item in parameter.shell_complete(context, "")] == ["file"]

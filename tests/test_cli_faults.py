@@ -22,8 +22,10 @@ from processes import (
     without_rights,
 )
 
+import traceanalyzer as ta
 from traceanalyzer import files
 from traceanalyzer.exporters import SUFFIXES
+from traceanalyzer.reading import NO_FORMAT
 from traceanalyzer.render import FORMS
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
@@ -261,15 +263,14 @@ def test_a_file_that_vanishes_before_it_is_read(tmp_path):
     gone = tmp_path / "rank1.json.gz"
     code = (
         "import os, sys\n"
-        "from traceanalyzer.api import reading\n"
+        "from traceanalyzer import reading\n"
         "from traceanalyzer.cli import start\n"
         "find = reading.find_inputs\n"
         "def found(paths):\n"
         "    result = find(paths)\n"
         f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
         "    return result\n"
-        "from traceanalyzer import api\n"
-        "api.find_inputs = found\n"
+        "reading.find_inputs = found\n"
         "start.run()\n"
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]
@@ -280,15 +281,13 @@ def test_a_file_that_vanishes_before_it_is_read(tmp_path):
 
 def test_ten_thousand_foreign_files_are_looked_at_cheaply(tmp_path, monkeypatch):
     """Each is opened as often as detection needs, and its content never read to the end."""
-    from traceanalyzer import api
-
     (tmp_path / "rank0.json").write_bytes(SMALL)
     for number in range(10_000):
         (tmp_path / f"log{number}.txt").write_bytes(b"a line of a log\n" * 4)
-    inputs, skipped = api.find_inputs([str(tmp_path)])
+    inputs, skipped = ta.find_inputs([str(tmp_path)])
     assert inputs == [str(tmp_path / "rank0.json")]
     assert len(skipped) == 10_000
-    assert {why for _, why in skipped} == {api.NO_FORMAT}
+    assert {why for _, why in skipped} == {NO_FORMAT}
 
 
 # --- surroundings ----------------------------------------------------------------------------

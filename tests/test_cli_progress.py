@@ -3,7 +3,7 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceanalyzer.cli.progress import Files, progress
+from traceanalyzer.cli.answering import Files, progress
 
 
 class _Terminal(io.StringIO):
@@ -35,7 +35,7 @@ def test_shown_in_a_terminal_only_after_a_while_and_wiped_at_the_end(tmp_path, m
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
     assert terminal.getvalue() == ""
-    monkeypatch.setattr("traceanalyzer.cli.progress.DELAY_SECONDS", 0)
+    monkeypatch.setattr("traceanalyzer.cli.answering.DELAY_SECONDS", 0)
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
         meter(1000, 1000)

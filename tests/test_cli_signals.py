@@ -27,13 +27,13 @@ import builtins
 from traceanalyzer.cli import start
 real = builtins.__import__
 def slow(name, *rest):
-    if name == "traceanalyzer.cli.kernels":
+    if name == "traceanalyzer.cli.commands":
         here()
     return real(name, *rest)
 builtins.__import__ = slow
 """,
-    "while looking through folders": 'at("traceanalyzer.api", "find_inputs")',
-    "while reading": 'at("traceanalyzer.parsers.chrome_trace.pool", "process")',
+    "while looking through folders": 'at("traceanalyzer.reading", "find_inputs")',
+    "while reading": 'at("traceanalyzer.parsers.chrome_trace.arrays", "process")',
     "while drawing": 'at("traceanalyzer.render.html", "page")',
     "while writing": """
 from traceanalyzer import files

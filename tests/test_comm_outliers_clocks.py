@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from traceanalyzer.analyzers.comm_outliers.clocks import CLEAR_NS, offsets
+from traceanalyzer.analyzers.comm_outliers.arrivals import CLEAR_NS, clock_offsets
 
 #: When collectives end, far enough apart that what rank takes part in which matters.
 ENDS = (0, 10**9, 10**10, 10**11, 10**12)
@@ -22,7 +22,7 @@ def matched(ahead: dict[int, int], taking_part: dict[int, range]) -> pl.DataFram
 
 def found(ahead: dict[int, int], taking_part: dict[int, range]) -> dict[int, int]:
     hosts = {rank: f"host{rank}" for rank in ahead}
-    rows = offsets(matched(ahead, taking_part), hosts)
+    rows = clock_offsets(matched(ahead, taking_part), hosts)
     return dict(rows.select("rank", "offset_ns").rows())
 
 
@@ -54,7 +54,7 @@ def test_ranks_that_were_recorded_for_less_time():
 @pytest.mark.parametrize(("ahead", "applied"), [(CLEAR_NS, False), (CLEAR_NS + 1, True)])
 def test_a_small_offset_is_not_applied(ahead, applied):
     clocks = {0: 0, 1: ahead}
-    rows = offsets(matched(clocks, dict.fromkeys(clocks, ALL)), {0: "a", 1: "b"})
+    rows = clock_offsets(matched(clocks, dict.fromkeys(clocks, ALL)), {0: "a", 1: "b"})
     assert rows["applied"].to_list() == [False, applied]
 
 
@@ -64,16 +64,16 @@ def test_few_collectives_speak_for_no_offset_that_may_be_chance(n, applied, host
     rows = matched({0: 0, 1: 98_000}, dict.fromkeys((0, 1), range(n)))
     long = rows.with_columns(duration_ns=98_000)
     hosts = {0: "host0", 1: host}
-    assert offsets(long, hosts)["applied"].to_list() == [False, applied and host == "host1"]
+    assert clock_offsets(long, hosts)["applied"].to_list() == [False, applied and host == "host1"]
     # who was done before the other had begun has another clock
     short = rows.with_columns(duration_ns=97_999)
-    assert offsets(short, hosts)["applied"].to_list() == [False, True]
+    assert clock_offsets(short, hosts)["applied"].to_list() == [False, True]
 
 
 def test_clocks_that_explain_all_leave_nothing_whoever_took_part():
     clocks = {0: 0, 1: 0, 2: 250_000, 3: 250_000}
     taking_part = {0: range(4), 1: range(4), 2: range(2, 4), 3: range(2, 4)}
     rows = matched(clocks, taking_part).with_columns(lane=pl.col("instance") // 2)
-    fitted = offsets(rows, {rank: f"host{rank}" for rank in clocks})
+    fitted = clock_offsets(rows, {rank: f"host{rank}" for rank in clocks})
     assert dict(fitted.select("rank", "offset_ns").rows()) == clocks
     assert fitted["residual_ns"].to_list() == [0, 0, 0, 0]

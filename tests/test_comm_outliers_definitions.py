@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer.analyzers.comm_outliers import arrivals, clocks, groups, outliers
+from traceanalyzer.analyzers.comm_outliers import arrivals, outliers
 
 modest = settings(max_examples=150, deadline=None)
 Row = dict[str, Any]
@@ -218,7 +218,7 @@ BUS = {"all_reduce": 1.0, "all_gather": 0.5, "broadcast": 1.0}  # of two ranks
 @given(judged())
 def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
     spans = {0: 1_000_000, 1: 3_000_000}
-    found = groups.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
+    found = outliers.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
     expected = gathered(rows, *outliers.GROUP)
     assert {tuple(row[n] for n in outliers.GROUP) for row in found.to_dicts()} == expected.keys()
     keys = [
@@ -394,7 +394,7 @@ def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> Non
         "unknown": [None] * 4, "partly": ["a", None, "a", "a"],
     }  # fmt: skip
     hosts = {rank: names[where][rank] for rank in ranks}
-    found = clocks.offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
+    found = arrivals.clock_offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
     of_all = {i: median([r["end"] for r in own]) for i, own in together(rows).items()}
     behind = {
         rank: median([r["end"] - of_all[r["instance"]] for r in rows if r["rank"] == rank])
@@ -420,13 +420,13 @@ def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> Non
 
 
 def test_a_rank_without_an_offset_is_not_moved() -> None:
-    ranks = pl.DataFrame({"rank": [0, 1, 2]}).select(clocks.offset_of(pl.col("rank"), {1: 7}))
+    ranks = pl.DataFrame({"rank": [0, 1, 2]}).select(arrivals.offset_of(pl.col("rank"), {1: 7}))
     assert ranks.to_series().to_list() == [0, 7, 0]
 
 
 def test_an_offset_must_be_more_than_five_times_the_residual() -> None:
-    assert clocks.CLEAR_RESIDUALS == 5
+    assert arrivals.CLEAR_RESIDUALS == 5
     sizes = {"offset_ns": [100_000, -100_001], "residual_ns": [20_000, 20_000]}
     found = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
-    applies = clocks._applies(one_host=False)
+    applies = arrivals._applies(one_host=False)
     assert found.select(applies).to_series().to_list() == [False, True]

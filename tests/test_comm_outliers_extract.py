@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import pytest
 from comm_traces import ALL_REDUCE, GEMM, GENERIC, MS, US, device, host, step, trace
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.comm_outliers import NEEDS, extract
+from traceanalyzer.analyzers.comm_outliers.compute import NEEDS, Part, measure
+from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
+
+
+def extract(made: Trace, patterns: Sequence[str] = ()) -> Part:
+    return measure(made, Options(patterns=patterns))
 
 
 def told(made: Trace, *columns: str, patterns: tuple[str, ...] = ()) -> list[tuple[object, ...]]:

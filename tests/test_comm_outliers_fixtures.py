@@ -8,14 +8,15 @@ import polars as pl
 import pytest
 from conftest import ROOT
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.comm_outliers import CommOutliers, comm_outliers
+import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.trace import Trace
 
 
 def traces(folder: str) -> list[Trace]:
     files = sorted(Path(ROOT, "fixtures", folder).glob("*.gz"))
-    return [api.read(path) for path in files]
+    return [ta.read(path) for path in files]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from traceanalyzer.analyzers.comm_outliers.late import _habitual, late
+from traceanalyzer.analyzers.comm_outliers.stragglers import _habitual, late
 
 
 def collectives(*delays: int) -> pl.DataFrame:

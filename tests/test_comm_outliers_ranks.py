@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -12,14 +13,12 @@ from comm_traces import ALL_REDUCE, BROADCAST, GEMM, MS, US, device, host, step,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer.analyzers.comm_outliers import (
-    CommOutliers,
-    Window,
-    combine,
-    comm_outliers,
-    extract,
-    with_context,
-)
+from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.compute import combine, measure
+from traceanalyzer.analyzers.comm_outliers.context import divide
+from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.stragglers import Window
 from traceanalyzer.trace import Trace, concat
 
 SIZED = {"dtype": "Float", "elements_in": 1_000, "elements_out": 1_000}
@@ -533,7 +532,7 @@ def test_device_parts_and_idle_time() -> None:
 def test_what_was_not_recorded_is_said() -> None:
     result = late_rank([])
     assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
-    without = with_context(result, [])
+    without = replace(result, context=divide(result.windows, []))
     assert without.context.is_empty()
     assert "Meanwhile" not in without.verdict
     assert without.tables[0].frame["host"].to_list() == [None]
@@ -610,7 +609,9 @@ def test_the_order_of_ranks_and_rows_does_not_matter(
 
 def test_parts_may_be_made_elsewhere() -> None:
     traces = run(ARRIVALS)
-    assert combine([extract(t) for t in traces]).verdict == comm_outliers(traces).verdict
+    assert combine([measure(t, Options()) for t in traces], Options()).verdict == (
+        comm_outliers(traces).verdict
+    )
 
 
 def test_two_files_of_one_rank_are_told() -> None:

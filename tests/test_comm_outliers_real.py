@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from typing import Any
 import polars as pl
 import pytest
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.comm_outliers import (
+import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.compute import (
     CONTEXT,
     LAUNCHES,
     NEEDS,
-    CommOutliers,
     Part,
     combine,
-    extract,
-    with_context,
+    measure,
 )
+from traceanalyzer.analyzers.comm_outliers.context import divide
+from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 
 US = 1_000
 KINETO = "data/chrome/kineto"
@@ -38,20 +40,20 @@ BYTES = {"Float": 4, "float": 4, "int": 4, "BFloat16": 2, "Long": 8, "long int":
 
 def extracted(path: Path) -> Part:
     """As little as the analysis needs, in one reading or two."""
-    part = extract(api.read(path, kinds=NEEDS.kinds, names=NEEDS.names))
+    part = measure(ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names), Options())
     if part.wants_launches:
-        part = extract(api.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names))
+        part = measure(ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names), Options())
     return part
 
 
 def analyse(*paths: Path) -> CommOutliers:
     """The whole analysis as the command does it: only the stretches in question are read again."""
-    result = combine([extracted(path) for path in paths])
+    result = combine([extracted(path) for path in paths], Options())
     stretches: dict[str, list[tuple[int, int]]] = {}
     for window in result.windows:
         stretches.setdefault(window.path, []).append((window.start_ns, window.end_ns))
-    found = [api.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in stretches.items()]
-    return with_context(result, found)
+    found = [ta.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in stretches.items()]
+    return replace(result, context=divide(result.windows, found))
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -223,10 +225,10 @@ def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
 def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name: str) -> None:
     """HTA leaves out the last ProfilerStep; on times in whole microseconds all else agrees."""
     path = shared / KINETO / f"{name}.json.gz"
-    trace = api.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
+    trace = ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
     is_step = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
     last = trace.events.filter(is_step)["ts"].max()
-    part = extract(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)))
+    part = measure(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)), Options())
     (time,) = oracle(shared, name, "hta/temporal_breakdown.csv")
     (both,) = oracle(shared, name, "hta/comm_comp_overlap.csv")
     assert part.span_ns == float(time["kernel_time(us)"]) * US

@@ -11,7 +11,7 @@ from test_fuzz_formats import outcome
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace import scanner
+from traceanalyzer.parsers.chrome_trace import piece
 from traceanalyzer.parsers.memory_snapshot import machine
 
 
@@ -23,7 +23,7 @@ def test_every_file_is_read_or_refused_alike(name: str, tmp_path: Path) -> None:
     for number, data in enumerate(files):
         path.write_bytes(data)
         compiled = outcome(path, name)
-        with patched(scanner, _scan=None), patched(machine, _machine=None):
+        with patched(piece, _scan=None), patched(machine, _machine=None):
             plain = outcome(path, name)
         if isinstance(compiled, ta.Trace) and isinstance(plain, ta.Trace):
             assert schema.check(compiled.tables) == [], number

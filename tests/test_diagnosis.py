@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.diagnosis import RULES, Rule, diagnose, with_thresholds
-from traceanalyzer.analyzers.diagnosis.rule import Measured
+from traceanalyzer import run as examination
+from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
+from traceanalyzer.analyzers.diagnosis.rule import Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.api import examination
 from traceanalyzer.cli import diagnose as command
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.result import SEVERITIES, Result
@@ -67,9 +67,9 @@ def test_the_command_knows_the_severities() -> None:
 
 
 def test_every_analysis_of_a_rule_is_asked() -> None:
-    from traceanalyzer.api.questions import QUESTIONS
+    from traceanalyzer.analyzers.registry import in_report
 
-    assert {rule.analysis for rule in RULES} <= {question.name for question in QUESTIONS}
+    assert {rule.analysis for rule in RULES} <= {entry.name for entry in in_report()}
 
 
 def test_numbers_are_those_of_the_analyses(late: ta.Diagnosis) -> None:
@@ -294,7 +294,7 @@ def test_what_was_not_recorded_cannot_be_told(late: ta.Diagnosis) -> None:
 
 
 def test_nothing_found_and_nothing_told_are_answers() -> None:
-    nothing = diagnose({}, dict.fromkeys((rule.analysis for rule in RULES), "no data"))
+    nothing = judge({}, dict.fromkeys((rule.analysis for rule in RULES), "no data"))
     assert nothing.verdict.startswith("Nothing can be told.")
     assert nothing.worst is None
     calm = ta.diagnose(FIXTURES / "py_spy/native.raw.txt", thresholds="hot-line=99%")

@@ -13,12 +13,12 @@ from comm_traces import device, host, trace
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.api_calls import cuda_api
-from traceanalyzer.analyzers.diagnosis import RULES
+from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.diagnosis.rule import Measured
 from traceanalyzer.analyzers.kernels import kernels
-from traceanalyzer.api.examination import examine
 from traceanalyzer.result import Result
+from traceanalyzer.run import examine
 
 BY_ID = {rule.id: rule for rule in RULES}
 INPUTS = {
@@ -56,7 +56,7 @@ def told(answers: dict[str, Result]) -> Iterator[str]:
 @pytest.mark.parametrize("name", INPUTS)
 def test_what_every_rule_measures(name: str, golden: Any) -> None:
     paths = [str(ROOT / "fixtures" / path) for path in INPUTS[name]]
-    text = "\n".join(told(dict(examine(paths).answers)))
+    text = "\n".join(told(dict(examine(paths).results)))
     golden(f"diagnose/measured_{name}.txt", text.replace(f"{ROOT}/", "") + "\n")
 
 

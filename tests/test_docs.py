@@ -14,8 +14,11 @@ from conftest import run_cli
 from test_imports import ALLOWED, BASE
 
 import traceanalyzer
+from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import cli
 from traceanalyzer.parsers.chrome_trace import reader
+
+COMMANDS = all_commands()
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -148,22 +151,24 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         if words[0].startswith("-") or words[0] == "COMMAND":
             known = _options(cli)
         else:
-            assert words[0] in cli.commands, line
-            known = _options(cli.commands[words[0]])
+            if words[0] == "jitter":  # that of the example, which its own test runs
+                continue
+            assert words[0] in COMMANDS, line
+            known = _options(COMMANDS[words[0]])
         used = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
         assert used <= known, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_options_alone_exist(page: Path) -> None:
-    known = set[str]().union(*map(_options, cli.commands.values()))
+    known = set[str]().union(*map(_options, COMMANDS.values()))
     used = re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text())
     assert set(used) - known <= OTHERS, "an option that nothing here has"
 
 
 def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
-    assert [name for name in cli.commands if f"`traceanalyzer {name} " not in README] == []
-    for name, command in cli.commands.items():
+    assert [name for name in COMMANDS if f"`traceanalyzer {name} " not in README] == []
+    for name, command in COMMANDS.items():
         page = ROOT / "docs" / f"{name}.md"
         text = README + (page.read_text() if page.exists() else "")
         options = {option for option in _options(command) if option.startswith("--")}
@@ -174,7 +179,7 @@ def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
 def test_every_command_has_a_definition_and_a_page() -> None:
     page = (ROOT / "docs" / "definitions.md").read_text()
     rows = re.findall(r"^\| \[`([a-z-]+)`\]\(([a-z-]+)\.md\) \|", page, re.MULTILINE)
-    assert [name for name in cli.commands if (name, name) not in rows] == []
+    assert [name for name in COMMANDS if (name, name) not in rows] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
@@ -249,14 +254,21 @@ def _table(page: str, title: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
+#: Rooms of the import test that are parts of a folder.
+ROOMS = {
+    "`analyzers/base.py`, `analyzers/registry.py`": ["registry"],
+    "`analyzers/*/__init__.py`": ["functions"],
+}
+
+
 def test_import_table_is_that_of_the_test() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     described = {}
     for room, _, _, imports in _table(page, "Rooms")[: page.count("\n| `")]:
         allowed = set(re.findall(r"`(\w+)`", imports)) | (BASE if "base" in imports else set())
-        for name in re.findall(r"`(\w+)(?:\.py|/)`", room):
+        for name in ROOMS.get(room) or re.findall(r"`(\w+)(?:\.py|/)`", room):
             described[name] = allowed
-    assert described == {k: v for k, v in ALLOWED.items() if not k.startswith("__")}
+    assert described == {k: v - {""} for k, v in ALLOWED.items() if not k.startswith("__")}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_its_tables_hold_the_schema_and_its_analysis_answers(installed: dict[str
 import sys
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer_example import jitter
+from traceanalyzer_example.jitter import jitter
 
 trace = ta.read(sys.argv[1])
 assert schema.check(trace.tables) == [], schema.check(trace.tables)
@@ -67,7 +68,7 @@ assert ta.read(sys.argv[1], kinds=["cpu_op"]).events.is_empty()
 print(jitter(trace))
 assert jitter(trace).plot("ratio").get_ylabel() == "max / median"
 assert "<table" in jitter(trace)._repr_html_()
-print(jitter(ta.read(sys.argv[2]), at_least=6).verdict)
+print(jitter(sys.argv[2], min_runs=6).verdict)
 """
     other = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
     command = [sys.executable, "-c", code, str(FILE), str(other)]
@@ -75,7 +76,6 @@ print(jitter(ta.read(sys.argv[2]), at_least=6).verdict)
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     assert "gemm takes up to 3 times its median." in shown
-    assert "2 kernels ran too seldom to be judged." in shown
     assert shown.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
 
 
@@ -93,3 +93,52 @@ def test_the_page_quotes_the_files(name: str, request: pytest.FixtureRequest) ->
         PAGE.write_text(text[:start] + _quote(name) + text[end:])
     else:
         assert text[start:end] == _quote(name), "run: make bless"
+
+
+ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\),)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process whose package has the example's file and registry line."""
+    tree = tmp_path_factory.mktemp("extended")
+    shutil.copytree(
+        ROOT / "traceanalyzer", tree / "traceanalyzer", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    analyzers = tree / "traceanalyzer" / "analyzers"
+    shutil.copy(EXAMPLE / "traceanalyzer_example" / "jitter.py", analyzers)
+    found = ENTRY.search(PAGE.read_text())
+    assert found
+    registry = (analyzers / "registry.py").read_text()
+    last = '        Entry("info"'
+    assert registry.count(last) == 1
+    (analyzers / "registry.py").write_text(registry.replace(last, f"{found[1]}\n{last}"))
+    return {"PYTHONPATH": str(tree)}
+
+
+def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_path: Path) -> None:
+    assert len((EXAMPLE / "traceanalyzer_example" / "jitter.py").read_text().splitlines()) <= 80
+    folder = ROOT / "fixtures" / "nccl_8ranks"
+    helped = run_cli("jitter", "--help", env=extended)
+    assert "--min-runs N" in helped.stdout
+    assert "--assume-rank" in helped.stdout
+    told = run_cli("jitter", folder, "--rank", "5", "--min-runs", "6", "--to", "json", env=extended)
+    assert told.returncode == 0, told.stderr
+    kernels = json.loads(told.stdout)["kernels"]
+    assert min(row["n"] for row in kernels) >= 6
+    bad = run_cli("jitter", folder, "--min-runs", "0", env=extended)
+    assert bad.returncode == 2
+    page = tmp_path / "report.json"
+    made = run_cli("report", folder, "-o", page, env=extended)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(page.read_text())["jitter"]["kernels"]
+    code = (
+        "import sys, traceanalyzer as ta; sys.path.insert(0, sys.argv[2]); import make_commands\n"
+        "print(ta.read(sys.argv[1]).jitter(min_runs=6).verdict)\n"
+        "print(make_commands.page())"
+    )
+    command = [sys.executable, "-c", code, str(folder / "rank5.json.gz"), str(ROOT / "docs")]
+    done = subprocess.run(command, env=extended, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "times its median" in done.stdout
+    assert "## `jitter`" in done.stdout

@@ -13,7 +13,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.ranks import by_rank
+from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import OptionError
 from traceanalyzer.vocabulary import DEVICE_KINDS
 
@@ -97,7 +97,7 @@ def test_chrome_json_of_a_rank_reads_back(export, tmp_path_factory):
 
 
 def test_a_rank_that_is_not_there(tmp_path):
-    with pytest.raises(OptionError, match=r"training\.sqlite: holds no rank 7"):
+    with pytest.raises(OptionError, match=r"no input is of rank 7"):
         ta.convert(FIXTURES / "training.sqlite", tmp_path / "a.json", rank=7)
     assert list(tmp_path.iterdir()) == []
 

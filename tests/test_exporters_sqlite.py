@@ -22,10 +22,8 @@ from trace_rows import table
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import OutputError
-from traceanalyzer.exporters.sqlite import rows as sqlite_rows
-from traceanalyzer.exporters.sqlite import write_sqlite
-from traceanalyzer.exporters.sqlite.tables import NAMED
-from traceanalyzer.exporters.sqlite.views import VIEWS
+from traceanalyzer.exporters import sqlite
+from traceanalyzer.exporters.sqlite import NAMED, VIEWS, write_sqlite
 from traceanalyzer.trace import Meta, Trace
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -75,8 +73,8 @@ def assert_holds(connection: sqlite3.Connection, trace: Trace) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_value_of_every_table(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_rows, "_ROWS", 100)  # several batches
-    monkeypatch.setattr(sqlite_rows, "_TEXT_ROWS", 30)
+    monkeypatch.setattr(sqlite, "_ROWS", 100)  # several batches
+    monkeypatch.setattr(sqlite, "_TEXT_ROWS", 30)
     trace = ta.read(FIXTURES / name, columns=("args", "input_dims"))
     with opened(trace, tmp_path) as connection:
         assert_holds(connection, trace)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from trace_rows import table
 
 import traceanalyzer as ta
-from traceanalyzer import api
-from traceanalyzer.analyzers.flamegraph import drawing, slices
-from traceanalyzer.analyzers.flamegraph import part as parts
+from traceanalyzer.analyzers.flamegraph import drawing, weights
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.trace import Meta, Trace
 
@@ -83,7 +81,7 @@ def self_of(result: ta.FlameGraph, by: str = "self_samples") -> dict[str, float]
 
 
 def test_boxes_are_the_call_tree():
-    result = api.flamegraph(sampled(STACKS))
+    result = ta.flamegraph(sampled(STACKS))
     assert boxes(result) == {
         "main": 9, "main;fit": 7, "main;load": 2, "main;fit;forward": 6, "main;load;read": 2,
         "(no stack)": 1,
@@ -96,7 +94,7 @@ def test_boxes_are_the_call_tree():
 
 
 def test_the_frame_is_as_documented():
-    frame = api.flamegraph(sampled(STACKS)).flame.frame
+    frame = ta.flamegraph(sampled(STACKS)).flame.frame
     assert dict(frame.schema) == {
         "id": pl.UInt32, "parent": pl.UInt32, "name": pl.String, "place": pl.String,
         "group": pl.String, "own": pl.Boolean, "self": pl.Float64, "total": pl.Float64,
@@ -108,7 +106,7 @@ def test_the_frame_is_as_documented():
 
 
 def test_lines_of_a_function_are_one_box_that_names_them():
-    result = api.flamegraph(sampled({"f@a.py:3": 1, "f@a.py:9;g@b.py:2": 2, "f@c.py": 4}))
+    result = ta.flamegraph(sampled({"f@a.py:3": 1, "f@a.py:9;g@b.py:2": 2, "f@c.py": 4}))
     assert result.flame.frame.select("name", "place", "total").rows() == [
         ("f", "a.py:3-9", 3),
         ("f", "c.py", 4),
@@ -117,24 +115,24 @@ def test_lines_of_a_function_are_one_box_that_names_them():
 
 
 def test_own_code_stands_out_and_packages_decide_the_colour():
-    frame = api.flamegraph(sampled(STACKS)).flame.frame
+    frame = ta.flamegraph(sampled(STACKS)).flame.frame
     found = {name: (group, own) for name, group, own in frame.select("name", "group", "own").rows()}
     assert found["fit"] == (None, True)
     assert found["forward"] == ("torch", False)
-    frame = api.flamegraph(sampled(STACKS), library_names="torch").flame.frame
+    frame = ta.flamegraph(sampled(STACKS), library_names="torch").flame.frame
     assert frame.filter("own")["name"].to_list() == ["forward"]
 
 
 def test_functions_count_recursion_once_and_name_the_innermost_own_code():
     trace = sampled({"f@a.py;g@torch/x.py;f@a.py;h@torch/y.py": 3, "f@a.py": 1})
-    functions = api.flamegraph(trace).functions
-    assert self_of(api.flamegraph(trace), "total_samples") == {"f": 4, "g": 3, "h": 3}
+    functions = ta.flamegraph(trace).functions
+    assert self_of(ta.flamegraph(trace), "total_samples") == {"f": 4, "g": 3, "h": 3}
     assert dict(functions.select("name", "inner_samples").rows()) == {"f": 4, "g": None, "h": None}
     assert functions["name"].to_list() == ["h", "f", "g"]
 
 
 def test_the_verdict_names_what_is_heavy():
-    result = api.flamegraph(sampled(STACKS))
+    result = ta.flamegraph(sampled(STACKS))
     assert result.verdict == (
         "10 samples in 6 functions. The heaviest by itself is forward (torch/nn.py): 60.0 %. "
         "Of your own code, fit (train.py) is most often the innermost: in 70.0 %, 10.0 % by itself."
@@ -143,7 +141,7 @@ def test_the_verdict_names_what_is_heavy():
 
 
 def test_reversed_boxes_begin_with_what_ran():
-    result = api.flamegraph(sampled(STACKS), reverse=True)
+    result = ta.flamegraph(sampled(STACKS), reverse=True)
     assert result.flame.inverted
     assert boxes(result) == {
         "forward": 6, "forward;fit": 6, "forward;fit;main": 6,
@@ -154,17 +152,17 @@ def test_reversed_boxes_begin_with_what_ran():
 
 
 def test_focus_begins_at_the_function():
-    result = api.flamegraph(sampled(STACKS), focus="^(fit|load)$")
+    result = ta.flamegraph(sampled(STACKS), focus="^(fit|load)$")
     assert boxes(result) == {"fit": 7, "fit;forward": 6, "load": 2, "load;read": 2}
     assert "90.0 % of everything" in result.notes[0]
     with pytest.raises(OptionError, match="no stack goes through"):
-        api.flamegraph(sampled(STACKS), focus="nobody")
+        ta.flamegraph(sampled(STACKS), focus="nobody")
     with pytest.raises(OptionError, match="no regular expression"):
-        api.flamegraph(sampled(STACKS), focus="(")
+        ta.flamegraph(sampled(STACKS), focus="(")
 
 
 def test_small_boxes_are_summed_up_and_said():
-    result = api.flamegraph(sampled(STACKS), min_frac=0.25)
+    result = ta.flamegraph(sampled(STACKS), min_frac=0.25)
     assert boxes(result) == {
         "main": 9, "main;fit": 7, "main;fit;forward": 6, "main;(2 frames below 25 %)": 2,
         "(no stack)": 1,
@@ -172,41 +170,41 @@ def test_small_boxes_are_summed_up_and_said():
     assert boxes(result, "hidden")["main;(2 frames below 25 %)"] == 2
     assert "Boxes below 25 % are summed up: 2 of them, 20.0 % in all." in result.verdict
     with pytest.raises(OptionError, match="--min-frac"):
-        api.flamegraph(sampled(STACKS), min_frac=1.0)
+        ta.flamegraph(sampled(STACKS), min_frac=1.0)
 
 
 def test_without_a_fraction_the_heaviest_boxes_are_drawn(monkeypatch):
     monkeypatch.setattr(drawing, "BOXES", 3)
     wide = sampled({f"f{n}": 10 + n for n in range(20)})
-    found = boxes(api.flamegraph(wide))
+    found = boxes(ta.flamegraph(wide))
     rest = next(name for name in found if name.startswith("(17 frames below"))
     assert found == {"f17": 27, "f18": 28, "f19": 29, rest: sum(range(10, 27))}
     alike = sampled({f"f{n}": 1 for n in range(20)})
-    assert list(boxes(api.flamegraph(alike)).values()) == [20]
+    assert list(boxes(ta.flamegraph(alike)).values()) == [20]
 
 
 def test_a_deep_stack_is_cut_and_said(monkeypatch):
     deep = sampled({";".join(f"f{n % 7}" for n in range(5_000)): 2, "f0": 1})
-    result = api.flamegraph(deep)
-    assert result.flame.frame.height == parts.DEEPEST + 1
-    assert boxes(result)[";".join(f"f{n % 7}" for n in range(2_000)) + ";" + parts.TOO_DEEP] == 2
-    assert any(parts.TOO_DEEP in note for note in result.notes)
+    result = ta.flamegraph(deep)
+    assert result.flame.frame.height == weights.DEEPEST + 1
+    assert boxes(result)[";".join(f"f{n % 7}" for n in range(2_000)) + ";" + weights.TOO_DEEP] == 2
+    assert any(weights.TOO_DEEP in note for note in result.notes)
 
 
 def test_inputs_are_added_and_told_apart_by_file_or_rank():
     a = sampled({"f@a.py:1": 1}, "a/rank0.txt", rank=0)
     b = sampled({"f@a.py:2": 2, "g": 3}, "b/rank1.txt", rank=1)
-    assert boxes(api.flamegraph([a, b])) == {"f": 3, "g": 3}
+    assert boxes(ta.flamegraph([a, b])) == {"f": 3, "g": 3}
     both = {"rank0.txt": 1, "rank0.txt;f": 1, "rank1.txt": 5, "rank1.txt;f": 2, "rank1.txt;g": 3}
-    assert boxes(api.flamegraph([a, b], by="file")) == both
+    assert boxes(ta.flamegraph([a, b], by="file")) == both
     with_rank = [t.with_rank(t.meta.rank) for t in (a, b)]
     renamed = {path.replace("rank", "rank ").replace(".txt", ""): w for path, w in both.items()}
-    assert boxes(api.flamegraph(with_rank, by="rank")) == renamed
-    assert boxes(api.flamegraph(ta.concat(with_rank), by="rank")) == renamed
-    assert boxes(api.flamegraph(ta.concat(with_rank), by="file")) == both
-    assert boxes(api.flamegraph(with_rank, rank=1)) == {"f": 2, "g": 3}
+    assert boxes(ta.flamegraph(with_rank, by="rank")) == renamed
+    assert boxes(ta.flamegraph(ta.concat(with_rank), by="rank")) == renamed
+    assert boxes(ta.flamegraph(ta.concat(with_rank), by="file")) == both
+    assert boxes(ta.flamegraph(with_rank, rank=1)) == {"f": 2, "g": 3}
     with pytest.raises(OptionError, match="rank 7"):
-        api.flamegraph(with_rank, rank=7)
+        ta.flamegraph(with_rank, rank=7)
 
 
 def threaded() -> Trace:
@@ -228,13 +226,13 @@ def threaded() -> Trace:
 
 
 def test_processes_and_threads_are_told_apart():
-    assert boxes(api.flamegraph(threaded(), by="process")) == {
+    assert boxes(ta.flamegraph(threaded(), by="process")) == {
         "process 7: python train.py": 3, "process 7: python train.py;f": 3,
         "process 7: python train.py;f;g": 1,
         "process 8": 12, "process 8;f": 4, "process 8;f;g": 4, "process 8;(no stack)": 8,
     }  # fmt: skip
     named = "process 7: python train.py, thread 1: MainThread"
-    found = boxes(api.flamegraph(threaded(), by="thread", reverse=True))
+    found = boxes(ta.flamegraph(threaded(), by="thread", reverse=True))
     assert {path: found[path] for path in found if path.startswith(named)} == {
         named: 1, f"{named};g": 1, f"{named};g;f": 1,
     }  # fmt: skip
@@ -244,18 +242,18 @@ def test_processes_and_threads_are_told_apart():
     ("threads", "total"), [(["pin"], 2), (["1"], 13), (["2", "MainThread"], 3), ([], 15)]
 )
 def test_threads_are_chosen_by_number_or_name(threads, total):
-    assert api.flamegraph(threaded(), threads=threads).total == total
+    assert ta.flamegraph(threaded(), threads=threads).total == total
 
 
 def test_a_thread_that_is_not_there_is_an_error_with_those_that_are():
     with pytest.raises(OptionError, match="no such thread; there are 1, MainThread, pin_memory"):
-        api.flamegraph(threaded(), threads=["loader"])
+        ta.flamegraph(threaded(), threads=["loader"])
 
 
 def test_a_difference_is_scaled_and_keeps_what_vanished():
     now = sampled({"f;g": 6, "f;h": 4}, "now.txt")
     before = sampled({"f;g": 1, "f;gone": 1}, "before.txt")
-    result = api.flamegraph(now, base=before)
+    result = ta.flamegraph(now, base=before)
     assert boxes(result) == {"f": 10, "f;g": 6, "f;h": 4, "f;gone": 0}
     assert boxes(result, "base") == {"f": 10, "f;g": 5, "f;h": 0, "f;gone": 5}
     changes = result.to_polars("changes").select("name", "change_self_frac").rows()
@@ -268,10 +266,10 @@ def test_a_difference_is_scaled_and_keeps_what_vanished():
 def test_columns_before_and_after_are_a_difference():
     stacks = [("f", 1, {"category": "before"}), ("f", 2, {"category": "after"})]
     stacks += [("g", 3, {"category": "before"}), ("g", 2, {"category": "after"})]
-    result = api.flamegraph(sampled(stacks))
+    result = ta.flamegraph(sampled(stacks))
     assert (result.total, result.base) == (4, 4)
     assert boxes(result, "base") == {"f": 1, "g": 3}
-    compared = api.flamegraph(sampled(stacks), base=sampled(stacks))
+    compared = ta.flamegraph(sampled(stacks), base=sampled(stacks))
     assert boxes(compared, "base") == {"f": 2, "g": 2}
 
 
@@ -286,7 +284,7 @@ SLICES = (
 
 
 def test_slices_weigh_their_time_less_that_of_those_in_them():
-    result = api.flamegraph(sliced(*SLICES))
+    result = ta.flamegraph(sliced(*SLICES))
     assert boxes(result, "self") == {
         "aten::linear": 40,
         "aten::linear;aten::addmm": 50,
@@ -316,46 +314,46 @@ def test_slices_weigh_their_time_less_that_of_those_in_them():
 )
 def test_slices_named_as_python_functions(slice_, function):
     """As torch.profiler, viztracer, viztracer until 2020 and py-spy name them."""
-    calls = slices.calls(
+    calls = weights.sliced(
         trace := sliced(("other", slice_, 0, 10)), pl.Series([0]), None, (None, None)
     )
     assert calls.frames.row(0) == function
-    assert api.flamegraph(trace).functions["name"].to_list() == [function[0]]
+    assert ta.flamegraph(trace).functions["name"].to_list() == [function[0]]
 
 
 def test_slices_may_be_counted_chosen_and_cut():
     trace = sliced(*SLICES)
-    assert api.flamegraph(trace, weight="count").total == 4
-    assert boxes(api.flamegraph(trace, kinds=["cuda_runtime"])) == {"cudaLaunchKernel": 10}
-    assert boxes(api.flamegraph(trace, since_ns=35, until_ns=205)) == {
+    assert ta.flamegraph(trace, weight="count").total == 4
+    assert boxes(ta.flamegraph(trace, kinds=["cuda_runtime"])) == {"cudaLaunchKernel": 10}
+    assert boxes(ta.flamegraph(trace, since_ns=35, until_ns=205)) == {
         "aten::linear": 65,
         "aten::linear;aten::addmm": 45,
         "aten::linear;aten::addmm;cudaLaunchKernel": 5,
         "aten::addmm": 5,
     }
     with pytest.raises(MissingData, match="size in bytes"):
-        api.flamegraph(trace, weight="bytes")
+        ta.flamegraph(trace, weight="bytes")
     with pytest.raises(MissingData, match="no kernel events"):
-        api.flamegraph(trace, kinds=["kernel"])
+        ta.flamegraph(trace, kinds=["kernel"])
     copies = sliced(("gpu_memcpy", "HtoD", 0, 5), bytes=64, device=0, stream=7, tid=None)
-    assert api.flamegraph(copies, kinds=["gpu_memcpy"], weight="bytes").total == 64
+    assert ta.flamegraph(copies, kinds=["gpu_memcpy"], weight="bytes").total == 64
 
 
 def test_python_functions_come_first_and_are_taken_apart():
     python = ("python_function", "train.py(12): step", 0, 100)
-    result = api.flamegraph(sliced(python, ("cpu_op", "aten::mm", 10, 10)))
+    result = ta.flamegraph(sliced(python, ("cpu_op", "aten::mm", 10, 10)))
     assert boxes(result) == {"step": 100}
     assert result.flame.frame.select("place", "own").row(0) == ("train.py:12", True)
 
 
 def test_steps_are_one_box():
     steps = [("user_annotation", f"ProfilerStep#{n}", 10 * n, 10) for n in range(3)]
-    assert boxes(api.flamegraph(sliced(*steps))) == {"ProfilerStep": 30}
+    assert boxes(ta.flamegraph(sliced(*steps))) == {"ProfilerStep": 30}
 
 
 def test_slices_that_overlap_are_said():
     trace = sliced(("cpu_op", "a", 0, 100), ("cpu_op", "b", 50, 100))
-    result = api.flamegraph(trace)
+    result = ta.flamegraph(trace)
     assert boxes(result) == {"a": 100, "b": 100}
     assert result.notes[0].startswith(
         "Slices that overlap others of their thread without lying in them: 1."
@@ -367,20 +365,20 @@ def test_slices_that_overlap_are_said():
 
 def test_nothing_to_draw_is_said():
     with pytest.raises(MissingData, match="py-spy record"):
-        api.flamegraph(sliced(("kernel", "k", 0, 5), device=0, tid=None))
+        ta.flamegraph(sliced(("kernel", "k", 0, 5), device=0, tid=None))
     with pytest.raises(MissingData, match="has no times"):
-        api.flamegraph(sampled(STACKS), since_ns=5)
+        ta.flamegraph(sampled(STACKS), since_ns=5)
     with pytest.raises(MissingData, match="no weight"):
-        api.flamegraph(sampled({"f": 0}))
+        ta.flamegraph(sampled({"f": 0}))
     with pytest.raises(OptionError, match="--weight time: what the samples count is samples"):
-        api.flamegraph(sampled(STACKS), weight="time")
+        ta.flamegraph(sampled(STACKS), weight="time")
     with pytest.raises(InputError, match=r"its weights are ns, those of profile\.txt samples"):
-        api.flamegraph([sampled(STACKS), sliced(*SLICES)])
+        ta.flamegraph([sampled(STACKS), sliced(*SLICES)])
 
 
 def test_weights_that_are_none_are_not_counted():
     odd = {"f": 2, "g": 0, "h": -3, "i": float("nan"), "j": float("inf")}
-    result = api.flamegraph(sampled(odd))
+    result = ta.flamegraph(sampled(odd))
     assert result.total == 2
     assert "4 samples" in result.notes[0]
 
@@ -389,7 +387,7 @@ def test_a_table_of_stacks_with_a_circle_is_refused():
     trace = sampled(STACKS)
     circle = trace.stacks.with_columns(parent=pl.lit(2, pl.UInt32))
     with pytest.raises(InputError, match="no tree"):
-        api.flamegraph(Trace(trace.sources, trace.events, circle))
+        ta.flamegraph(Trace(trace.sources, trace.events, circle))
 
 
 # --- against plain dictionaries -----------------------------------------------------------------
@@ -400,7 +398,7 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=5).map(";".join)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(PATHS, st.integers(1, 9)), min_size=1, max_size=10), st.booleans())
 def test_any_stacks(stacks, reverse):
-    result = api.flamegraph(sampled([(*stack, {}) for stack in stacks]), reverse=reverse)
+    result = ta.flamegraph(sampled([(*stack, {}) for stack in stacks]), reverse=reverse)
     expected: dict[str, float] = defaultdict(float)
     for stack, weight in stacks:
         names = (stack or "(no stack)").split(";")[:: -1 if reverse else 1]
@@ -415,7 +413,7 @@ def test_any_stacks(stacks, reverse):
     [("default", 1902), ("subproc_threads", 2170), ("native", 2597), ("threads_idle", 4398)],
 )
 def test_recordings_are_whole(shared, name, total):
-    result = api.flamegraph(shared / "data" / "pyspy" / f"{name}.raw.txt", by="thread")
+    result = ta.flamegraph(shared / "data" / "pyspy" / f"{name}.raw.txt", by="thread")
     frame = result.flame.frame
     assert result.total == frame["self"].sum() == total
     assert frame.filter(pl.col("parent").is_null())["total"].sum() == total

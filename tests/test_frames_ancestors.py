@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceanalyzer.frames.ancestors import NONE, nearest
+from traceanalyzer.frames.stack_weights import ROOT, nearest
 
 trees = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=40)
 
 
 def walked(parent: list[int], wanted: list[bool], row: int) -> int:
-    while row != NONE and not wanted[row]:
+    while row != ROOT and not wanted[row]:
         row = parent[row]
     return row
 
@@ -28,5 +28,5 @@ def test_nearest_is_what_walking_up_finds(rows):
 
 def test_a_deep_path():
     parent = np.arange(-1, 999, dtype=np.int64)
-    assert nearest(parent, np.arange(1000) == 3).tolist() == [NONE] * 3 + [3] * 997
-    assert nearest(parent, np.zeros(1000, np.bool_)).tolist() == [NONE] * 1000
+    assert nearest(parent, np.arange(1000) == 3).tolist() == [ROOT] * 3 + [3] * 997
+    assert nearest(parent, np.zeros(1000, np.bool_)).tolist() == [ROOT] * 1000

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_frames_intervals import BY, OFFSETS, assert_runs, cells, frames, modest, shifted
 
-from traceanalyzer.frames.crowding import crowded
-from traceanalyzer.frames.intervals import union
+from traceanalyzer.frames.intervals import crowded, union
 
 
 @modest

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
+from traceanalyzer.analyzers.common.places import at_start
 from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
-from traceanalyzer.analyzers.gpu_idle.part import TIMES
-from traceanalyzer.analyzers.places import at_start
+from traceanalyzer.analyzers.gpu_idle.compute import TIMES
 from traceanalyzer.trace import Trace
 
 HTOD = "Memcpy HtoD (Pageable -> Device)"
@@ -261,7 +261,7 @@ def test_the_longest_gaps_are_explained() -> None:
         LOADER, "PIL/Image.py(5): resize", "data.py(3): __getitem__", LOADER, "first()",
         "second()", "ProfilerStep#3",
     ]  # fmt: skip
-    (named,) = gpu_idle(trace([*work, *frames]), libraries=["train"]).gaps.to_dicts()
+    (named,) = gpu_idle(trace([*work, *frames]), library_names=["train"]).gaps.to_dicts()
     assert named["own_code"] == "train.py(10): main"
 
 
@@ -498,9 +498,9 @@ def test_a_file_that_gives_nothing_is_named(tmp_path: Any) -> None:
 
 
 def test_every_cause_has_its_words() -> None:
-    from traceanalyzer.analyzers.gpu_idle import words
+    from traceanalyzer.analyzers.gpu_idle import causes
 
-    for table in (words.NAMES, words.WAITING, words.ADVICE):
+    for table in (causes.NAMES, causes.WAITING, causes.ADVICE):
         assert tuple(table) == CAUSES
 
 

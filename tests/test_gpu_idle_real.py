@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import traceanalyzer
-from traceanalyzer.analyzers.gpu_idle.part import TIMES
+from traceanalyzer.analyzers.gpu_idle.compute import TIMES
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 

@@ -10,14 +10,15 @@ import polars as pl
 import pytest
 from harness import differences, fixture_files, name_of, same, small_files, without_scan
 
-from traceanalyzer import api, schema
+import traceanalyzer as ta
+from traceanalyzer import schema
 from traceanalyzer.exporters import writer_for
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS
 
-read = cache(api.read)
+read = cache(ta.read)
 FILES = pytest.mark.parametrize("path", small_files(), ids=name_of)
 REQUESTED = ("args", "input_dims")
 
@@ -29,7 +30,7 @@ def test_content_alone_tells_the_format(path: Path, tmp_path: Path) -> None:
     found = registry.detect(Source(unknown))
     assert found is not None
     assert found.name == "chrome-trace"
-    assert differences(api.read(unknown, rank=0), api.read(path, rank=0)) == []
+    assert differences(ta.read(unknown).with_rank(0), ta.read(path).with_rank(0)) == []
 
 
 @FILES
@@ -44,7 +45,7 @@ def test_tables_hold_the_schema(path: Path) -> None:
 def test_the_scan_and_python_read_the_same(path: Path) -> None:
     for columns in ((), REQUESTED):
         with without_scan():
-            plain = api.read(path, columns=columns)
+            plain = ta.read(path, columns=columns)
         assert differences(plain, read(path, columns=columns)) == []
 
 
@@ -53,8 +54,8 @@ def test_some_kinds_are_those_rows_of_all(path: Path) -> None:
     everything = read(path, columns=())
     present = everything.events["kind"].unique().to_list()
     for kind in [*present, next(k for k in KINDS if k not in present)]:
-        assert_is_part(api.read(path, kinds=[kind]), everything, pl.col("kind") == kind)
-    tables = api.read(path, kinds=["counter", "flow"])
+        assert_is_part(ta.read(path, kinds=[kind]), everything, pl.col("kind") == kind)
+    tables = ta.read(path, kinds=["counter", "flow"])
     assert tables.events.is_empty()
     assert same(tables.counters, everything.counters)
     assert same(tables.flows.drop("event"), everything.flows.drop("event"))
@@ -69,7 +70,7 @@ def test_windows_are_those_rows_of_all(path: Path) -> None:
     low, high = times[len(times) // 3], times[2 * len(times) // 3] + 1
     end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
     inside = (pl.col("ts") < high) & (end > low)
-    assert_is_part(api.read(path, windows=[(low, high)]), everything, inside)
+    assert_is_part(ta.read(path, windows=[(low, high)]), everything, inside)
 
 
 def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
@@ -87,5 +88,5 @@ def test_export_and_import_give_the_same(path: Path, suffix: str, tmp_path: Path
     out = tmp_path / f"out{suffix}"
     with out.open("wb") as file:
         writer_for(out)(trace, file)
-    again = api.read(out, columns=REQUESTED)
+    again = ta.read(out, columns=REQUESTED)
     assert set(differences(again, trace, issues=False)) <= {"format"}

@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_rows import table
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.host_metrics import HostMetrics, host_metrics
+import traceanalyzer as ta
+from traceanalyzer.analyzers.host_metrics import host_metrics
+from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData, OptionError
-from traceanalyzer.parsers.chrome_trace.composer import true_counter
+from traceanalyzer.parsers.chrome_trace.producers import true_counter
 from traceanalyzer.trace import Meta, Trace
 
 COMPOSER = ROOT / "fixtures/composer"
@@ -133,7 +134,7 @@ def test_the_tables_hold_true_values() -> None:
         else:
             key = (event["name"], series)
         expected[key].append((event["ts"] * 1000, value))
-    counters = api.read(RANK1, kinds=["counter"]).counters
+    counters = ta.read(RANK1, kinds=["counter"]).counters
     for key, values in expected.items():
         name, series = key
         own = counters.filter(pl.col("name") == name, pl.col("series") == series)
@@ -141,7 +142,7 @@ def test_the_tables_hold_true_values() -> None:
 
 
 def test_memory_is_that_of_the_simulated_host() -> None:
-    counters = api.read(RANK0, kinds=["counter"]).counters
+    counters = ta.read(RANK0, kinds=["counter"]).counters
     both = (
         counters.filter(pl.col("name") == "memory/virtual")
         .group_by("ts")
@@ -155,18 +156,18 @@ def test_memory_is_that_of_the_simulated_host() -> None:
 
 
 def test_the_change_is_said_and_not_made_twice(tmp_path: Path) -> None:
-    trace = api.read(RANK0)
+    trace = ta.read(RANK0)
     told = trace.issues.filter(pl.col("code") == "composer-units").to_dicts()
     changed = sum(len(e["args"]) for e in events_of(RANK0) if e["ph"] == "C" and e["name"] != "cpu")
     assert [(row["severity"], row["count"]) for row in told] == [("info", changed)]
-    api.convert(RANK0, tmp_path / "again.json")
-    again = api.read(tmp_path / "again.json")
+    ta.convert(RANK0, tmp_path / "again.json")
+    again = ta.read(tmp_path / "again.json")
     assert again.counters.equals(trace.counters)
     assert "composer-units" not in again.issues["code"].to_list()
 
 
 def test_nothing_is_said_where_no_counters_are_read() -> None:
-    issues = api.read(RANK0, kinds=["other"]).issues
+    issues = ta.read(RANK0, kinds=["other"]).issues
     assert "composer-units" not in issues["code"].to_list()
 
 
@@ -286,7 +287,7 @@ def test_patterns_choose_counters() -> None:
 def test_without_counters_the_error_says_what_records_them() -> None:
     with pytest.raises(MissingData, match=r"a.json: no counters .*Composer.*sys_prof_cpu=True"):
         host_metrics(trace())
-    with pytest.raises(OptionError, match="no trace"):
+    with pytest.raises(OptionError, match="no input"):
         host_metrics([])
 
 
@@ -294,7 +295,7 @@ def test_without_counters_the_error_says_what_records_them() -> None:
 
 
 def test_the_fixture_s_faults_are_named() -> None:
-    said = api.host_metrics(COMPOSER).verdict
+    said = ta.host_metrics(COMPOSER).verdict
     assert "processors were at 95 % or more for 4" in said
     assert "Memory was up to 95.7 % full: 59.34 GiB used of 62 GiB" in said
     assert "Swap is in use: up to 2.06 GiB, 1.26 GiB more at the end" in said
@@ -364,6 +365,6 @@ def test_a_trace_without_counters_says_what_to_record(run_cli: Callable[..., Any
 
 def test_counters_of_any_writer(shared: Path) -> None:
     path = shared / "data/chrome/conformance/malformed/51_counter_multi_series.json"
-    found = api.host_metrics(path)
+    found = ta.host_metrics(path)
     assert found.counters.height == found.counters.select("counter", "series").n_unique()
-    assert found.counters["n"].sum() == api.read(path).counters.height
+    assert found.counters["n"].sum() == ta.read(path).counters.height

@@ -30,10 +30,13 @@ from processes import in_terminal
 from test_render_markdown import assert_inert
 
 import traceanalyzer as ta
-from traceanalyzer.cli.main import cli, status
+from traceanalyzer.cli.commands import all_commands
+from traceanalyzer.cli.main import status
 from traceanalyzer.exporters import SUFFIXES
 
-ANSWERING = sorted(set(cli.commands) - {"convert"})
+ALL = all_commands()
+
+ANSWERING = sorted(set(ALL) - {"convert"})
 
 #: Whose answers are numbers of ranks and devices.
 NAMELESS = ("overlap", "steps")
@@ -77,7 +80,7 @@ def _inputs() -> dict[str, Path]:
 
 def _run(command: str, given: str, form: str, out: Path, *more: str) -> int:
     """The exit status of a command on a hostile input, its answer in a file."""
-    parameters = cli.commands[command].params
+    parameters = ALL[command].params
     paths = [str(_inputs()[given])] * sum(isinstance(one, click.Argument) for one in parameters)
     chosen = ["--to", form] if any("--to" in one.opts for one in parameters) else []
     quiet = ["--force", "-o", str(out)]
@@ -85,7 +88,7 @@ def _run(command: str, given: str, form: str, out: Path, *more: str) -> int:
 
 
 def _forms(command: str) -> tuple[str, ...]:
-    to = next((one.type for one in cli.commands[command].params if "--to" in one.opts), None)
+    to = next((one.type for one in ALL[command].params if "--to" in one.opts), None)
     return tuple(to.choices) if isinstance(to, click.Choice) else ("html",)
 
 

@@ -24,9 +24,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import device_work, extent
-from traceanalyzer.analyzers.parts import measure_parts
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import device_work, extent
+from traceanalyzer.analyzers.common.parts import measure_parts
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
@@ -56,7 +56,7 @@ def trace_file(shared: Path, name: str, rank: int) -> Path:
 
 @cache
 def read(shared: Path, name: str, rank: int) -> Trace:
-    return api.read(
+    return ta.read(
         trace_file(shared, name, rank),
         kinds=(*DEVICE_WORK, *LAUNCH_KINDS, "cuda_sync"),
         names=(PROFILER_STEP, *COMMUNICATION_WORDS),

@@ -5,8 +5,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from traceanalyzer import api, schema
-from traceanalyzer.analyzers.info import info, ranges
+import traceanalyzer as ta
+from traceanalyzer import info, schema
+from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 
@@ -77,7 +78,9 @@ def test_collectives_run_by_the_host_are_communication():
 
 def test_several_ranks_with_losses():
     cut = [("data_loss", "truncated", 1, "byte 12345"), ("notice", "overlap", 2, None)]
-    result = info([_trace(0), _trace(1, lost=cut), _trace(3)], [("run/notes.txt", "no format")])
+    result = info(
+        [_trace(0), _trace(1, lost=cut), _trace(3)], skipped=[("run/notes.txt", "no format")]
+    )
     assert result.verdict == (
         "3 files of ranks 0-1, 3, one step each. 18 events over 1.1 us at most, "
         "3 of them communication. 1 file lost events (truncated). 1 file skipped."
@@ -152,18 +155,18 @@ def test_ranges(numbers, text):
 def test_a_file_that_cannot_be_read_does_not_end_it_all(tmp_path):
     (tmp_path / "rank0.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
     (tmp_path / "rank1.json").write_text('{"traceEvents": 5}')
-    result = api.info([tmp_path / "rank0.json", tmp_path / "rank1.json"])
+    result = ta.info([tmp_path / "rank0.json", tmp_path / "rank1.json"])
     assert result.files.height == 1
     assert result.skipped["path"].to_list() == [str(tmp_path / "rank1.json")]
     with pytest.raises(InputError):
-        api.info([tmp_path / "rank1.json"])
+        ta.info([tmp_path / "rank1.json"])
 
 
 def test_real_ranks(shared):
     folder = shared / "data/chrome/kineto/dlrm_8ranks"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    result = api.info([folder])
+    result = ta.info([folder])
     assert result.files["rank"].to_list() == list(range(8))
     assert result.contents["communication"].to_list() == [8] * 8
     assert result.contents["steps"].to_list() == [1] * 8
@@ -173,12 +176,12 @@ def test_real_ranks(shared):
 def test_bundled_ranks(golden, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
     monkeypatch.setenv("COLUMNS", "120")
-    golden("info_nccl_8ranks.txt", api.info(["fixtures/nccl_8ranks"]).table())
+    golden("info_nccl_8ranks.txt", ta.info(["fixtures/nccl_8ranks"]).table())
 
 
 def test_one_path_need_not_be_in_a_list():
     folder = Path(__file__).parents[1] / "fixtures" / "nccl_8ranks"
-    assert api.info(str(folder)).files.height == api.info([folder]).files.height == 8
+    assert ta.info(str(folder)).files.height == ta.info([folder]).files.height == 8
 
 
 def test_a_name_that_is_no_text_is_refused_or_listed(tmp_path):
@@ -186,7 +189,7 @@ def test_a_name_that_is_no_text_is_refused_or_listed(tmp_path):
     for name in (path, tmp_path / "rank0.json"):
         Path(name).write_text('[{"ph": "X", "name": "a", "ts": 1, "dur": 1}]')
     with pytest.raises(UnreadableFile, match="its name is not UTF-8; rename it"):
-        api.info(path)
-    found = api.info(tmp_path)
+        ta.info(path)
+    found = ta.info(tmp_path)
     assert found.files.height == 1
     assert found.skipped.row(0) == (f"{tmp_path}/caf\\udce9.json", "its name is not UTF-8")

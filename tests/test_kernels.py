@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
@@ -14,9 +14,10 @@ from conftest import ROOT, run_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.kernels import BY, Kernels, kernels
-from traceanalyzer.cli.kernels import BY as OFFERED
+import traceanalyzer as ta
+from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.kernels.options import By
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames import intervals
@@ -228,7 +229,7 @@ def test_pytorchs_own_annotations_count_in_their_old_layout_too() -> None:
     ]
 
 
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("by", get_args(By))
 def test_groups_add_up(by: Any) -> None:
     whole, found = kernels(trace(LAUNCHED)), kernels(trace(LAUNCHED), by=by)
     assert found.groups is not None
@@ -262,7 +263,7 @@ def test_what_is_missing_is_said(events: list[dict[str, Any]], by: Any, said: st
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(OptionError, match="apart by 'magic'; known are device"):
+    with pytest.raises(OptionError, match="by='magic'; choose one of device"):
         kernels(trace(WORK), by="magic")  # type: ignore[arg-type]
 
 
@@ -351,10 +352,6 @@ def test_totals_are_at_least_the_busy_time(pieces: list[tuple[str, int, int, int
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_the_words_are_those_of_the_function() -> None:
-    assert OFFERED == BY
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -402,7 +399,7 @@ def test_a_wrong_word_is_usage() -> None:
 
 def test_files_and_traces_give_the_same() -> None:
     path = FIXTURES / "nccl_8ranks/rank0.json.gz"
-    for by in (None, *BY):
-        told: Kernels = api.kernels(path, by=by)
-        assert str(told) == str(kernels(api.read(path), by=by)), by
-    assert api.kernels(path, patterns="gemm").families["family"][0] == "communication"
+    for by in (None, *get_args(By)):
+        told: Kernels = kernels(path, by=by)
+        assert str(told) == str(kernels(ta.read(path), by=by)), by
+    assert kernels(path, patterns="gemm").families["family"][0] == "communication"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceanalyzer.analyzers.kernel_families import KERNEL_FAMILIES, family, is_plain_float
-from traceanalyzer.analyzers.kernel_names import function, short_names
+from traceanalyzer.analyzers.common.kernel_families import KERNEL_FAMILIES, family, is_plain_float
+from traceanalyzer.analyzers.common.kernel_names import function, short_names
 
 #: As profilers wrote them, on NVIDIA and AMD, cut where nothing more is told.
 FAMILIES = {

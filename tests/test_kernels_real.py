@@ -10,9 +10,9 @@ from comm_traces import device, trace
 from test_hta_definitions import TRACES, counted, of, oracle, read
 from test_operators_real import kineto
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import COMMUNICATION, MEMORY, device_work
-from traceanalyzer.analyzers.kernel_families import KERNEL_FAMILIES, OTHER
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY, device_work
+from traceanalyzer.analyzers.common.kernel_families import KERNEL_FAMILIES, OTHER
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
@@ -127,11 +127,11 @@ def test_short_names_tell_kernels_apart(recordings: Recordings) -> None:
 
 def test_eight_ranks_are_eight_devices(shared: Path) -> None:
     folder = shared / "data/chrome/kineto/dlrm_8ranks"
-    found = api.kernels(folder, by="rank")
+    found = ta.kernels(folder, by="rank")
     assert found.groups is not None
     assert sorted(found.groups["rank"]) == list(range(8))
     assert found.devices["rank"].to_list() == list(range(8))
-    alone = [api.kernels(path) for path in sorted(folder.glob("*.gz"))]
+    alone = [ta.kernels(path) for path in sorted(folder.glob("*.gz"))]
     assert found.busy_ns == sum(one.busy_ns for one in alone)
     assert found.n == sum(one.n for one in alone)
 
@@ -142,7 +142,7 @@ def test_by_operator_as_operators_has_it(recordings: Recordings) -> None:
         groups = kernels(each, by="operator").groups
         assert groups is not None
         own = dict(groups.drop_nulls("operator").select("operator", "total_ns").iter_rows())
-        table = api.operators(each).operators.filter(pl.col("kind") == "cpu_op")
+        table = ta.operators(each).operators.filter(pl.col("kind") == "cpu_op")
         told = table.group_by("name").agg(pl.col("self_device_ns").sum()).rows()
         differ = {op for op, ns in told if own.get(op, 0) != ns}
         assert differ <= {"record_param_comms"}, (name, differ)

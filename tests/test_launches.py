@@ -13,13 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import traceanalyzer
-from traceanalyzer.analyzers.device_work import device_work
-from traceanalyzer.analyzers.launches import Launches, launches
-from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
-from traceanalyzer.analyzers.launches.needs import LONG_NS, PROMPT_NS
-from traceanalyzer.analyzers.launches.queue import drawn, queue_changes
-from traceanalyzer.analyzers.launches.stretches import device_gaps, launch_gaps, stretches
-from traceanalyzer.analyzers.launches.synchronising import costs
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.launches import launches
+from traceanalyzer.analyzers.launches.calls import drawn, launch_calls, queue_changes, with_launches
+from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.launches.stretches import (
+    LONG_NS,
+    PROMPT_NS,
+    costs,
+    device_gaps,
+    launch_gaps,
+    stretches,
+)
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
@@ -202,7 +207,7 @@ def test_without_device_work_the_error_says_how_to_record_it(events: list[dict[s
 
 
 def test_no_trace_is_an_error() -> None:
-    with pytest.raises(OptionError, match="no trace"):
+    with pytest.raises(OptionError, match="no input"):
         launches([])
 
 

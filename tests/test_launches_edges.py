@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer.analyzers.launches import launches
-from traceanalyzer.analyzers.launches.queue import drawn, streams
+from traceanalyzer.analyzers.launches.calls import drawn, streams
 from traceanalyzer.analyzers.launches.stretches import most_launched_in, stretches
 
 modest = settings(max_examples=100, deadline=None)

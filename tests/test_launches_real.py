@@ -25,10 +25,11 @@ import polars as pl
 import pytest
 from conftest import ROOT, SHARED
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import device_work
-from traceanalyzer.analyzers.launches import NEEDS
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
+from traceanalyzer.analyzers.launches.compute import needs
+from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
 
@@ -51,7 +52,8 @@ NO_LAUNCH = ("hipExtLaunchKernel",)
 
 @cache
 def read(path: Path) -> Trace:
-    return api.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
+    wanted = needs(Options())
+    return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 
 def trace_of(shared: Path, name: str) -> Trace:
@@ -133,7 +135,7 @@ def _lengths(calls: pl.DataFrame, first: int) -> np.ndarray:
 @pytest.mark.parametrize("name", [n for n in FILES if n not in WITHOUT_DEVICE])
 def test_what_must_add_up(name: str, shared: Path) -> None:
     trace = read(shared / "data/chrome/kineto" / name)
-    found = api.launches(trace)
+    found = ta.launches(trace)
     work = device_work(trace)
     devices, calls = found.devices, found.calls
     assert devices["launches"].sum() == calls["launches"].sum() == found.launches
@@ -157,7 +159,7 @@ def test_what_must_add_up(name: str, shared: Path) -> None:
 @pytest.mark.parametrize("name", WITHOUT_DEVICE)
 def test_runs_without_a_gpu_are_refused(name: str, shared: Path) -> None:
     with pytest.raises(MissingData, match=r"ProfilerActivity\.CUDA"):
-        api.launches(shared / "data/chrome/kineto" / name)
+        ta.launches(shared / "data/chrome/kineto" / name)
 
 
 def test_delays_against_a_plain_loop(shared: Path) -> None:
@@ -169,7 +171,7 @@ def test_delays_against_a_plain_loop(shared: Path) -> None:
     for event in trace.events.to_dicts():
         if event["kind"] in ("kernel", "gpu_memcpy", "gpu_memset"):
             delays.append(max(event["ts"] - ends[event["correlation"]], 0))
-    one = api.launches(trace).devices.row(0, named=True)
+    one = ta.launches(trace).devices.row(0, named=True)
     assert one["launches"] == len(delays)
     assert one["max_delay_ns"] == max(delays)
     assert one["mean_delay_ns"] == pytest.approx(np.mean(delays))
@@ -181,7 +183,7 @@ def test_delays_against_a_plain_loop(shared: Path) -> None:
 
 
 def verdict(shared: Path, name: str) -> str:
-    return api.launches(read(shared / f"data/chrome/kineto/{name}.json.gz")).verdict
+    return ta.launches(read(shared / f"data/chrome/kineto/{name}.json.gz")).verdict
 
 
 def test_an_eager_inference_is_launch_bound(shared: Path) -> None:

@@ -11,8 +11,8 @@ from comm_traces import host, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer.analyzers import whereabouts
-from traceanalyzer.analyzers.whereabouts import moments, places_of
+from traceanalyzer.analyzers.common import whereabouts
+from traceanalyzer.analyzers.common.whereabouts import moments, places_of
 from traceanalyzer.frames.nesting import ROOT, innermost_exact, nest_exact
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.leaf_paths import LeafPaths
+import traceanalyzer as ta
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError, UnknownFormat
 
@@ -40,7 +40,7 @@ def report(tmp_path: Path):
     def made(stacks: Sequence[tuple[Stack, int]], **asked: object) -> LeafPaths:
         path = tmp_path / "raw.txt"
         path.write_text(text_of(stacks))
-        return api.py_spy_report(path, **asked)
+        return ta.py_spy_report(path, **asked)
 
     return made
 
@@ -82,7 +82,7 @@ def test_the_reference_by_a_plain_loop(
 ) -> None:
     path = tmp_path_factory.mktemp("stacks") / "raw.txt"
     path.write_text(text_of(stacks))
-    result = api.py_spy_report(
+    result = ta.py_spy_report(
         path,
         library_names=library,
         match="substring",
@@ -102,7 +102,7 @@ def test_sums_by_a_plain_loop(
 ) -> None:
     path = tmp_path_factory.mktemp("stacks") / "raw.txt"
     path.write_text(text_of(stacks))
-    result = api.py_spy_report(path, group_by="file", drop_module=drop_module)
+    result = ta.py_spy_report(path, group_by="file", drop_module=drop_module)
     assert result.groups is not None
     expected: dict[str, list[int]] = {}
     for stack, count in stacks:
@@ -226,36 +226,36 @@ def test_processes_and_threads_are_told_apart(tmp_path: Path, by, expected) -> N
         'process 8:"python load.py";thread (81): MainThread;f (a.py:1) 2\n'
         "f (a.py:1) 1\n"
     )
-    found = api.py_spy_report(path, aggregate_leaf_paths=True, by=by)
+    found = ta.py_spy_report(path, aggregate_leaf_paths=True, by=by)
     assert found.paths.select("group", "samples").rows() == expected
 
 
 def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
     for rank in (0, 10, 2):
         (tmp_path / f"profile_rank{rank}.txt").write_text(text_of([([OWN], rank + 1)]))
-    result = api.py_spy_report(tmp_path, aggregate_leaf_paths=True)
+    result = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True)
     assert result.paths["samples"].to_list() == [15]
-    apart = api.py_spy_report(tmp_path, aggregate_leaf_paths=True, by="rank")
+    apart = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True, by="rank")
     assert apart.paths.select("group", "samples").rows() == [("10", 11), ("2", 3), ("0", 1)]
-    assert api.py_spy_report(tmp_path, rank=2).total_samples == 3
+    assert ta.py_spy_report(tmp_path, rank=2).total_samples == 3
     with pytest.raises(OptionError, match="rank 7"):
-        api.py_spy_report(tmp_path, rank=7)
+        ta.py_spy_report(tmp_path, rank=7)
 
 
 def test_files_that_count_different_things_are_named(tmp_path: Path) -> None:
     raw = tmp_path / "a.txt"
     raw.write_text(text_of([([OWN], 4)]))
-    api.convert(raw, tmp_path / "b.speedscope.json")
+    ta.convert(raw, tmp_path / "b.speedscope.json")
     text = (tmp_path / "b.speedscope.json").read_text()
     (tmp_path / "b.speedscope.json").write_text(text.replace('"none"', '"seconds"'))
     with pytest.raises(InputError, match=r"b.speedscope.json: counts ns, .*a.txt samples"):
-        api.py_spy_report(tmp_path)
+        ta.py_spy_report(tmp_path)
 
 
 def test_processes_are_shown_where_they_are_told(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(text_of([([OWN], 4)]))
-    assert [table.name for table in api.py_spy_report(tmp_path).tables] == ["leaf_paths"]
+    assert [table.name for table in ta.py_spy_report(tmp_path).tables] == ["leaf_paths"]
 
 
 def test_options_that_make_no_sense(report) -> None:
@@ -310,7 +310,7 @@ def test_an_empty_pipe_is_no_input(run_cli, tmp_path) -> None:
 def test_small_fractions_count(tmp_path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text("a;b 0.0004\na;c 0.0003\n")
-    result = api.py_spy_report(path)
+    result = ta.py_spy_report(path)
     assert result.paths["samples"].to_list() == [0.0004, 0.0003]
     assert result.verdict.startswith("0.0007 samples")
 
@@ -318,7 +318,7 @@ def test_small_fractions_count(tmp_path) -> None:
 def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text("main (train.py);wait (threading.py) 3\n")
-    result = api.py_spy_report(path)
+    result = ta.py_spy_report(path)
     assert "Not Found" not in result.table()
     assert "library_function_line" in result.table()
 
@@ -345,7 +345,7 @@ def test_what_sums_are_for(report, group_by: str, keys: list[str]) -> None:
 def test_frozen_modules_are_built_in_and_frames_without_a_file_are_not(tmp_path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text("load (<frozen importlib._bootstrap>:7) 3\nread 1\n")
-    found = api.py_spy_report(path).paths.select("name", "path", "line").rows()
+    found = ta.py_spy_report(path).paths.select("name", "path", "line").rows()
     assert found == [("load", "built-in", -1), ("read", None, None)]
 
 
@@ -383,15 +383,15 @@ def test_a_folder_without_profiles_is_one_line(tmp_path, capfd) -> None:
 def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
     (tmp_path / "a.txt").write_text(text_of([([OWN], 4)]))
     (tmp_path / "b.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
-    result = api.py_spy_report(tmp_path)
+    result = ta.py_spy_report(tmp_path)
     assert result.total_samples == 4
-    assert result.notes[-1] == f"{tmp_path / 'b.json'}: no stacks; skipped."
+    assert result.notes[-1].startswith(f"Left out: {tmp_path / 'b.json'}: no sample events")
     with pytest.raises(MissingData):
-        api.py_spy_report(tmp_path / "b.json")
+        ta.py_spy_report(tmp_path / "b.json")
     empty = tmp_path / "c.txt"
     empty.touch()
     with pytest.raises(UnknownFormat):
-        api.py_spy_report(empty)
+        ta.py_spy_report(empty)
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_whose_code_it_is_cannot_be_told_without_files(
 ) -> None:
     path = tmp_path / "raw.txt"
     path.write_text(f"{line}\n{line}\n")
-    samples, flame = api.py_spy_report(path), api.flamegraph(path)
+    samples, flame = ta.py_spy_report(path), ta.flamegraph(path)
     assert ("cannot be told: the frames name no files" in samples.verdict) == (not files)
     assert ("cannot be told: the frames name no files" in flame.verdict) == (not files)
     assert (", 0.0 % with the user's own code" in samples.verdict) == (files and not own)

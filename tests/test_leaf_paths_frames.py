@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceanalyzer import schema
-from traceanalyzer.analyzers.leaf_paths.frames import Frames, frames_of
-from traceanalyzer.analyzers.leaf_paths.question import Match, Question
-from traceanalyzer.frames.ancestors import NONE
+from traceanalyzer.analyzers.py_spy_report.frames import Frames, frames_of
+from traceanalyzer.analyzers.py_spy_report.options import Match, Options
+from traceanalyzer.frames.stack_weights import ROOT as NONE
 from traceanalyzer.trace import Meta, Trace
 
 modest = settings(max_examples=150, deadline=None)
@@ -37,13 +37,13 @@ def trees(draw: st.DrawFn) -> list[Node]:
     return found
 
 
-def told(nodes: list[Node], question: Question) -> Frames:
+def told(nodes: list[Node], options: Options) -> Frames:
     types = {column.name: column.dtype for column in schema.STACKS}
     values = dict(zip(("parent", "name", "file", "line"), zip(*nodes, strict=True), strict=True))
     columns = {name: values.get(name, [None] * len(nodes)) for name in types}
     stacks = pl.DataFrame(columns, schema=types)
     source = Meta(path="x", format="test", rank=None, epoch_ns=None)
-    return frames_of(Trace(sources=(source,), stacks=stacks), question)
+    return frames_of(Trace(sources=(source,), stacks=stacks), options)
 
 
 def begins_a_process(name: str | None, file: str | None) -> bool:
@@ -73,7 +73,7 @@ def test_frames_are_told_by_their_words(
     nodes: list[Node], asked: tuple[tuple[str, ...], Match], drop_module: bool
 ) -> None:
     names, match = asked
-    found = told(nodes, Question(names, match, drop_module=drop_module))
+    found = told(nodes, Options(names, match, drop_module=drop_module))
     assert found.shown.height == len({node[1:] for node in nodes})
     for at, (parent, name, file, line) in enumerate(nodes):
         frame = int(found.frame[at])
@@ -99,4 +99,4 @@ def test_frames_are_told_by_their_words(
     [("fit", "train.py", 0), ("fit", "/venv/lib/python3.11/site-packages/torch/x.py", NONE)],
 )
 def test_without_libraries_the_users_own_code_counts(name: str, file: str, own: int) -> None:
-    assert told([(None, name, file, 1)], Question()).library.tolist() == [own]
+    assert told([(None, name, file, 1)], Options()).library.tolist() == [own]

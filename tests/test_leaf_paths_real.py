@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import SHARED
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.leaf_paths import LeafPaths
+import traceanalyzer as ta
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.render import table
 
 ORACLES = sorted((SHARED / "oracle/pyspy").glob("*.txt"))
@@ -39,7 +39,7 @@ def recording(command: str) -> tuple[Path, str, bool]:
 def test_cell_for_cell_what_itwinai_prints(oracle: Path) -> None:
     text = oracle.read_text()
     path, library, aggregate = recording(text.split("\n")[0])
-    result = api.py_spy_report(
+    result = ta.py_spy_report(
         path,
         library_names=library,
         match="substring",
@@ -52,7 +52,7 @@ def test_cell_for_cell_what_itwinai_prints(oracle: Path) -> None:
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_no_sample_is_lost(shared: Path, name: str) -> None:
     path = shared / f"data/pyspy/{name}.raw.txt"
-    for result in (api.py_spy_report(path), api.py_spy_report(path, aggregate_leaf_paths=True)):
+    for result in (ta.py_spy_report(path), ta.py_spy_report(path, aggregate_leaf_paths=True)):
         assert result.total_samples == RECORDINGS[name]
         assert result.paths["samples"].sum() == RECORDINGS[name]
 
@@ -62,7 +62,7 @@ def test_no_sample_is_lost(shared: Path, name: str) -> None:
 def test_self_adds_up_and_total_is_what_a_loop_counts(
     shared: Path, name: str, group_by: str
 ) -> None:
-    result = api.py_spy_report(shared / f"data/pyspy/{name}.raw.txt", group_by=group_by)
+    result = ta.py_spy_report(shared / f"data/pyspy/{name}.raw.txt", group_by=group_by)
     assert result.groups is not None
     assert result.groups["self"].sum() == RECORDINGS[name]
     assert (result.groups["self"] <= result.groups["total"]).all()
@@ -81,7 +81,7 @@ def test_functions_count_once_a_stack(shared: Path) -> None:
         counted.setdefault(leaf, [0, 0])[0] += int(count)
         if not frames:
             counted[leaf][1] += int(count)
-    result = api.py_spy_report(path, group_by="function")
+    result = ta.py_spy_report(path, group_by="function")
     assert result.groups is not None
     found = {
         (row["key"], row["path"]): [row["self"], row["total"]] for row in result.groups.to_dicts()
@@ -97,7 +97,7 @@ def _function(frame: str) -> tuple[str, str | None]:
 
 def test_forked_workers_do_not_count_under_their_parents_code(shared: Path) -> None:
     path = shared / "data/pyspy/subproc_threads.raw.txt"
-    result = api.py_spy_report(path, group_by="function")
+    result = ta.py_spy_report(path, group_by="function")
     assert set(result.processes["role"]) == {"main process", "DataLoader worker"}
     main = result.processes.filter(role="main process")["samples"].sum()
     assert result.groups is not None
@@ -109,6 +109,6 @@ def test_forked_workers_do_not_count_under_their_parents_code(shared: Path) -> N
 def test_every_way_to_part_rows_keeps_the_sum(shared: Path) -> None:
     path = shared / "data/pyspy/subproc_threads.raw.txt"
     for by in ("process", "thread", "rank", "file"):
-        result: LeafPaths = api.py_spy_report(path, by=by, aggregate_leaf_paths=True)
+        result: LeafPaths = ta.py_spy_report(path, by=by, aggregate_leaf_paths=True)
         assert result.paths["samples"].sum() == RECORDINGS["subproc_threads"]
         assert result.paths["group"].null_count() == 0

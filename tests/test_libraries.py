@@ -2,7 +2,7 @@
 
 import pytest
 
-from traceanalyzer.analyzers.libraries import (
+from traceanalyzer.analyzers.common.libraries import (
     STANDARD_LIBRARY,
     by_component,
     by_substring,

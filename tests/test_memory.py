@@ -17,8 +17,8 @@ from harness import differences, plain
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.memory.ground import ledgers
-from traceanalyzer.analyzers.memory.peak import thinned
+from traceanalyzer.analyzers.memory.ledger import ledgers
+from traceanalyzer.analyzers.memory.rank_memory import thinned
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnknownFormat
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.source import Source

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer.analyzers.memory.ledger import Ledger, ledger
-from traceanalyzer.analyzers.memory.operations import Noted, Operations
+from traceanalyzer.analyzers.memory.ledger import Ledger, Noted, Operations, ledger
 
 modest = settings(max_examples=200, deadline=None)
 Row = dict[str, Any]

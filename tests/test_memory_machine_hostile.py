@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import pickletools
 import random
 import re
 import struct
 import tracemalloc
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from pickles import (
     EVENT,
     FRAME,
+    agree,
     hand,
     like_torch,
     new,
@@ -24,9 +28,8 @@ from pickles import (
     text,
 )
 
-from traceanalyzer.parsers.memory_snapshot import machine
+from traceanalyzer.parsers.memory_snapshot import machine, scan
 from traceanalyzer.parsers.memory_snapshot.machine import Refused
-from traceanalyzer.parsers.memory_snapshot.slow_store import Problem
 
 compiled = pytest.mark.skipif(machine._machine is None, reason="built without a compiler")
 
@@ -164,10 +167,6 @@ def test_a_refusal_lasts():
             made.close()
 
 
-def test_every_problem_is_said_in_words():
-    assert set(machine._SAID) == set(Problem)
-
-
 HUGE = {
     "a million values": b"N" * 1_000_000,
     "lists a million deep": b"]" * 1_000_000 + b"a" * 999_999,
@@ -201,14 +200,89 @@ def test_bombs_stay_small(name):
 @pytest.mark.parametrize("name", HUGE)
 def test_bombs_go_off_alike(name):
     data = hand(HUGE[name])
-    assert outcome(data) == outcome(data, 1 << 16, slow=True)
+    fast, slow = outcome(data), outcome(data, 1 << 16, slow=True)
+    assert agree(fast, slow) or (name == "single appends to a stack" and isinstance(slow, tuple))
 
 
+@compiled
 def test_amplification_runs_into_the_bound():
     """Two bytes each store another text of frames: refused long before memory is."""
-    what, offset = refusal(hand(HUGE["single appends to a stack"]))
+    what, offset = outcome(hand(HUGE["single appends to a stack"]))
     assert what == "needs more memory than a snapshot of its size would"
     assert offset < 12_000
+
+
+def test_amplification_runs_into_the_bound_of_work():
+    """Where no text of frames is stored before it is whole."""
+    what, offset = outcome(hand(HUGE["single appends to a stack"]), slow=True)
+    assert what == "a stack is filled again and again"
+    assert offset < 18_000
+
+
+#: What takes the most memory for its bytes, over and over; the number makes each distinct.
+DENSE = {
+    "lists of nothing": lambda _: b"]",
+    "lists": lambda _: b"](K\x01K\x01K\x01K\x01K\x01e",
+    "long lists": lambda _: b"](" + b"J\x01\x02\x03\x04" * 100 + b"e",
+    "dicts": lambda _: b"}(" + b"".join(b"K%cN" % key for key in range(6)) + b"u",
+    "rows": lambda _: b"}(" + text("action") + b"Nu",
+    "frames": lambda i: b"}(" + text("filename") + b"J" + struct.pack("<i", i) + b"u",
+    "stacks": lambda i: FRAME + b"r" + struct.pack("<i", i) + b"]j" + struct.pack("<i", i) + b"a",
+    "numbers": lambda i: b"M" + struct.pack("<H", 300 + i % 60_000),
+    "large numbers": lambda i: b"\x8a\x09" + struct.pack("<q", i) + b"\x05",
+    "fractions": lambda i: b"G" + struct.pack(">d", i),
+    "texts": lambda i: b"\x8c\x04" + struct.pack("<i", i),
+    "tuples": lambda i: b"J" + struct.pack("<i", i) + b"\x85",
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_objects_stay_within_their_bound(name, monkeypatch):
+    monkeypatch.setattr(scan, "ALLOWANCE", 1 << 20)
+    parts, size = [], 0
+    while size < 200_000:
+        parts.append(DENSE[name](len(parts)))
+        size += len(parts[-1])
+    data = hand(b"](", *parts, b"e")
+    made = new(slow=True)
+    tracemalloc.start()
+    try:
+        with suppress(Refused):
+            for start in range(0, len(data), 1 << 12):
+                made.feed(data[start : start + (1 << 12)])
+            made.close()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (scan.OBJECTS + 2) * len(data) + scan.ALLOWANCE + (1 << 17)
+
+
+@pytest.mark.parametrize(
+    "key", [b"]", b"}", b")", b"K\x01\x85", FRAME, b"G" + bytes(8), b"\x8a\x01\x05"]
+)
+def test_keys_that_hash_alike_or_not_at_all_are_not_loaded(key):
+    said = "a key that is neither a text nor a small number"
+    for data in (hand(b"}", key, b"Ns"), hand(b"}(NN", key, b"Nu")):
+        assert outcome(data, slow=True)[0] == said
+
+
+def test_the_unpickler_finds_nothing_to_call():
+    """Should the scan let something pass after all."""
+    for data in (
+        b"\x80\x02cos\nsystem\n.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x04NQ.",
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="is not read"):
+            machine.PlainUnpickler(io.BytesIO(data)).load()
+
+
+def test_problems_have_the_numbers_of_the_compiled_machine():
+    header = (Path(machine.__file__).parent / "_machine_store.h").read_text()
+    names = re.search(r"FINE, ([A-Z_,\s]+), NO_MEMORY", header)
+    assert names
+    problems = [problem.name for problem in scan.Problem]
+    assert re.split(r",\s+", names[1]) == problems[: problems.index("KEY")]
 
 
 def test_work_runs_into_a_bound():
@@ -292,7 +366,7 @@ def test_damage_is_read_alike_or_refused_alike(part):
         data = damaged(chance.choice(SEEDS), chance)
         found = outcome(data, chance.choice((1, 13, 1 << 20)))
         slow = outcome(data, slow=True)
-        assert repr(found) == repr(slow)  # not a number is no number
+        assert agree(found, slow), data
         kind = "refused" if isinstance(found, tuple) else str(found.complete)
         seen[kind] = seen.get(kind, 0) + 1
     assert seen["refused"] > 100
@@ -303,4 +377,4 @@ def test_damage_is_read_alike_or_refused_alike(part):
 @settings(max_examples=300)
 def test_any_opcodes(parts):
     data = hand(*parts)
-    assert repr(outcome(data, 3)) == repr(outcome(data, slow=True))
+    assert agree(outcome(data, 3), outcome(data, slow=True))

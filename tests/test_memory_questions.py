@@ -15,8 +15,8 @@ import pytest
 from snapshots import MAIN, MIB, START_US, TORCH, Frame, Snapshot
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.memory.categories import CATEGORIES
-from traceanalyzer.analyzers.memory.causes import CAUSE, Situation, advice, cause
+from traceanalyzer.analyzers.memory.attribution import CATEGORIES
+from traceanalyzer.analyzers.memory.oom import CAUSE, Situation, advice, cause
 from traceanalyzer.errors import MalformedInput, OptionError
 
 ROOT = Path(__file__).parents[1]

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_memory_definitions import BLOCKS, ROWS
 
-from traceanalyzer.analyzers.memory.ledger import ledger
-from traceanalyzer.analyzers.memory.operations import Operations
+from traceanalyzer.analyzers.memory.ledger import Operations, ledger
 from traceanalyzer.analyzers.memory.regions import Regions, regions
 
 modest = settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.parsers.nsys_sqlite import layout
+from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.vocabulary import KINDS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -293,12 +293,12 @@ def test_every_version_has_the_columns_that_are_read(shared):
     for path in schemas(shared):
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.executescript(path.read_text(encoding="utf-8"))
-            for table, required in layout.REQUIRED.items():
+            for table, required in tables.REQUIRED.items():
                 columns = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
                 if columns:
                     seen.add(table)
                     assert set(required) <= columns, f"{path.name}: {table}"
-    assert seen == set(layout.REQUIRED)
+    assert seen == set(tables.REQUIRED)
 
 
 def test_an_export_of_every_version_that_holds_nothing(shared, tmp_path):

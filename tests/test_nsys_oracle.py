@@ -12,8 +12,8 @@ import pytest
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.device_work import device_work
-from traceanalyzer.analyzers.launching import launches
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK

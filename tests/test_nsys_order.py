@@ -1,4 +1,4 @@
-"""Rows of several tables in one order: stretch by stretch it is the same as all at once."""
+"""Rows of several tables in one order: by start, the longest first, then by table and row."""
 
 import polars as pl
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.nsys_sqlite import assemble
+from traceanalyzer.parsers.nsys_sqlite.reader import assemble
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 30), st.one_of(st.none(), st.integers(0, 4)), st.integers(0, 99)),
@@ -45,22 +45,16 @@ def expected(parts):
 
 @given(
     tables=st.lists(st.tuples(ROWS, st.booleans(), st.booleans()), min_size=1, max_size=4),
-    at_once=st.integers(1, 12),
     pieces=st.integers(1, 3),
 )
-def test_any_stretch_gives_one_order(tables, at_once, pieces):
+def test_rows_of_all_tables_stand_in_one_order(tables, pieces):
     kinds = ("kernel", "gpu_memcpy", "cuda_runtime", "nvtx")
     parts = [
         part(rows, kind, ordered=ordered, device=device, pieces=pieces)
         for kind, (rows, ordered, device) in zip(kinds, tables, strict=False)
     ]
     rows = expected(parts)
-    usual = assemble._AT_ONCE
-    try:
-        assemble._AT_ONCE = at_once
-        found = assemble.assemble(list(parts))
-    finally:
-        assemble._AT_ONCE = usual
+    found = assemble(list(parts))
     events = found["events"]
     assert events.height == len(rows)
     if not rows:
@@ -79,15 +73,14 @@ def test_any_stretch_gives_one_order(tables, at_once, pieces):
     )
 
 
-def test_columns_are_of_one_piece(monkeypatch):
+def test_columns_are_of_one_piece():
     """Whoever looks at a column as an array would copy one that is in pieces each time."""
-    monkeypatch.setattr(assemble, "_AT_ONCE", 4)
     rows = [(at, None if at % 3 else 1, at) for at in range(40)]
     parts = [
         part(rows, "kernel", ordered=True, device=True, pieces=2),
         part(rows[::5], "gpu_memcpy", ordered=True, device=False, pieces=2),
     ]
-    events = assemble.assemble(parts)["events"]
+    events = assemble(parts)["events"]
     assert events.height == 48
     assert {column.n_chunks() for column in events.get_columns()} == {1}
     assert not parts

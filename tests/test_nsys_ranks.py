@@ -128,3 +128,26 @@ def test_a_rank_is_the_same_whatever_is_read():
     for kinds in ("kernel", "nvtx", "osrt"):
         part = ta.read(TRAINING, kinds=kinds).events.select("rank", "pid").unique().sort("rank")
         assert part.rows() == whole
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_an_export_is_selected(rank, tmp_path):
+    """The same is found as in the export of that process alone."""
+    alone = export_of(rank, tmp_path, "alone.sqlite")
+    described, its = ta.info(TRAINING, rank=rank), ta.info(alone)
+    assert described.files["rank"].to_list() == [rank]
+    for column in ("events", "communication", "communication_ns"):
+        assert described.contents[column].equals(its.contents[column])
+    assert described.kinds.equals(its.kinds)
+    for kinds in (["sample"], ["nvtx"], ["cuda_runtime"]):
+        drawn = ta.flamegraph(TRAINING, kinds=kinds, rank=rank)
+        assert drawn.functions.equals(ta.flamegraph(alone, kinds=kinds).functions)
+    assert ta.flamegraph(TRAINING, by="rank", rank=rank).flame.frame["name"][0] == f"rank {rank}"
+    code = ta.py_spy_report(TRAINING, rank=rank, aggregate_leaf_paths=True)
+    assert code.total_samples == ta.py_spy_report(alone).total_samples
+
+
+@pytest.mark.parametrize("ask", [ta.info, ta.flamegraph, ta.py_spy_report])
+def test_a_rank_that_an_export_does_not_have_is_an_error(ask):
+    with pytest.raises(ta.OptionError, match="no input is of rank 7; there are ranks 0-1"):
+        ask(TRAINING, rank=7)

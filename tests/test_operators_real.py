@@ -15,9 +15,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import device_work
-from traceanalyzer.analyzers.operators import Operators, operators
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.operators import operators
+from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import HOST_KINDS
@@ -98,7 +99,7 @@ def recording(request: pytest.FixtureRequest, shared: Path) -> tuple[Trace, dict
     printed = json.loads(gzip.decompress(Path(f"{path}.key_averages.json.gz").read_bytes()))
     rows = {row["name"]: row for row in printed}
     assert len(rows) == len(printed)
-    return api.read(f"{path}.json.gz"), rows
+    return ta.read(f"{path}.json.gz"), rows
 
 
 def by_name(result: Operators) -> dict[str, dict[str, Any]]:
@@ -209,7 +210,7 @@ def kineto(shared: Path) -> dict[str, Trace]:
     folder = shared / "data/chrome/kineto"
     paths = sorted([*folder.glob("*.json.gz"), *folder.glob("dlrm_8ranks/*.gz")])
     assert len(paths) >= 22
-    return {path.name.partition(".")[0]: api.read(path) for path in paths}
+    return {path.name.partition(".")[0]: ta.read(path) for path in paths}
 
 
 @pytest.mark.parametrize("name", TRUSTED)
@@ -274,7 +275,7 @@ def test_everything_adds_up_on_every_trace(shared: Path) -> None:
 )
 def test_nvtx_ranges_launch_what_they_hold(name: str, shared: Path) -> None:
     """Kernels by the innermost range around their launch, as plain SQL sums them up."""
-    trace = api.read(shared / f"data/nsys/{name}.sqlite.gz")
+    trace = ta.read(shared / f"data/nsys/{name}.sqlite.gz")
     kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
     rows = operators(kernels).operators.filter(pl.col("kind") == "nvtx")
     ours = rows.group_by("name").agg(kernel_ns=pl.col("self_device_ns").sum())
@@ -285,6 +286,6 @@ def test_nvtx_ranges_launch_what_they_hold(name: str, shared: Path) -> None:
 
 
 def test_composers_slices_are_operators(shared: Path) -> None:
-    found = operators(api.read(shared / "data/chrome/composer/ep0-ba0-rank0.json"))
+    found = operators(ta.read(shared / "data/chrome/composer/ep0-ba0-rank0.json"))
     assert {"forward", "backward"} <= set(found.operators["name"].str.split("/").list.last())
     assert found.device_ns is None

@@ -8,8 +8,8 @@ import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.api_calls.sorts import sorted_out
-from traceanalyzer.analyzers.kernel_families import family
+from traceanalyzer.analyzers.common.kernel_families import family
+from traceanalyzer.analyzers.cuda_api.findings import sorted_out
 
 #: What CUDA's calls are called elsewhere.
 NAMES = {"cudaLaunchKernel": "urEnqueueKernelLaunch", "cudaDeviceSynchronize": "urQueueFinish"}

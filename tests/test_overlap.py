@@ -12,11 +12,13 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import COMPUTE, SORT, device_work, extent
-from traceanalyzer.analyzers.overlap import NEEDS, Overlap, combine, extract, overlap
-from traceanalyzer.analyzers.overlap.timeline import COARSE
-from traceanalyzer.analyzers.parts import PARTS, measure_parts
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import COMPUTE, SORT, device_work, extent
+from traceanalyzer.analyzers.common.parts import PARTS, measure_parts
+from traceanalyzer.analyzers.overlap import overlap
+from traceanalyzer.analyzers.overlap.compute import COARSE, combine, measure, needs
+from traceanalyzer.analyzers.overlap.options import Options
+from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat
 
@@ -294,15 +296,17 @@ def test_steps_are_asked_for_but_not_marked() -> None:
 
 
 def test_no_trace_at_all() -> None:
-    with pytest.raises(OptionError, match="no trace"):
-        combine([])
+    with pytest.raises(OptionError, match="no input"):
+        overlap([])
 
 
 def test_nothing_is_changed_and_the_answer_does_not_depend_on_the_order() -> None:
     one, other = trace(EVENTS), trace(EVENTS, rank=1)
     before = one.events.clone()
-    first = combine([extract(one), extract(other)])
-    second = combine([extract(other), extract(one)])
+    first, second = (
+        combine([measure(trace, Options()) for trace in traces], Options())
+        for traces in ((one, other), (other, one))
+    )
     assert first.to_dict() == second.to_dict()
     assert one.events.equals(before)
 
@@ -311,7 +315,8 @@ def test_nothing_is_changed_and_the_answer_does_not_depend_on_the_order() -> Non
 
 
 def read(path: Path) -> Trace:
-    return api.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
+    wanted = needs(Options())
+    return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 
 def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
@@ -330,7 +335,7 @@ def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
 
 
 def test_the_dlrm_ranks_have_the_overlap_of_the_peer(shared: Path) -> None:
-    result = api.overlap(shared / "data/chrome/kineto/dlrm_8ranks")
+    result = ta.overlap(shared / "data/chrome/kineto/dlrm_8ranks")
     shares = [round(100 * share, 2) for share in result.devices["overlap_frac"]]
     assert shares == [4.5, 2.47, 7.88, 3.31, 0.56, 0.64, 7.56, 9.51]
     idle = [6419, 6428, 7046, 8145, 8887, 9121, 7051, 8308]

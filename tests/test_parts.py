@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.device_work import DEVICE, SORT, device_work, extent
-from traceanalyzer.analyzers.parts import PARTS, measure_parts, part_intervals
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import DEVICE, SORT, device_work, extent
+from traceanalyzer.analyzers.common.parts import PARTS, measure_parts, part_intervals
 from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK
 
 TIME = st.integers(0, 25)
@@ -169,7 +169,7 @@ def test_intervals_and_measures_of_real_traces_agree(shared: Path) -> None:
     names = ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv", "mi300_rank0of8_rccl")
     for name in names:
         path = shared / f"data/chrome/kineto/{name}.json.gz"
-        work = device_work(api.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
+        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
         span = extent(work)
         found = measure_parts(work, span)
         total = found.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()

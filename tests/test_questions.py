@@ -13,7 +13,8 @@ from conftest import ROOT
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.api.gathering import Reading
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import options_of
 from traceanalyzer.questions import Questions
 
 FIXTURES = ROOT / "fixtures"
@@ -49,9 +50,8 @@ def test_a_method_is_the_function(name: str) -> None:
     first, *others = inspect.signature(function).parameters.values()
     assert list(inspect.signature(method).parameters.values()) == others
     assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    assert {one.kind for one in others if one.default is not inspect.Parameter.empty} == {
-        inspect.Parameter.KEYWORD_ONLY
-    }
+    given = {one.kind for one in others if one.default is not inspect.Parameter.empty}
+    assert given <= {inspect.Parameter.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -60,10 +60,11 @@ def test_help_teaches(name: str) -> None:
     with redirect_stdout(said):
         help(getattr(ta.Trace, name))
     text = said.getvalue()
-    parameters = list(inspect.signature(getattr(ta, name)).parameters)
-    assert [one for one in parameters if f"        {one}: " not in text] == []
-    assert set(Reading.__annotations__) < set(parameters)
-    assert "**reading" not in text
+    parameters = list(inspect.signature(getattr(ta, name)).parameters.values())
+    own = [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    assert [one for one in own if f"        {one}: " not in text] == []
+    assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    assert "**reading: see :class:`~traceanalyzer.analyzers.base.Reading`." in text
     assert "Raises:" in text
 
 
@@ -126,4 +127,18 @@ def test_a_type_checker_sees_every_public_name() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert {name: f"traceanalyzer.{home}" for name, home in ta._HOME.items()} == shown
+    homes = {entry.name: entry.module for entry in registry.public()}
+    homes |= {name: f"traceanalyzer.{home}" for name, home in ta._HOME.items()}
+    assert homes == shown
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in registry.public()])
+def test_the_keywords_of_a_function_are_its_options(name: str) -> None:
+    entry = registry.ENTRIES[name]
+    parameters = inspect.signature(entry.function()).parameters
+    asked = {k: p for k, p in parameters.items() if k not in ("inputs", "after", "reading")}
+    known = {k: v for k, v in options_of(entry.options_class()).items() if k != "window"}
+    assert asked.keys() == known.keys()
+    for key, (default, _) in known.items():
+        if asked[key].default is not inspect.Parameter.empty:
+            assert asked[key].default == default, key

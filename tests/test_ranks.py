@@ -10,7 +10,7 @@ from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.ranks import apart, by_rank, of_rank
+from traceanalyzer.analyzers.common.ranks import apart, by_rank, of_rank
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = [FIXTURES / "nsys" / "training.sqlite", FIXTURES / "nccl_8ranks"]

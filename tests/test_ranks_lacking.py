@@ -6,8 +6,8 @@ import pytest
 from comm_traces import GEMM, MS, device, host, step, trace
 
 import traceanalyzer as ta
-from traceanalyzer.api.examination import examine
 from traceanalyzer.errors import MissingData
+from traceanalyzer.run import examine
 
 
 def worked(rank: int) -> list[dict]:
@@ -56,6 +56,6 @@ def test_nothing_is_answered_where_all_lack_it(analysis):
 
 def test_all_questions_asked_at_once_name_the_rank():
     both = trace([*worked(0), idle(1)], None, path="node.json")
-    lacking = [note for note in examine(both).answers["kernels"].notes if "Left out" in note]
+    lacking = [note for note in examine(both).results["kernels"].notes if "Left out" in note]
     assert len(lacking) == 1
     assert lacking[0].startswith("Left out: node.json, rank 1: ")

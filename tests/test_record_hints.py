@@ -15,7 +15,7 @@ from comm_traces import trace as traced
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
-from traceanalyzer.parsers.nsys_sqlite import layout
+from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.trace import Meta, Trace, record_hint
 from traceanalyzer.vocabulary import KINDS
 
@@ -162,7 +162,7 @@ def test_kernels_by_annotation():
 
 def test_options_are_those_that_info_names():
     """The parser tells which tables are missing; both must say the same."""
-    known = {recording.option for recording in layout.RECORDINGS}
+    known = {recording.option for recording in tables.RECORDINGS}
     named = set()
     for what in (*KINDS, *ASKED_FOR):
         for option, values in re.findall(

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from conftest import ROOT
 
-from traceanalyzer import api
+import traceanalyzer as ta
 from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.contract import Format, Selection
@@ -54,28 +54,28 @@ def installed(monkeypatch):
 def test_a_format_of_another_package_is_read_by_its_content(tmp_path):
     path = tmp_path / "unknown"
     path.write_bytes(b"THEIRS\n1\n2\n")
-    assert api.read(path).meta.format == "their-format"
+    assert ta.read(path).meta.format == "their-format"
 
 
 def test_it_does_not_take_what_ours_know(tmp_path):
     trace = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
-    assert api.read(trace, kinds=["kernel"]).meta.format == "chrome-trace"
-    assert api.read(trace, format="their-format").meta.format == "their-format"
+    assert ta.read(trace, kinds=["kernel"]).meta.format == "chrome-trace"
+    assert ta.read(trace, format="their-format").meta.format == "their-format"
 
 
 def test_it_is_asked_before_our_guesses(tmp_path):
     path = tmp_path / "raw.txt"
     path.write_bytes(b"THEIRS;main (a.py:1) 3\n" * 9)
-    assert api.read(path).meta.format == "their-format"
+    assert ta.read(path).meta.format == "their-format"
 
 
 def test_what_cannot_be_loaded_is_said_and_ends_nothing(tmp_path):
     path = tmp_path / "unknown"
     path.write_bytes(b"nobody's\0")
     with pytest.raises(UnknownFormat, match=r"their-format.*could not load c \(AttributeError"):
-        api.read(path)
+        ta.read(path)
     with pytest.raises(OptionError, match=r"known are .*broken-format"):
-        api.read(path, format="nope")
+        ta.read(path, format="nope")
 
 
 def test_priorities_are_unique():

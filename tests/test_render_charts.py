@@ -13,9 +13,8 @@ from sample_results import HOSTILE, Sample, durations, empty, hostile, ordinary,
 
 import traceanalyzer as ta
 from traceanalyzer.render import charts
-from traceanalyzer.render.charts.data import pack
-from traceanalyzer.render.charts.outline import summary
-from traceanalyzer.render.charts.thinning import thin
+from traceanalyzer.render.charts import summary
+from traceanalyzer.render.charts.data import pack, thin
 from traceanalyzer.render.marks import PALETTE, prepare
 from traceanalyzer.result import Chart
 

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from sample_results import HOSTILE, Sample, groups, hostile, ordinary
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import FORMS, form_of, render
-from traceanalyzer.render import csv as as_csv
-from traceanalyzer.render import json as as_json
-from traceanalyzer.render import sqlite as as_sqlite
+from traceanalyzer.render import FORMS, data, form_of, render
 from traceanalyzer.result import Flame, Table
 
 
@@ -25,11 +22,11 @@ def _result(frame: pl.DataFrame) -> Sample:
 
 
 def test_csv_golden(golden):
-    golden("groups.csv", as_csv.render(ordinary()))
+    golden("groups.csv", data.to_csv(ordinary()))
 
 
 def test_csv_holds_raw_units_and_every_row_and_column():
-    rows = list(csv.DictReader(io.StringIO(as_csv.render(ordinary()))))
+    rows = list(csv.DictReader(io.StringIO(data.to_csv(ordinary()))))
     assert [row["max_ns"] for row in rows] == ["17570000", "25050000", "7635000"]
     assert rows[2]["pid"] == ""
     assert rows[0]["ranks"] == "[0, 1, 2]"
@@ -37,27 +34,27 @@ def test_csv_holds_raw_units_and_every_row_and_column():
 
 
 def test_csv_of_a_chosen_table():
-    assert as_csv.render(ordinary(), table="none") == "rank\n"
+    assert data.to_csv(ordinary(), table="none") == "rank\n"
 
 
 def test_csv_top():
-    assert len(as_csv.render(ordinary(), top=1).splitlines()) == 2
+    assert len(data.to_csv(ordinary(), top=1).splitlines()) == 2
 
 
 def test_csv_text_is_never_a_formula():
-    rows = list(csv.reader(io.StringIO(as_csv.render(hostile()), newline="")))[1:]
+    rows = list(csv.reader(io.StringIO(data.to_csv(hostile()), newline="")))[1:]
     for (name, *_), given_name in zip(rows, HOSTILE, strict=True):
         assert not name.startswith(("=", "+", "-", "@", "\t", "\r"))
         assert name.lstrip("'") == given_name
 
 
 def test_csv_negative_numbers_stay_numbers():
-    assert as_csv.render(_result(pl.DataFrame({"a": [-5], "b": [-0.5]}))) == "a,b\n-5,-0.5\n"
+    assert data.to_csv(_result(pl.DataFrame({"a": [-5], "b": [-0.5]}))) == "a,b\n-5,-0.5\n"
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
 def test_csv_reads_back(names):
-    text = as_csv.render(_result(pl.DataFrame({"name": names, "n": range(len(names))})))
+    text = data.to_csv(_result(pl.DataFrame({"name": names, "n": range(len(names))})))
     rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
     assert [row[0] for row in rows] == [
         f"'{name}" if name[:1] in tuple("=+-@\t\r\n") and name else name for name in names
@@ -65,11 +62,11 @@ def test_csv_reads_back(names):
 
 
 def test_json_golden(golden):
-    golden("groups.json", as_json.render(ordinary()))
+    golden("groups.json", data.to_json(ordinary()))
 
 
 def test_json_holds_everything_in_raw_units():
-    values = json.loads(as_json.render(ordinary()))
+    values = json.loads(data.to_json(ordinary()))
     assert values["wait_ns"] == 48_200_000
     assert values["groups"] == groups().frame.to_dicts()
     assert values["verdict"].startswith("Rank 2")
@@ -79,17 +76,17 @@ def test_json_holds_everything_in_raw_units():
 
 def test_json_has_no_nan():
     frame = pl.DataFrame({"a": [float("nan"), float("inf"), 1.0]})
-    text = as_json.render(_result(frame)).decode()
+    text = data.to_json(_result(frame)).decode()
     rows = json.loads(text, parse_constant=pytest.fail)["t"]
     assert [row["a"] for row in rows] == [None, None, 1.0]
 
 
 def test_json_top():
-    assert len(json.loads(as_json.render(ordinary(), top=2))["groups"]) == 2
+    assert len(json.loads(data.to_json(ordinary(), top=2))["groups"]) == 2
 
 
 def test_json_keeps_hostile_names_exactly():
-    rows = json.loads(as_json.render(hostile()))["bad"]
+    rows = json.loads(data.to_json(hostile()))["bad"]
     assert [row["name"] for row in rows] == list(HOSTILE)
 
 
@@ -101,7 +98,7 @@ def _database(image: bytes) -> closing[sqlite3.Connection]:
 
 def test_sqlite_holds_every_row_and_column_in_raw_units():
     frame = groups().frame
-    with _database(as_sqlite.render(ordinary())) as connection:
+    with _database(data.to_sqlite(ordinary())) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
         assert names == ["about", *(table.name for table in ordinary().tables)]
@@ -132,7 +129,7 @@ def test_sqlite_of_what_it_has_no_type_for():
             "group": [[1], None, []],
         }
     )
-    with _database(as_sqlite.render(_result(frame))) as connection:
+    with _database(data.to_sqlite(_result(frame))) as connection:
         assert connection.execute("SELECT * FROM t").fetchall() == [
             (None, -1, "a", 1, "[1]"),
             (None, 1, None, None, None),
@@ -141,7 +138,7 @@ def test_sqlite_of_what_it_has_no_type_for():
 
 
 def test_sqlite_keeps_hostile_names_exactly():
-    with _database(as_sqlite.render(hostile())) as connection:
+    with _database(data.to_sqlite(hostile())) as connection:
         found = connection.execute("SELECT name FROM bad").fetchall()
     assert [name for (name,) in found] == list(HOSTILE)
 
@@ -152,7 +149,7 @@ def test_sqlite_top_and_a_flamegraph():
     class Burning(Sample):
         flames = (Flame("fire", "Fire", "", "ns", boxes),)
 
-    with _database(as_sqlite.render(Burning(shown=(groups(),)), top=1)) as connection:
+    with _database(data.to_sqlite(Burning(shown=(groups(),)), top=1)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM groups").fetchone() == (1,)
         assert connection.execute("SELECT * FROM fire").fetchall() == [(0, "a")]
 

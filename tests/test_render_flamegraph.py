@@ -15,9 +15,8 @@ from sample_results import HOSTILE, groups
 
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, render
-from traceanalyzer.render.flamegraph import colors
-from traceanalyzer.render.flamegraph.layout import lay_out
-from traceanalyzer.render.flamegraph.weights import share, told
+from traceanalyzer.render.flamegraph import picture
+from traceanalyzer.render.flamegraph.layout import lay_out, share
 from traceanalyzer.units import format_weight
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -100,20 +99,22 @@ def test_what_is_summed_up_is_drawn_hatched_with_its_count():
 def test_colours_follow_the_package_and_own_code_stands_out():
     boxes = _named(_parsed(flamegraph.svg(training())))
     assert boxes["forward"].get("fill") == boxes["relu"].get("fill") == "#afdaff"
-    assert boxes["main"].get("fill") == colors.OWN
-    assert colors.OWN not in {colors.of_group(name, own=False) for name in map(str, range(999))}
+    assert boxes["main"].get("fill") == picture.OWN
+    assert picture.OWN not in {
+        picture.fill_of_package(name, own=False) for name in map(str, range(999))
+    }
 
 
 def test_common_packages_have_colours_of_their_own():
     names = ["torch", "standard library", "numpy", "libtorch_cpu.so", "libc.so.6", "triton"]
-    assert len({colors.of_group(name, own=False) for name in names}) == len(names)
+    assert len({picture.fill_of_package(name, own=False) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize(
     ("total", "base", "fill"), [(5, 0, -1), (0, 5, 0), (5, 5, 4), (0, 0, 4), (10, 5, 6), (5, 10, 2)]
 )
 def test_colours_of_a_comparison(total, base, fill):
-    assert colors.of_change(total, base) == colors.CHANGES[fill]
+    assert picture.fill_of_change(total, base) == picture.CHANGES[fill]
 
 
 def test_vanished_frames_are_listed_topmost_only():
@@ -193,9 +194,9 @@ def test_a_small_share_is_not_shown_as_nothing():
 
 def test_times_and_comparisons_are_told():
     box = lay_out(training(unit="ns")).boxes[3]
-    assert told(box, 100, "ns") == "50 ns, 50.0 % of all, 55.6 % of parent, self 10 ns"
+    assert picture.describe(box, 100, "ns") == "50 ns, 50.0 % of all, 55.6 % of parent, self 10 ns"
     grew = next(box for box in lay_out(compared()).boxes if box.name == "grew")
-    assert told(grew, 40, "samples").endswith("base 25.0 %")
+    assert picture.describe(grew, 40, "samples").endswith("base 25.0 %")
 
 
 # --- names from elsewhere --------------------------------------------------------------------
@@ -251,9 +252,9 @@ def _contrast(one: str, two: str) -> float:
 def test_names_are_legible_on_every_fill():
     inks = re.findall(r"--ink: (#\w{6})", flamegraph.VIEWER.style())
     hits = re.findall(r"--hit: (#\w{6})", flamegraph.VIEWER.style())
-    assert inks[0] == colors.INK
+    assert inks[0] == picture.INK
     assert len(inks) == len(hits) == 2
-    for light, dark in [*colors.FILLS.items(), tuple(hits)]:
+    for light, dark in [*picture.FILLS.items(), tuple(hits)]:
         assert _contrast(light, inks[0]) >= 4.5
         assert _contrast(dark, inks[1]) >= 4.5
 

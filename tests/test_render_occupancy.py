@@ -33,7 +33,7 @@ from sample_results import skew
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import flamegraph, html, plot, render
 from traceanalyzer.render import occupancy as ink
-from traceanalyzer.render.occupancy import colors, scales, words
+from traceanalyzer.render.occupancy import labels
 from traceanalyzer.render.occupancy.layout import columns, largest, lay_out, stack
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -136,7 +136,7 @@ def test_the_largest_are_those_with_most_bytes_times_events():
 
 @pytest.mark.parametrize("top", [1, 700, 5 * MIB, 1.3 * (1 << 30), 80 * (1 << 30), 1 << 45])
 def test_sizes_on_the_axis_are_round_and_few(top):
-    ticks = scales.byte_ticks(top)
+    ticks = labels.byte_ticks(top)
     steps = {int(b - a) for (a, _), (b, _) in pairwise(ticks)}
     assert len(steps) == 1
     assert steps.pop().bit_count() == 1
@@ -145,32 +145,36 @@ def test_sizes_on_the_axis_are_round_and_few(top):
 
 
 def test_times_on_the_axis_are_round():
-    assert [said for _, said in scales.ticks(190e6, timed=True)][:3] == ["0", "20 ms", "40 ms"]
-    assert scales.ticks(8_000, timed=False)[-1] == (8_000, "8,000")
-    assert len(scales.ticks(1, timed=False)) == 2
+    assert [said for _, said in labels.ticks(190e6, timed=True)][:3] == [
+        "0",
+        "20 ms",
+        "40 ms",
+    ]
+    assert labels.ticks(8_000, timed=False)[-1] == (8_000, "8,000")
+    assert len(labels.ticks(1, timed=False)) == 2
 
 
 def test_categories_have_colours_of_their_own_in_every_drawing():
     usual = {"activations", "gradients", "parameters", "optimizer state", "inputs", "temporary"}
-    every = colors.of_categories(usual)
+    every = labels.category_fills(usual)
     assert len(set(every.values())) == len(usual)
-    assert colors.of_categories(["gradients"])["gradients"] == every["gradients"]
-    many = colors.of_categories([f"kind {n}" for n in range(30)])
-    assert max(many.values()) + 2 < colors.UNKNOWN
-    assert len(colors.LIGHT) == len(colors.DARK) == colors.REST + 1
+    assert labels.category_fills(["gradients"])["gradients"] == every["gradients"]
+    many = labels.category_fills([f"kind {n}" for n in range(30)])
+    assert max(many.values()) + 2 < labels.UNKNOWN
+    assert len(labels.LIGHT) == len(labels.DARK) == labels.REST + 1
 
 
 def test_what_is_not_known_is_grey_and_neighbours_differ_in_tone():
-    known = colors.of_categories(["gradients", "unknown"])
+    known = labels.category_fills(["gradients", "unknown"])
     assert list(known) == ["gradients"]
-    assert colors.of_box("a", "unknown", known, 0) == colors.UNKNOWN
-    assert colors.of_box("a", None, known, 0) == colors.UNKNOWN
-    assert len({colors.of_box("a", "gradients", known, place) for place in range(3)}) == 3
-    assert colors.of_box("a", None, {}, 0) == colors.of_box("a", None, {}, 1) < colors.UNKNOWN
+    assert labels.box_fill("a", "unknown", known, 0) == labels.UNKNOWN
+    assert labels.box_fill("a", None, known, 0) == labels.UNKNOWN
+    assert len({labels.box_fill("a", "gradients", known, place) for place in range(3)}) == 3
+    assert labels.box_fill("a", None, {}, 0) == labels.box_fill("a", None, {}, 1) < labels.UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("labels", "short"),
+    ("names", "short"),
     [
         (["step 9", "step 10", "step 11"], ["9", "10", "11"]),
         (["ProfilerStep#10", "ProfilerStep#19"], ["10", "19"]),
@@ -181,8 +185,8 @@ def test_what_is_not_known_is_grey_and_neighbours_differ_in_tone():
         ([], []),
     ],
 )
-def test_steps_have_short_names(labels, short):
-    assert words.without_prefix(pl.DataFrame({"label": labels})) == short
+def test_steps_have_short_names(names, short):
+    assert labels.without_prefix(pl.DataFrame({"label": names})) == short
 
 
 # --- the page --------------------------------------------------------------------------------

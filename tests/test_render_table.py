@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sample_results import LONG_KERNEL, Sample, empty, groups, hostile, ordinary
 
 from traceanalyzer.render import table
-from traceanalyzer.render.scale import cells
-from traceanalyzer.render.text import prose, shorten, visible
+from traceanalyzer.render.text import cells, prose, shorten, visible
 from traceanalyzer.result import Table
 
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.api import examination
+from traceanalyzer import run as examination
 from traceanalyzer.render import render
 from traceanalyzer.result import Report
 
@@ -100,7 +100,8 @@ def test_each_file_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     whole = examination.read
 
     def counted(path: str, **how: Any) -> ta.Trace:
-        seen.append(path)
+        if "kinds" not in how:  # but for what late ranks did, read for that alone
+            seen.append(path)
         return whole(path, **how)
 
     monkeypatch.setattr(examination, "read", counted)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
+import traceanalyzer as ta
 from traceanalyzer.errors import InputError, MissingData
-from traceanalyzer.parsers.chrome_trace import scanner
-from traceanalyzer.parsers.chrome_trace.times import nanosecond
+from traceanalyzer.parsers.chrome_trace import piece
+from traceanalyzer.parsers.chrome_trace.decode import nanosecond
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEED = gzip.decompress((FIXTURES / "nccl_8ranks" / "rank0.json.gz").read_bytes())
@@ -201,7 +201,7 @@ def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
         assert tables["issues"]["code"] == []
     path.write_text(json.dumps([mark]))
     with pytest.raises(MissingData, match="no operators were recorded"):
-        api.operators(path)
+        ta.operators(path)
 
 
 def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
@@ -225,25 +225,25 @@ def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
             "first": "a V8 CPU profile: its samples are not read",
         }
     path.write_text(json.dumps([*profile[:2], run]))
-    assert "RunTask" in str(api.flamegraph(path))
+    assert "RunTask" in str(ta.flamegraph(path))
     with pytest.raises(MissingData, match="no sample events were recorded"):
-        api.py_spy_report(path)
+        ta.py_spy_report(path)
 
 
 def _both(path: Path, **how):
     found = []
-    compiled = scanner._scan
+    compiled = piece._scan
     for route in (compiled, None):
-        scanner._scan = route
+        piece._scan = route
         try:
-            trace = api.read(path, **how)
+            trace = ta.read(path, **how)
             found.append(
                 {name: frame.to_dict(as_series=False) for name, frame in trace.tables.items()}
             )
         except InputError as error:
             found.append({"error": error.what})
         finally:
-            scanner._scan = compiled
+            piece._scan = compiled
     return found
 
 

@@ -366,7 +366,7 @@ def test_a_comparison_survives_the_way_out_and_back(tmp_path):
 def test_ranks_get_profiles_of_their_own(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text('process 1:"x";a;b 5\n')
-    both = concat([read(path, rank=rank) for rank in (0, 1)])
+    both = concat([read(path).with_rank(rank) for rank in (0, 1)])
     convert(both, tmp_path / "x.speedscope.json")
     names = [
         p["name"] for p in json.loads((tmp_path / "x.speedscope.json").read_text())["profiles"]

@@ -14,9 +14,12 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.parts import PARTS
-from traceanalyzer.analyzers.steps import Part, Steps, combine, extract, needs, steps
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.parts import PARTS
+from traceanalyzer.analyzers.steps import steps
+from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs
+from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.statistics import warm_up
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat
@@ -321,24 +324,24 @@ def test_a_mark_of_no_duration_is_no_step() -> None:
 
 
 def test_no_trace_at_all() -> None:
-    with pytest.raises(OptionError, match="no trace"):
-        combine([])
+    with pytest.raises(OptionError, match="no input"):
+        steps([])
 
 
 def test_the_answer_does_not_depend_on_the_order_of_files() -> None:
-    parts: list[Part] = [extract(trace(loop([100, 120]), rank=n)) for n in (3, 1, None)]
-    assert combine(parts).to_dict() == combine(parts[::-1]).to_dict()
+    parts: list[Part] = [measure(trace(loop([100, 120]), rank=n), Options()) for n in (3, 1, None)]
+    assert combine(parts, Options()).to_dict() == combine(parts[::-1], Options()).to_dict()
 
 
 # --- real recordings -------------------------------------------------------------------------
 
 
 def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
-    wanted = needs()
+    wanted = needs(Options())
     answered = 0
     for path in sorted((shared / "data/chrome/kineto").glob("*.json.gz")):
         try:
-            result = steps(api.read(path, kinds=wanted.kinds, names=wanted.names))
+            result = steps(ta.read(path, kinds=wanted.kinds, names=wanted.names))
         except MissingData as error:
             assert "--step-name" in str(error)  # noqa: PT017 - most have steps
             continue
@@ -350,20 +353,20 @@ def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
 
 def test_steps_of_the_layout_of_2021(shared: Path) -> None:
     path = shared / "data/chrome/kineto/resnet50_dataloader_workers4.json.gz"
-    result = api.steps(path)
+    result = ta.steps(path)
     assert [round(ns / MS, 1) for ns in result.steps["duration_ns"]] == [
         181.6, 123.9, 126.8, 126.3, 163.5, 116.1,
     ]  # fmt: skip
     assert "ProfilerStep#5, took 181.6 ms" in result.verdict
     assert "idleness grew most" in result.verdict
-    by_name = api.steps(path, step_name=r"^Optimizer\.step")
+    by_name = ta.steps(path, step_name=r"^Optimizer\.step")
     assert by_name.scalars["step_count"] == 6
 
 
 def test_files_a_batch_each(shared: Path) -> None:
     folder = shared / "data/chrome/composer"
     files = sorted(folder.glob("ep0-*"))
-    result = api.steps(files)
+    result = ta.steps(files)
     assert result.ranks.select("rank", "steps").rows() == [(0, 2), (1, 2)]
     assert result.steps["duration_ns"].unique().to_list() == [400 * US]
 
@@ -380,7 +383,7 @@ def test_the_command_on_the_fixture(run_cli, golden) -> None:
 @pytest.mark.parametrize("fixture", ["composer", "ddp_gloo_4ranks"])
 def test_runs_without_device_work(fixture: str, golden, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    golden(f"steps_{fixture}.txt", api.steps(ROOT / "fixtures" / fixture).table())
+    golden(f"steps_{fixture}.txt", ta.steps(ROOT / "fixtures" / fixture).table())
 
 
 def test_the_command_in_json_and_drawn(run_cli, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceanalyzer import api
-from traceanalyzer.analyzers.transfers import Transfers, transfers
+import traceanalyzer as ta
+from traceanalyzer.analyzers.transfers import transfers
 from traceanalyzer.analyzers.transfers.findings import ADVICE
+from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.errors import MissingData, OptionError
 
 HTOD = "Memcpy HtoD (Pinned -> Device)"
@@ -257,7 +258,7 @@ def test_what_is_not_there_is_said() -> None:
             transfers(trace(events))
     with pytest.raises(MissingData, match="record with nsys"):
         transfers(trace([], format="nsys-sqlite"))
-    with pytest.raises(OptionError, match="no trace"):
+    with pytest.raises(OptionError, match="no input"):
         transfers([])
 
 
@@ -331,5 +332,5 @@ def test_the_command_on_a_run_without_a_gpu(run_cli: Callable[..., Any]) -> None
 
 def test_files_and_traces_give_the_same() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
-    from_file, from_trace = api.transfers(path), api.transfers(api.read(path))
+    from_file, from_trace = ta.transfers(path), ta.transfers(ta.read(path))
     assert from_file.to_dict() == from_trace.to_dict()

@@ -1,0 +1,173 @@
+"""The one loop over inputs: ranks, truncated and unreadable inputs, whatever the analyzer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from conftest import ROOT
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.common.ranks import by_rank
+from traceanalyzer.cli.main import status
+from traceanalyzer.errors import InputError, MissingData, OptionError
+
+FIXTURES = ROOT / "fixtures"
+EXPORT = FIXTURES / "nsys" / "training.sqlite"
+RANKS = FIXTURES / "nccl_8ranks"
+NO_RANK = FIXTURES / "py_spy" / "subprocesses.raw.txt"
+
+#: Analyzers of one run; ``memory_diff`` and ``diff`` compare two and are tried below.
+NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "diff")]
+
+
+def _kinds() -> dict[str, Callable[[Path], Any]]:
+    """Inputs of several ranks: how each is made, in a folder."""
+
+    def joined(_: Path) -> ta.Trace:
+        return ta.concat([ta.read(RANKS / f"rank{rank}.json.gz") for rank in (0, 1, 2)])
+
+    def parquet(folder: Path) -> Path:
+        target = folder / "ranks.parquet"
+        ta.convert(joined(folder), target)
+        return target
+
+    def files(folder: Path) -> Path:
+        for rank in (0, 1, 2):
+            shutil.copy(RANKS / f"rank{rank}.json.gz", folder)
+        return folder
+
+    return {"export": lambda _: EXPORT, "memory": joined, "parquet": parquet, "folder": files}
+
+
+def _alone(inputs: Any, rank: int) -> ta.Trace:
+    """One rank of an input as a trace of its own."""
+    if isinstance(inputs, Path) and inputs.is_dir():
+        return ta.read(inputs / f"rank{rank}.json.gz")
+    whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs)
+    (found,) = [trace for trace in by_rank(whole) if trace.meta.rank == rank]
+    return found
+
+
+def _answer(function: Callable[..., ta.Result], *args: Any, **more: Any) -> str:
+    """A result as text, or why there is none."""
+    try:
+        return json.dumps(function(*args, **more).to_dict(), default=str, sort_keys=True)
+    except MissingData as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module", params=list(_kinds()))
+def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _kinds()[request.param](tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_is_selected_and_nothing_else(name: str, inputs: Any) -> None:
+    function = getattr(ta, name)
+    assert _answer(function, inputs, rank=1) == _answer(function, _alone(inputs, 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_that_is_not_there_is_an_error_that_lists_those_that_are(
+    name: str, inputs: Any
+) -> None:
+    known = "0-1" if inputs == EXPORT else "0-2"
+    if (name, inputs) == ("host_metrics", EXPORT):  # it has no counters, whatever the rank
+        with pytest.raises(MissingData):
+            ta.host_metrics(inputs, rank=7)
+        return
+    with pytest.raises(OptionError, match=rf"rank 7; there are ranks {known}$"):
+        getattr(ta, name)(inputs, rank=7)
+
+
+@pytest.mark.parametrize("name", ["diff", "memory_diff"])
+def test_both_runs_are_of_the_rank(name: str) -> None:
+    function, one = getattr(ta, name), _alone(EXPORT, 1)
+    assert _answer(function, EXPORT, EXPORT, rank=1) == _answer(function, one, one)
+    with pytest.raises(OptionError, match="there are ranks 0-1"):
+        function(EXPORT, EXPORT, rank=7)
+
+
+def test_report_and_diagnose_are_of_the_rank(inputs: Any) -> None:
+    one = _alone(inputs, 1)
+    assert _answer(ta.diagnose, inputs, rank=1) == _answer(ta.diagnose, one)
+    found = ta.report(inputs, rank=1)
+    assert found.overview.frame["rank"].unique().to_list() == [1]
+
+
+def test_a_file_without_a_rank_has_none_to_select() -> None:
+    with pytest.raises(OptionError, match="--assume-rank 3 treats"):
+        ta.py_spy_report(NO_RANK, rank=3)
+
+
+def test_a_rank_is_assumed_for_one_file_that_has_none() -> None:
+    told = ta.info(NO_RANK, assume_rank=3)
+    assert told.to_polars("files")["rank"].to_list() == [3]
+    assert ta.read(NO_RANK, assume_rank=3).events["rank"].unique().to_list() == [3]
+
+
+@pytest.mark.parametrize("name", ["kernels", "info", "flamegraph"])
+def test_no_rank_is_assumed_where_there_is_one(name: str) -> None:
+    with pytest.raises(OptionError, match="of rank 5"):
+        getattr(ta, name)(RANKS / "rank5.json.gz", assume_rank=3)
+    with pytest.raises(OptionError, match="of rank 0, 1"):
+        getattr(ta, name)(EXPORT, assume_rank=3)
+
+
+def test_a_rank_is_assumed_for_one_file_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["kernels", str(RANKS), "--assume-rank", "1"]) == 2
+    assert "--assume-rank is for one file" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def truncated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace whose end is missing, and of which most is there."""
+    import gzip
+
+    whole = gzip.decompress((RANKS / "rank5.json.gz").read_bytes())
+    path = tmp_path_factory.mktemp("cut") / "rank5.json"
+    path.write_bytes(whole[: len(whole) * 9 // 10])
+    return path
+
+
+@pytest.mark.parametrize("name", [*NAMES, "diagnose", "report"])
+def test_a_truncated_input_is_noted(name: str, truncated: Path) -> None:
+    try:
+        notes = getattr(ta, name)(truncated).notes
+    except MissingData as error:
+        notes = (str(error),)
+    assert any("cut off" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "diagnose"])
+def test_an_input_that_cannot_be_read_is_named_and_the_rest_is_answered(
+    name: str, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    function, good = getattr(ta, name), ta.read(RANKS / "rank5.json.gz")
+    try:
+        result = function([good, bad])
+    except MissingData:  # this fixture has none of it
+        return
+    told = [*result.notes, *(str(t.frame.to_dicts()) for t in result.tables)]
+    assert any("bad.json" in text for text in told)
+    with pytest.raises(InputError):
+        function(bad)
+
+
+def test_parts_may_come_in_any_order() -> None:
+    traces = [ta.read(RANKS / f"rank{rank}.json.gz") for rank in (0, 1, 2)]
+    for name in ("kernels", "comm_outliers", "overlap", "gpu_idle"):
+        one, other = (getattr(ta, name)(run) for run in (traces, traces[::-1]))
+        for table in one.tables:
+            frame = other.to_polars(table.name)
+            assert isinstance(frame, pl.DataFrame)
+            assert frame.equals(table.frame), (name, table.name)
