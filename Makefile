@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 # pip from outside: a venv made without pip works where ensurepip was left out (Debian)
 INSTALL := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install -q
 
-.PHONY: help demo test check bench bless coverage fuzz fuzz-native mutants docs site lowest \
-	installs clean
+.PHONY: help demo test check bench metrics bless snapshot coverage fuzz fuzz-native mutants docs \
+	site lowest installs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,8 +30,14 @@ check: $(VENV)/.developer ## lint, formatting, types
 bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA
 	$(BIN)/python -m benchmarks.run
 
+metrics: $(VENV)/.developer ## how large the package is and how it hangs together, beside the targets
+	$(BIN)/python -m benchmarks.metrics
+
 bless: $(VENV)/.developer ## accept what the golden tests print now
 	$(BIN)/python -m pytest -n auto --bless
+
+snapshot: $(VENV)/.developer ## is what every command prints for every file the same as recorded?
+	$(BIN)/python tests/snapshot.py
 
 coverage: $(VENV)/.developer ## the whole suite, and which lines and branches it runs
 	$(BIN)/python -m pytest -n auto --cov

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from traceanalyzer import api
+import traceanalyzer as ta
 from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401 - else it is loaded late
 
 _STATUS = Path("/proc/self/status")
@@ -118,7 +118,7 @@ def profile(path: str) -> list[Stage]:
     for name, function in list(_functions()):
         if inspect.isbuiltin(function) or _place(function) in places:
             _replace(function, stages.timed(name, function))
-    trace = stages.timed("all else", api.read)(path)
+    trace = stages.timed("all else", ta.read)(path)
     tables = sum(table.estimated_size() for table in trace.tables.values())
     print(f"{trace.events.height:,} events, tables of {tables / 1e6:.0f} MB")
     return sorted(stages.all, key=lambda stage: -stage.cpu_seconds)
@@ -128,7 +128,7 @@ def worth_timing(path: str) -> set[Place]:
     """Places of the functions that take long in few calls."""
     _replace(ThreadPoolExecutor, _Here)
     profiler = cProfile.Profile()
-    profiler.runcall(api.read, path)
+    profiler.runcall(ta.read, path)
     stats: dict[Any, Any] = vars(pstats.Stats(profiler))["stats"]
     return {
         (file, line)

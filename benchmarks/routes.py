@@ -24,10 +24,10 @@ import msgspec
 import orjson
 import polars as pl
 
-from traceanalyzer import api
-from traceanalyzer.parsers.chrome_trace import container as containers
-from traceanalyzer.parsers.chrome_trace import scanner
-from traceanalyzer.parsers.chrome_trace.container import Piece
+import traceanalyzer as ta
+from traceanalyzer.parsers.chrome_trace import arrays, container
+from traceanalyzer.parsers.chrome_trace import piece as reading
+from traceanalyzer.parsers.chrome_trace.arrays import Piece
 from traceanalyzer.parsers.chrome_trace.text import Text, open_text
 from traceanalyzer.parsers.source import Source
 
@@ -198,7 +198,7 @@ def msgspec_columns(path: str) -> int:
 def msgspec_columns_2_processes(path: str) -> int:
     """The same in two processes, the columns coming back through pipes."""
     text = open_text(Source(path), None)
-    pieces = [(path, piece) for piece in containers.pieces(text, _first(text))]
+    pieces = [(path, piece) for piece in arrays.pieces(text, _first(text))]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         return sum(_rows(columns) for columns in pool.map(_columns_of, pieces))
 
@@ -234,7 +234,7 @@ def _rows(columns: list[bytes]) -> int:
 
 def package_without_scan(path: str) -> int:
     """The package where its compiled scan is missing: msgspec, one core."""
-    vars(scanner)["_scan"] = None
+    vars(reading)["_scan"] = None
     return _events_of(path)
 
 
@@ -250,7 +250,7 @@ def package(path: str) -> int:
 
 
 def _events_of(path: str) -> int:
-    trace = api.read(path)
+    trace = ta.read(path)
     return trace.events.height + trace.flows.height
 
 
@@ -262,7 +262,7 @@ def pieces_only(path: str) -> int:
 def _pieces(path: str) -> Iterator[bytes]:
     """The text of the events in pieces."""
     text = open_text(Source(path), None)
-    return (_text_of(text, piece) for piece in containers.pieces(text, _first(text)))
+    return (_text_of(text, piece) for piece in arrays.pieces(text, _first(text)))
 
 
 def _text_of(text: Text, piece: Piece) -> bytes:
@@ -271,7 +271,7 @@ def _text_of(text: Text, piece: Piece) -> bytes:
 
 
 def _first(text: Text) -> int:
-    offset = containers.first_events(text, containers.Container())
+    offset = container.first_events(text, container.Container())
     if offset is None:
         raise ValueError("no events")
     return offset

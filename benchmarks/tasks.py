@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: All that a command needs for one trace, but for its analysis.
 MODULES = (
     "traceanalyzer.cli.main",
-    "traceanalyzer.api.gathering",
+    "traceanalyzer.run",
     "traceanalyzer.parsers.chrome_trace.reader",
     "traceanalyzer.render.table",
     "numpy.ma",  # by polars, when it is given its first array
@@ -56,11 +56,11 @@ def orjson_loads(path: str) -> tuple[float, int]:
 
 def read(path: str) -> tuple[float, int]:
     """The file to the full event table and all side tables."""
-    from traceanalyzer import api
+    import traceanalyzer as ta
     from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401 - loaded when it is used
 
     start = time.perf_counter()
-    trace = api.read(path)
+    trace = ta.read(path)
     return time.perf_counter() - start, trace.events.height
 
 
@@ -68,14 +68,14 @@ def read_for(command: str) -> Callable[[str], tuple[float, int]]:
     """The file to the few events and columns that a command asks for first."""
 
     def read(path: str) -> tuple[float, int]:
-        from traceanalyzer import api
+        import traceanalyzer as ta
+        from traceanalyzer.analyzers.registry import ENTRIES
         from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401
 
-        analyzer = importlib.import_module(f"traceanalyzer.analyzers.{COMMANDS[command]}")
-        # what is needed of a file may depend on what is asked
-        needs = analyzer.NEEDS if hasattr(analyzer, "NEEDS") else analyzer.Question().needs
+        analyzer = ENTRIES[COMMANDS[command]].analyzer()
+        needs = analyzer.needs(analyzer.options())
         start = time.perf_counter()
-        trace = api.read(path, kinds=needs.kinds, names=needs.names, columns=needs.columns)
+        trace = ta.read(path, kinds=needs.kinds, names=needs.names, columns=needs.columns)
         return time.perf_counter() - start, trace.events.height
 
     return read
@@ -228,11 +228,11 @@ def pickle_load(path: str) -> tuple[float, int]:
 
 def read_snapshot(path: str) -> tuple[float, int]:
     """A snapshot to all tables, checked opcode by opcode."""
-    from traceanalyzer import api
+    import traceanalyzer as ta
     from traceanalyzer.parsers.memory_snapshot import reader  # noqa: F401 - loaded when it is used
 
     start = time.perf_counter()
-    trace = api.read(path)
+    trace = ta.read(path)
     return time.perf_counter() - start, trace.events.height
 
 

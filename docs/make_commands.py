@@ -11,14 +11,17 @@ from pathlib import Path
 
 import click
 
-from traceanalyzer.cli.main import cli
+from traceanalyzer.cli.commands import all_commands
+
+#: All commands by name.
+COMMANDS = all_commands()
 
 PAGE = Path(__file__).with_name("commands.md")
 
 INTRODUCTION = """\
 # Commands
 
-<!-- Derived from the command line itself by `make docs`; edit traceanalyzer/cli, not this page. -->
+<!-- Derived from the options of analyzers by `make docs`; edit these, not this page. -->
 
 `traceanalyzer COMMAND --help` prints the same in a terminal, `traceanalyzer --version` the version.
 Data goes to standard output, progress and remarks to standard error.
@@ -82,8 +85,8 @@ def options(command: click.Command) -> dict[str, str]:
 
 def shared() -> dict[str, str]:
     """Options that are the same, word by word, in more than half of the commands."""
-    count = Counter(item for command in cli.commands.values() for item in options(command).items())
-    return dict(item for item, n in count.items() if 2 * n > len(cli.commands))
+    count = Counter(item for command in COMMANDS.values() for item in options(command).items())
+    return dict(item for item, n in count.items() if 2 * n > len(COMMANDS))
 
 
 def described(command: click.Command) -> str:
@@ -125,14 +128,14 @@ def overview() -> str:
     """All commands, a line each."""
     rows = [
         f"| [`{name}`](#{name}) | {cell(command.get_short_help_str(200))} |"
-        for name, command in cli.commands.items()
+        for name, command in COMMANDS.items()
     ]
     return "\n".join(["| command | answers |", "|---|---|", *rows, ""])
 
 
 def page() -> str:
     """The whole page."""
-    sections = [section(name, command) for name, command in cli.commands.items()]
+    sections = [section(name, command) for name, command in COMMANDS.items()]
     return "\n".join([INTRODUCTION, overview(), shared_section(), *sections])
 
 

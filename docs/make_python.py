@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import traceanalyzer
+from traceanalyzer.analyzers.base import Reading
 
 PAGE = Path(__file__).with_name("python.md")
 MARK = "<!-- below: derived from the docstrings by `make docs` -->\n"
 
 #: Arguments that all questions have; told once.
-SHARED = ("inputs", "format", "rank", "since_ns", "until_ns", "progress", "seen")
+SHARED = ("inputs", "reading")
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)
-_ITEM = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
+_ITEM = re.compile(r"^ {4}(?:\*\*)?(\w+): ", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|func|mod|data):`~?([^`]+)`")
 
 
@@ -55,14 +56,14 @@ def signature(name: str, function: Any) -> str:
     """How a function is called, without types: its own arguments."""
     words = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in SHARED[1:] and "inputs" in inspect.signature(function).parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            words.append("...")
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
             words.append("*")
         given = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         words.append(parameter.name + given)
-    rest = ["..."] if "seen" in inspect.signature(function).parameters else []
-    return f"{name}({', '.join([*words, *rest])})"
+    return f"{name}({', '.join(words)})"
 
 
 def function_section(name: str) -> str:
@@ -88,8 +89,8 @@ def class_section(name: str) -> str:
 
 def shared() -> str:
     """The arguments that all questions take."""
-    entries = items(parts(traceanalyzer.gpu_idle)["Args"])
-    return bullets({name: entries[name] for name in SHARED})
+    inputs = items(parts(traceanalyzer.gpu_idle)["Args"])["inputs"]
+    return bullets({"inputs": inputs, **items(parts(Reading)["Attributes"])})
 
 
 def derived() -> str:

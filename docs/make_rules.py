@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traceanalyzer.analyzers.diagnosis import RULES, Rule
-from traceanalyzer.api.questions import QUESTIONS
+from traceanalyzer.analyzers.diagnosis.judge import RULES
+from traceanalyzer.analyzers.diagnosis.rule import Rule
+from traceanalyzer.analyzers.registry import in_report
 
 PAGE = Path(__file__).with_name("diagnose.md")
 _BEGIN, _END = "<!-- begin: make docs -->", "<!-- end: make docs -->"
@@ -14,7 +15,7 @@ _PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memo
 
 def table() -> str:
     """All rules, by the command that shows more."""
-    commands = {question.name: question.command for question in QUESTIONS}
+    commands = {entry.name: entry.command for entry in in_report()}
     lines = [
         "| rule | what it looks for | measured | info | warning | critical | more |",
         "|---|---|---|--:|--:|--:|---|",

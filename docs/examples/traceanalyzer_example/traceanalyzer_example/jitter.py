@@ -2,90 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer import Chart, Result, Table, Trace
+from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs, Reading, option
+from traceanalyzer.reading import Inputs
+from traceanalyzer.result import Chart, Result, Table, View
+from traceanalyzer.run import run
+from traceanalyzer.trace import Trace
+
+COLUMNS = ("kernel", "n", "median_ns", "max_ns", "ratio")
 
 
-def jitter(trace: Trace, *, at_least: int = 5) -> Jitter:
-    """Compares the longest run of each kernel with its median.
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """Compare the longest run of each kernel with its median."""
+
+    min_runs: int = option(5, help="Ignore kernels that run less often.", metavar="N", minimum=1)
+
+
+def jitter(inputs: Inputs, *, min_runs: int = 5, **reading: Unpack[Reading]) -> Jitter:
+    """Which kernels take unequally long?
 
     Args:
-        trace: of any format.
-        at_least: kernels that run less often are not judged.
+        inputs: a trace, a file or a folder, or several of them.
+        min_runs: ignore kernels that run less often.
+        **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        MissingData: no kernels were recorded; the message says how to record them.
+        MissingData: no kernels were recorded.
     """
-    runs = trace.require("kernel").drop_nulls("dur")
-    names = runs.group_by(pl.col("name").cast(pl.String).alias("kernel")).agg(
-        n=pl.len(),
-        median_ns=pl.col("dur").median(),
-        max_ns=pl.col("dur").max(),
-    )
-    judged = names.filter(pl.col("n") >= at_least, pl.col("median_ns") > 0)
+    return run(JITTER, inputs, Options(min_runs), **reading)
+
+
+def measure(trace: Trace, _options: Options) -> pl.DataFrame:
+    """The part of one rank: kernel and dur of each run; raises MissingData without any."""
+    return trace.require("kernel").select(kernel=pl.col("name").cast(pl.String), dur="dur")
+
+
+def combine(parts: Sequence[pl.DataFrame], options: Options, _base: object = ()) -> Jitter:
+    """All ranks together; of equal kernels the first by name, so that output is stable."""
+    median, longest = pl.col("dur").median(), pl.col("dur").max()
+    sums = pl.concat(parts).group_by("kernel").agg(n=pl.len(), median_ns=median, max_ns=longest)
+    judged = sums.filter(pl.col("n") >= options.min_runs, pl.col("median_ns") > 0)
     ranked = judged.with_columns(ratio=pl.col("max_ns") / pl.col("median_ns"))
-    # of equal ones the first by name, so that the same input gives the same bytes
-    kernels = ranked.sort("ratio", "kernel", descending=[True, False])
-    return Jitter(kernels, names.height - judged.height)
+    return Jitter(ranked.sort("ratio", "kernel", descending=[True, False]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jitter(Result):
-    """What :func:`jitter` found.
+    """Kernels by how much their runs differ.
 
     Attributes:
         kernels: kernel, n, median_ns, max_ns, ratio (max / median), the largest ratio first.
-        unjudged: kernels that ran too seldom.
     """
 
     kernels: pl.DataFrame
-    unjudged: int
 
-    @property
-    def title(self) -> str:
-        """The question."""
-        return "Which kernels take unequally long?"
+    def view(self) -> View:
+        """A row for each kernel; units follow from the names of columns."""
+        labels = dict(zip(COLUMNS, ("kernel", "n", "median", "max", "max / median"), strict=True))
+        verdict = "No kernel runs often enough."
+        for worst in self.kernels.head(1).iter_rows(named=True):
+            verdict = f"{worst['kernel']} takes up to {worst['ratio']:.3g} times its median."
+        bars = ("ratio", "Longest run over median", "bar", self.kernels.head(10))
+        chart = Chart(*bars, x="kernel", y="ratio", x_label="kernel", y_label="max / median")
+        table = Table("kernels", "Kernels", self.kernels, labels)
+        return View("Which kernels vary?", verdict, tables=(table,), charts=lambda: (chart,))
 
-    @property
-    def verdict(self) -> str:
-        """The kernel that varies most."""
-        if self.kernels.is_empty():
-            return "No kernel runs often enough to be judged."
-        worst = self.kernels.row(0, named=True)
-        return f"{worst['kernel']} takes up to {worst['ratio']:.3g} times its median."
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was not judged."""
-        return (f"{self.unjudged} kernels ran too seldom to be judged.",) if self.unjudged else ()
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """A row a kernel; units follow from the columns' names."""
-        shown = {"kernel": "kernel", "n": "n", "median_ns": "median", "max_ns": "max"}
-        return (Table("kernels", "Kernels", self.kernels, {**shown, "ratio": "max / median"}),)
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """The same as bars."""
-        return (
-            Chart(
-                name="ratio",
-                title="Longest run over median",
-                mark="bar",
-                frame=self.kernels.head(10),
-                x="kernel",
-                y="ratio",
-                x_label="kernel",
-                y_label="max / median",
-            ),
-        )
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Counts."""
-        return {"unjudged": self.unjudged}
+JITTER = Analyzer("jitter", Options, lambda _: Needs(frozenset({"kernel"})), measure, combine)
