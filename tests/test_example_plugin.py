@@ -95,7 +95,7 @@ def test_the_page_quotes_the_files(name: str, request: pytest.FixtureRequest) ->
         assert text[start:end] == _quote(name), "run: make bless"
 
 
-ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\),)$", re.MULTILINE)
+ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\))$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -112,24 +112,35 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     registry = (analyzers / "registry.py").read_text()
     last = '        Entry("info"'
     assert registry.count(last) == 1
-    (analyzers / "registry.py").write_text(registry.replace(last, f"{found[1]}\n{last}"))
+    (analyzers / "registry.py").write_text(registry.replace(last, f"        {found[1]},\n{last}"))
     return {"PYTHONPATH": str(tree)}
 
 
 def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_path: Path) -> None:
     assert len((EXAMPLE / "traceanalyzer_example" / "jitter.py").read_text().splitlines()) <= 80
     folder = ROOT / "fixtures" / "nccl_8ranks"
-    helped = run_cli("jitter", "--help", env=extended)
+    helped = run_cli("jitter", "--help", env=extended, cwd=tmp_path)
     assert "--min-runs N" in helped.stdout
     assert "--assume-rank" in helped.stdout
-    told = run_cli("jitter", folder, "--rank", "5", "--min-runs", "6", "--to", "json", env=extended)
+    told = run_cli(
+        "jitter",
+        folder,
+        "--rank",
+        "5",
+        "--min-runs",
+        "6",
+        "--to",
+        "json",
+        env=extended,
+        cwd=tmp_path,
+    )
     assert told.returncode == 0, told.stderr
     kernels = json.loads(told.stdout)["kernels"]
     assert min(row["n"] for row in kernels) >= 6
-    bad = run_cli("jitter", folder, "--min-runs", "0", env=extended)
+    bad = run_cli("jitter", folder, "--min-runs", "0", env=extended, cwd=tmp_path)
     assert bad.returncode == 2
     page = tmp_path / "report.json"
-    made = run_cli("report", folder, "-o", page, env=extended)
+    made = run_cli("report", folder, "-o", page, env=extended, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert json.loads(page.read_text())["jitter"]["kernels"]
     code = (
@@ -138,7 +149,9 @@ def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_pat
         "print(make_commands.page())"
     )
     command = [sys.executable, "-c", code, str(folder / "rank5.json.gz"), str(ROOT / "docs")]
-    done = subprocess.run(command, env=extended, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=extended, cwd=tmp_path, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "times its median" in done.stdout
     assert "## `jitter`" in done.stdout

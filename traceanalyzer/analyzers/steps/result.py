@@ -146,7 +146,7 @@ def _made_of(result: Steps) -> str:
     }
     labels = [f"{label} {format_frac(s)}" for label, s in shares.items() if s >= _WORTH_FRAC]
     hint = " (gpu-idle tells why)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
-    return f"Of that time on the device {_list(labels)}{hint}."
+    return f"Of that time on the device {_list(labels)}{hint}." if labels else ""
 
 
 def _warm_up(result: Steps) -> str:
