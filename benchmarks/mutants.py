@@ -25,48 +25,40 @@ PACKAGE = ROOT / "traceanalyzer"
 _COMM = "comm_outliers_definitions comm_outliers_ranks comm_outliers_judge"
 #: Modules and the tests that define what they compute.
 TESTS: dict[str, str] = {
-    "frames/ancestors.py": "frames_ancestors",
-    "frames/crowding.py": "frames_crowding",
-    "frames/holding.py": "frames_holding",
-    "frames/intervals.py": "frames_intervals parts",
-    "frames/linking.py": "frames_linking",
-    "frames/matching.py": "frames_linking annotations_ranges",
-    "frames/nesting.py": "frames_nesting launches_whereabouts",
-    "frames/numbering.py": "frames_statistics frames_intervals frames_holding annotations",
+    "frames/holding.py": "holding",
+    "frames/intervals.py": "intervals crowding common_parts",
+    "frames/linking.py": "linking annotations_ranges",
+    "frames/nesting.py": "nesting common_whereabouts",
+    "frames/numbering.py": "numbering intervals holding annotations",
     "frames/ranges.py": "annotations_ranges",
-    "frames/stack_weights.py": "frames_stack_weights",
-    "frames/stacks.py": "frames_stacks frames_stack_weights",
-    "frames/statistics.py": "frames_statistics annotations",
-    "analyzers/common/parts.py": "parts overlap",
-    "analyzers/common/kernel_families.py": "kernels kernels_names",
-    "analyzers/common/kernel_names.py": "kernels_names",
-    "analyzers/comm_outliers/arrivals.py": _COMM,
-    "analyzers/comm_outliers/clocks.py": "comm_outliers_clocks comm_outliers_definitions",
-    "analyzers/comm_outliers/groups.py": _COMM,
-    "analyzers/comm_outliers/late.py": "comm_outliers_late comm_outliers_judge",
+    "frames/stack_weights.py": "stack_weights ancestors",
+    "frames/stacks.py": "stacks stack_weights",
+    "analyzers/common/device_work.py": "common_parts overlap",
+    "analyzers/common/kernel_names.py": "kernels kernels_names",
+    "analyzers/common/libraries.py": "common_libraries",
+    "analyzers/common/whereabouts.py": "common_whereabouts",
+    "analyzers/comm_outliers/arrivals.py": f"{_COMM} comm_outliers_clocks comm_outliers_late",
     "analyzers/comm_outliers/matching.py": "comm_outliers_matching comm_outliers_ranks",
     "analyzers/comm_outliers/outliers.py": "comm_outliers_judge comm_outliers_definitions",
+    "analyzers/kernels/compute.py": "kernels numbering",
     "analyzers/gpu_idle/compute.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
     "analyzers/gpu_idle/host.py": "gpu_idle gpu_idle_edges gpu_idle_longest",
-    "analyzers/leaf_paths/extract.py": "leaf_paths",
-    "analyzers/leaf_paths/frames.py": "leaf_paths_frames leaf_paths libraries",
+    "analyzers/py_spy_report/compute.py": "py_spy_report",
+    "analyzers/py_spy_report/frames.py": "py_spy_report_frames py_spy_report common_libraries",
     "analyzers/memory/ledger.py": "memory_definitions memory memory_questions",
-    "analyzers/memory/peak.py": "memory_definitions memory memory_questions",
     "analyzers/memory/regions.py": "memory_regions memory_definitions memory_questions",
     "analyzers/launches/calls.py": "launches launches_edges",
     "analyzers/launches/stretches.py": "launches launches_edges",
+    "analyzers/overlap/compute.py": "overlap",
     "analyzers/steps/statistics.py": "steps",
-    "analyzers/annotations/attribution.py": "annotations annotations_ranges",
-    "analyzers/cuda_api/compute.py": "api_calls",
+    "analyzers/annotations/compute.py": "annotations annotations_ranges",
+    "analyzers/cuda_api/compute.py": "cuda_api",
     "analyzers/transfers/compute.py": "transfers",
-    "analyzers/diagnosis/communication.py": "diagnosis diagnosis_measured",
-    "analyzers/diagnosis/feeding.py": "diagnosis diagnosis_measured",
-    "analyzers/diagnosis/filling.py": "diagnosis diagnosis_measured",
     "analyzers/diagnosis/judge.py": "diagnosis diagnosis_measured",
     "analyzers/diagnosis/waiting.py": "diagnosis diagnosis_measured",
     "analyzers/diagnosis/work.py": "diagnosis diagnosis_measured",
-    "analyzers/diff/noise.py": "diff",
-    "analyzers/diff/usual.py": "diff",
+    "analyzers/diff/compared.py": "diff",
+    "analyzers/diff/runs.py": "diff",
 }
 _PATIENCE = 60.0
 _OPTIONS = ("-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
@@ -135,9 +127,9 @@ def mutant(source: str, number: int) -> tuple[CodeType, str]:
 
 
 def test_files(module: str) -> list[str]:
-    """The tests of a module, those that there are."""
-    found = [ROOT / "tests" / f"test_{name}.py" for name in TESTS[module].split()]
-    return [str(path) for path in found if path.exists()]
+    """The tests of a module."""
+    found = [(ROOT / "tests").rglob(f"test_{name}.py") for name in TESTS[module].split()]
+    return [str(next(paths)) for paths in found]
 
 
 def run(path: Path, code: CodeType, tests: list[str]) -> bool:

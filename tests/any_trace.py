@@ -11,6 +11,7 @@ from trace_rows import table
 
 import traceanalyzer as ta
 from traceanalyzer import limits, schema
+from traceanalyzer.analyzers import registry
 from traceanalyzer.trace import sort_events
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
@@ -364,7 +365,7 @@ Question = Callable[[Any], Any]
 QUESTIONS: dict[str, Question] = {
     "annotations": ta.annotations,
     "annotations by rank": partial(ta.annotations, by="rank"),
-    "api calls": ta.cuda_api,
+    "cuda api": ta.cuda_api,
     "comm outliers": ta.comm_outliers,
     "diagnose": ta.diagnose,
     "diff": lambda traces: ta.diff(traces, traces),
@@ -389,10 +390,12 @@ QUESTIONS: dict[str, Question] = {
     ),
     "overlap": ta.overlap,
     "overlap by step": partial(ta.overlap, by="step"),
-    "py-spy report": ta.py_spy_report,
-    "py-spy report, by function": partial(ta.py_spy_report, group_by="function", rate=100.0),
-    "py-spy report, paths": partial(ta.py_spy_report, aggregate_leaf_paths=True, by="thread"),
+    "py spy report": ta.py_spy_report,
+    "py spy report, by function": partial(ta.py_spy_report, group_by="function", rate=100.0),
+    "py spy report, paths": partial(ta.py_spy_report, aggregate_leaf_paths=True, by="thread"),
     "steps": ta.steps,
     "steps by name": partial(ta.steps, step_name="."),
     "transfers": ta.transfers,
 }
+for _entry in registry.public():  # a new analysis is asked without being named here
+    QUESTIONS.setdefault(_entry.name.replace("_", " "), _entry.function())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import wording
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--bless", action="store_true", help="rewrite the golden files in tests/golden"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wording.BLESS = config.getoption("--bless")
+
+
+def pytest_runtest_call() -> None:
+    wording.start_test()
+
+
+def pytest_sessionfinish() -> None:
+    if wording.BLESS:
+        wording.save()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.result import Chart, Finding, Result, Table
+from traceanalyzer.result import Chart, Finding, Result, Table, View
 
 LONG_KERNEL = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
@@ -40,33 +40,16 @@ class Sample(Result):
     noted: tuple[str, ...] = ()
     wrong: tuple[Finding, ...] = ()
 
-    @property
-    def diagnosis(self) -> tuple[Finding, ...]:
-        return self.wrong
-
-    @property
-    def title(self) -> str:
-        return self.titled
-
-    @property
-    def verdict(self) -> str:
-        return self.said
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        return self.shown
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        return self.drawn
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.noted
-
-    @property
-    def scalars(self) -> dict[str, object]:
-        return {"wait_ns": 48_200_000, "late_rank": 2}
+    def view(self) -> View:
+        return View(
+            self.titled,
+            self.said,
+            notes=self.noted,
+            tables=self.shown,
+            charts=lambda: self.drawn,
+            scalars={"wait_ns": 48_200_000, "late_rank": 2},
+            findings=self.wrong,
+        )
 
 
 def groups() -> Table:

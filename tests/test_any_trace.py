@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from any_trace import QUESTIONS, any_trace
 from damage import SHARE
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from trace_rows import table
 
 import traceanalyzer as ta

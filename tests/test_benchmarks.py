@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import inputs, report, results
+from benchmarks import inputs, mutants, report, results
 from benchmarks.bars import bars
 from benchmarks.inflate import LIBRARIES, inflate
 from benchmarks.measure import run
@@ -137,3 +137,9 @@ def test_results_survive_the_file_and_reach_the_page(tmp_path: Path) -> None:
     assert text.endswith("\nafter\n")
     assert "old" not in text
     assert "| read | `gen200.json` | 0.50 | 0.50 | 2 |" in text
+
+
+def test_mutants_are_made_of_modules_that_there_are():
+    for module in mutants.TESTS:
+        assert (mutants.PACKAGE / module).exists(), module
+        assert mutants.test_files(module)

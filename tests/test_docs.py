@@ -61,6 +61,12 @@ def test_derived_pages_are_current(script: str) -> None:
     assert f"docs/{script}" in (ROOT / "Makefile").read_text()
 
 
+def test_what_type_checkers_read_is_current() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
+    for name, text in (("__init__", made["names"]()), ("questions", made["methods"]())):
+        assert (ROOT / "traceanalyzer" / f"{name}.pyi").read_text() == text, "run: make docs"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())

@@ -10,7 +10,7 @@ from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
 from traceanalyzer import schema
-from traceanalyzer.analyzers.common.ranks import apart, by_rank, of_rank
+from traceanalyzer.analyzers.common.ranks import apart, by_rank
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = [FIXTURES / "nsys" / "training.sqlite", FIXTURES / "nccl_8ranks"]
@@ -59,18 +59,7 @@ def test_a_launcher_without_rank_is_left_out():
     assert [t.meta.rank for t in by_rank(trace([*work, launcher, using]))] == [None, 0, 1]
 
 
-def test_the_list_is_emptied_and_one_rank_stays_as_it_is():
+def test_one_rank_stays_as_it_is():
     one = trace([device(GEMM, 0, US)])
-    held = [one]
-    (found,) = apart(held)
+    (found,) = apart(one)
     assert found is one
-    assert held == []
-
-
-def test_the_user_says_the_rank_of_a_file_of_one():
-    one = trace([device(GEMM, 0, US)], rank=None)
-    assert [t.meta.rank for t in of_rank([one], 5, alone=True)] == [5]
-    assert of_rank([one], 5, alone=False) == []
-    two = trace([device(GEMM, 0, US, rank=0), device(GEMM, 0, US, rank=1)])
-    assert [t.meta.rank for t in of_rank([two], 1, alone=True)] == [1]
-    assert of_rank([two], 5, alone=True) == []

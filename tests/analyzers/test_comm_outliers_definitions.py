@@ -1,0 +1,431 @@
+"""The definitions once more in plain Python, on generated collectives."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from traceanalyzer.analyzers.comm_outliers import arrivals, outliers
+
+modest = settings(max_examples=150, deadline=None)
+Row = dict[str, Any]
+
+# --- which durations stand out ---------------------------------------------------------------
+
+INSTANCES = {
+    "collective": pl.String, "dtype": pl.String, "message_bytes": pl.Int64, "group": pl.String,
+    "group_size": pl.Int32, "kernel": pl.String, "duration_ns": pl.Int64, "rank": pl.Int32,
+    "step": pl.String,
+}  # fmt: skip
+
+
+def median(values: list[float]) -> float:
+    return float(statistics.median(values))
+
+
+def gathered(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[int]]:
+    found: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        found[tuple(row[name] for name in names)].append(number)
+    return found
+
+
+def placed(rows: list[Row], like: dict[tuple[Any, ...], list[int]]) -> list[int | None]:
+    """The place of each row in its step, where the typical step has as many."""
+    found: list[int | None] = [None] * len(rows)
+    if all(row["message_bytes"] is not None for row in rows):
+        return found
+    for own in like.values():
+        inside = gathered([rows[i] for i in own], "rank", "step")
+        sizes = {own[i]: len(held) for held in inside.values() for i in held}
+        usual = median([sizes[i] for i in own])
+        for held in inside.values():
+            for place, i in enumerate(held):
+                row = rows[own[i]]
+                unsized = row["message_bytes"] is None
+                if unsized and row["step"] is not None and len(held) == usual:
+                    found[own[i]] = place
+    return found
+
+
+def slowness(rows: list[Row], link: dict[tuple[Any, ...], list[int]]) -> list[float | None]:
+    found: list[float | None] = [None] * len(rows)
+    for own in link.values():
+        sized = [i for i in own if rows[i]["message_bytes"] is not None]
+        took = {i: max(rows[i]["duration_ns"], 1) for i in sized}
+        if not sized:
+            continue
+        latency = min(took.values())
+        best = max(rows[i]["message_bytes"] / took[i] for i in sized)
+        for i in sized:
+            transfer = rows[i]["message_bytes"] / best if best > 0 else 0.0
+            found[i] = took[i] / (latency + transfer)
+    return found
+
+
+def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, ...]]:
+    """(judged_by, factor, z, outlier) of each row."""
+    like, link = gathered(rows, *outliers.GROUP), gathered(rows, *outliers.LINK)
+    place, slow = placed(rows, like), slowness(rows, link)
+    like_of = {i: key for key, own in like.items() for i in own}
+    duration = [float(row["duration_ns"]) for row in rows]
+    found: list[tuple[Any, ...]] = []
+    for i, row in enumerate(rows):
+        alike = like[like_of[i]]
+        sized = row["message_bytes"] is not None
+        linked = [
+            j for j in link[tuple(row[name] for name in outliers.LINK)]
+            if (rows[j]["message_bytes"] is not None) == sized
+        ]  # fmt: skip
+        here = [j for j in alike if place[j] == place[i]]
+        by, values, own = None, [], 0.0
+        if sized and len(alike) >= 5:
+            by, values, own = "group", [duration[j] for j in alike], duration[i]
+        elif sized and len(linked) >= 5:
+            by, values, own = "bandwidth", [slow[j] or 0.0 for j in linked], slow[i] or 0.0
+        elif place[i] is not None and len(here) >= 5:
+            by, values, own = "place", [duration[j] for j in here], duration[i]
+        elif not sized and len(alike) >= 5:
+            by, values, own = "kernel", [duration[j] for j in alike], duration[i]
+        if by is None:
+            found.append((None, None, None, False))
+            continue
+        middle = median(values)
+        away = [abs(value - middle) for value in values]
+        mad, mean = median(away), sum(away) / len(away)
+        spread = mad / 0.6745 if mad > 0 else mean * 1.253314
+        own_factor = own / middle if middle > 0 else None
+        own_z = (own - middle) / spread if spread > 0 else 0.0
+        stands_out = own_factor is not None and own_factor > factor and own_z > z
+        found.append((by, own_factor, own_z, stands_out))
+    for alike in like.values():
+        by_kernel = [i for i in alike if found[i][0] == "kernel"]
+        if by_kernel and sum(found[i][3] for i in by_kernel) > 0.1 * len(by_kernel):
+            for i in by_kernel:
+                found[i] = (None, None, None, False)
+    return found
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> list[Row]:
+    sizes = draw(st.sampled_from([[None], [8, 4096], [None, 8, 4096, 65536], [0, 8]]))
+    row = st.fixed_dictionaries(
+        {
+            "collective": st.sampled_from(["all_reduce", "all_gather"]),
+            "dtype": st.just("Float"),
+            "message_bytes": st.sampled_from(sizes),
+            "group": st.sampled_from(["0", None]),
+            "group_size": st.just(4),
+            "kernel": st.just("k"),
+            "duration_ns": st.sampled_from([0, 90, 100, 101, 103, 110, 400, 5_000]),
+            "rank": st.sampled_from([0, 1]),
+            "step": st.sampled_from(["1", "2", "3", None]),
+        }
+    )
+    return draw(st.lists(row, min_size=1, max_size=40))
+
+
+@modest
+@given(instances(), st.sampled_from([1.0, 3.0]), st.sampled_from([0.0, 3.5]))
+def test_outliers_are_those_of_the_definition(rows: list[Row], factor: float, z: float) -> None:
+    found = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), factor, z)
+    told = found.select("judged_by", "factor", "z", "outlier").rows()
+    for row, expected in zip(told, plainly_judged(rows, factor, z), strict=True):
+        assert (row[0], row[3]) == (expected[0], expected[3])
+        assert row[1] == pytest.approx(expected[1])
+        assert row[2] == pytest.approx(expected[2])
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("like", ["group", "bandwidth", "place", "kernel"])
+def test_five_make_a_like(like: str, count: int) -> None:
+    rows = [
+        {
+            "collective": "all_reduce", "dtype": "Float", "group": "0", "group_size": 4,
+            "kernel": "k", "duration_ns": 100 + i, "rank": 0,
+            "message_bytes": {"group": 8, "bandwidth": 8 << i}.get(like),
+            "step": str(i) if like == "place" else None,
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    found = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), 3, 3.5)
+    assert set(found["judged_by"]) == {like if count == 5 else None}
+
+
+def test_a_z_score_must_be_above_the_threshold() -> None:
+    rows = [
+        {
+            "collective": "all_reduce", "dtype": "Float", "message_bytes": 8, "group": "0",
+            "group_size": 4, "kernel": "k", "rank": 0, "step": None, "duration_ns": duration,
+        }
+        for duration in (100, 101, 99, 102, 98, 1_000)
+    ]  # fmt: skip
+    frame = pl.DataFrame(rows, schema=INSTANCES)
+    factor, z = outliers.judge(frame, 3, 3.5).select("factor", "z").row(-1)
+    assert outliers.judge(frame, factor - 1e-9, z - 1e-9)["outlier"].to_list()[-1]
+    assert not outliers.judge(frame, factor, z - 1e-9)["outlier"].any()
+    assert not outliers.judge(frame, factor - 1e-9, z)["outlier"].any()
+
+
+# --- collectives by kind ---------------------------------------------------------------------
+
+JUDGED = {
+    **INSTANCES, "pure_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
+    "judged_by": pl.String,
+}  # fmt: skip
+
+
+@st.composite
+def judged(draw: st.DrawFn) -> list[Row]:
+    row = st.fixed_dictionaries(
+        {
+            "collective": st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
+            "dtype": st.sampled_from(["Float", None]),
+            "message_bytes": st.sampled_from([None, 4096, 1 << 20]),
+            "group": st.sampled_from(["0", None]),
+            "group_size": st.sampled_from([2, None]),
+            "kernel": st.just("k"),
+            "duration_ns": st.integers(0, 9).map(lambda n: n * 1_000),
+            "rank": st.sampled_from([0, 1]),
+            "step": st.none(),
+            "pure_ns": st.sampled_from([None, 0, 500, 1_500]),
+            "compute_ns": st.sampled_from([None, 0, 700]),
+            "outlier": st.booleans(),
+            "judged_by": st.just("group"),
+        }
+    )
+    return draw(st.lists(row, min_size=1, max_size=20))
+
+
+def quantile(values: list[int], share: float) -> int:
+    exact = share * (len(values) - 1)
+    low, ordered = math.floor(exact), sorted(values)
+    high = min(low + 1, len(values) - 1)
+    return round(ordered[low] + (ordered[high] - ordered[low]) * (exact - low))
+
+
+BUS = {"all_reduce": 1.0, "all_gather": 0.5, "broadcast": 1.0}  # of two ranks
+
+
+@modest
+@given(judged())
+def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
+    spans = {0: 1_000_000, 1: 3_000_000}
+    found = outliers.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
+    expected = gathered(rows, *outliers.GROUP)
+    assert {tuple(row[n] for n in outliers.GROUP) for row in found.to_dicts()} == expected.keys()
+    keys = [
+        (-row["total_ns"], *((row[n] is None, row[n] or 0) for n in outliers.GROUP))
+        for row in found.to_dicts()
+    ]
+    assert keys == sorted(keys)
+    for row in found.to_dicts():
+        own = [rows[i] for i in expected[tuple(row[n] for n in outliers.GROUP)]]
+        took = [r["duration_ns"] for r in own]
+        span = sum(spans[rank] for rank in {r["rank"] for r in own})
+        assert (row["n"], row["ranks"]) == (len(own), len({r["rank"] for r in own}))
+        assert (row["max_ns"], row["total_ns"]) == (max(took), sum(took))
+        shares = {"median_ns": 0.5, "p95_ns": 0.95, "p99_ns": 0.99}
+        for name, share in shares.items():
+            assert row[name] == pytest.approx(quantile(took, share), abs=1)
+        assert row["outliers"] == sum(r["outlier"] for r in own)
+        assert row["share_frac"] == pytest.approx(sum(took) / span)
+        beside = [r["compute_ns"] for r in own if r["compute_ns"] is not None]
+        told = sum(beside) / sum(took) if beside and sum(took) else None
+        assert row["compute_frac"] == pytest.approx(told)
+        pure = [r["pure_ns"] for r in own if r["pure_ns"] is not None]
+        middle = median(pure) if pure else None
+        assert row["pure_ns"] == (None if middle is None else pytest.approx(middle, abs=1))
+        size, kind = row["message_bytes"], row["collective"]
+        factor = BUS[kind] if row["group_size"] or kind == "broadcast" else None
+        for time, prefix in (("median_ns", ""), ("pure_ns", "pure_")):
+            speed = size / row[time] if size is not None and row[time] else None
+            if not prefix:
+                assert row["algbw_gbps"] == pytest.approx(speed)
+            bus = speed * factor if speed is not None and factor is not None else None
+            assert row[f"{prefix}busbw_gbps"] == pytest.approx(bus)
+
+
+# --- who came when ---------------------------------------------------------------------------
+
+RUN = {
+    "instance": pl.Int64, "rank": pl.Int32, "start": pl.Int64, "end": pl.Int64,
+    "collective": pl.String, "step": pl.String, "dtype": pl.String, "message_bytes": pl.Int64,
+    "group": pl.String, "group_size": pl.Int32, "kernel": pl.String,
+}  # fmt: skip
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Row]:
+    """Ranks in matched collectives, each once."""
+    found = []
+    for instance in range(draw(st.integers(1, 4))):
+        for rank in draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)):
+            start = draw(st.integers(0, 8)) * 50_000
+            found.append(
+                {
+                    "instance": instance if draw(st.integers(0, 9)) else None,
+                    "rank": rank,
+                    "start": start,
+                    "end": start + draw(st.integers(0, 8)) * 50_000,
+                    "collective": draw(st.sampled_from(["all_reduce", "broadcast"])),
+                    "step": draw(st.sampled_from(["1", "2", None])),
+                    "dtype": None,
+                    "message_bytes": draw(st.sampled_from([None, 8])),
+                    "group": "0",
+                    "group_size": draw(st.sampled_from([None, 4])),
+                    "kernel": "k",
+                }
+            )
+    return found
+
+
+def together(rows: list[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["instance"] is not None:
+            found[row["instance"]].append(row)
+    return found
+
+
+def first_known(rows: list[Row], name: str) -> Any:
+    return next((row[name] for row in rows if row[name] is not None), None)
+
+
+OFFSETS = st.dictionaries(st.integers(0, 4), st.sampled_from([-70_000, 30_000, 250_000]))
+
+
+@modest
+@given(runs(), OFFSETS)
+def test_arrivals_are_those_of_the_definition(rows: list[Row], offsets: dict[int, int]) -> None:
+    found = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
+    told = {(r["instance"], r["rank"]): r for r in found.to_dicts()}
+    assert len(told) == sum(row["instance"] is not None for row in rows)
+    for instance, own in together(rows).items():
+        came = {r["rank"]: r["start"] - offsets.get(r["rank"], 0) for r in own}
+        left = {r["rank"]: r["end"] - offsets.get(r["rank"], 0) for r in own}
+        first, last = min(came.values()), max(came.values())
+        culprit = min(rank for rank, at in came.items() if at == last)
+        step = first_known(sorted(own, key=lambda r: (came[r["rank"]], r["rank"])), "step")
+        for rank in came:
+            row = told[instance, rank]
+            assert (row["arrival"], row["leave"]) == (came[rank], left[rank])
+            assert row["after_first_ns"] == came[rank] - first
+            assert row["wait_ns"] == min(last, left[rank]) - came[rank]
+            assert row["is_last"] == (rank == culprit and last > first)
+            assert row["step"] == step
+
+
+@modest
+@given(runs(), OFFSETS)
+def test_collectives_are_those_of_the_definition(rows: list[Row], offsets: dict[int, int]) -> None:
+    arrived = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
+    found = arrivals.collectives(arrived)
+    assert found["first_arrival_ns"].is_sorted()
+    told = {row["instance"]: row for row in found.to_dicts()}
+    assert told.keys() == together(rows).keys()
+    for instance, own in together(arrived.to_dicts()).items():
+        row = told[instance]
+        own.sort(key=lambda r: (r["arrival"], r["rank"]))
+        first, last = own[0]["arrival"], own[-1]["arrival"]
+        late = [r for r in own if r["is_last"]]
+        others = [r["arrival"] for r in own if not r["is_last"]]
+        assert row["ranks"] == len(own)
+        assert row["first_rank"] == own[0]["rank"]
+        assert row["late_rank"] == (late[0]["rank"] if late else None)
+        assert (row["first_arrival_ns"], row["last_arrival_ns"]) == (first, last)
+        assert row["skew_ns"] == last - first
+        assert row["late_ns"] == last - math.floor(median(others))
+        assert row["imposed_ns"] == sum(r["wait_ns"] for r in own)
+        ends = [r["leave"] for r in own]
+        assert row["pure_ns"] == max(min(ends) - last, 0)
+        assert row["end_skew_ns"] == max(ends) - min(ends)
+        for name in ("message_bytes", "group", "group_size", "kernel"):
+            assert row[name] == first_known(own, name)
+        size = row["group_size"]
+        assert row["missing"] == (None if size is None else max(size - len(own), 0))
+
+
+@modest
+@given(runs())
+def test_a_rank_that_left_long_before_another_came_was_in_another_collective(
+    rows: list[Row],
+) -> None:
+    arrived = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), {})
+    kept = {(r["instance"], r["rank"]) for r in arrivals.plausible(arrived).to_dicts()}
+    for instance, own in together(arrived.to_dicts()).items():
+        apart = max(r["arrival"] for r in own) - min(r["leave"] for r in own)
+        for row in own:
+            stays = apart <= 100_000 or row["collective"] == "broadcast"
+            assert ((instance, row["rank"]) in kept) == stays
+
+
+# --- whose clock is ahead --------------------------------------------------------------------
+
+
+@st.composite
+def ends(draw: st.DrawFn) -> list[Row]:
+    """Ranks of one group that all take part in every collective."""
+    ranks = draw(st.integers(1, 4))
+    ahead = [draw(st.sampled_from([0, 40_000, 60_000, 2_000_000])) for _ in range(ranks)]
+    return [
+        {
+            "instance": instance, "lane": 0, "rank": rank, "collective": "all_reduce",
+            "end": instance * 10_000_000 + ahead[rank] + draw(st.integers(0, 9)) * 2_000,
+            "duration_ns": draw(st.sampled_from([1_000, 59_000, 1_000_000, 3_000_000])),
+        }
+        for instance in range(draw(st.integers(1, 5))) for rank in range(ranks)
+    ]  # fmt: skip
+
+
+@modest
+@given(ends(), st.sampled_from(["one", "two", "unknown", "partly"]))
+def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> None:
+    ranks = sorted({row["rank"] for row in rows})
+    names: dict[str, list[str | None]] = {
+        "one": ["a"] * 4, "two": ["a", "b", "a", "b"],
+        "unknown": [None] * 4, "partly": ["a", None, "a", "a"],
+    }  # fmt: skip
+    hosts = {rank: names[where][rank] for rank in ranks}
+    found = arrivals.clock_offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
+    of_all = {i: median([r["end"] for r in own]) for i, own in together(rows).items()}
+    behind = {
+        rank: median([r["end"] - of_all[r["instance"]] for r in rows if r["rank"] == rank])
+        for rank in ranks
+    }
+    zero = sorted(behind.values())[(len(ranks) - 1) // 2]
+    offset = {rank: round(behind[rank] - zero) for rank in ranks}
+    fixed = [{**r, "end": r["end"] - offset[r["rank"]]} for r in rows]
+    of_all = {i: median([r["end"] for r in own]) for i, own in together(fixed).items()}
+    one_host = set(hosts.values()) == {"a"}
+    for row in found.to_dicts():
+        own = [r for r in fixed if r["rank"] == row["rank"]]
+        off = [r["end"] - of_all[r["instance"]] for r in own]
+        residual = median([abs(value - median(off)) for value in off])
+        size = abs(offset[row["rank"]])
+        assert row["n"] == len(own)
+        assert row["offset_ns"] == pytest.approx(offset[row["rank"]], abs=1)
+        assert row["residual_ns"] == pytest.approx(residual, abs=1)
+        clear = abs(row["offset_ns"]) > max(5 * row["residual_ns"], 50_000)
+        typical = median([r["duration_ns"] for r in own])
+        by_chance = one_host or len(own) < 3
+        assert row["applied"] == (clear and not (by_chance and size <= typical))
+
+
+def test_a_rank_without_an_offset_is_not_moved() -> None:
+    ranks = pl.DataFrame({"rank": [0, 1, 2]}).select(arrivals.offset_of(pl.col("rank"), {1: 7}))
+    assert ranks.to_series().to_list() == [0, 7, 0]
+
+
+def test_an_offset_must_be_more_than_five_times_the_residual() -> None:
+    assert arrivals.CLEAR_RESIDUALS == 5
+    sizes = {"offset_ns": [100_000, -100_001], "residual_ns": [20_000, 20_000]}
+    found = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
+    applies = arrivals._applies(one_host=False)
+    assert found.select(applies).to_series().to_list() == [False, True]

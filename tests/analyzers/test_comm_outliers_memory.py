@@ -1,0 +1,136 @@
+"""Slow collectives beside the memory of the device they ran on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import MissingData
+
+GIB = 1 << 30
+CAPACITY = 80 * GIB
+EPOCH_NS = 1_780_000_000_000_000_000
+SLOW_AT_US = 5_000
+Event = dict[str, Any]
+
+
+def kernel(ts: float, dur: float) -> Event:
+    args = {"device": 0, "stream": 20, "Collective name": "allreduce", "dtype": "Float"}
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 20, "ts": ts, "dur": dur,
+            "args": {**args, "In msg nelems": 1000, "Out msg nelems": 1000}}  # fmt: skip
+
+
+def instant(ts: float, address: int, size: int, reserved: int) -> Event:
+    args = {"Total Allocated": size, "Total Reserved": reserved, "Bytes": size, "Addr": address,
+            "Device Type": 1, "Device Id": 0}  # fmt: skip
+    return {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1,
+            "ts": ts, "args": args}  # fmt: skip
+
+
+def trace(path: Path, *more: Event, capacity: int | None = CAPACITY) -> Path:
+    slow = [kernel(SLOW_AT_US, 900.0)]
+    usual = [kernel(1000.0 * n, 100.0 + n % 3) for n in range(40) if 1000 * n != SLOW_AT_US]
+    device = {"id": 0, "name": "H100"} | ({"totalGlobalMem": capacity} if capacity else {})
+    whole = {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": EPOCH_NS,
+        "deviceProperties": [device],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1},
+        "traceEvents": [*usual, *slow, *more],
+    }
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def snapshot(path: Path, changes: list[tuple[int, int]]) -> Path:
+    """A snapshot of segments that come (bytes > 0) and go at a time in us after the epoch."""
+    events, held = [], {}
+    for number, (at, size) in enumerate(changes):
+        action = "segment_alloc" if size > 0 else "segment_free"
+        address = number << 40 if size > 0 else next(a for a, s in held.items() if s == -size)
+        held = (
+            {**held, address: size} if size > 0 else {a: s for a, s in held.items() if a != address}
+        )
+        events.append({"action": action, "addr": address, "size": abs(size), "stream": 0,
+                       "time_us": EPOCH_NS // 1000 + at, "frames": []})  # fmt: skip
+    segments = [
+        {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_type": "large",
+         "blocks": [{"address": address, "size": size, "state": "inactive", "frames": []}]}
+        for address, size in held.items()
+    ]  # fmt: skip
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [events]}))
+    return path
+
+
+FULL_THEN = [(0, 40 * GIB), (4_000, 38 * GIB), (7_000, -38 * GIB)]
+FULL_LATER = [(0, 40 * GIB), (8_000, 38 * GIB)]
+
+
+def test_a_device_that_was_full_at_the_time(tmp_path: Path) -> None:
+    found = ta.comm_outliers(
+        trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_THEN)
+    )
+    assert found.memory is not None
+    (row,) = found.memory.to_dicts()
+    assert (row["taken_bytes"], row["capacity_bytes"]) == (78 * GIB, CAPACITY)
+    assert row["aligned"]
+    check_wording(found.verdict)
+    assert "Memory of the device during outliers" in found.table()
+
+
+def test_one_that_was_full_later_only(tmp_path: Path) -> None:
+    found = ta.comm_outliers(
+        trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_LATER)
+    )
+    assert found.memory is not None
+    assert found.memory["taken_bytes"].to_list() == [40 * GIB]
+    assert "nearly full" not in found.verdict
+
+
+def test_a_snapshot_among_the_inputs_is_taken_for_memory(tmp_path: Path) -> None:
+    trace(tmp_path / "t.json")
+    snapshot(tmp_path / "m.pickle", FULL_THEN)
+    assert "nearly full" in ta.comm_outliers(tmp_path).verdict
+    assert ta.comm_outliers(tmp_path / "t.json").memory is None
+
+
+def test_instants_of_the_trace_itself(tmp_path: Path) -> None:
+    more = [instant(100.0, 1, GIB, 40 * GIB), instant(4500.0, 2, GIB, 79 * GIB)]
+    path = trace(tmp_path / "t.json", *more)
+    check_wording(ta.comm_outliers(path, memory=path).verdict)
+
+
+def test_without_the_devices_memory_nothing_is_claimed(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.json", capacity=None)
+    found = ta.comm_outliers(path, memory=snapshot(tmp_path / "m.pickle", FULL_THEN))
+    assert "nearly full" not in found.verdict
+    check_wording(*found.notes)
+
+
+def test_without_a_common_clock_the_most_of_all_counts(tmp_path: Path) -> None:
+    shifted = [(at + 10**9, size) for at, size in FULL_THEN]
+    found = ta.comm_outliers(
+        trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", shifted)
+    )
+    assert found.memory is not None
+    assert found.memory["aligned"].to_list() == [False]
+    check_wording(*found.notes)
+
+
+def test_a_trace_that_tells_nothing_of_memory(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.json")
+    with pytest.raises(MissingData, match="profile_memory=True"):
+        ta.comm_outliers(path, memory=path)
+
+
+def test_memory_of_another_rank(tmp_path: Path) -> None:
+    other = snapshot(tmp_path / "m_rank7.pickle", FULL_THEN)
+    found = ta.comm_outliers(trace(tmp_path / "t.json"), memory=other)
+    check_wording(*found.notes)

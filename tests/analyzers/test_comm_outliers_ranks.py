@@ -1,0 +1,621 @@
+"""Several ranks: matching, waits, who is late, clocks, and what the late rank was doing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, BROADCAST, GEMM, MS, US, device, host, step, trace
+from hypothesis import given, settings, strategies as st
+from wording import check_wording
+
+from traceanalyzer.analyzers.comm_outliers import comm_outliers
+from traceanalyzer.analyzers.comm_outliers.arrivals import Window
+from traceanalyzer.analyzers.comm_outliers.compute import combine, measure
+from traceanalyzer.analyzers.comm_outliers.context import divide
+from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.trace import Trace, concat
+
+SIZED = {"dtype": "Float", "elements_in": 1_000, "elements_out": 1_000}
+WORLD = {**SIZED, "group": "0", "group_size": 4, "group_ranks": "[0, 1, 2, 3]"}
+
+
+def run(arrivals: Sequence[Sequence[int]], pure: int = 10 * US, **more: Any) -> list[Trace]:
+    """One trace a rank: ``arrivals[collective][rank]``; all leave ``pure`` after the last."""
+    told = {**WORLD, **more}
+    return [
+        trace(
+            [
+                device(ALL_REDUCE, row[rank], max(row) + pure - row[rank], **{**told, "seq": seq})
+                for seq, row in enumerate(arrivals)
+            ],
+            rank=rank,
+        )
+        for rank in range(len(arrivals[0]))
+    ]
+
+
+def by_rank(result: CommOutliers, column: str) -> dict[int, Any]:
+    return dict(result.ranks.select("rank", column).iter_rows())
+
+
+def test_waits_arrivals_and_pure_communication() -> None:
+    result = comm_outliers(run([[0, 5 * MS, 1 * MS, 2 * MS]]))
+    (row,) = result.collectives.iter_rows(named=True)
+    assert (row["first_rank"], row["late_rank"], row["ranks"], row["missing"]) == (0, 1, 4, 0)
+    assert row["skew_ns"] == 5 * MS
+    assert row["late_ns"] == 4 * MS, "after the median of the others: 0, 1 and 2 ms"
+    assert row["imposed_ns"] == (5 + 4 + 3) * MS
+    assert row["pure_ns"] == 10 * US
+    assert row["end_skew_ns"] == 0
+    assert by_rank(result, "wait_ns") == {0: 5 * MS, 1: 0, 2: 4 * MS, 3: 3 * MS}
+    assert by_rank(result, "imposed_ns") == {0: 0, 1: 12 * MS, 2: 0, 3: 0}
+    assert by_rank(result, "times_last") == {0: 0, 1: 1, 2: 0, 3: 0}
+    assert by_rank(result, "times_first") == {0: 1, 1: 0, 2: 0, 3: 0}
+
+
+def test_the_culprit_is_named_not_the_victim() -> None:
+    regular = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
+    regular[5][2] += 6 * MS
+    result = comm_outliers(run(regular))
+    assert set(result.outliers()["rank"]) == {0, 1, 3}
+    assert set(result.outliers()["cause"]) == {"waiting for rank 2"}
+    assert result.late["late_rank"].to_list() == [2]
+    assert result.scalars["late_rank"] == 2
+    check_wording(result.verdict)
+
+
+def test_nobody_is_late_where_all_arrive_at_once() -> None:
+    result = comm_outliers(run([[i * MS] * 4 for i in range(6)]))
+    assert result.collectives["late_rank"].to_list() == [None] * 6
+    assert result.late.is_empty()
+    check_wording(result.verdict)
+    assert set(by_rank(result, "times_first").values()) == {6}
+
+
+def test_slow_on_all_ranks_is_not_a_late_rank() -> None:
+    traces = [
+        trace(
+            [device(ALL_REDUCE, i * MS, dur * US, **WORLD, seq=i) for i, dur in enumerate(durs)],
+            rank=r,
+        )
+        for r, durs in enumerate([[10, 11, 10, 200, 9, 10]] * 4)
+    ]
+    result = comm_outliers(traces)
+    assert result.late.is_empty()
+    check_wording(result.verdict)
+    assert set(result.outliers()["cause"]) == {"slow on all ranks"}
+    assert "stand out" not in result.verdict
+
+
+def test_the_root_of_a_broadcast_waits_no_longer_than_it_runs() -> None:
+    root = trace([device(BROADCAST, 0, 5 * US, **WORLD)], rank=0)
+    other = trace([device(BROADCAST, 9 * MS, 5 * US, **WORLD)], rank=1)
+    result = comm_outliers([root, other])
+    assert by_rank(result, "wait_ns") == {0: 5 * US, 1: 0}
+    assert result.collectives["pure_ns"].to_list() == [0]
+    assert result.clocks.is_empty(), "a root may leave early: its end says nothing of the clock"
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+def stepped(late: dict[int, int], ranks: int = 4, steps: int = 6, by: int = 5 * MS) -> list[Trace]:
+    """A collective in each 20 ms step; ``late`` maps a step to its late rank."""
+    traces = run(
+        [
+            [s * 20 * MS + 10 * MS + r * US + by * (late.get(s) == r) for r in range(ranks)]
+            for s in range(steps)
+        ]
+    )
+    marks = [step(s, s * 20 * MS, 20 * MS) for s in range(steps)]
+    return [trace([*marks, *_events(made)], rank=rank) for rank, made in enumerate(traces)]
+
+
+def _events(made: Trace) -> list[dict[str, Any]]:
+    told = made.collectives.with_columns(pl.col(pl.Categorical).cast(str))
+    events = made.events.with_columns(pl.col("name", "kind").cast(str)).with_row_index("event")
+    return [
+        {k: v for k, v in row.items() if k not in ("event", "rank", "category") and v is not None}
+        for row in events.join(told, on="event", how="left").iter_rows(named=True)
+    ]
+
+
+def test_stragglers_by_step() -> None:
+    result = comm_outliers(stepped({1: 3, 4: 3, 5: 0}))
+    steps = {row["step"]: row for row in result.steps.iter_rows(named=True)}
+    assert steps["ProfilerStep#1"]["straggler"] == 3
+    # waits of 5.003, 5.002, 5.001 and 0 ms
+    assert steps["ProfilerStep#1"]["cost_ns"] == 5 * MS + 1_500
+    assert steps["ProfilerStep#1"]["cost_frac"] == pytest.approx(0.25, abs=0.001)
+    assert steps["ProfilerStep#0"]["cost_frac"] < 0.001
+    assert by_rank(result, "late_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
+    assert result.late.sort("step").select("late_rank", "step").rows() == [
+        (3, "ProfilerStep#1"),
+        (3, "ProfilerStep#4"),
+        (0, "ProfilerStep#5"),
+    ]
+    assert result.min_wait_ns == 2 * MS
+    check_wording(result.verdict)
+
+
+def test_a_habit_takes_two_steps() -> None:
+    persistent = comm_outliers(stepped(dict.fromkeys(range(6), 1)))
+    check_wording(persistent.verdict)
+    once = comm_outliers(stepped({2: 1}, by=15 * MS))
+    assert by_rank(once, "late_frac")[1] > 0.1
+    assert "It costs" not in once.verdict
+    alone = comm_outliers(stepped({0: 1}, steps=1))
+    check_wording(alone.verdict)
+
+
+def test_many_small_delays_of_one_rank_add_up() -> None:
+    """Each is below a tenth of the step; together they are a quarter of it."""
+    arrivals = [
+        [s * 20 * MS + i * 2 * MS + MS * (r == 2) // 2 for r in range(4)]
+        for s in range(4)
+        for i in range(10)
+    ]
+    marks = [step(s, s * 20 * MS, 20 * MS) for s in range(4)]
+    traces = [trace([*marks, *_events(made)], rank=r) for r, made in enumerate(run(arrivals))]
+    result = comm_outliers(traces)
+    assert by_rank(result, "late_frac")[2] == pytest.approx(0.25)
+    assert result.late["late_rank"].to_list() == [2, 2, 2]
+    check_wording(result.verdict)
+
+
+def test_a_rank_that_waits_twice_at_once_waits_once() -> None:
+    both = [
+        [device(ALL_REDUCE, at, 10 * MS - at + US, **WORLD, stream=s, seq=s) for s in (7, 8)]
+        for at in (0, 9 * MS)
+    ]
+    mark = step(0, 0, 20 * MS)
+    result = comm_outliers([trace([mark, *events], rank=r) for r, events in enumerate(both)])
+    assert by_rank(result, "wait_ns")[0] == 18 * MS
+    assert result.steps["cost_ns"].to_list() == [9 * MS // 2], "the median of two ranks' waits"
+
+
+# --- matching --------------------------------------------------------------------------------
+
+
+def test_process_groups_are_kept_apart() -> None:
+    """Tensor-parallel pairs of one name, and a data-parallel group of all."""
+    traces = []
+    for rank in range(4):
+        pair = f"[{rank // 2 * 2}, {rank // 2 * 2 + 1}]"
+        own = {**SIZED, "group": "tp", "group_size": 2, "group_ranks": pair}
+        at = 100 * MS * (rank // 2)
+        traces.append(
+            trace(
+                [
+                    device(ALL_REDUCE, at, MS, **own, seq=0),
+                    device(ALL_REDUCE, at + 2 * MS, MS, **own, seq=1),
+                    device(ALL_REDUCE, 300 * MS, MS, **WORLD, seq=0),
+                ],
+                rank=rank,
+            )
+        )
+    result = comm_outliers(traces)
+    assert result.collectives["ranks"].to_list() == [2, 2, 2, 2, 4]
+    assert result.n_matched == 12
+    assert result.total_wait_ns == 0
+
+
+def test_without_numbers_the_order_counts() -> None:
+    traces = [
+        trace([device(ALL_REDUCE, i * MS + r * US, 20 * US) for i in range(5)], rank=r)
+        for r in range(3)
+    ]
+    result = comm_outliers(traces)
+    assert result.n_collectives == 5
+    assert by_rank(result, "wait_ns") == {0: 10 * US, 1: 5 * US, 2: 0}
+    check_wording(*result.notes)
+
+
+@pytest.mark.parametrize("lost", [(0,), (4,), (9,), (0, 1, 2), (3, 7)])
+def test_missing_events_do_not_shift_the_rest(lost: tuple[int, ...]) -> None:
+    """Rank 1 lacks some of ten like collectives; its clock runs 700 ms ahead."""
+    rng = random.Random(1)  # noqa: S311 - not a secret
+    starts = [i * 10 * MS + rng.randrange(MS) for i in range(10)]
+    waits = [rng.randrange(300 * US) for _ in range(10)]
+    zero = [device(ALL_REDUCE, at, wait + 20 * US) for at, wait in zip(starts, waits, strict=True)]
+    one = [
+        device(ALL_REDUCE, at + wait + 700 * MS, 20 * US)
+        for i, (at, wait) in enumerate(zip(starts, waits, strict=True))
+        if i not in lost
+    ]
+    result = comm_outliers([trace(zero, rank=0), trace(one, rank=1)])
+    assert result.n_collectives == 10 - len(lost)
+    assert result.clocks["offset_ns"].to_list() == [0, 700 * MS]
+    expected = sum(wait for i, wait in enumerate(waits) if i not in lost)
+    assert by_rank(result, "wait_ns") == {0: expected, 1: 0}
+    assert any(
+        f"{len(lost)} of {20 - len(lost)} collectives have no partner" in n for n in result.notes
+    )
+
+
+def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
+    """As many like events on both, but rank 1's recording starts and ends one later."""
+    traces = run([[i * 3 * MS, i * 3 * MS + 40 * US] for i in range(8)], group=None, seq=None)
+    zero, one = (
+        trace([{**e, "seq": None} for e in _events(t)[k : k + 7]], rank=k)
+        for k, t in enumerate(traces)
+    )
+    result = comm_outliers([zero, one])
+    assert result.n_collectives == 6
+    assert by_rank(result, "wait_ns") == {0: 6 * 40 * US, 1: 0}
+
+
+@pytest.mark.parametrize(("collective", "matched"), [("all_to_all", 9), ("all_gather", 0)])
+def test_experts_of_other_sizes_are_one_all_to_all(collective: str, matched: int) -> None:
+    """No number tells which belong together, and each rank has data of another size."""
+    kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    traces = [
+        trace(
+            [
+                device(
+                    kernel, i * 10 * MS + rank * late, 5 * MS - rank * late, collective=collective,
+                    dtype="float", elements_in=1_000 + 7 * i + 13 * rank,
+                    elements_out=4_000 + 3 * i + rank, group="ep", group_size=2,
+                )
+                for i, late in enumerate([0, 2 * MS, 0] * 3)
+            ],
+            rank=rank,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    result = comm_outliers(traces)
+    assert result.n_collectives == matched
+    assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
+    assert ("Rank 1 is late" in result.verdict) == (matched > 0)
+    assert ("no collective of one rank was found on another" in result.verdict) == (matched == 0)
+    assert "Nothing unusual" not in result.verdict
+
+
+def test_kinds_in_another_order_are_matched_by_kind() -> None:
+    """Two streams of one rank start their collectives in the other order."""
+    a, b = {**SIZED}, {**SIZED, "elements_in": 77}
+    one = [device(ALL_REDUCE, 0, 90, **a), device(ALL_REDUCE, 10, 90, **b, stream=8)]
+    two = [device(ALL_REDUCE, 0, 100, **b, stream=8), device(ALL_REDUCE, 20, 70, **a)]
+    result = comm_outliers([trace(one, rank=0), trace(two, rank=1)])
+    assert result.collectives.select("message_bytes", "imposed_ns").sort(
+        "message_bytes"
+    ).rows() == [
+        (308, 10),
+        (4_000, 20),
+    ]
+
+
+def test_ranks_of_unknown_groups_that_never_meet_are_left_out() -> None:
+    far = [
+        trace(
+            [device(ALL_REDUCE, (r * 50 + i * 100) * MS, US) for i in range(4)], rank=r, host=None
+        )
+        for r in range(2)
+    ]
+    jitter = [MS, 3 * MS, 2 * MS, 7 * MS]
+    far[1] = trace(
+        [device(ALL_REDUCE, (50 + i * 100) * MS + j, US) for i, j in enumerate(jitter)], rank=1
+    )
+    result = comm_outliers(far)
+    assert result.total_wait_ns == 0
+    check_wording(*result.notes)
+
+
+def test_sends_are_matched_in_pairs_only() -> None:
+    def pair(size: int) -> list[Trace]:
+        told = {"group": "pp", "group_size": size}
+        return [
+            trace(
+                [device("ncclDevKernel_SendRecv()", r * 9, 50 - r * 9, collective=c, **told)],
+                rank=r,
+            )
+            for r, c in enumerate(["send", "recv"])
+        ]
+
+    assert comm_outliers(pair(2)).total_wait_ns == 9
+    assert comm_outliers(pair(4)).n_matched == 0
+
+
+def test_missing_ranks_are_tolerated_and_counted() -> None:
+    traces = run([[0, 3 * MS, MS, 0]] * 3)
+    result = comm_outliers([traces[1], traces[3]])
+    assert result.collectives["missing"].to_list() == [2, 2, 2]
+    assert by_rank(result, "wait_ns") == {1: 0, 3: 9 * MS}
+    eight = [trace([device(ALL_REDUCE, 0, 5)], rank=r, world_size=8) for r in (0, 5, 6)]
+    assert any("3 of 8" in note for note in comm_outliers(eight).notes)
+
+
+def test_a_rank_without_communication_is_named() -> None:
+    result = comm_outliers([*run([[0, 1]]), trace([device(GEMM, 0, 5)], rank=2)])
+    check_wording(*result.notes)
+    assert by_rank(result, "n") == {0: 1, 1: 1, 2: 0}
+
+
+def test_ranks_nobody_tells_are_numbered_by_name() -> None:
+    def unnamed(path: str, at: int) -> Trace:
+        return trace([device(ALL_REDUCE, at, 50 - at)], rank=None, path=path)
+
+    result = comm_outliers([unnamed("b.json", 9), unnamed("a.json", 0)])
+    assert by_rank(result, "wait_ns") == {0: 9, 1: 0}
+    check_wording(*result.notes)
+
+
+def test_one_file_given_twice_counts_once() -> None:
+    traces = run([[0, 5, 3, 1]])
+    assert comm_outliers([*traces, traces[2]]).to_dict() == comm_outliers(traces).to_dict()
+
+
+def test_several_files_of_one_rank_are_one_rank() -> None:
+    early, late = run([[0, 5 * US]]), run([[MS, MS + 3 * US]])
+    result = comm_outliers([*late, *early])
+    assert result.n_ranks == 2
+    assert by_rank(result, "n") == {0: 2, 1: 2}
+
+
+# --- clocks ----------------------------------------------------------------------------------
+
+
+def ahead(
+    traces: Sequence[Trace], offsets: Sequence[int], hosts: Sequence[str | None]
+) -> list[Trace]:
+    return [
+        trace(
+            [{**event, "ts": event["ts"] + by} for event in _events(made)],
+            rank=made.meta.rank,
+            host=name,
+        )
+        for made, by, name in zip(traces, offsets, hosts, strict=True)
+    ]
+
+
+ARRIVALS = [[i * 10 * MS + (i * 7 + r * 13) % 5 * 100 * US for r in range(4)] for i in range(9)]
+
+
+@pytest.mark.parametrize("hosts", [("a", "a", "b", "b"), (None, None, None, None)])
+def test_clock_offsets_between_hosts_are_taken_off(hosts: tuple[str | None, ...]) -> None:
+    straight = comm_outliers(run(ARRIVALS))
+    result = comm_outliers(ahead(run(ARRIVALS), [0, 0, 3 * MS, 3 * MS], hosts))
+    assert result.clocks["offset_ns"].to_list() == [0, 0, 3 * MS, 3 * MS]
+    assert result.clocks["applied"].to_list() == [False, False, True, True]
+    assert by_rank(result, "wait_ns") == by_rank(straight, "wait_ns")
+    assert result.collectives["pure_ns"].to_list() == straight.collectives["pure_ns"].to_list()
+    check_wording(*result.notes)
+
+
+def test_one_host_has_one_clock() -> None:
+    """Ends that differ by 60 us all the time are how the kernels end, not the clock."""
+    result = comm_outliers(ahead(run(ARRIVALS), [0, 0, 0, 60 * US], ["a"] * 4))
+    assert result.clocks["offset_ns"].to_list() == [0, 0, 0, 60 * US]
+    assert not result.clocks["applied"].any()
+
+
+def test_hosts_are_joined_through_groups_they_share() -> None:
+    """Pairs within a host agree with themselves; only the pairs across hosts show the offset."""
+    traces = []
+    for rank in range(4):
+        late_clock = 5 * MS * (rank // 2)
+        groups = {
+            "tp": [2 * (rank // 2), 2 * (rank // 2) + 1],
+            "dp": [rank % 2, rank % 2 + 2],
+        }
+        events = []
+        for i in range(20):
+            name = "dp" if i % 5 == 4 else "tp"
+            told = {"group": name, "group_size": 2, "group_ranks": str(groups[name])}
+            events.append(device(ALL_REDUCE, i * 10 * MS + late_clock, MS, **SIZED, **told, seq=i))
+        traces.append(trace(events, rank=rank, host=f"host{rank // 2}"))
+    result = comm_outliers(traces)
+    assert result.clocks["offset_ns"].to_list() == [0, 0, 5 * MS, 5 * MS]
+    assert result.total_wait_ns == 0
+
+
+def test_a_file_without_absolute_time_finds_its_clock() -> None:
+    epoch = 1_790_857_026_000_000_000
+    traces = run(ARRIVALS)
+    known = [trace(_events(t), rank=t.meta.rank, epoch_ns=epoch) for t in traces[:3]]
+    lost = trace(_events(traces[3]), rank=3, epoch_ns=None)
+    result = comm_outliers([*known, lost])
+    assert by_rank(result, "wait_ns") == by_rank(comm_outliers(traces), "wait_ns")
+
+
+def test_charts_show_all_events_and_ring_what_stands_out() -> None:
+    late = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
+    late[5][2] += 6 * MS
+    durations, arrived = comm_outliers(run(late)).charts
+    assert (durations.frame.height, durations.frame["outlier"].sum()) == (32, 3)
+    assert arrived.frame.filter("late").select("rank", "after_first_ns").rows() == [
+        ("rank 2", 6 * MS + 2 * US)
+    ]
+    assert arrived.frame["at_ns"].min() == 0
+
+
+# --- what the late rank did ------------------------------------------------------------------
+
+
+def late_rank(extra: Sequence[dict[str, Any]]) -> CommOutliers:
+    """Rank 1 comes 10 ms after rank 0, having done ``extra`` on the way."""
+    zero = trace([device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
+    issued = host("cpu_op", "c10d::allreduce_", 19 * MS, MS)
+    one = trace([device(ALL_REDUCE, 20 * MS, MS, **WORLD), issued, *extra], rank=1, epoch_ns=0)
+    return comm_outliers([zero, one])
+
+
+def parts(result: CommOutliers, side: str) -> dict[str, int]:
+    rows = result.context.filter(pl.col("side") == side)
+    return dict(rows.select("name", "overlap_ns").iter_rows())
+
+
+def test_the_stretch_runs_from_the_others_arrival_to_its_own() -> None:
+    assert late_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS),)
+
+
+def test_time_outside_any_operator_is_the_annotations() -> None:
+    result = late_rank(
+        [
+            step(0, 0, 100 * MS),
+            host("user_annotation", "train_step", 5 * MS, 90 * MS),
+            host("cpu_op", "aten::mm", 8 * MS, 4 * MS),
+        ]
+    )
+    found = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
+    assert parts(result, "host") == found
+    table = result.late_with_context()
+    assert table["host"].to_list() == [
+        "train_step with no operator running 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"
+    ]
+    check_wording(result.verdict)
+
+
+def test_the_innermost_event_counts() -> None:
+    result = late_rank(
+        [
+            host("python_function", "<module>", 0, 90 * MS),
+            host("python_function", "train.py(3): main", 1 * MS, 80 * MS),
+            host(
+                "python_function",
+                "<built-in method poll of select.poll object at 0x7f1ddb69b660>",
+                11 * MS,
+                7 * MS,
+            ),
+            host("python_function", "waits(1)", 10 * MS, 10 * MS, tid=99),
+        ]
+    )
+    assert parts(result, "host") == {
+        "<built-in method poll of select.poll object>": 7 * MS,
+        "train.py(3): main": 2 * MS,
+        "c10d::allreduce_": MS,
+    }
+
+
+def test_other_threads_count_where_the_issuing_one_is_idle() -> None:
+    """Autograd's thread issues the collective; before it wakes the main thread computes."""
+    result = late_rank(
+        [
+            step(0, 0, 100 * MS),
+            host("cpu_op", "aten::conv2d", 11 * MS, 7 * MS),
+            host("cpu_op", "MulBackward", 17 * MS, 2 * MS, tid=2),
+            host("cpu_op", "record_param_comms", 19 * MS, MS // 2, tid=2),
+        ]
+    )
+    assert parts(result, "host") == {
+        "aten::conv2d": 6 * MS,
+        "MulBackward": 2 * MS,
+        "ProfilerStep#0": MS,
+        "record_param_comms": MS // 2,
+        "c10d::allreduce_": MS // 2,
+    }
+
+
+def test_device_parts_and_idle_time() -> None:
+    result = late_rank(
+        [
+            device(GEMM, 12 * MS, 3 * MS),
+            device("Memcpy", 14 * MS, 2 * MS, kind="gpu_memcpy", stream=9),
+        ]
+    )
+    assert parts(result, "device") == {"idle": 6 * MS, GEMM: 3 * MS, "Memcpy": 2 * MS}
+    assert result.late_with_context()["device"].to_list() == [
+        "idle 6 ms (60.0 %), " + GEMM + " 3 ms (30.0 %)"
+    ]
+
+
+def test_what_was_not_recorded_is_said() -> None:
+    result = late_rank([])
+    assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
+    without = replace(result, context=divide(result.windows, []))
+    assert without.context.is_empty()
+    assert "Meanwhile" not in without.verdict
+    assert without.tables[0].frame["host"].to_list() == [None]
+
+
+def test_how_late_it_came_into_the_step() -> None:
+    zero = trace([step(0, 0, 50 * MS), device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
+    one = trace([step(0, 9 * MS, 50 * MS), device(ALL_REDUCE, 20 * MS, MS, **WORLD)], rank=1)
+    result = comm_outliers([zero, one])
+    assert result.late["into_step_ns"].to_list() == [9 * MS]
+    check_wording(result.verdict)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60), st.integers(1, 3)), max_size=12))
+def test_host_parts_add_up_to_the_stretch(drawn: list[tuple[int, int, int]]) -> None:
+    issuing = [host("cpu_op", "c10d::allreduce_", i, 1, tid=i) for i in (1, 2, 3)]
+    extra = [
+        host("cpu_op", f"op{i % 2}", at * MS // 3, dur * MS // 3, tid=tid)
+        for i, (at, dur, tid) in enumerate(drawn)
+    ]
+    assert sum(parts(late_rank([*issuing, *extra]), "host").values()) == 10 * MS
+
+
+# --- invariants ------------------------------------------------------------------------------
+
+some_arrivals = st.integers(2, 4).flatmap(
+    lambda ranks: st.lists(
+        st.lists(st.integers(0, 5 * MS), min_size=ranks, max_size=ranks), min_size=1, max_size=6
+    )
+)
+
+
+def spaced(arrivals: list[list[int]]) -> list[list[int]]:
+    return [[i * 20 * MS + at for at in row] for i, row in enumerate(arrivals)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(some_arrivals, st.booleans())
+def test_waits_are_not_negative_and_somebody_imposed_them(
+    arrivals: list[list[int]], told: bool
+) -> None:
+    more = {} if told else {"group": None, "group_size": None, "group_ranks": None}
+    result = comm_outliers(run(spaced(arrivals), **more))
+    expected = [sum(max(row) - row[rank] for row in arrivals) for rank in range(len(arrivals[0]))]
+    assert by_rank(result, "wait_ns") == dict(enumerate(expected))
+    assert (result.arrivals["wait_ns"] >= 0).all()
+    assert result.ranks["imposed_ns"].sum() == result.total_wait_ns == sum(expected)
+    assert result.collectives["imposed_ns"].sum() == sum(expected)
+
+
+@settings(max_examples=8, deadline=None)
+@given(some_arrivals, st.integers(-(10**18), 10**18))
+def test_shifting_all_clocks_changes_nothing(arrivals: list[list[int]], by: int) -> None:
+    traces = run(spaced(arrivals))
+    moved = ahead(traces, [by] * len(traces), [None] * len(traces))
+    one, other = comm_outliers(traces), comm_outliers(moved)
+    assert one.ranks.equals(other.ranks)
+    assert one.verdict == other.verdict
+
+
+@settings(max_examples=6, deadline=None)
+@given(some_arrivals, st.randoms(use_true_random=False))
+def test_the_order_of_ranks_and_rows_does_not_matter(
+    arrivals: list[list[int]], rng: random.Random
+) -> None:
+    traces = run(spaced(arrivals))
+    mixed = [trace(rng.sample(e := _events(t), len(e)), rank=t.meta.rank) for t in traces]
+    rng.shuffle(mixed)
+    one, other = comm_outliers(traces), comm_outliers(mixed)
+    assert one.to_dict() == other.to_dict()
+    assert comm_outliers(concat(traces)).ranks.equals(one.ranks)
+
+
+def test_parts_may_be_made_elsewhere() -> None:
+    traces = run(ARRIVALS)
+    assert combine([measure(t, Options()) for t in traces], Options()).verdict == (
+        comm_outliers(traces).verdict
+    )
+
+
+def test_two_files_of_one_rank_are_told() -> None:
+    early, late, other = (
+        trace([device(ALL_REDUCE, at * MS, US)], rank=rank, path=f"{at}.json")
+        for at, rank in ((0, 0), (50, 0), (0, 1))
+    )
+    told = [n for n in comm_outliers([early, late, other]).notes if n.startswith("More than one")]
+    assert len(told) == 1
+    assert told[0].startswith("More than one file is of rank 0: taken for parts of one run.")
+    check_wording(*comm_outliers([early, other]).notes)

@@ -1,0 +1,299 @@
+"""Real recordings against independent counts and against the peers' numbers.
+
+The independent counts read the JSON with the standard library, times as decimals, and join by
+loops; nothing of the package is used for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.compute import (
+    CONTEXT,
+    LAUNCHES,
+    NEEDS,
+    Part,
+    combine,
+    measure,
+)
+from traceanalyzer.analyzers.comm_outliers.context import divide
+from traceanalyzer.analyzers.comm_outliers.options import Options
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+
+US = 1_000
+KINETO = "data/chrome/kineto"
+BYTES = {"Float": 4, "float": 4, "int": 4, "BFloat16": 2, "Long": 8, "long int": 8}
+
+
+def extracted(path: Path) -> Part:
+    """As little as the analysis needs, in one reading or two."""
+    part = measure(ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names), Options())
+    if part.wants_launches:
+        part = measure(ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names), Options())
+    return part
+
+
+def analyse(*paths: Path) -> CommOutliers:
+    """The whole analysis as the command does it: only the stretches in question are read again."""
+    result = combine([extracted(path) for path in paths], Options())
+    stretches: dict[str, list[tuple[int, int]]] = {}
+    for window in result.windows:
+        stretches.setdefault(window.path, []).append((window.start_ns, window.end_ns))
+    found = [ta.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in stretches.items()]
+    return replace(result, context=divide(result.windows, found))
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress(path.read_bytes())
+    loaded = json.loads(text, parse_float=Decimal, parse_int=Decimal, strict=False)
+    return [e for e in loaded["traceEvents"] if e.get("ph") == "X"]
+
+
+def ns(us: Decimal) -> int:
+    return int(us * 1_000)
+
+
+def oracle(shared: Path, *parts: str) -> list[dict[str, str]]:
+    with Path(shared, "oracle/chrome", *parts).open() as file:
+        return list(csv.DictReader(file))
+
+
+# --- one rank --------------------------------------------------------------------------------
+
+FILES = {
+    "nccl_a100_rank0of2": {"AllReduce": 15, "Broadcast": 6},
+    "v100_rank1of2_2020_allreduce": {"AllReduce": 2_020},
+    "mi300_rank0of8_rccl": {"Generic": 17},
+    "b200_rank0of8_eager": {"AllGather": 1, "multimem_all_reduce": 73},
+    "a100_rank3of8_sendrecv": {"SendRecv": 42, "AllReduce": 18},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
+    path = shared / KINETO / f"{name}.json.gz"
+    named = re.compile("^nccl|multimem_all_reduce")
+    kernels = [e for e in events_of(path) if e["cat"] == "kernel" and named.search(e["name"])]
+    words = Counter(word for e in kernels for word in FILES[name] if word in e["name"])
+    assert words == FILES[name], "what the names say"
+    durations = [ns(e["dur"]) for e in kernels]
+    result = analyse(path)
+    assert result.n_events == len(kernels)
+    assert result.total_comm_ns == sum(durations)
+    assert sorted(result.instances["duration_ns"]) == sorted(durations)
+    assert result.groups["n"].sum() == len(kernels)
+    assert result.groups["total_ns"].sum() == sum(durations)
+    assert result.groups["max_ns"].max() == max(durations)
+
+
+@pytest.mark.parametrize("name", ["nccl_a100_rank0of2", "b200_rank0of8_eager"])
+def test_groups_are_those_of_the_kernels_arguments(shared: Path, name: str) -> None:
+    path = shared / KINETO / f"{name}.json.gz"
+    expected: Counter[tuple[object, ...]] = Counter()
+    for e in events_of(path):
+        a = e.get("args", {})
+        if e["cat"] == "kernel" and "Collective name" in a:
+            key = "Out msg nelems" if "allgather" in a["Collective name"] else "In msg nelems"
+            size = int(a[key]) * BYTES[a["dtype"]]
+            expected[size, a["Process Group Name"], int(a["Group size"]), ns(e["dur"])] += 1
+    columns = ["message_bytes", "group", "group_size", "duration_ns"]
+    # the all-reduces of PyTorch's symmetric memory, in one of them, have no such arguments
+    told = analyse(path).instances.filter(pl.col("group").is_not_null())
+    assert Counter(told.select(columns).rows()) == expected
+
+
+def test_generic_kernels_are_told_by_their_host(shared: Path) -> None:
+    """RCCL's kernels have no arguments and one name; five were issued before the recording."""
+    path = shared / KINETO / "mi300_rank0of8_rccl.json.gz"
+    events = events_of(path)
+    calls = {
+        e["args"]["External id"]: e["args"] for e in events if e["name"] == "record_param_comms"
+    }
+    expected: Counter[tuple[object, ...]] = Counter()
+    for e in events:
+        if e["cat"] == "kernel" and "nccl" in e["name"]:
+            call = calls.get(e["args"].get("External id"), {})
+            size = int(call["In msg nelems"]) * BYTES[call["dtype"]] if call else None
+            expected[size, ns(e["dur"])] += 1
+    result = analyse(path)
+    assert Counter(result.instances.select("message_bytes", "duration_ns").rows()) == expected
+    assert dict(result.groups.group_by("collective").agg(pl.col("n").sum()).iter_rows()) == {
+        "all_reduce": 6,
+        "broadcast": 6,
+        "ncclDevKernel_Generic": 5,
+    }
+
+
+def test_sizes_come_from_the_host_through_correlation(shared: Path) -> None:
+    path = shared / KINETO / "a100_rank3of8_sendrecv.json.gz"
+    events = events_of(path)
+    launches = {
+        e["args"]["correlation"]: e for e in events if e["cat"] in ("cuda_runtime", "Runtime")
+    }
+    calls = [e for e in events if e["name"].startswith("nccl:")]
+    expected: Counter[tuple[object, ...]] = Counter()
+    for e in events:
+        if e["cat"].lower() == "kernel" and "nccl" in e["name"]:
+            at = launches[e["args"]["correlation"]]
+            (call,) = (
+                c
+                for c in calls
+                if c["tid"] == at["tid"] and c["ts"] <= at["ts"] < c["ts"] + c["dur"]
+            )
+            elements = math.prod(int(n) for n in call["args"]["Input Dims"][0])
+            size = elements * BYTES[call["args"]["Input type"][0]]
+            expected[call["name"].removeprefix("nccl:"), size, ns(e["dur"])] += 1
+    columns = ["collective", "message_bytes", "duration_ns"]
+    assert Counter(analyse(path).instances.select(columns).rows()) == expected
+
+
+def test_unknown_sizes_point_at_the_step_that_differs(shared: Path) -> None:
+    result = analyse(shared / KINETO / "v100_rank1of2_2020_allreduce.json.gz")
+    assert set(result.instances["judged_by"]) == {"place"}
+    assert set(result.outliers()["step"]) == {"ProfilerStep#6"}
+
+
+def test_collectives_on_a_cpu(shared: Path) -> None:
+    path = shared / KINETO / "cpu_only_rank34of300.json.gz"
+    durations = [ns(e["dur"]) for e in events_of(path) if e["name"] == "gloo:all_reduce"]
+    result = analyse(path)
+    assert (result.n_events, result.total_comm_ns) == (10, sum(durations))
+    check_wording(*result.notes)
+
+
+# --- eight ranks on GPUs: HTA and TraceLens --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dlrm(shared: Path) -> CommOutliers:
+    return analyse(*sorted((shared / KINETO / "dlrm_8ranks").glob("*.gz")))
+
+
+def test_waits_match_tracelens(shared: Path, dlrm: CommOutliers) -> None:
+    """Start-based, as TraceLens has it: the last arrival less the own start."""
+    ranks = {row["rank"]: row for row in dlrm.ranks.iter_rows(named=True)}
+    for row in oracle(shared, "dlrm_8ranks/tracelens/straggler_summary.csv"):
+        own = ranks[int(row["rank"])]
+        assert abs(own["wait_ns"] - int(row["total_wait_time_us"]) * US) <= US
+        assert own["times_last"] == int(row["times_arrived_last"])
+        assert own["comm_ns"] == int(row["total_nccl_dur_us"]) * US
+        # of ranks that arrive together TraceLens counts one as first, we count all
+        assert own["times_first"] >= int(row["times_arrived_first"])
+
+
+def test_every_collective_matches_tracelens(shared: Path, dlrm: CommOutliers) -> None:
+    rows = oracle(shared, "dlrm_8ranks/tracelens/implicit_sync_detailed.csv")
+    assert dlrm.n_collectives == len(rows) == 8
+    for row, own in zip(rows, dlrm.collectives.iter_rows(named=True), strict=True):
+        assert own["skew_ns"] == int(row["skew in start time"]) * US
+        assert own["end_skew_ns"] == int(row["skew in end time"]) * US
+        waits = dlrm.arrivals.filter(pl.col("instance") == own["instance"]).sort("rank")
+        assert waits["wait_ns"].to_list() == [
+            int(row[f"rank_{r}_wait_time"]) * US for r in range(8)
+        ]
+        # theirs is the shortest duration, ours ends with the first rank that leaves
+        assert 0 <= int(row["comm_latency"]) * US - own["pure_ns"] <= 7 * US
+
+
+def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
+    ranks = {row["rank"]: row for row in dlrm.ranks.iter_rows(named=True)}
+    for row in oracle(shared, "dlrm_8ranks/hta/temporal_breakdown.csv"):
+        own = ranks[int(row["rank"])]
+        assert abs(own["idle_ns"] - float(row["idle_time(us)"]) * US) <= US
+        assert abs(own["span_ns"] - float(row["kernel_time(us)"]) * US) <= US
+    for row in oracle(shared, "dlrm_8ranks/hta/comm_comp_overlap.csv"):
+        own = ranks[int(row["rank"])]
+        assert 100 * own["overlap_frac"] == pytest.approx(
+            float(row["comp_comm_overlap_pctg"]), abs=0.01
+        )
+
+
+@pytest.mark.parametrize("name", ["a100_rank3of8_sendrecv", "v100_rank1of2_2020_allreduce"])
+def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name: str) -> None:
+    """HTA leaves out the last ProfilerStep; on times in whole microseconds all else agrees."""
+    path = shared / KINETO / f"{name}.json.gz"
+    trace = ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names)
+    is_step = pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")
+    last = trace.events.filter(is_step)["ts"].max()
+    part = measure(trace.select(pl.col("device").is_null() | (pl.col("ts") < last)), Options())
+    (time,) = oracle(shared, name, "hta/temporal_breakdown.csv")
+    (both,) = oracle(shared, name, "hta/comm_comp_overlap.csv")
+    assert part.span_ns == float(time["kernel_time(us)"]) * US
+    assert part.busy_ns is not None
+    assert part.span_ns - part.busy_ns == float(time["idle_time(us)"]) * US
+    assert part.overlap_ns is not None
+    share = 100 * part.overlap_ns / part.comm_ns
+    assert share == pytest.approx(float(both["comp_comm_overlap_pctg"]), abs=0.01)
+
+
+def test_the_late_rank_of_dlrm_is_named_and_its_victim_is_not(dlrm: CommOutliers) -> None:
+    (late,) = dlrm.late.iter_rows(named=True)
+    first = dlrm.collectives.row(0, named=True)
+    assert late["instance"] == first["instance"], "the first SendRecv"
+    assert (late["late_rank"], late["collective"]) == (7, "all_to_all")
+    longest = dlrm.outliers().row(0, named=True)
+    assert (longest["rank"], longest["duration_ns"]) == (1, 7_635 * US)
+    assert longest["cause"] == "waiting for rank 7"
+    check_wording(dlrm.verdict)
+    assert late["into_step_ns"] == 4_523 * US, "most of its 4,669 us it had when the step began"
+
+
+def test_one_host_needs_no_clock_correction(dlrm: CommOutliers) -> None:
+    assert dlrm.clocks["offset_ns"].abs().max() <= US
+    assert not dlrm.clocks["applied"].any()
+
+
+def test_half_of_the_ranks_give_the_same_collectives(shared: Path) -> None:
+    files = sorted((shared / KINETO / "dlrm_8ranks").glob("*.gz"))
+    result = analyse(*files[1::2])
+    assert (result.n_ranks, result.n_collectives, result.n_matched) == (4, 8, 32)
+    check_wording(*result.notes)
+
+
+# --- gloo on CPUs: a known straggler ---------------------------------------------------------
+
+
+def test_the_sleeping_rank_is_late_in_exactly_its_steps(shared: Path) -> None:
+    """Rank 2 sleeps 50 ms before its first and fourth all_reduce."""
+    folder = shared / "data/chrome/kineto_ddp_cpu/ddp4"
+    result = analyse(*(folder / f"rank{r}.json.gz" for r in range(4)))
+    own = result.late_with_context().filter(pl.col("rank") == 2).sort("step")
+    assert own["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
+    order = result.collectives.filter(pl.col("late_rank") == 2)["first_arrival_ns"]
+    places = [result.collectives["first_arrival_ns"].to_list().index(at) for at in order]
+    assert places == [0, 3]
+    assert own["late_ns"].min() > 45_000 * US
+    for words in own["host"]:
+        assert words.startswith("train_step with no operator running")
+    slept = result.context.filter(name="train_step")["overlap_ns"].sort(descending=True)[:2]
+    assert (slept > 45_000 * US).all()
+    check_wording(result.verdict)
+
+
+def test_python_frames_show_the_sleep_and_the_loader(shared: Path) -> None:
+    folder = shared / "data/chrome/kineto_ddp_cpu/ddp4_stack"
+    result = analyse(*(folder / f"rank{r}.json.gz" for r in range(2)))
+    said = {
+        (row["rank"], row["step"]): row["host"]
+        for row in result.late_with_context().iter_rows(named=True)
+    }
+    for number in (2, 5):
+        assert said[1, f"ProfilerStep#{number}"].startswith(
+            "<built-in function sleep> in train_step"
+        )
+    for number in (3, 4, 6):
+        assert "enumerate(DataLoader)" in said[0, f"ProfilerStep#{number}"]

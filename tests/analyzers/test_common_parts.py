@@ -1,0 +1,150 @@
+"""What a device's time is made of: against single nanoseconds, and adding up on real traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, device, host, trace
+from hypothesis import given, settings, strategies as st
+from polars.testing import assert_frame_equal
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import (
+    PARTS,
+    SORT,
+    device_work,
+    extent,
+    measure_parts,
+)
+from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK
+
+TIME = st.integers(0, 25)
+DEVICES = st.sampled_from([0, 1, None])
+SORTS = st.sampled_from(["compute", "communication", "memory"])
+WORK = st.tuples(DEVICES, TIME, st.integers(0, 8), SORTS)
+WINDOW = st.tuples(DEVICES, TIME, st.integers(0, 12))
+MEASURES = [
+    "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "busy_ns",
+    "communication_ns", "hidden_communication_ns", "memory_ns", "hidden_memory_ns",
+]  # fmt: skip
+
+modest = settings(max_examples=20, deadline=None)
+Cells = dict[str, set[int]]
+
+
+def works(rows: list[tuple[int | None, int, int, str]]) -> pl.DataFrame:
+    types = {"device": pl.Int32, "start": pl.Int64, "dur": pl.Int64, "sort": SORT}
+    frame = pl.DataFrame(rows, schema=types, orient="row")
+    rank = pl.lit(None, pl.Int32).alias("rank")
+    return frame.select(
+        rank, "device", "start", (pl.col("start") + pl.col("dur")).alias("end"), "sort"
+    )
+
+
+def windows_of(rows: list[tuple[int | None, int, int]]) -> pl.DataFrame:
+    return works([(*row, "compute") for row in rows]).drop("sort")
+
+
+def cells(work: pl.DataFrame, number: int | None) -> Cells:
+    """The nanoseconds in which each sort of work runs on a device."""
+    found: Cells = {"compute": set(), "communication": set(), "memory": set()}
+    own = work.filter(pl.col("device").eq_missing(pl.lit(number)))
+    for start, end, sort in own.select("start", "end", "sort").iter_rows():
+        found[sort].update(range(start, end))
+    return found
+
+
+def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
+    """The definitions, one nanosecond at a time."""
+    compute, comm, memory = (work[sort] & window for sort in ("compute", "communication", "memory"))
+    return {
+        "compute_ns": compute,
+        "exposed_communication_ns": comm - compute,
+        "exposed_memory_ns": memory - comm - compute,
+        "idle_ns": window - compute - comm - memory,
+        "busy_ns": compute | comm | memory,
+        "communication_ns": comm,
+        "hidden_communication_ns": comm & compute,
+        "memory_ns": memory,
+        "hidden_memory_ns": memory & (compute | comm),
+    }
+
+
+@modest
+@given(st.lists(WORK, max_size=10).map(works), st.lists(WINDOW, max_size=6).map(windows_of))
+def test_measures_of_each_window_against_nanoseconds(
+    work: pl.DataFrame, windows: pl.DataFrame
+) -> None:
+    found = measure_parts(work, windows)
+    assert found.columns == [*windows.columns, *MEASURES]
+    for row in found.to_dicts():
+        want = expected(cells(work, row["device"]), set(range(row["start"], row["end"])))
+        assert {name: row[name] for name in MEASURES} == {k: len(v) for k, v in want.items()}
+
+
+@modest
+@given(st.lists(WORK, max_size=10).map(works), st.integers(-(1 << 60), 1 << 60))
+def test_time_and_order_of_rows_do_not_matter(work: pl.DataFrame, shift: int) -> None:
+    span = extent(work)
+    moved = measure_parts(
+        work.reverse().with_columns(pl.col("start", "end") + shift),
+        span.with_columns(pl.col("start", "end") + shift),
+    )
+    assert_frame_equal(moved.select(MEASURES), measure_parts(work, span).select(MEASURES))
+
+
+def test_one_device_by_hand() -> None:
+    work = device_work(
+        trace(
+            [
+                device(GEMM, 0, 10),
+                device(ALL_REDUCE, 5, 10, stream=20),
+                device("Memcpy HtoD", 12, 8, kind="gpu_memcpy", stream=21),
+                device(GEMM, 30, 0),
+                device(GEMM, 35, 5),
+                host("cpu_op", "aten::mm", 0, 100),
+            ]
+        )
+    )
+    whole = measure_parts(work, extent(work)).row(0, named=True)
+    assert [whole[name] for name in MEASURES] == [15, 5, 5, 15, 25, 10, 5, 8, 3]
+
+
+def test_a_window_without_bounds_has_no_measures_and_one_without_work_is_idle() -> None:
+    work = works([(0, 0, 10, "compute")])
+    windows = windows_of([(0, 5, 10), (0, 0, 10), (1, 5, 10)]).with_columns(
+        end=pl.Series([None, 10, 15])
+    )
+    found = measure_parts(work, windows)
+    assert found["compute_ns"].to_list() == [None, 10, 0]
+    assert found["idle_ns"].to_list() == [None, 0, 10]
+
+
+@pytest.mark.parametrize("empty", ["work", "windows", "both"])
+def test_nothing_gives_empty_frames_of_the_same_columns(empty: str) -> None:
+    work = works([] if empty != "windows" else [(0, 0, 10, "compute")])
+    windows = windows_of([] if empty != "work" else [(0, 0, 10)])
+    measured = measure_parts(work, windows)
+    assert measured.columns == [*windows.columns, *MEASURES]
+    assert measured.height == windows.height
+
+
+def test_two_processes_on_one_device_are_one_device_and_two_ranks_are_two() -> None:
+    rows = [device(GEMM, 0, 10, pid=1), device(GEMM, 5, 10, pid=2, stream=8)]
+    together = device_work(trace(rows))
+    assert measure_parts(together, extent(together))["compute_ns"].to_list() == [15]
+    apart = device_work(trace([{**row, "rank": n} for n, row in enumerate(rows)]))
+    assert measure_parts(apart, extent(apart))["compute_ns"].to_list() == [10, 10]
+
+
+def test_parts_of_real_traces_add_up_to_their_span(shared: Path) -> None:
+    names = ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv", "mi300_rank0of8_rccl")
+    for name in names:
+        path = shared / f"data/chrome/kineto/{name}.json.gz"
+        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
+        span = extent(work)
+        found = measure_parts(work, span)
+        total = found.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
+        assert total.to_list() == (span["end"] - span["start"]).to_list(), path

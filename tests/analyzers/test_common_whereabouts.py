@@ -1,0 +1,72 @@
+"""Where threads were at moments, against a plain loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from comm_traces import host, trace
+from hypothesis import given, settings, strategies as st
+
+from traceanalyzer.analyzers.common.whereabouts import places_of
+
+modest = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def threads(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Operators and annotations of two threads, which may cross, and moments of three."""
+    time = st.integers(0, 60)
+    events = [
+        host(
+            kind,
+            f"{kind}{number}",
+            draw(time),
+            draw(st.integers(0, 30)),
+            tid=draw(st.integers(1, 2)),
+        )
+        for number, kind in enumerate(
+            draw(st.lists(st.sampled_from(["cpu_op", "cpu_op", "user_annotation"]), max_size=15))
+        )
+    ]
+    points = [
+        {"pid": 1, "tid": draw(st.integers(1, 3)), "ts": draw(time)}
+        for _ in range(draw(st.integers(1, 25)))
+    ]
+    return events, points
+
+
+@modest
+@given(threads())
+def test_places_are_those_of_a_plain_loop(
+    found: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    events, points = found
+    made = trace([*events, host("cpu_op", "far away", 10_000, 10)])
+    rows = made.events.to_dicts()
+    at = pl.DataFrame(points, schema={"pid": pl.Int64, "tid": pl.Int64, "ts": pl.Int64})
+    places = places_of(made)
+    inner, marked = places.operator(at), places.annotation(at)
+    outer = places.outer_operator(at)
+    spans = [(r["tid"], r["ts"], r["ts"] + r["dur"]) for r in rows if r["kind"] == "cpu_op"]
+    crossing = any(
+        one[0] == other[0] and one[1] < other[1] < one[2] < other[2]
+        for one in spans
+        for other in spans
+    )
+    for number, point in enumerate(points):
+        running = {
+            kind: [
+                row["name"]
+                for row in rows
+                if (row["kind"], row["tid"]) == (kind, point["tid"])
+                and row["ts"] <= point["ts"] < row["ts"] + row["dur"]
+            ]
+            for kind in ("cpu_op", "user_annotation")
+        }
+        assert inner[number] == (running["cpu_op"] or [None])[-1]
+        assert marked[number] == (running["user_annotation"] or [None])[-1]
+        if crossing:
+            assert outer[number] is None or outer[number] in running["cpu_op"]
+        else:
+            assert outer[number] == (running["cpu_op"] or [None])[0]

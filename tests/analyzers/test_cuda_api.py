@@ -1,0 +1,394 @@
+"""CUDA calls of small traces written down event by event, and the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import GEMM, device, host, trace
+from conftest import ROOT
+from hypothesis import given, settings, strategies as st
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.cuda_api import cuda_api
+from traceanalyzer.analyzers.cuda_api.findings import FINDINGS, sorted_out
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.errors import MissingData, OptionError
+
+HTOD = "Memcpy HtoD (Pageable -> Device)"
+PINNED = "Memcpy HtoD (Pinned -> Device)"
+DTOH = "Memcpy DtoH (Device -> Pageable)"
+DTOD = "Memcpy DtoD (Device -> Device)"
+MIB = 1 << 20
+
+
+def call(name: str, ts: int, dur: int | None, **more: Any) -> dict[str, Any]:
+    return host("cuda_runtime", name, ts, dur, **more)  # type: ignore[arg-type]
+
+
+def launch(ts: int, **more: Any) -> dict[str, Any]:
+    return call("cudaLaunchKernel", ts, 5, **more)
+
+
+def copied(by: str, name: str, size: int | None, number: int, **more: Any) -> list[dict[str, Any]]:
+    """A call of 50 ns and its copy, which ends 10 ns before the call does, or later."""
+    late = more.pop("late", -10)
+    kind = more.pop("kind", "gpu_memcpy")
+    ts = number * 1_000
+    return [
+        call(by, ts, 50, correlation=number, **more),
+        device(name, ts + 20 + late, 20, kind=kind, bytes=size, correlation=number),
+    ]
+
+
+def found(result: CudaApi) -> dict[str, tuple[int, int]]:
+    """Findings with their number and host time."""
+    rows = result.findings.select("finding", "n", "host_ns").rows()
+    return {name: (n, host_ns) for name, n, host_ns in rows}
+
+
+# --- sums --------------------------------------------------------------------------------------
+
+
+def test_calls_by_name() -> None:
+    durations = [10, 20, 30, 40, 200]
+    events = [call("cudaEventQuery", 1_000 * n, dur) for n, dur in enumerate(durations)]
+    driver = host("cuda_driver", "cuLaunchKernel", 9_000, 100)
+    result = cuda_api(trace([*events, driver]))
+    assert result.calls.select("call", "n", "total_ns").rows() == [
+        ("cudaEventQuery", 5, 300),
+        ("cuLaunchKernel", 1, 100),
+    ]
+    row = result.calls.row(0, named=True)
+    told = ("mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns")
+    assert [row[name] for name in told] == [60, 30, 10, 200, 194]
+    assert row["total_frac"] == 0.75
+    assert (result.n, result.total_ns, result.span_ns) == (6, 400, 9_100)
+    assert result.findings.is_empty()
+    check_wording(result.verdict)
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaMemcpy", "hipFree"]),
+        st.integers(0, 10_000),
+        st.integers(0, 500),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CALLS)
+def test_sums_of_ranks_are_the_sums_of_all(rows: list[tuple[str, int, int, int]]) -> None:
+    """However calls are spread over ranks: n, totals, extremes, and a median that was one."""
+    ranks = {rank for *_, rank in rows}
+    traces = [
+        trace([call(name, ts, dur) for name, ts, dur, of in rows if of == rank], rank=rank)
+        for rank in ranks
+    ]
+    result = cuda_api(traces)
+    for name, n, total, low, high in result.calls.select(
+        "call", "n", "total_ns", "min_ns", "max_ns"
+    ).rows():
+        own = [dur for of, _, dur, _ in rows if of == name]
+        assert (n, total, low, high) == (len(own), sum(own), min(own), max(own))
+    assert result.by_rank["total_ns"].sum() == result.total_ns == result.ranks["total_ns"].sum()
+    assert result.n == len(rows)
+
+
+def test_calls_without_an_end_and_without_a_name() -> None:
+    events = [launch(0), call("cudaFree", 10, None), call(None, 20, 7)]  # type: ignore[arg-type]
+    result = cuda_api(_nameless(events))
+    assert result.unfinished == 1
+    assert result.calls["call"].to_list() == [None, "cudaLaunchKernel"]
+    check_wording(result.verdict)
+    check_wording(*result.notes)
+
+
+def _nameless(events: list[dict[str, Any]]) -> Any:
+    """A trace in which the name ``?`` is none."""
+    made = trace([{**event, "name": event["name"] or "?"} for event in events])
+    names = made.events["name"].cast(pl.String).replace("?", None).cast(pl.Categorical())
+    return type(made)(sources=made.sources, events=made.events.with_columns(names))
+
+
+def test_what_is_not_there_is_said() -> None:
+    with raises_wording(MissingData):
+        cuda_api(trace([device(GEMM, 0, 5)]))
+    with pytest.raises(MissingData, match="ever ends"):
+        cuda_api(trace([call("cudaFree", 0, None)]))
+    with pytest.raises(MissingData):
+        cuda_api(trace([]))
+    with pytest.raises(OptionError, match="no input"):
+        cuda_api([])
+
+
+def test_a_single_call_of_no_duration() -> None:
+    result = cuda_api(trace([call("cudaLaunchKernel", 0, 0)]))
+    check_wording(result.verdict)
+    assert result.calls["total_frac"].to_list() == [None]
+    assert "1" in result.table()
+
+
+# --- copies and sets ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "size", "finding"),
+    [
+        ("cudaMemcpyAsync", HTOD, 8, "async-pageable"),
+        ("cudaMemcpyAsync", DTOH, MIB, "async-pageable"),
+        ("cudaMemcpy2DAsync", HTOD, MIB, "async-pageable"),
+        ("hipMemcpyAsync", HTOD, MIB, "async-pageable"),
+        ("cuMemcpyHtoDAsync_v2", HTOD, MIB, "async-pageable"),
+        ("cudaMemcpyAsync", PINNED, MIB, None),
+        ("cudaMemcpyAsync", DTOD, MIB, None),
+        ("cudaMemcpy", HTOD, 64 * 1024 + 1, "sync-memcpy"),
+        ("cudaMemcpy", HTOD, 64 * 1024, None),
+        ("cudaMemcpy", HTOD, None, "sync-memcpy"),
+        ("cudaMemcpy", PINNED, MIB, "sync-memcpy"),
+        ("cudaMemcpy", PINNED, 8, None),
+        ("cudaMemcpy", DTOH, 8, "sync-memcpy"),
+        ("cudaMemcpy", DTOD, MIB, None),
+        ("hipMemcpyWithStream", "Memcpy HtoD (Host -> Device)", MIB, "sync-memcpy"),
+        ("cuMemcpyDtoH_v2", DTOH, 8, "sync-memcpy"),
+        ("cudaMemcpyPeer", "Memcpy PtoP (Device -> Device)", MIB, None),
+    ],
+)
+def test_copies_that_hold_the_host_up(by: str, name: str, size: int, finding: str | None) -> None:
+    result = cuda_api(trace(copied(by, name, size, 1)))
+    assert result.moves.select("call", "name", "moved_bytes", "host_ns", "copy_ns").rows() == [
+        (by, name, size, 50, 20)
+    ]
+    assert result.moves["finding"].to_list() == [finding]
+    assert found(result) == ({finding: (1, 50)} if finding else {})
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "finding"),
+    [
+        ("cudaMemset", "Memset (Managed)", "sync-memset"),
+        ("cudaMemset2D", "Memset (Pinned)", "sync-memset"),
+        ("cudaMemset", "Memset (Device)", None),
+        ("cudaMemsetAsync", "Memset (Managed)", None),
+    ],
+)
+def test_sets_that_hold_the_host_up(by: str, name: str, finding: str | None) -> None:
+    result = cuda_api(trace(copied(by, name, 8, 1, kind="gpu_memset")))
+    assert result.moves["finding"].to_list() == [finding]
+    assert found(result) == ({finding: (1, 50)} if finding else {})
+
+
+def test_a_call_that_returns_when_the_copy_is_done_has_waited() -> None:
+    waits = copied("cudaMemcpyAsync", DTOH, 8, 1, late=10)
+    leaves = copied("cudaMemcpyAsync", DTOH, 8, 2, late=11)
+    result = cuda_api(trace([*waits, *leaves]))
+    assert result.findings.select("n", "waited", "host_ns", "copy_ns", "moved_bytes").rows() == [
+        (2, 1, 100, 40, 16)
+    ]
+
+
+def test_a_call_that_starts_several_copies_counts_once() -> None:
+    events = copied("cudaMemcpy", DTOH, 100, 1)
+    second = {**events[1], "ts": events[1]["ts"] + 5, "bytes": 11}
+    result = cuda_api(trace([*events, second]))
+    told = result.moves.select("n", "moved_bytes", "host_ns", "copy_ns").rows()
+    assert told == [(1, 111, 50, 40)]
+
+
+def test_a_copy_of_no_duration_is_one() -> None:
+    by, moved = copied("cudaMemcpy", DTOH, 8, 1)
+    result = cuda_api(trace([by, {**moved, "dur": 0}]))
+    assert result.moves.select("n", "moved_bytes", "copy_ns").rows() == [(1, 8, 0)]
+    assert result.alone == 0
+
+
+def test_calls_and_copies_belong_together_within_a_process() -> None:
+    mine = copied("cudaMemcpy", DTOH, 8, 1)
+    other = copied("cudaMemcpyAsync", PINNED, 9, 1, pid=2)
+    mine[1]["pid"], other[1]["pid"] = 1, 2
+    result = cuda_api(trace([*mine, *other]))
+    assert sorted(result.moves.select("call", "moved_bytes").rows()) == [
+        ("cudaMemcpy", 8),
+        ("cudaMemcpyAsync", 9),
+    ]
+
+
+def test_calls_whose_copies_were_not_recorded_are_counted_and_said() -> None:
+    alone = [call("cudaMemcpy", 0, 50, correlation=7), call("cudaMemcpy", 100, 50)]
+    result = cuda_api(trace([*alone, *copied("cudaMemcpy", DTOH, 8, 1)]))
+    assert (result.alone, found(result)) == (2, {"sync-memcpy": (1, 50)})
+    assert any(note.startswith("2 calls to copy or set memory without") for note in result.notes)
+
+
+# --- waiting and allocating --------------------------------------------------------------------
+
+
+def test_calls_by_what_they_do() -> None:
+    sorts = sorted_out(
+        ["cudaMemcpy", "cudaMemcpyAsync", "cudaMemset", "cudaDeviceSynchronize", "cudaMalloc",
+         "cudaMallocAsync", "cudaFreeHost", "cudaHostAlloc", "cuMemAlloc_v2", "hipHostMalloc",
+         "cudaHostRegister", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch",
+         "cudaLaunchHostFunc", "hipExtModuleLaunchKernel", "cudaFuncGetAttributes",
+         "cuCtxSynchronize", "hipEventSynchronize"]
+    )  # fmt: skip
+    assert sorts.moving == ("cudaMemcpy", "cudaMemcpyAsync", "cudaMemset")
+    assert sorts.waiting == ("cudaMemcpy", "cudaMemset")
+    assert sorts.synchronising == (
+        "cuCtxSynchronize",
+        "cudaDeviceSynchronize",
+        "hipEventSynchronize",
+    )
+    assert sorts.allocating == (
+        "cuMemAlloc_v2", "cudaFreeHost", "cudaHostAlloc", "cudaHostRegister", "cudaMalloc",
+        "hipHostMalloc",
+    )  # fmt: skip
+    assert sorts.launching == (
+        "cuLaunchKernelEx",
+        "cudaGraphLaunch",
+        "cudaLaunchKernel",
+        "hipExtModuleLaunchKernel",
+    )
+
+
+ALLOCATING = [
+    call("cudaMalloc", 0, 100),
+    launch(200),
+    call("cudaMalloc", 300, 30),
+    call("cudaFree", 400, 20),
+    call("cudaMalloc", 900, 10),
+    launch(1_200),
+    call("cudaFree", 1_300, 50),
+]
+
+
+@pytest.mark.parametrize("pid", [1, None])
+def test_allocating_between_the_first_and_the_last_launch(pid: int | None) -> None:
+    result = cuda_api(trace([{**row, "pid": pid} for row in ALLOCATING]))
+    told = ("call", "n", "total_ns", "max_ns", "loop_n", "loop_ns", "late_n", "late_ns")
+    assert result.allocations.select(told).rows() == [
+        ("cudaMalloc", 3, 140, 100, 2, 40, 1, 10),
+        ("cudaFree", 2, 70, 50, 1, 20, 0, 0),
+    ]
+    assert found(result) == {"alloc-in-loop": (3, 60)}
+    check_wording(result.verdict)
+
+
+def test_allocating_in_the_first_half_only_is_warming_up() -> None:
+    result = cuda_api(trace([row for row in ALLOCATING if row["ts"] != 900]))
+    assert found(result) == {"alloc-in-loop": (2, 50)}
+    check_wording(result.verdict)
+
+
+@pytest.mark.parametrize(
+    ("ts", "inside", "late"),
+    [(200, 0, 0), (201, 1, 0), (699, 1, 0), (700, 1, 1), (1_199, 1, 1), (1_200, 0, 0)],
+)
+def test_where_the_loop_and_its_second_half_begin_and_end(ts: int, inside: int, late: int) -> None:
+    events = [launch(200), call("cudaMalloc", ts, 10), launch(1_200)]
+    row = cuda_api(trace(events)).allocations.row(0, named=True)
+    assert (row["loop_n"], row["late_n"]) == (inside, late)
+    assert (row["loop_ns"], row["late_ns"]) == (10 * inside, 10 * late)
+
+
+def test_each_process_has_its_own_loop() -> None:
+    other = [launch(5_000, pid=2), launch(6_000, pid=2), call("cudaMalloc", 5_500, 1)]
+    assert found(cuda_api(trace([*ALLOCATING, *other]))) == {"alloc-in-loop": (3, 60)}
+
+
+def test_without_launches_there_is_no_loop() -> None:
+    result = cuda_api(trace([call("cudaMalloc", 0, 10), call("cudaMalloc", 50, 10)]))
+    assert result.allocations.select("n", "loop_n", "loop_ns", "late_n").rows() == [(2, 0, 0, 0)]
+    assert found(result) == {}
+
+
+def test_waiting_for_the_device() -> None:
+    events = [launch(0), call("cudaStreamSynchronize", 10, 90), call("cudaEventQuery", 200, 5)]
+    result = cuda_api(trace(events))
+    assert found(result) == {"sync-call": (1, 90)}
+    assert result.findings["host_frac"].to_list() == [0.9]
+    check_wording(result.verdict)
+
+
+def test_findings_that_cost_little_get_no_sentence_each() -> None:
+    long = call("cudaLaunchKernel", 10, 100_000)
+    result = cuda_api(trace([long, *copied("cudaMemcpy", DTOH, 8, 200)]))
+    assert found(result) == {"sync-memcpy": (1, 50)}
+    check_wording(result.verdict)
+
+
+def test_every_finding_has_words() -> None:
+    for finding in FINDINGS.values():
+        assert finding.sentence(1) == finding.one
+        assert finding.sentence(2) == finding.several
+        assert finding.advice
+        assert len(finding.what) < 32
+
+
+# --- ranks -------------------------------------------------------------------------------------
+
+
+def test_ranks_have_a_row_each() -> None:
+    first = trace([*ALLOCATING, *copied("cudaMemcpy", DTOH, 8, 3)], rank=0)
+    second = trace([launch(0), call("cudaDeviceSynchronize", 10, 300)], rank=1)
+    result = cuda_api([second, first])
+    told = ("rank", "n", "total_ns", "waiting_ns", "copying_ns", "allocating_ns")
+    assert result.ranks.select(told).rows() == [(0, 8, 270, 0, 50, 60), (1, 2, 305, 300, 0, 0)]
+    assert result.by_rank.filter(pl.col("call") == "cudaLaunchKernel").select(
+        "rank", "n"
+    ).rows() == [
+        (0, 2),
+        (1, 1),
+    ]
+    names = [table.name for table in result.tables]
+    assert names == ["findings", "calls", "moves", "allocations", "ranks", "by_rank"]
+
+
+def test_a_trace_of_several_ranks_is_taken_apart() -> None:
+    both = trace([launch(0, rank=0), launch(9, rank=1)], rank=None)
+    assert cuda_api(both).ranks["rank"].to_list() == [0, 1]
+
+
+def test_one_rank_has_no_table_of_ranks() -> None:
+    names = [table.name for table in cuda_api(trace(ALLOCATING)).tables]
+    assert names == ["findings", "calls", "moves", "allocations"]
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_on_the_fixture(
+    run_cli: Callable[..., Any], golden: Callable[[str, str | bytes], None]
+) -> None:
+    done = run_cli("api", ROOT / "fixtures/nccl_8ranks")
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("api_nccl_8ranks.txt", done.stdout)
+
+
+def test_the_command_in_json_and_as_a_picture(run_cli: Callable[..., Any], tmp_path: Any) -> None:
+    picture = tmp_path / "calls.svg"
+    fixture = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    done = run_cli("api", fixture, "--to", "json", "--plot", picture)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["n"] == sum(row["n"] for row in told["calls"])
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_the_command_on_a_run_without_a_gpu(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("api", ROOT / "fixtures/ddp_gloo_4ranks")
+    assert (done.returncode, done.stdout) == (1, "")
+    check_wording(done.stderr)
+
+
+def test_files_and_traces_give_the_same() -> None:
+    path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    from_file, from_trace = ta.cuda_api(path), ta.cuda_api(ta.read(path))
+    assert from_file.to_dict() == from_trace.to_dict()

@@ -1,0 +1,134 @@
+"""CUDA calls of real recordings, held against sums and joins made by other means."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+import pytest
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+EXPORTS = [
+    "cloverleaf_4xa100",
+    "mfu_2gpu_after",
+    "mfu_2gpu_before",
+    "power_iteration_t4",
+    "pre2022_two_long_gaps",
+    "saxpy_mpi_lazy_false",
+]
+
+#: Copies joined to their calls by process and correlation id, as the rules of nsys analyze do.
+JOINED = """
+    SELECT c.srcKind, c.dstKind, c.copyKind, c.bytes, s.value, r."end" - r.start
+    FROM CUPTI_ACTIVITY_KIND_MEMCPY c
+    JOIN CUPTI_ACTIVITY_KIND_RUNTIME r
+      ON r.correlationId = c.correlationId
+     AND (r.globalTid >> 24) = (c.globalPid >> 24) AND r.eventClass <> 67
+    JOIN StringIds s ON s.id = r.nameId
+"""
+PAGEABLE, HOST_TO_DEVICE, ON_DEVICE = 0, 1, 8
+
+
+def expected(path: Path) -> dict[str, tuple[int, int, int, int]]:
+    """n, total, min and max of each call, from rows whose names carry the interface's version.
+
+    A name that is there with and without one is that of the calls' backtraces, which are no calls.
+    """
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    bare = {row["name"]: re.sub(r"_v\d+$", "", row["name"]) for row in rows}
+    versioned = {short for name, short in bare.items() if short != name}
+    found: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for row in rows:
+        if row["name"] in versioned:
+            continue
+        numbers = (row["calls"], row["total_ns"], row["min_ns"], row["max_ns"])
+        found[bare[row["name"]]].append(tuple(map(int, numbers)))
+    return {
+        name: (sum(n), sum(total), min(low), max(high))
+        for name, own in found.items()
+        for n, total, low, high in [tuple(zip(*own, strict=True))]
+    }
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_sums_are_those_of_the_reference(shared: Path, name: str) -> None:
+    result = ta.cuda_api(shared / f"data/nsys/{name}.sqlite.gz")
+    reference = expected(shared / f"oracle/nsys/{name}/cuda_api_sum.csv")
+    told = result.calls.select("call", "n", "total_ns", "min_ns", "max_ns").rows()
+    assert {call: numbers for call, *numbers in told} == {
+        call: list(numbers) for call, numbers in reference.items()
+    }
+    assert result.by_rank["n"].sum() == result.n
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_copies_that_block_are_those_of_the_rules_of_nsys(
+    shared: Path, tmp_path: Path, name: str
+) -> None:
+    database = tmp_path / "export.sqlite"
+    database.write_bytes(gzip.decompress((shared / f"data/nsys/{name}.sqlite.gz").read_bytes()))
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(JOINED).fetchall()
+    pageable = [r for r in rows if "Async" in r[4] and PAGEABLE in r[:2]]
+    blocking = [
+        r
+        for r in rows
+        if r[4].startswith("cudaMemcpy") and "Async" not in r[4] and r[2] != ON_DEVICE
+        and not (r[2] == HOST_TO_DEVICE and r[3] <= 64 * 1024)
+    ]  # fmt: skip
+    told = ta.cuda_api(database).findings.filter(pl.col("rule").str.starts_with("cuda_memcpy"))
+    assert {rule: numbers for rule, *numbers in told.select(
+        "rule", "n", "host_ns", "moved_bytes"
+    ).rows()} == {
+        rule: [len(own), sum(r[5] for r in own), sum(r[3] for r in own)]
+        for rule, own in (("cuda_memcpy_async", pageable), ("cuda_memcpy_sync", blocking))
+        if own
+    }  # fmt: skip
+
+
+def test_copies_to_pageable_memory_are_told_where_they_cost_all_the_time(shared: Path) -> None:
+    result = ta.cuda_api(shared / "data/nsys/power_iteration_t4.sqlite.gz")
+    row = result.findings.row(0, named=True)
+    assert (row["finding"], row["n"], row["waited"]) == ("async-pageable", 89, 89)
+    assert (row["host_ns"], row["copy_ns"]) == (1_033_980_289, 322_040)
+    check_wording(result.verdict)
+
+
+def test_an_export_without_calls_says_how_to_record_them(shared: Path) -> None:
+    with raises_wording(ta.MissingData):
+        ta.cuda_api(shared / "data/nsys/nvtx_only_2022.sqlite.gz")
+
+
+def test_chrome_traces_are_summed_up_whole(shared: Path) -> None:
+    paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
+    looked_at = 0
+    for path in paths:
+        trace = ta.read(path, kinds=(*LAUNCH_KINDS, "gpu_memcpy", "gpu_memset"))
+        calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("dur") >= 0)
+        if calls.is_empty():
+            continue
+        looked_at += 1
+        result = ta.cuda_api(trace)
+        assert (result.n, result.total_ns) == (calls.height, calls["dur"].sum())
+        assert result.calls["n"].sum() == result.n
+        moves = trace.events.filter(pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
+        assert result.moves["copy_ns"].sum() <= moves["dur"].sum()
+        assert result.findings["host_ns"].max() is None or result.findings["host_frac"].max() <= 1  # type: ignore[operator]
+    assert looked_at > 10
+
+
+def test_rocm_calls_are_told_apart_too(shared: Path) -> None:
+    result = ta.cuda_api(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz")
+    assert result.findings.select("finding", "n").rows() == [("sync-call", 1)]
+    assert result.calls["call"][0] == "hipDeviceSynchronize"
+    assert result.moves.filter(call="hipMemcpyAsync")["n"].sum() == 366

@@ -1,0 +1,677 @@
+"""Two runs compared: the definitions by hand, what must hold for any two, what is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
+from conftest import ROOT
+from hypothesis import given, settings, strategies as st
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.diff import diff
+from traceanalyzer.analyzers.diff.compute import combine, measure
+from traceanalyzer.analyzers.diff.options import Options
+from traceanalyzer.analyzers.diff.result import Diff
+from traceanalyzer.analyzers.diff.runs import (
+    GONE,
+    NEW,
+    SAME,
+    UNSURE,
+    judged,
+    judged_shares,
+    standard_errors,
+)
+from traceanalyzer.errors import OptionError
+from traceanalyzer.render import FORMS, render
+from traceanalyzer.trace import Trace
+
+FIXTURES = ROOT / "fixtures"
+BEFORE, AFTER = FIXTURES / "upgrade/before.json.gz", FIXTURES / "upgrade/after.json.gz"
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+OTHER = "void norm<4>(float*)"
+
+#: Each pair: the same run under both names, of every sort of file.
+RUNS = {
+    "ranks": FIXTURES / "nccl_8ranks_isolated",
+    "kineto": BEFORE,
+    "gloo": FIXTURES / "ddp_gloo_4ranks",
+    "composer": FIXTURES / "composer",
+    "nsys": FIXTURES / "nsys/training.sqlite",
+    "nsys tables": FIXTURES / "nsys/tables.sqlite",
+    "memory": FIXTURES / "memory/training.pickle",
+    "devices": FIXTURES / "memory/two_devices.pickle",
+    "py-spy": FIXTURES / "py_spy/subprocesses.raw.txt",
+    "speedscope": FIXTURES / "py_spy/subprocesses.speedscope.json",
+}
+
+Event = dict[str, Any]
+
+
+def loop(
+    lengths: list[int],
+    *,
+    compute: int | list[int] = 10,
+    loader: int = 0,
+    kernel: str = GEMM,
+    rank: int = 0,
+    **meta: Any,
+) -> Trace:
+    """Steps of these lengths: a loader, its kernel's launch, the kernel; the rest is idle."""
+    events: list[Event] = []
+    at = 0
+    for number, length in enumerate(lengths):
+        runs = compute if isinstance(compute, int) else compute[number]
+        begin = at + loader
+        events += [step(number, at, length)]
+        if loader:
+            events += [host("user_annotation", LOADER, at, loader)]
+        launch = {"correlation": number + 1}
+        events += [host("cuda_runtime", "cudaLaunchKernel", begin, 1, **launch)]
+        events += [device(kernel, begin, runs, **launch)]
+        at += length
+    return trace(events, rank=rank, **meta)
+
+
+def rows(frame: pl.DataFrame | None) -> dict[str, dict[str, Any]]:
+    """A frame's rows by their first column."""
+    assert frame is not None
+    return {next(iter(row.values())): row for row in frame.iter_rows(named=True)}
+
+
+def states(result: Diff) -> list[str]:
+    found = []
+    for table in result.tables:
+        if "state" in table.frame.columns:
+            found += table.frame["state"].cast(pl.String).to_list()
+    return found
+
+
+# --- definitions, by hand --------------------------------------------------------------------
+
+
+def error(values: list[float]) -> float:
+    """The standard error as docs/diff.md has it, written down once more."""
+    n, middle = len(values), median(values)
+    away = sorted(abs(value - middle) for value in values)
+    near = away[: n - n // 5]
+    spread = sum(near) / len(near) or sum(away) / n
+    scale = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 1.93, 7: 1.88, 8: 1.74, 9: 1.71}.get(n, 1.85)
+    return (2 / n) ** 0.5 * scale * spread
+
+
+def test_the_measure_is_the_median_step_with_its_noise() -> None:
+    before, after = [100, 102, 98, 101, 130, 99], [120, 121, 119, 122, 118]
+    result = diff(loop([ms * MS for ms in before]), loop([ms * MS for ms in after]))
+    measure = result.measure
+    assert measure is not None
+    assert (measure.name, measure.unit) == ("step", "ns")
+    assert (measure.before, measure.after) == (100.5 * MS, 120 * MS)
+    noise = 3 * (error(before) ** 2 + error(after) ** 2) ** 0.5  # type: ignore[arg-type]
+    assert measure.noise == pytest.approx(noise * MS)
+    assert measure.change_frac == pytest.approx(19.5 / 100.5)
+    assert result.outcome == "regression"
+    check_wording(result.verdict)
+
+
+def test_one_odd_step_in_five_does_not_make_noise() -> None:
+    usual, odd = [100, 101, 99, 100, 101], [100, 101, 99, 100, 900]
+    both = [standard_errors(np.array([values], float))[0] for values in (usual, odd)]
+    assert both[1] == pytest.approx(both[0], rel=0.5)
+
+
+def test_equal_values_but_one_still_tell_of_noise() -> None:
+    assert standard_errors(np.array([[5.0] * 9 + [50.0]]))[0] > 0
+
+
+@pytest.mark.parametrize("n", [3, 6, 12, 40])
+def test_equal_runs_are_rarely_called_different(n: int) -> None:
+    dice = np.random.default_rng(n)
+    own, other = dice.normal(100, 5, (2, 4000, n))
+    apart = np.abs(np.median(own, axis=1) - np.median(other, axis=1))
+    noise = 3 * np.hypot(standard_errors(own), standard_errors(other))
+    assert (apart > noise).mean() < 0.02
+
+
+def test_parts_are_means_over_typical_steps_and_add_up() -> None:
+    # the middle half of eight: without the two shortest and the two longest
+    lengths = [50, 100, 101, 102, 103, 104, 300, 60]
+    result = diff(
+        loop([ms * MS for ms in lengths], compute=30 * MS, loader=10 * MS),
+        loop([(ms + 8) * MS for ms in lengths], compute=30 * MS, loader=18 * MS),
+    )
+    parts = rows(result.parts)
+    typical = [100, 101, 102, 103]
+    assert sum(row["before_ns"] for row in parts.values()) == sum(typical) / 4 * MS
+    assert sum(row["change_ns"] for row in parts.values()) == 8 * MS
+    assert parts["compute"]["before_ns"] == parts["compute"]["after_ns"] == 30 * MS
+    assert parts["data loading"]["before_ns"] == 10 * MS
+    assert parts["data loading"]["change_ns"] == 8 * MS
+    assert next(iter(parts)) == "data loading"
+    assert parts["data loading"]["state"] == "slower"
+
+
+def test_warm_up_is_left_out() -> None:
+    slow_start = loop([900 * MS, *[100 * MS] * 5])
+    result = diff(loop([100 * MS] * 5), slow_start)
+    assert result.outcome == "no change"
+    assert result.measure is not None
+    assert result.measure.change == 0
+
+
+def test_kernels_are_sums_a_step_whatever_the_number_of_steps_and_ranks() -> None:
+    few = loop([100] * 4, compute=40)
+    many = [loop([100] * 9, compute=50, rank=rank) for rank in range(3)]
+    result = diff(few, many)
+    kernel = rows(result.kernels)["gemm"]
+    assert (kernel["before_ns"], kernel["after_ns"], kernel["noise_ns"]) == (40, 50, 0)
+    assert (kernel["before_n"], kernel["after_n"]) == (1, 1)
+    assert kernel["state"] == "slower"
+    assert rows(result.families)["gemm"]["change_frac"] == 0.25
+    check_wording(*result.notes)
+
+
+def test_a_kernel_of_one_run_is_new_or_gone() -> None:
+    result = diff(loop([100] * 4), loop([100] * 4, kernel=OTHER))
+    kernels = rows(result.kernels)
+    assert kernels["norm"]["state"] == "new"
+    assert kernels["norm"]["before_ns"] is None
+    assert kernels["gemm"]["state"] == "gone"
+    assert kernels["gemm"]["change_ns"] == -10
+    assert [kernels[name]["change_frac"] for name in ("norm", "gemm")] == [None, None]
+    check_wording(result.verdict)
+
+
+def test_what_varies_from_step_to_step_is_in_the_noise() -> None:
+    wild = [10, 30, 12, 40, 11, 35]
+    result = diff(loop([100] * 6, compute=wild), loop([100] * 6, compute=wild[::-1]))
+    assert rows(result.kernels)["gemm"]["state"] == "no change"
+    more = [value + 4 for value in wild]
+    result = diff(loop([100] * 6, compute=wild), loop([100] * 6, compute=more))
+    row = rows(result.kernels)["gemm"]
+    assert row["state"] == "in the noise"
+    each = [error([float(v) for v in values]) for values in (wild, more)]
+    assert row["noise_ns"] == round(3 * (each[0] ** 2 + each[1] ** 2) ** 0.5)
+
+
+def test_operators_by_their_own_time_in_a_step() -> None:
+    def run(inner: int) -> Trace:
+        events: list[Event] = []
+        for number in range(5):
+            at = 1000 * number
+            events += [
+                step(number, at, 1000),
+                host("cpu_op", "aten::linear", at + 10, 100 + inner),
+                host("cpu_op", "aten::mm", at + 20, inner),
+                host("cuda_runtime", "cudaLaunchKernel", at + 22, 5, correlation=number + 1),
+                device(GEMM, at + 40, 300, correlation=number + 1),
+            ]
+        return trace(events)
+
+    result = diff(run(50), run(80))
+    on_host = rows(result.on_host)
+    assert on_host["aten::mm"]["before_ns"] == 45
+    assert on_host["aten::mm"]["change_ns"] == 30
+    assert on_host["aten::linear"]["change_ns"] == 0
+    assert rows(result.on_device)["aten::mm"]["after_ns"] == 300
+
+
+def test_with_one_step_the_noise_is_not_known_and_said() -> None:
+    result = diff(loop([100 * MS]), loop([110 * MS]))
+    assert result.measure is not None
+    assert result.measure.noise is None
+    assert result.outcome == "regression"
+    check_wording(result.verdict)
+    check_wording(*result.notes)
+
+
+def test_a_change_below_the_least_one_is_none() -> None:
+    runs = loop([100_000] * 5), loop([101_500] * 5)
+    assert diff(*runs).outcome == "no change"
+    assert diff(*runs, min_change=0.01).outcome == "regression"
+    with pytest.raises(OptionError, match="min_change"):
+        diff(*runs, min_change=float("nan"))
+
+
+def test_slow_steps_that_the_median_does_not_see_are_said() -> None:
+    result = diff(loop([100 * MS] * 9), loop([100 * MS] * 6 + [300 * MS] * 3))
+    assert result.outcome == "no change"
+    check_wording(result.verdict)
+
+
+def test_memory_is_beside_the_steps_and_alone_the_measure() -> None:
+    result = ta.diff(FIXTURES / "memory/training.pickle", FIXTURES / "memory/leak.pickle")
+    peaks = ta.memory_diff(FIXTURES / "memory/leak.pickle", FIXTURES / "memory/training.pickle")
+    assert result.measure is not None
+    assert result.measure.name == "memory"
+    assert (result.measure.before, result.measure.after) == (peaks.base_bytes, peaks.peak_bytes)
+    assert result.outcome == "regression"
+    check_wording(result.verdict)
+    assert result.to_polars("memory")["changed_bytes"].sum() == peaks.peak_bytes - peaks.base_bytes
+
+
+def test_shares_of_samples_are_those_of_the_differential_flamegraph() -> None:
+    paths = FIXTURES / "py_spy/default.raw.txt", FIXTURES / "py_spy/subprocesses.raw.txt"
+    result = ta.diff(*paths)
+    flame = ta.flamegraph(paths[1], base=paths[0]).functions
+    own = {(row["name"], row["place"]): row for row in flame.iter_rows(named=True)}
+    assert result.functions is not None
+    for row in result.functions.iter_rows(named=True):
+        twin = own[row["name"], row["place"]]
+        assert row["change_frac"] == pytest.approx(twin["change_self_frac"])
+        variance = sum(
+            share * (1 - share) / total
+            for share, total in ((twin["base_self_frac"], 198), (twin["self_frac"], 563))
+        )
+        assert row["noise_frac"] == pytest.approx(3 * variance**0.5)
+    assert result.measure is not None
+    assert (result.measure.before, result.measure.after) == (198, 563)
+    assert result.measure.noise == pytest.approx(3 * (198 + 563) ** 0.5)
+    assert len(result.flames) == 1
+
+
+def test_collectives_are_compared_as_comm_outliers_does() -> None:
+    folders = FIXTURES / "nccl_8ranks", FIXTURES / "nccl_8ranks_isolated"
+    result = ta.diff(*folders)
+    theirs = ta.comm_outliers(folders[1], baseline=folders[0]).baseline
+    keys = ["collective", "dtype", "message_bytes", "group_size"]
+    assert theirs is not None
+    assert result.collectives is not None
+    assert result.collectives.height == theirs.height == 4
+    both = result.collectives.join(theirs, on=keys)
+    assert both["before_ns"].equals(both["baseline_ns"], check_names=False)
+    assert both["after_ns"].equals(both["median_ns"], check_names=False)
+    assert (result.collectives["noise_ns"] > 0).all()
+
+
+def test_without_steps_times_are_for_the_same_work() -> None:
+    def run(kernels: int, each: int) -> Trace:
+        return trace([device(GEMM, at * each, 40) for at in range(kernels)])
+
+    # a recording of 1 ms holds 10 of them, then 8: for the same work it takes 1.25 ms
+    result = diff(run(10, 100), run(8, 125))
+    assert result.measure is not None
+    assert result.measure.name == "device"
+    assert result.measure.work == 0.8
+    assert result.measure.change_frac == pytest.approx((915 / 0.8 - 940) / 940)
+    kernel = rows(result.kernels)["gemm"]
+    assert (kernel["before_ns"], kernel["after_ns"], kernel["after_n"]) == (400, 400, 10)
+    assert kernel["noise_ns"] is None
+    check_wording(result.verdict)
+    check_wording(*result.notes)
+
+
+def test_parts_add_up_to_the_span_where_one_run_marks_steps() -> None:
+    """The span takes in the steps, before whose first kernel the loader ran."""
+    marked = loop([100 * US], compute=20 * US, loader=60 * US)
+    plain = trace([row for row in _events(marked) if row["kind"] != "user_annotation"])
+    for before, after in ((marked, plain), (plain, marked)):
+        result = diff(before, after)
+        assert result.measure is not None
+        assert result.measure.name == "device"
+        parts = result.parts
+        assert parts is not None
+        assert (parts["before_ns"].sum(), parts["after_ns"].sum()) == (
+            result.measure.before,
+            result.measure.after,
+        )
+        assert {result.measure.before, result.measure.after} == {100 * US, 20 * US}
+        check_wording(*result.notes)
+
+
+def test_without_steps_operators_are_for_the_same_work_on_each_rank() -> None:
+    def run(operators: int) -> list[Trace]:
+        events = [host("cpu_op", "aten::add", at * 100, 40) for at in range(operators)]
+        return [trace(events, rank=rank) for rank in range(2)]
+
+    operator = rows(diff(run(10), run(8)).on_host)["aten::add"]
+    assert (operator["before_ns"], operator["after_ns"]) == (400, 400)
+
+
+def test_the_work_is_not_guessed_where_little_is_in_both() -> None:
+    own = trace([device(GEMM, 100 * at, 10) for at in range(9)] + [device(OTHER, 950, 500)])
+    other = trace([device(GEMM, 100 * at, 10) for at in range(3)] + [device("x", 950, 500)])
+    result = diff(own, other)
+    assert result.measure is not None
+    assert result.measure.work == 1
+
+
+# --- what cannot be compared, and what weakens it --------------------------------------------
+
+
+def test_what_has_nothing_in_common_cannot_be_compared() -> None:
+    result = ta.diff(BEFORE, FIXTURES / "py_spy/default.raw.txt")
+    assert (result.outcome, result.measure) == ("cannot be compared", None)
+    check_wording(result.verdict)
+    assert result.scalars["outcome"] == "cannot be compared"
+
+
+def test_samples_and_time_cannot_be_compared(tmp_path: Path) -> None:
+    counted, timed = FIXTURES / "py_spy/default.raw.txt", tmp_path / "timed.json"
+    profile = {
+        "type": "sampled", "name": "main", "unit": "seconds", "startValue": 0, "endValue": 2,
+        "samples": [[0]], "weights": [2],
+    }  # fmt: skip
+    schema = "https://www.speedscope.app/file-format-schema.json"
+    shared = {"frames": [{"name": "f"}]}
+    timed.write_text(json.dumps({"$schema": schema, "shared": shared, "profiles": [profile]}))
+    for runs, before, after in (
+        ((counted, timed), "samples", "time"),
+        ((timed, counted), "time", "samples"),
+    ):
+        assert ta.diff(*runs).verdict == (
+            f"Cannot be compared: the sampled stacks before count {before}, those after {after}."
+        )
+
+
+def test_other_work_without_steps_cannot_be_compared() -> None:
+    result = diff(trace([device(GEMM, 0, 10)]), trace([device(OTHER, 0, 10)]))
+    assert result.outcome == "cannot be compared"
+    check_wording(result.verdict)
+
+
+def test_other_machines_sizes_and_recordings_are_noted() -> None:
+    gpus = [(ta.Device(0, name),) for name in ("V100", "H100")]
+    frames = [host("python_function", "train.py(1): f", 0, 90)]
+    plain = loop([100] * 4, devices=gpus[0], world_size=4, extra='{"cuda_driver_version": 12}')
+    stacked = trace(
+        [*_events(loop([100] * 4)), *frames], devices=gpus[1], world_size=8, extra="no json",
+    )  # fmt: skip
+    said = " ".join(diff(plain, stacked).notes)
+    check_wording(said)
+
+
+def _events(made: Trace) -> list[Event]:
+    return made.events.select(
+        "kind", "name", "ts", "dur", "pid", "tid", "device", "stream", "correlation"
+    ).to_dicts()
+
+
+def test_new_software_is_noted() -> None:
+    said = " ".join(ta.diff(BEFORE, AFTER).notes)
+    check_wording(said)
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    text = gzip.decompress(AFTER.read_bytes())
+    (tmp_path / "cut.json").write_bytes(text[: int(len(text) * 0.7)])
+    result = ta.diff(BEFORE, tmp_path / "cut.json")
+    assert any(note.startswith("Cut off, so that its end is missing") for note in result.notes)
+    assert result.outcome == "regression"
+
+
+def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json.gz").write_bytes(AFTER.read_bytes())
+    (tmp_path / "bad.json").write_text('{"traceEvents": [')
+    result = ta.diff(BEFORE, tmp_path)
+    assert result.outcome == "regression"
+    assert any("bad.json" in note for note in result.notes)
+
+
+def test_formats_may_differ(tmp_path: Path) -> None:
+    ta.convert(BEFORE, tmp_path / "before.parquet")
+    result = ta.diff(BEFORE, tmp_path / "before.parquet")
+    assert result.outcome == "no change"
+    assert set(states(result)) == {"no change"}
+
+
+def test_kineto_and_nsys_compare_what_both_have() -> None:
+    result = ta.diff(FIXTURES / "nccl_8ranks", FIXTURES / "nsys/training.sqlite")
+    assert result.measure is not None
+    assert result.measure.name == "step"
+    assert {"compute", "data loading"} <= set(rows(result.parts))
+    assert result.families is not None
+    assert "gemm" in result.families["family"]
+    assert any("different profilers" in note for note in result.notes)
+    check_wording(*result.notes)
+
+
+def test_a_stretch_of_time_has_no_memory() -> None:
+    path = FIXTURES / "ddp_gloo_4ranks"
+    result = ta.diff(path, path, since_ns=0)
+    assert result.memory is None
+    check_wording(*result.notes)
+
+
+def test_no_run_without_traces() -> None:
+    with pytest.raises(OptionError, match="no input"):
+        diff([], loop([10]))
+
+
+# --- what holds for any two runs -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_does_not_differ_from_itself(name: str) -> None:
+    result = ta.diff(RUNS[name], RUNS[name])
+    assert result.outcome == "no change"
+    assert result.measure is not None
+    assert result.measure.change == 0
+    assert set(states(result)) <= {"no change"}
+    for table in result.tables:
+        changes = [c for c in table.frame.columns if c.startswith("change")]
+        assert all((table.frame[name].fill_null(0) == 0).all() for name in changes)
+
+
+LENGTHS = st.lists(st.integers(1_000, 5_000), min_size=1, max_size=12)
+
+
+@st.composite
+def runs(draw: Callable[..., Any]) -> list[Trace]:
+    """A rank or two whose steps, loader and kernel vary."""
+    ranks = draw(st.integers(1, 2))
+    lengths = draw(LENGTHS)
+    return [
+        loop(
+            lengths,
+            compute=draw(
+                st.lists(st.integers(0, 900), min_size=len(lengths), max_size=len(lengths))
+            ),
+            loader=draw(st.integers(0, 90)),
+            kernel=draw(st.sampled_from((GEMM, OTHER))),
+            rank=rank,
+        )
+        for rank in range(ranks)
+    ]
+
+
+_MIRROR = {
+    "slower": "faster", "faster": "slower", "new": "gone", "gone": "new",
+    "regression": "improvement", "improvement": "regression",
+}  # fmt: skip
+
+
+@given(runs(), runs())
+@settings(max_examples=8)
+def test_the_other_way_round_it_is_the_mirror(one: list[Trace], other: list[Trace]) -> None:
+    there, back = diff(one, other), diff(other, one)
+    assert back.outcome == _MIRROR.get(there.outcome, there.outcome)
+    assert there.measure is not None
+    assert back.measure is not None
+    assert there.measure.noise == back.measure.noise
+    assert there.measure.change == -back.measure.change
+    for name in ("parts", "kernels", "families", "on_host"):
+        own, twin = rows(getattr(there, name)), rows(getattr(back, name))
+        assert own.keys() == twin.keys()
+        for key, row in own.items():
+            assert twin[key]["state"] == _MIRROR.get(row["state"], row["state"])
+            assert twin[key]["change_ns"] == -row["change_ns"]
+            assert twin[key]["noise_ns"] == row["noise_ns"]
+            assert (twin[key]["before_ns"], twin[key]["after_ns"]) == (
+                row["after_ns"],
+                row["before_ns"],
+            )
+
+
+@given(runs(), runs(), st.randoms(use_true_random=False))
+@settings(max_examples=5)
+def test_the_order_of_ranks_and_rows_does_not_matter(
+    one: list[Trace], other: list[Trace], dice: random.Random
+) -> None:
+    parts = [[measure(made, Options()) for made in run] for run in (one, other)]
+    plain = combine(parts[1], Options(), parts[0])
+    for run in parts:
+        dice.shuffle(run)
+    assert combine(parts[1], Options(), parts[0]).to_dict() == plain.to_dict()
+
+
+@given(runs(), runs())
+@settings(max_examples=6)
+def test_parts_add_up_to_the_mean_of_typical_steps(one: list[Trace], other: list[Trace]) -> None:
+    result = diff(one, other)
+    assert result.parts is not None
+    for when in ("before", "after"):
+        kept = result.steps.filter(pl.col("run") == when, ~pl.col("warm_up"))
+        times = kept.group_by("number").agg(pl.col("duration_ns").mean())["duration_ns"].sort()
+        low, high = times[times.len() // 4], times[-1 - times.len() // 4]
+        typical = times.filter((times >= low) & (times <= high)).mean()
+        assert result.parts[f"{when}_ns"].sum() == pytest.approx(typical, abs=len(result.parts))
+
+
+# --- an independent computation --------------------------------------------------------------
+
+
+def test_numbers_are_those_of_the_files_read_with_the_standard_library() -> None:
+    result = ta.diff(BEFORE, AFTER)
+    sides = {"before": _by_hand(BEFORE), "after": _by_hand(AFTER)}
+    assert result.kernels is not None
+    assert result.measure is not None
+    for when, (times, kernels) in sides.items():
+        assert getattr(result.measure, when) == pytest.approx(median(times), abs=1)
+        typical = sorted(range(12), key=times.__getitem__)[3:9]
+        for name, sums in kernels.items():
+            (row,) = result.kernels.filter(pl.col("name") == name).to_dicts()
+            usual = sum(sums[at] for at in typical) / 6
+            assert row[f"{when}_ns"] == pytest.approx(usual, abs=2)
+    assert {name for _, kernels in sides.values() for name in kernels} == set(
+        result.kernels["name"]
+    )
+
+
+def _by_hand(path: Path) -> tuple[list[float], dict[str, list[float]]]:
+    """The steps' times, and each kernel's sum in each of them, in ns."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    kernels: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy"):
+            at = next(n for n, s in enumerate(steps) if s["ts"] <= event["ts"] < s["ts"] + s["dur"])
+            sums = kernels.setdefault(event["name"], [0.0] * len(steps))
+            sums[at] += event["dur"] * US
+    return [one["dur"] * US for one in steps], kernels
+
+
+def test_communication_is_exposed_in_its_part() -> None:
+    def run(wait: int) -> Trace:
+        events: list[Event] = []
+        for number in range(4):
+            at = number * 1000
+            events += [
+                step(number, at, 1000),
+                device(GEMM, at, 600),
+                device(ALL_REDUCE, at + 500, 100 + wait, stream=9),
+            ]
+        return trace(events)
+
+    parts = rows(diff(run(50), run(150)).parts)
+    assert parts["exposed communication"]["change_ns"] == 100
+    assert parts["compute"]["before_ns"] == 600
+
+
+# --- the command line ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ((), 0),
+        (("--fail-on-regression", "30"), 3),
+        (("--fail-on-regression", "40"), 0),
+        (("--fail-on-regression", "0"), 3),
+        (("--fail-on-regression", "30", "--min-change", "50"), 0),
+    ],
+)
+def test_the_exit_status_tells_a_regression(run_cli, options, code) -> None:
+    done = run_cli("diff", BEFORE, AFTER, "--to", "json", *options)
+    assert done.returncode == code, done.stderr
+    measure = json.loads(done.stdout)
+    assert measure["change_frac"] == pytest.approx(0.38, abs=0.01)
+
+
+def test_an_improvement_is_no_failure(run_cli) -> None:
+    done = run_cli("diff", AFTER, BEFORE, "--fail-on-regression", "1")
+    assert done.returncode == 0
+    assert "Improvement" in done.stdout
+
+
+def test_what_cannot_be_told_is_a_failure_where_it_is_asked(run_cli, tmp_path: Path) -> None:
+    paths = BEFORE, FIXTURES / "py_spy/default.raw.txt"
+    done = run_cli("diff", *paths, "--fail-on-regression", "5", "-o", tmp_path / "x.md")
+    assert done.returncode == 1
+    check_wording(done.stderr)
+    assert "Cannot be compared" in (tmp_path / "x.md").read_text()
+    assert run_cli("diff", *paths).returncode == 0
+
+
+def test_the_least_change_is_no_more_than_what_fails(run_cli) -> None:
+    done = run_cli("diff", BEFORE, AFTER, "--fail-on-regression", "0.5", "--to", "json")
+    assert json.loads(done.stdout)["least"] == 0.005
+    done = run_cli("diff", BEFORE, AFTER, "--fail-on-regression", "50", "--to", "json")
+    assert json.loads(done.stdout)["least"] == 0.02
+
+
+def test_every_form_is_rendered() -> None:
+    result = ta.diff(BEFORE, AFTER)
+    for form in FORMS:
+        assert len(render(result, form, top=3)) > 200
+
+
+def test_a_file_and_a_plot_are_written(run_cli, tmp_path: Path) -> None:
+    done = run_cli("diff", BEFORE, AFTER, "-o", tmp_path / "x.md", "--plot", tmp_path / "x.svg")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "| data loading |" in (tmp_path / "x.md").read_text()
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_golden(golden, run_cli) -> None:
+    done = run_cli("diff", BEFORE, AFTER, "--to", "md", "--top", "all", cwd=ROOT)
+    golden("diff_upgrade.md", done.stdout.replace(f"{ROOT}/", ""))
+
+
+def test_errors_are_one_line(run_cli, tmp_path: Path) -> None:
+    done = run_cli("diff", BEFORE, tmp_path / "none.json")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert run_cli("diff", BEFORE).returncode == 2
+    assert run_cli("diff", BEFORE, AFTER, "--fail-on-regression", "-1").returncode == 2
+
+
+def test_where_the_noise_is_not_known_the_least_change_decides() -> None:
+    noise = [None, None, 0.3, 0.1, None, None]
+    shares = pl.DataFrame(
+        {
+            "name": list("abcdef"),
+            "place": "here",
+            "before_frac": [0.2, 0.2, 0.2, 0.2, None, 0.2],
+            "after_frac": [0.4, 0.201, 0.4, 0.4, 0.1, None],
+            "noise_frac": pl.Series(noise, dtype=pl.Float64),
+        }
+    )
+    found = dict(judged_shares(shares, 0.05).select("name", "state").rows())
+    assert found == {"a": "more", "b": SAME, "c": UNSURE, "d": "more", "e": NEW, "f": GONE}
+    times = shares.select(
+        "name",
+        *((pl.col(f"{of}_frac") * 1000).alias(f"{of}_ns") for of in ("before", "after", "noise")),
+    )
+    states = dict(judged(times, "ns", 0.05).select("name", "state").rows())
+    assert states == {name: state.replace("more", "slower") for name, state in found.items()}

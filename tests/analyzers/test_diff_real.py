@@ -1,0 +1,97 @@
+"""Pairs of real recordings: what is known to differ is found, in numbers of the files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from statistics import median
+
+import polars as pl
+import pytest
+from wording import check_wording
+
+import traceanalyzer as ta
+
+
+def test_a_starved_training_and_one_that_is_not(shared: Path) -> None:
+    folder = shared / "data/chrome/kineto"
+    paths = [folder / f"resnet50_dataloader_workers{n}.json.gz" for n in (0, 4)]
+    result = ta.diff(*paths)
+    times = [_steps(path) for path in paths]
+    assert result.measure is not None
+    assert result.measure.before == pytest.approx(median(times[0]) * 1000)
+    assert result.measure.after == pytest.approx(median(times[1]) * 1000)
+    # a third of the six steps after took 40 % longer than the others: it may be chance
+    assert result.outcome == "no change"
+    check_wording(result.verdict)
+    assert result.parts is not None
+    first = result.parts.row(0, named=True)
+    assert (first["part"], first["state"]) == ("data loading", "faster")
+    assert first["before_ns"] > 20 * first["after_ns"]
+
+
+def _steps(path: Path) -> list[float]:
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return [e["dur"] for e in events if e["name"].startswith("ProfilerStep#") and e["ph"] == "X"]
+
+
+def test_two_recordings_of_a_fixed_length_are_compared_for_the_same_work(
+    shared: Path, tmp_path: Path
+) -> None:
+    folder = shared / "data/nsys"
+    paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]
+    result = ta.diff(*paths)
+    assert result.measure is not None
+    assert result.measure.name == "device"
+    counts = [_most_used_kernel(path, tmp_path / path.stem) for path in paths]
+    name = counts[0][0]
+    assert counts[1][0] == name
+    assert result.measure.work == pytest.approx(counts[1][1] / counts[0][1], abs=0.01)
+    assert result.outcome == "regression"
+    check_wording(result.verdict)
+
+
+def _most_used_kernel(path: Path, copy: Path) -> tuple[str, int]:
+    """The kernel that takes most time in all, and how often it ran, by SQL alone."""
+    copy.write_bytes(gzip.decompress(path.read_bytes()))
+    query = (
+        "SELECT value, COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds "
+        "ON StringIds.id = demangledName GROUP BY value ORDER BY SUM(end - start) DESC LIMIT 1"
+    )
+    connection = sqlite3.connect(copy)
+    try:
+        found: tuple[str, int] = connection.execute(query).fetchone()
+    finally:
+        connection.close()
+    return found
+
+
+def test_other_hardware_is_told(shared: Path) -> None:
+    folder = shared / "data/chrome/kineto"
+    result = ta.diff(folder / "dlrm_8ranks", folder / "mi300_rank0of8_rccl.json.gz")
+    said = " ".join(result.notes)
+    check_wording(said)
+    assert result.measure is not None
+    assert result.measure.noise is None
+
+
+def test_peaks_of_snapshots(shared: Path) -> None:
+    folder = shared / "data/memory"
+    result = ta.diff(folder / "inference.pickle", folder / "forward_bf16.pickle")
+    peaks = [ta.memory(folder / f"{name}.pickle") for name in ("inference", "forward_bf16")]
+    assert result.measure is not None
+    assert result.measure.name == "memory"
+    assert [result.measure.before, result.measure.after] == [
+        peak.scalars["peak_bytes"] for peak in peaks
+    ]
+
+
+def test_native_frames_make_other_shares(shared: Path) -> None:
+    folder = shared / "data/pyspy"
+    result = ta.diff(folder / "function.raw.txt", folder / "native.raw.txt")
+    assert result.functions is not None
+    assert result.functions["before_frac"].sum() == pytest.approx(1)
+    assert result.functions["after_frac"].sum() == pytest.approx(1)
+    assert (result.functions.filter(pl.col("noise_frac") == 0)["change_frac"] == 0).all()

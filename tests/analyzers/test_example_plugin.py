@@ -1,0 +1,168 @@
+"""The example of docs/extending.md: a package elsewhere that adds a format and an analysis."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_cli
+from test_imports import ALLOWED, _imports, _room
+from wording import check_wording
+
+EXAMPLE = ROOT / "docs" / "examples" / "traceanalyzer_example"
+FILE = EXAMPLE / "run0.gputimes"
+PAGE = ROOT / "docs" / "extending.md"
+QUOTED = ("pyproject.toml", "traceanalyzer_example/parser.py", "traceanalyzer_example/jitter.py")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process in which the example is installed, from its own wheel."""
+    tree = tmp_path_factory.mktemp("tree") / "example"
+    shutil.copytree(EXAMPLE, tree)
+    folder = tmp_path_factory.mktemp("installed")
+    build = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", build, str(tree)], cwd=tree, check=True, capture_output=True
+    )
+    with zipfile.ZipFile(next(tree.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path) -> None:
+    unknown = shutil.copyfile(FILE, tmp_path / "unknown")
+    told = run_cli("info", unknown, "--to", "json", "-q", env=installed)
+    assert told.returncode == 0, told.stderr
+    (row,) = json.loads(told.stdout)["files"]
+    assert (row["format"], row["version"], row["rank"]) == ("gputimes", "1", 0)
+    answer = run_cli("kernels", unknown, "--to", "json", env=installed)
+    assert answer.returncode == 0, answer.stderr
+    assert "bad-line" in answer.stderr
+    families = {row["family"]: row["total_ns"] for row in json.loads(answer.stdout)["families"]}
+    assert families == {"gemm": 63_000, "communication": 3_000, "embedding": 2_500}
+    cut = run_cli("kernels", unknown, "--to", "json", "-q", "--since", "61us", env=installed)
+    assert sum(row["n"] for row in json.loads(cut.stdout)["families"]) == 2
+
+
+def test_without_the_package_the_file_is_unknown() -> None:
+    done = run_cli("info", FILE)
+    assert (done.returncode, done.stdout) == (1, "")
+    check_wording(done.stderr)
+
+
+def test_its_tables_hold_the_schema_and_its_analysis_answers(installed: dict[str, str]) -> None:
+    code = """
+import sys
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer_example.jitter import jitter
+
+trace = ta.read(sys.argv[1])
+assert schema.check(trace.tables) == [], schema.check(trace.tables)
+assert ta.read(sys.argv[1], kinds=["cpu_op"]).events.is_empty()
+print(jitter(trace))
+assert jitter(trace).plot("ratio").get_ylabel() == "max / median"
+assert "<table" in jitter(trace)._repr_html_()
+print(jitter(sys.argv[2], min_runs=6).verdict)
+"""
+    other = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
+    command = [sys.executable, "-c", code, str(FILE), str(other)]
+    done = subprocess.run(command, env=installed, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    assert "gemm takes up to 3 times its median." in shown
+    assert shown.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
+
+
+def _quote(name: str) -> str:
+    language = "toml" if name.endswith(".toml") else "python"
+    return f"`{name}`\n\n```{language}\n{(EXAMPLE / name).read_text()}```\n"
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_the_page_quotes_the_files(name: str, request: pytest.FixtureRequest) -> None:
+    text = PAGE.read_text()
+    start = text.index(f"`{name}`\n\n```")
+    end = text.index("\n```\n", start + len(name) + 8) + len("\n```\n")
+    if request.config.getoption("--bless"):
+        PAGE.write_text(text[:start] + _quote(name) + text[end:])
+    else:
+        assert text[start:end] == _quote(name), "run: make bless"
+
+
+ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\))$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process whose package has the example's file and registry line."""
+    tree = tmp_path_factory.mktemp("extended")
+    shutil.copytree(
+        ROOT / "traceanalyzer", tree / "traceanalyzer", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    analyzers = tree / "traceanalyzer" / "analyzers"
+    shutil.copy(EXAMPLE / "traceanalyzer_example" / "jitter.py", analyzers)
+    found = ENTRY.search(PAGE.read_text())
+    assert found
+    registry = (analyzers / "registry.py").read_text()
+    last = '        Entry("info"'
+    assert registry.count(last) == 1
+    (analyzers / "registry.py").write_text(registry.replace(last, f"        {found[1]},\n{last}"))
+    return {"PYTHONPATH": str(tree)}
+
+
+def test_the_file_may_import_what_it_imports(extended: dict[str, str]) -> None:
+    path = Path(extended["PYTHONPATH"], "traceanalyzer", "analyzers", "jitter.py")
+    rooms = {_room(module) for module in _imports(path)} - {None, ""}
+    assert rooms <= ALLOWED["analyzers"] | ALLOWED["functions"]
+
+
+def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_path: Path) -> None:
+    assert len((EXAMPLE / "traceanalyzer_example" / "jitter.py").read_text().splitlines()) <= 80
+    folder = ROOT / "fixtures" / "nccl_8ranks"
+    helped = run_cli("jitter", "--help", env=extended, cwd=tmp_path)
+    assert "--min-runs N" in helped.stdout
+    assert "--assume-rank" in helped.stdout
+    told = run_cli(
+        "jitter",
+        folder,
+        "--rank",
+        "5",
+        "--min-runs",
+        "6",
+        "--to",
+        "json",
+        env=extended,
+        cwd=tmp_path,
+    )
+    assert told.returncode == 0, told.stderr
+    kernels = json.loads(told.stdout)["kernels"]
+    assert min(row["n"] for row in kernels) >= 6
+    bad = run_cli("jitter", folder, "--min-runs", "0", env=extended, cwd=tmp_path)
+    assert bad.returncode == 2
+    page = tmp_path / "report.json"
+    made = run_cli("report", folder, "-o", page, env=extended, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert json.loads(page.read_text())["jitter"]["kernels"]
+    code = (
+        "import sys, traceanalyzer as ta; sys.path.insert(0, sys.argv[2]); import make_commands\n"
+        "print(ta.read(sys.argv[1]).jitter(min_runs=6).verdict)\n"
+        "import make_stubs\n"
+        "print(make_commands.page(), make_stubs.names(), make_stubs.methods())"
+    )
+    command = [sys.executable, "-c", code, str(folder / "rank5.json.gz"), str(ROOT / "docs")]
+    done = subprocess.run(
+        command, env=extended, cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "times its median" in done.stdout
+    assert "## `jitter`" in done.stdout
+    assert "from traceanalyzer.analyzers.jitter import jitter as jitter\n" in done.stdout
+    assert "    jitter = functions.jitter\n" in done.stdout

@@ -1,0 +1,508 @@
+"""Idle time by cause, on traces written down event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, US, device, host, step, trace
+from conftest import ROOT
+from hypothesis import given, settings, strategies as st
+from wording import check_wording, raises_wording
+
+import traceanalyzer
+from traceanalyzer import GpuIdle, MissingData, OptionError
+from traceanalyzer.analyzers.common.places import at_start
+from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
+from traceanalyzer.analyzers.gpu_idle.compute import TIMES
+from traceanalyzer.trace import Trace
+
+HTOD = "Memcpy HtoD (Pageable -> Device)"
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def launched(
+    start: int, end: int, call: int, name: str = GEMM, number: int | None = None, **more: Any
+) -> list[dict[str, Any]]:
+    """A kernel and the call of 2 us that launched it; times in us."""
+    number = start if number is None else number
+    return [
+        device(name, start * US, (end - start) * US, correlation=number, **more),
+        host("cuda_runtime", "cudaLaunchKernel", call * US, 2 * US, correlation=number),
+    ]
+
+
+def busy_but(gap: tuple[int, int], *events: dict[str, Any], **more: Any) -> GpuIdle:
+    """A device that is idle once, in ``gap`` (us), and what the host did; 1 ms in all."""
+    start, end = gap
+    work = [*launched(0, start, -10), *launched(end, 1000, end - 3)]
+    return gpu_idle(trace([*work, *events]), **more)
+
+
+def lost(result: GpuIdle) -> dict[str, int]:
+    """Idle time by cause, in us, of the causes that occur."""
+    return {cause: ns // US for cause, ns in result.idle_by_cause.items() if ns}
+
+
+def adds_up(result: GpuIdle) -> None:
+    for frame in (result.units, result.steps):
+        span = frame["end"] - frame["start"]
+        assert frame.select(pl.sum_horizontal(TIMES)).to_series().to_list() == span.to_list()
+    assert sum(result.idle_by_cause.values()) == result.idle_ns
+    assert result.causes["idle_ns"].sum() == result.idle_ns
+
+
+# --- one cause each --------------------------------------------------------------------------
+
+SLICES = {
+    "dataloading": [
+        host("user_annotation", LOADER, 100 * US, 100 * US),
+        host("python_function", "torch/utils/data/_x.py(7): __next__", 100 * US, 100 * US),
+        host("nvtx", "load batch", 100 * US, 100 * US),
+        host("other", "dataloader/next", 100 * US, 100 * US),
+        host("cpu_op", "enumerate(DataPipe)#Shuffler", 100 * US, 100 * US),
+    ],
+    "synchronisation": [
+        host("cuda_runtime", "cudaStreamSynchronize", 100 * US, 100 * US),
+        host("cuda_runtime", "hipDeviceSynchronize", 100 * US, 100 * US),
+        host("cuda_driver", "cuCtxSynchronize", 100 * US, 100 * US),
+        host("cuda_runtime", "cudaMemcpy", 100 * US, 100 * US),
+        host("cpu_op", "aten::item", 100 * US, 100 * US),
+    ],
+    "memory_management": [
+        host("cuda_runtime", "cudaMalloc", 100 * US, 100 * US),
+        host("cuda_runtime", "cudaHostAlloc", 100 * US, 100 * US),
+        host("cuda_driver", "cuMemSetAccess", 100 * US, 100 * US),
+    ],
+    "checkpoint_io": [
+        host("user_annotation", "save_checkpoint", 100 * US, 100 * US),
+        host("python_function", "torch/serialization.py(850): save", 100 * US, 100 * US),
+        host("osrt", "fsync", 100 * US, 100 * US),
+    ],
+    "waiting_for_peer": [host("cpu_op", "gloo:all_reduce", 100 * US, 100 * US)],
+    "host_code": [
+        host("user_annotation", "forward", 100 * US, 100 * US),
+        host("cpu_op", "aten::randperm", 100 * US, 90 * US),
+        host("python_function", "torch/utils/checkpoint.py(5): checkpoint", 100 * US, 100 * US),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("cause", "event"),
+    [(cause, event) for cause, events in SLICES.items() for event in events],
+    ids=lambda value: value if isinstance(value, str) else value["name"],
+)
+def test_what_the_host_was_at_is_the_cause(cause: str, event: dict[str, Any]) -> None:
+    result = busy_but((100, 200), event)
+    # the last 3 us: the launch of the kernel that ends the gap
+    expected = {cause: 100}
+    if cause == "host_code":
+        expected = {"host_code": 97, "launch_overhead": 3}
+    assert lost(result) == expected
+    adds_up(result)
+    (gap,) = result.gaps.to_dicts()
+    assert (gap["cause"], gap["start_ns"]) == (cause, 100 * US)
+
+
+def test_the_first_cause_that_fits_counts() -> None:
+    loader = host("user_annotation", LOADER, 100 * US, 30 * US)
+    sync = host("cuda_runtime", "cudaDeviceSynchronize", 110 * US, 50 * US)
+    malloc = host("cuda_runtime", "cudaMalloc", 150 * US, 30 * US)
+    expected = {"dataloading": 30, "synchronisation": 30, "memory_management": 20}
+    assert lost(busy_but((100, 200), loader, sync, malloc)) == {
+        **expected, "launch_overhead": 3, "host_code": 17,
+    }  # fmt: skip
+
+
+def test_the_profilers_own_overhead_parts_a_gap() -> None:
+    loader = host("user_annotation", LOADER, 100 * US, 100 * US)
+    flush = host("overhead", "Buffer Flush", 120 * US, 30 * US, tid=9)
+    before = host("overhead", "Instrumentation", -5 * US, 10 * US, tid=9)
+    result = busy_but((100, 200), loader, flush, before)
+    assert lost(result) == {"profiler_overhead": 30, "dataloading": 70}
+    gaps = result.gaps.sort("start").select("start_ns", pl.col("end") - pl.col("start"), "cause")
+    assert gaps.rows() == [
+        (100 * US, 20 * US, "dataloading"),
+        (150 * US, 50 * US, "dataloading"),
+    ]
+    adds_up(result)
+
+
+def test_queued_work_and_operators_that_launch_are_launch_overhead() -> None:
+    work = [*launched(0, 100, -10), *launched(200, 1000, 150)]
+    op = host("cpu_op", "aten::linear", 120 * US, 40 * US)
+    range_around = host("cpu_op", "Optimizer.step#SGD.step", 100 * US, 100 * US)
+    result = gpu_idle(trace([*work, op, range_around]))
+    # from 120 the operator that launches, from 150 the launch and the queue, to the end
+    assert lost(result) == {"host_code": 20, "launch_overhead": 80}
+    assert result.gaps["host_event"].to_list() == ["Optimizer.step#SGD.step"]
+
+
+def test_a_batch_copied_is_no_host_code() -> None:
+    work = [
+        *launched(0, 100, -10),
+        device(HTOD, 190 * US, 10 * US, kind="gpu_memcpy", correlation=7, bytes=1 << 20),
+        host("cuda_runtime", "cudaMemcpyAsync", 150 * US, 50 * US, correlation=7),
+        host("cpu_op", "aten::to", 120 * US, 85 * US),
+        host("cpu_op", "aten::copy_", 130 * US, 75 * US),
+    ]
+    (copies,) = {lost(gpu_idle(trace([*work, *launched(200, 300, 199)])))["batch_copy"]}
+    assert copies == 70  # from aten::to's start to the copy's
+    for size, counts in ((8, False), (BATCH_BYTES - 1, False), (BATCH_BYTES, True)):
+        sized = [{**event, "bytes": size} if event["name"] == HTOD else event for event in work]
+        found = lost(gpu_idle(trace([*sized, *launched(200, 300, 199)])))
+        assert ("batch_copy" in found) is counts
+
+
+def test_pending_communication_is_waiting_for_a_peer() -> None:
+    work = [
+        *launched(0, 100, -10),
+        *launched(300, 400, 110, ALL_REDUCE, stream=20),
+        *launched(400, 500, 390),
+    ]
+    assert lost(gpu_idle(trace(work))) == {
+        "waiting_for_peer": 188, "launch_overhead": 2, "host_code": 10,
+    }  # fmt: skip
+
+
+def test_short_gaps_have_no_other_cause() -> None:
+    loader = host("user_annotation", LOADER, 0, 1000 * US)
+    work = [*launched(0, 100, -10), *launched(105, 200, 90), *launched(230, 300, 190)]
+    result = gpu_idle(trace([*work, loader]))
+    assert lost(result) == {"short_gap": 5, "dataloading": 30}
+    assert result.gap_count == 1
+    assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=40 * US)) == {"short_gap": 35}
+    assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=0)) == {"dataloading": 35}
+    # one that is just as long is not shorter
+    exactly = gpu_idle(trace([*work, loader]), min_gap_ns=30 * US)
+    assert lost(exactly) == {"short_gap": 5, "dataloading": 30}
+
+
+def test_a_thread_that_only_copies_does_not_feed_the_device() -> None:
+    work = [*launched(0, 100, -10), *launched(200, 300, 197)]
+    fetching = [
+        host("cuda_runtime", "cudaMemcpyAsync", 20 * US, 2 * US, correlation=9, tid=5),
+        device(HTOD, 30 * US, 5 * US, kind="gpu_memcpy", correlation=9, bytes=1 << 20, stream=8),
+        host("user_annotation", LOADER, 0, 300 * US, tid=5),
+    ]
+    result = gpu_idle(trace([*work, *fetching]))
+    assert "dataloading" not in lost(result)
+    assert result.units["loader_ns"].to_list() == [0]
+
+
+def test_patterns_of_the_user() -> None:
+    own = host("user_annotation", "read_shards", 100 * US, 50 * US)
+    assert "dataloading" not in lost(busy_but((100, 200), own))
+    assert lost(busy_but((100, 200), own, dataloader=["^read_"]))["dataloading"] == 50
+    with raises_wording(OptionError):
+        busy_but((100, 200), own, dataloader=["("])
+
+
+# --- steps, gaps -----------------------------------------------------------------------------
+
+
+def in_steps() -> list[dict[str, Any]]:
+    """Two steps of 500 us; in each the loader takes 200, of which 50 are hidden by a kernel."""
+    events = []
+    for number in (0, 1):
+        t = 500 * number
+        events += [
+            step(number, t * US, 490 * US),
+            host("user_annotation", LOADER, t * US, 200 * US),
+            *launched(t + 210, t + 300, t + 205),
+            *launched(t + 300, t + 550, t + 280, stream=9),
+            *launched(t + 310, t + 340, t + 290, ALL_REDUCE),
+        ]
+    return events
+
+
+def test_steps_and_what_the_loader_took() -> None:
+    result = gpu_idle(trace(in_steps()))
+    adds_up(result)
+    us = result.steps.select(
+        "step", *(pl.col(n) // US for n in ("busy_ns", "dataloading_ns", "loader_ns"))
+    )
+    assert us.rows() == [("ProfilerStep#0", 280, 200, 200), ("ProfilerStep#1", 330, 150, 200)]
+    assert result.steps["exposed_communication_ns"].to_list() == [0, 0]
+    # the span begins with the first step
+    assert result.units.select("start", "end").row(0) == (0, 1050 * US)
+    assert result.units["hidden_loader_ns"].to_list() == [50 * US]
+    assert result.step_dataloading_frac == pytest.approx(350 / 980)
+    assert result.verdict.count("Loader-bound: 35.7 % of step time the GPU waits") == 1
+    check_wording(result.verdict)
+    check_wording(result.notes[0])
+
+
+def test_steps_of_the_users_choice() -> None:
+    events = [*in_steps(), host("user_annotation", "epoch half", 0, 700 * US)]
+    result = gpu_idle(trace(events), step_name="^epoch")
+    assert result.steps["step"].to_list() == ["epoch half"]
+    assert gpu_idle(trace(events), by="step").tables[0].name == "steps"
+
+
+def test_the_longest_gaps_are_explained() -> None:
+    frames = [
+        host("python_function", "train.py(10): main", 0, 1000 * US),
+        host("python_function", "PIL/Image.py(5): resize", 105 * US, 90 * US),
+        host("python_function", "data.py(3): __getitem__", 102 * US, 96 * US),
+        host("user_annotation", "outer", 0, 400 * US),
+        host("user_annotation", LOADER, 100 * US, 99 * US),
+        step(3, 0, 1000 * US),
+    ]
+    work = [*launched(0, 100, -10, "first()"), *launched(200, 1000, 197, "second()")]
+    (gap,) = gpu_idle(trace([*work, *frames])).gaps.to_dicts()
+    told = ("host_event", "python", "own_code", "annotation", "before", "after", "step")
+    assert [gap[name] for name in told] == [
+        LOADER, "PIL/Image.py(5): resize", "data.py(3): __getitem__", LOADER, "first()",
+        "second()", "ProfilerStep#3",
+    ]  # fmt: skip
+    (named,) = gpu_idle(trace([*work, *frames]), library_names=["train"]).gaps.to_dicts()
+    assert named["own_code"] == "train.py(10): main"
+
+
+# --- what may be missing ---------------------------------------------------------------------
+
+
+def test_only_kernels() -> None:
+    result = gpu_idle(trace([device(GEMM, 0, 100 * US), device(GEMM, 300 * US, 100 * US)]))
+    assert lost(result) == {"unknown": 200}
+    assert any("activities=[ProfilerActivity.CPU" in note for note in result.notes)
+    assert not result.host_known
+
+
+def test_without_correlation_ids() -> None:
+    work = [device(GEMM, 0, 100 * US), device(GEMM, 300 * US, 100 * US)]
+    calls = [host("cuda_runtime", "cudaLaunchKernel", t * US, 2 * US) for t in (-10, 290)]
+    loader = host("user_annotation", LOADER, 100 * US, 150 * US)
+    result = gpu_idle(trace([*work, *calls, loader]))
+    assert lost(result) == {"dataloading": 150, "launch_overhead": 2, "host_code": 40, "unknown": 8}
+    assert not result.launches_known
+    check_wording(*result.notes)
+
+
+def test_without_rank() -> None:
+    result = gpu_idle(trace(in_steps(), rank=None))
+    assert result.units["rank"].to_list() == [None]
+    assert result.step_dataloading_frac == pytest.approx(350 / 980)
+
+
+def test_without_kernels_the_training_thread_is_judged() -> None:
+    events = [
+        step(0, 0, 1000 * US),
+        host("user_annotation", LOADER, 0, 600 * US),
+        host("cpu_op", "aten::stack", 100 * US, 300 * US),
+        host("cpu_op", "aten::mm", 700 * US, 100 * US),
+        host("user_annotation", "gloo:all_reduce", 780 * US, 120 * US, tid=9),
+    ]
+    result = gpu_idle(trace(events))
+    adds_up(result)
+    assert result.on_host
+    assert result.busy_ns == 100 * US
+    assert lost(result) == {"dataloading": 600, "waiting_for_peer": 100, "host_code": 200}
+    check_wording(result.verdict)
+
+
+def test_missing_gpu_work_is_said_to_be_missing(tmp_path: Any) -> None:
+    op = host("cpu_op", "aten::mm", 0, 100 * US)
+    launch = host("cuda_runtime", "cudaLaunchKernel", 10 * US, 2 * US, correlation=1)
+    check_wording(gpu_idle(trace([op])).verdict)
+    check_wording(gpu_idle(trace([op, launch])).verdict)
+    cut = tmp_path / "cut.json"
+    event = '{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}'
+    cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
+    check_wording(traceanalyzer.gpu_idle(cut).verdict)
+    kernel = '{"ph":"X","cat":"kernel","name":"k","ts":3,"dur":2,"pid":0,"tid":7}'
+    later = kernel.replace('"ts":3', '"ts":90')
+    cut.write_text(f'{{"traceEvents": [{event},{kernel},{later},{{"ph":"X","cat":"ker')
+    some = traceanalyzer.gpu_idle(cut)
+    assert not some.on_host
+    check_wording(some.verdict)
+    cut.write_text(f'{{"traceEvents": [{event},{event},{{"ph":"X","cat":"ker')
+    with raises_wording(MissingData):
+        traceanalyzer.overlap(cut)
+
+
+def test_nothing_that_could_be_idle() -> None:
+    with raises_wording(MissingData):
+        gpu_idle(trace([host("user_annotation", "x", 0, 5)]))
+    with pytest.raises(MissingData):
+        gpu_idle(trace([]))
+
+
+def test_one_kernel_is_never_idle() -> None:
+    result = gpu_idle(trace([device(GEMM, 5, 0)]))
+    assert (result.span_ns, result.idle_ns) == (0, 0)
+    check_wording(result.verdict)
+    assert gpu_idle(trace([device(GEMM, 5, 10)])).idle_ns == 0
+    assert result.table()
+
+
+def two_processes() -> Iterable[dict[str, Any]]:
+    for pid, starts in ((1, (0, 400)), (2, (200, 600))):
+        for start in starts:
+            number = 10 * start
+            yield device(GEMM, start * US, 200 * US, pid=pid, correlation=number)
+            call = {"correlation": number, "pid": pid, "tid": pid}
+            yield host("cuda_runtime", "cudaLaunchKernel", (start - 5) * US, 2 * US, **call)
+
+
+def test_two_processes_on_one_device() -> None:
+    events = list(two_processes())
+    result = gpu_idle(trace(events))
+    assert (result.units.height, result.idle_ns) == (1, 0)
+    apart = gpu_idle(trace(events), by="process")
+    assert apart.units["pid"].to_list() == [1, 2]
+    assert [int(s) for s in apart.units["end"] - apart.units["start"] - apart.units["busy_ns"]] == [
+        200 * US, 200 * US,
+    ]  # fmt: skip
+    adds_up(apart)
+
+
+def test_several_ranks_are_apart() -> None:
+    traces = [trace(in_steps(), rank=rank) for rank in (1, 0)]
+    result = gpu_idle(traces)
+    assert result.units["rank"].to_list() == [0, 1]
+    assert result.steps["rank"].to_list() == [0, 0, 1, 1]
+    assert result.span_ns == 2 * gpu_idle(traces[0]).span_ns
+    check_wording(result.verdict)
+    assert [chart.name for chart in result.charts] == ["steps", "devices", "gaps"]
+
+
+def test_files_that_tell_no_rank_are_told_by_their_names() -> None:
+    traces = [
+        replace(own, sources=(replace(own.meta, path=f"run/{name}.json"),))
+        for own, name in ((trace(in_steps(), rank=None), name) for name in ("first", "second"))
+    ]
+    result = gpu_idle(traces)
+    assert [table.frame["file"].unique().sort().to_list() for table in result.tables[1:]] == [
+        ["first.json", "second.json"]
+    ] * 3
+    assert "file" in result.tables[1].columns
+    assert result.charts[1].frame["on"].n_unique() == 2
+    assert "file" not in gpu_idle(traces[0]).tables[1].columns
+
+
+def test_a_file_s_name_is_spelled_as_it_is_at_the_start_of_a_sentence() -> None:
+    def idle(path: str, gap: int) -> Trace:
+        work = [*launched(0, 10, -5), *launched(10 + gap, 30 + gap, 5)]
+        return trace(work, rank=None, path=f"run/{path}")
+
+    files = [idle("p1_head.json", 400), idle("rank b.json", 20), idle("c.json", 20)]
+    check_wording(gpu_idle(files).verdict)
+    found = traceanalyzer.diagnose(files).diagnosis
+    evidence = [said for finding in found for said in finding.evidence]
+    assert any(said.startswith("p1_head.json stands out") for said in evidence)
+    known = ("rank 3", "rank 3 device 1", "device 0", "rank b.json", "device 0 rank 1")
+    told = [at_start(place) for place in known]
+    assert told == ["Rank 3", "Rank 3 device 1", "Device 0", "rank b.json", "device 0 rank 1"]
+
+
+def test_who_is_never_idle_does_not_stand_out() -> None:
+    result = gpu_idle([trace([device(GEMM, 0, 10 + rank)], rank=rank) for rank in (0, 1)])
+    assert result.idle_ns == 0
+    assert "stands out" not in result.verdict
+    check_wording(result.verdict)
+
+
+def test_without_a_device_what_needs_one_is_not_advised() -> None:
+    result = gpu_idle(trace([host("cpu_op", "aten::mm", 0, 100)]))
+    assert result.on_host
+    check_wording(result.verdict)
+
+
+# --- invariants ------------------------------------------------------------------------------
+
+NAMES = [LOADER, "aten::item", "aten::mm", "cudaMalloc", "forward", "ProfilerStep#1", "aten::to"]
+KINDS = ["cpu_op", "user_annotation", "python_function", "cuda_runtime"]
+WORK = st.tuples(
+    st.integers(0, 300), st.integers(0, 60), st.integers(0, 1), st.integers(1, 6),
+    st.sampled_from([GEMM, ALL_REDUCE, HTOD]),
+)  # fmt: skip
+HOST = st.tuples(
+    st.integers(-20, 320), st.integers(0, 100), st.integers(1, 2), st.integers(1, 6),
+    st.sampled_from(NAMES), st.sampled_from(KINDS),
+)  # fmt: skip
+
+
+def random_trace(work: list[Any], slices: list[Any], shift: int) -> list[dict[str, Any]]:
+    kinds = {HTOD: "gpu_memcpy"}
+    return [
+        device(name, (ts + shift) * US, dur * US, device=number, correlation=correlation,
+               kind=kinds.get(name, "kernel"), bytes=1 << 20)
+        for ts, dur, number, correlation, name in work
+    ] + [
+        host(kind, name, (ts + shift) * US, dur * US, tid=tid, correlation=correlation)
+        for ts, dur, tid, correlation, name, kind in slices
+    ]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(WORK, min_size=1, max_size=12),
+    st.lists(HOST, max_size=12),
+    st.integers(-1000, 1 << 40),
+    st.booleans(),
+)
+def test_causes_add_up_wherever_time_begins(
+    work: list[Any], slices: list[Any], shift: int, by_process: bool
+) -> None:
+    by = "process" if by_process else "device"
+    result = gpu_idle(trace(random_trace(work, slices, 0)), by=by)
+    adds_up(result)
+    assert (result.gaps["end"] > result.gaps["start"]).all()
+    moved = gpu_idle(trace(random_trace(work, slices, shift)), by=by)
+    assert moved.idle_by_cause == result.idle_by_cause
+    assert moved.gaps["start_ns"].to_list() == result.gaps["start_ns"].to_list()
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_the_command_on_a_fixture(run_cli: Any, golden: Any) -> None:
+    done = run_cli("gpu-idle", "fixtures/nccl_8ranks", "--top", "4", cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("gpu_idle_nccl_8ranks.txt", done.stdout)
+
+
+def test_the_commands_options(run_cli: Any, tmp_path: Any) -> None:
+    picture = tmp_path / "idle.svg"
+    rank0 = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    done = run_cli(
+        "gpu-idle", rank0, "--min-gap", "1ms", "--dataloader", "x", "--pattern", "y", "--by",
+        "process", "--library-name", "torch", "--step-name", "Step#1[01]", "--plot", picture,
+        "--to", "json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"min_gap' not in done.stdout
+    assert '"step_dataloading_frac"' in done.stdout
+    assert picture.read_text().startswith("<?xml")
+    wrong = run_cli("gpu-idle", rank0, "--min-gap", "soon")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert run_cli("gpu-idle", rank0, "--min-gap", "-1ms").returncode == 2
+
+
+def test_a_file_that_gives_nothing_is_named(tmp_path: Any) -> None:
+    other = tmp_path / "empty.json"
+    other.write_text('{"traceEvents": [{"ph":"X","cat":"x","name":"y","ts":1,"dur":2,"pid":1}]}')
+    rank0 = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    result = traceanalyzer.gpu_idle([rank0, other])
+    check_wording(*result.notes)
+    with pytest.raises(MissingData):
+        traceanalyzer.gpu_idle(other)
+
+
+def test_every_cause_has_its_words() -> None:
+    from traceanalyzer.analyzers.gpu_idle import causes
+
+    for table in (causes.NAMES, causes.WAITING, causes.ADVICE):
+        assert tuple(table) == CAUSES
+
+
+def test_files_and_traces_give_the_same() -> None:
+    path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    assert str(traceanalyzer.gpu_idle(path)) == str(gpu_idle(traceanalyzer.read(path)))

@@ -1,0 +1,127 @@
+"""What fills a gap, once more in plain Python, on generated slices of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from comm_traces import GEMM, US, device, host, step, trace
+from hypothesis import given, settings, strategies as st
+
+from traceanalyzer.analyzers.gpu_idle import gpu_idle
+
+modest = settings(max_examples=50, deadline=None)
+Event = dict[str, Any]
+KINDS = ("cpu_op", "user_annotation", "python_function")
+#: The one gap, in us.
+START, END = 100, 180
+
+
+def work(number: int, start: int, end: int, name: str = GEMM, **more: Any) -> list[Event]:
+    """A kernel and its call, whose thread feeds the device; times in us."""
+    call = host("cuda_runtime", "cudaLaunchKernel", (start - 1) * US, 10, correlation=number)
+    return [device(name, start * US, (end - start) * US, correlation=number, **more), call]
+
+
+WORK = [*work(1, 0, START, "before()"), *work(2, END, 1000, "after()")]
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> list[Event]:
+    """Calls of one thread, each within another or apart; names tell their place."""
+    found = []
+    lows = draw(st.lists(st.integers(0, 16), min_size=1, max_size=6))
+    for number, low in enumerate(lows):
+        start, length = 60 + 10 * low, draw(st.sampled_from([20, 40, 50, 80, 120]))
+        kind = draw(st.sampled_from(KINDS))
+        name = f"own.py({number}): f" if kind == "python_function" else f"op{number}"
+        found.append(host(kind, name, start * US, length * US))
+    return found
+
+
+def innermost(events: list[Event], *kinds: str) -> str | None:
+    """The shortest that fills half of the gap or more and runs in its middle; the last to start."""
+    middle = (START + END) // 2 * US
+    held = []
+    for event in events:
+        start, end = event["ts"], event["ts"] + event["dur"]
+        shared = min(end, END * US) - max(start, START * US)
+        if event["kind"] in kinds and start <= middle < end and 2 * shared >= (END - START) * US:
+            held.append((event["dur"], -start, event["name"]))
+    return min(held)[2] if held else None
+
+
+@modest
+@given(slices())
+def test_what_fills_a_gap_is_the_innermost_that_runs_for_half_of_it(events: list[Event]) -> None:
+    (gap,) = gpu_idle(trace([*WORK, *events])).gaps.to_dicts()
+    assert gap["host_event"] == innermost(events, "cpu_op", "user_annotation")
+    assert gap["python"] == innermost(events, "python_function")
+    assert gap["own_code"] == gap["python"]
+    assert gap["annotation"] == innermost(events, "user_annotation")
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "fills"),
+    [
+        (120, 40, True),
+        (121, 40, True),
+        (121, 39, False),  # less than half
+        (140, 40, True),  # from the middle on
+        (141, 40, False),  # behind the middle; more than half it cannot be
+        (100, 40, False),  # up to the middle
+        (100, 41, True),
+        (0, 1000, True),
+    ],
+)
+def test_half_of_a_gap_and_its_middle(start: int, length: int, fills: bool) -> None:
+    event = host("cpu_op", "op", start * US, length * US)
+    (gap,) = gpu_idle(trace([*WORK, event])).gaps.to_dicts()
+    assert gap["host_event"] == ("op" if fills else None)
+
+
+def test_of_several_pieces_of_work_beside_a_gap_the_first_by_name_is_told() -> None:
+    beside = [
+        *work(3, 50, START, "a()", stream=8), *work(4, 60, START - 1, "0()", stream=9),
+        *work(5, END, 300, "aa()", stream=8), *work(6, END + 1, 300, "1()", stream=9),
+    ]  # fmt: skip
+    (gap,) = gpu_idle(trace([*WORK, *beside])).gaps.to_dicts()
+    assert (gap["before"], gap["after"]) == ("a()", "aa()")
+
+
+def test_a_gap_is_of_the_step_of_its_middle() -> None:
+    steps = [step(1, 0, 139 * US), step(2, 140 * US, 860 * US)]
+    (gap,) = gpu_idle(trace([*WORK, *steps])).gaps.to_dicts()
+    assert gap["step"] == "ProfilerStep#2"
+
+
+def test_gaps_of_one_length_are_told_from_the_first_on() -> None:
+    pieces = [work(n, n * 200, n * 200 + 100 + n % 2) for n in range(8)]
+    found = gpu_idle(trace([event for piece in pieces for event in piece])).gaps
+    lengths = (found["end"] - found["start"]).to_list()
+    assert lengths == sorted(lengths, reverse=True)
+    long = [start for start, length in zip(found["start_ns"], lengths, strict=True)
+            if length == 100 * US]  # fmt: skip
+    assert long == sorted(long)
+    assert len(long) == 4
+
+
+def test_of_two_causes_the_one_that_takes_more_of_a_gap_is_its_cause() -> None:
+    gap = [*work(1, 0, 100), *work(2, 300, 1000)]
+    sync = host("cuda_runtime", "cudaStreamSynchronize", 100 * US, 120 * US)
+    alloc = host("cuda_runtime", "cudaMalloc", 220 * US, 79 * US)
+    (row,) = gpu_idle(trace([*gap, sync, alloc])).gaps.to_dicts()
+    assert (row["cause"], row["cause_ns"]) == ("synchronisation", 120 * US)
+    sync, alloc = {**sync, "dur": 70 * US}, {**alloc, "ts": 170 * US, "dur": 129 * US}
+    (row,) = gpu_idle(trace([*gap, sync, alloc])).gaps.to_dicts()
+    assert (row["cause"], row["cause_ns"]) == ("memory_management", 129 * US)
+
+
+def test_two_hundred_gaps_are_looked_into() -> None:
+    pieces = [event for n in range(260) for event in work(n, n * 200, n * 200 + 100)]
+    longer = work(999, 260 * 200 + 50, 260 * 200 + 90)
+    found = gpu_idle(trace([*pieces, *longer])).gaps
+    assert found.height == 200
+    assert found["end"][0] - found["start"][0] == 150 * US
+    assert found["start_ns"][1] == 100 * US
+    assert gpu_idle(trace(pieces[:40])).gaps.height == 19

@@ -1,0 +1,169 @@
+"""Queues and synchronising calls at the edges of their definitions."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from comm_traces import US, device, host, trace
+from hypothesis import given, settings, strategies as st
+
+from traceanalyzer.analyzers.launches import launches
+from traceanalyzer.analyzers.launches.calls import drawn, streams
+from traceanalyzer.analyzers.launches.stretches import most_launched_in, stretches
+
+modest = settings(max_examples=100, deadline=None)
+
+
+def changes(lengths: list[int], gaps: list[int], queue: int = 0) -> pl.DataFrame:
+    """A queue's course: its lengths, and how long each lasts."""
+    frame = pl.DataFrame({"length": lengths, "lasted": gaps[: len(lengths)]})
+    ts = pl.col("lasted").cum_sum().shift(1, fill_value=0)
+    return frame.with_columns(queue=queue, device=0, process=7, stream=queue, ts=ts)
+
+
+COURSES = st.lists(st.integers(0, 4) | st.integers(1_022, 1_025), min_size=1, max_size=12)
+TIMES = st.lists(st.integers(0, 50), min_size=12, max_size=12)
+
+
+@modest
+@given(COURSES, TIMES)
+def test_streams_are_weighted_by_time(lengths: list[int], lasted: list[int]) -> None:
+    course = changes(lengths, lasted)
+    calls = course.select("device", "process", "stream").head(1)
+    (row,) = streams(course, pl.concat([calls] * 3)).to_dicts()
+    lasted = lasted[: len(lengths)]
+    both = list(zip(lengths, lasted, strict=True))
+    whole = sum(lasted)
+    assert (row["launches"], row["max_queue"], row["queue_ns"]) == (3, max(lengths), whole)
+    mean = sum(length * time for length, time in both) / whole if whole else None
+    assert row["mean_queue"] == (None if mean is None else pytest.approx(mean))
+    assert row["empty_ns"] == sum(time for length, time in both if length == 0)
+    assert row["full_ns"] == sum(time for length, time in both if length >= 1_024)
+
+
+@modest
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=2_000), st.integers(1, 30))
+def test_of_every_part_the_longest_and_the_shortest_queue_are_drawn(
+    lengths: list[int], apart: int
+) -> None:
+    assert_drawn(changes(lengths, [apart] * len(lengths)))
+
+
+def assert_drawn(course: pl.DataFrame) -> None:
+    """Of each of three hundred parts of the time the longest, the shortest and the last."""
+    lengths, points = course["length"].to_list(), drawn(course)
+    after = dict(points.gather_every(2, 1).select("ts", "length").rows())
+    before = points.gather_every(2, 0)["length"].to_list()
+    times, whole = course["ts"].to_list(), course["ts"][-1] + 1
+    parts: dict[int, list[tuple[int, int]]] = {}
+    for ts, length in zip(times, lengths, strict=True):
+        parts.setdefault(ts * 300 // whole, []).append((length, ts))
+    drawn_at = set()
+    for own in parts.values():
+        longest = max(own, key=lambda pair: (pair[0], -pair[1]))
+        drawn_at |= {longest[1], min(own)[1], own[-1][1]}
+    assert set(after) == drawn_at
+    at = {ts: place for place, ts in enumerate(times)}
+    for (ts, length), earlier in zip(after.items(), before, strict=True):
+        place = at[ts]
+        assert length == lengths[place]
+        assert earlier == (lengths[place - 1] if place else 0)
+
+
+def test_a_long_course_keeps_its_dips_and_peaks() -> None:
+    # in turns longer and shorter, and no part like the one before
+    lengths = [50 if i % 7 != 3 else (40, 41, 3, 90, 42)[i * i % 5] for i in range(5_000)]
+    assert_drawn(changes(lengths, [10] * len(lengths)))
+
+
+def test_each_queue_is_drawn_as_it_would_be_alone() -> None:
+    one = changes([5, 9, 2, 7] * 300, [3] * 1_200, queue=0)
+    other = changes([1, 0, 4, 8, 6] * 200, [11] * 1_000, queue=1)
+    later = other.with_columns(ts=pl.col("ts") + 1_000)  # a part begins where its queue does
+    assert drawn(pl.concat([one, later])).equals(pl.concat([drawn(one), drawn(later)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "returns", "waited"),
+    [
+        ("Memcpy DtoH (Device -> Pinned)", 30, 1),  # as the copy ends
+        ("Memcpy DtoH (Device -> Pinned)", 29, 0),
+        ("Memcpy DtoH (Device -> Pageable)", 11, 1),
+        ("Memcpy DtoH (Device -> Pageable)", 10, 0),  # as the copy begins
+        ("Memcpy DtoD (Device -> Device)", 40, 0),
+    ],
+)
+def test_the_host_waited_for_a_copy_whose_call_returned_late(
+    name: str, returns: int, waited: int
+) -> None:
+    call = host("cuda_runtime", "cudaMemcpyAsync", 0, returns * US, correlation=1)
+    copy = device(name, 10 * US, 20 * US, correlation=1, kind="gpu_memcpy")
+    later = [
+        host("cuda_runtime", "cudaLaunchKernel", 50 * US, US, correlation=2),
+        device("gemm", 60 * US, US, correlation=2),
+    ]
+    assert launches(trace([call, copy, *later])).synchronising["n"].sum() == waited
+
+
+def test_calls_that_wait_count_up_to_the_start_of_the_last_launch() -> None:
+    def sync(at: int) -> dict[str, object]:
+        return host("cuda_runtime", "cudaDeviceSynchronize", at * US, US)
+
+    work = [
+        host("cuda_runtime", "cudaLaunchKernel", at * US, US, correlation=at) for at in (0, 100)
+    ] + [device("gemm", (at + 5) * US, 10 * US, correlation=at) for at in (0, 100)]
+    found = launches(trace([*work, sync(20), sync(40), sync(100), sync(101), sync(130)]))
+    assert found.after_last == 2
+    assert found.synchronising["n"].sum() == 3
+
+
+def waiting(n: int, idle: int, busy: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Gaps that a launch ends, and the work before each of them and behind the last."""
+    period = idle + busy
+    starts = [busy + period * i for i in range(n)]
+    gaps = pl.DataFrame(
+        {"device": 0, "launch": range(n), "start": starts, "end": [s + idle for s in starts],
+         "synchronised": [i % 2 == 0 for i in range(n)]}
+    )  # fmt: skip
+    work = pl.DataFrame({"device": 0, "start": [0, *gaps["end"]]})
+    return gaps, work
+
+
+@pytest.mark.parametrize(("n", "held"), [(9, 0), (10, 1)])
+def test_ten_gaps_make_a_stretch(n: int, held: int) -> None:
+    gaps, work = waiting(n, 50, 50)
+    found = stretches(gaps, gaps, work)
+    assert found.height == held
+    if held:
+        (row,) = found.to_dicts()
+        assert (row["start"], row["end"]) == (50, 50 + 100 * 9 + 50)
+        assert (row["gaps"], row["waiting_ns"], row["synchronised_ns"]) == (10, 500, 250)
+        assert (row["pieces"], row["busy_ns"]) == (9, 450)
+
+
+@pytest.mark.parametrize(("busy", "held"), [(1_000, 1), (1_001, 0)])
+def test_a_stretch_is_busy_for_nine_tenths_at_most(busy: int, held: int) -> None:
+    # ten gaps of 100 ns, nine pieces between them: 9,000 of 10,000 ns are nine tenths
+    gaps, work = waiting(10, 100, busy)
+    assert stretches(gaps, gaps, work).height == held
+
+
+@pytest.mark.parametrize(("pause", "runs"), [(1_000_000, 1), (1_000_001, 2)])
+def test_a_millisecond_without_such_a_gap_ends_a_stretch(pause: int, runs: int) -> None:
+    gaps, work = waiting(10, 500_000, 10)
+    later = gaps.with_columns(pl.col("start", "end") + gaps["end"][-1] + pause - 10)
+    both = pl.concat([gaps, later])
+    found = stretches(both, both, work)
+    assert found.height == runs
+    assert found["gaps"].sum() == 20
+
+
+def test_of_places_with_as_many_launches_the_first_by_name_is_told() -> None:
+    gaps, work = waiting(10, 50, 50)
+    found = stretches(gaps, gaps, work)
+    calls = pl.DataFrame({"device": 0, "start": [100, 200, 300, 400, 500]})
+    place = pl.Series(["b", "a", "b", "a", None])
+    told = most_launched_in(found, calls, {"operator": place})
+    assert told["operator"].to_list() == ["a"]
+    more = most_launched_in(found, calls, {"operator": pl.Series(["b", "a", "b", None, None])})
+    assert more["operator"].to_list() == ["b"]

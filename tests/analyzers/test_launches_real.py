@@ -1,0 +1,240 @@
+"""Launches of real traces: against HTA's numbers, and what must add up on each of them.
+
+HTA (traceinsight 0.6.1) counts so; its rules live here, not in the product:
+
+- times are cut inwards to whole microseconds: a start is rounded up, an end down;
+- where two or more steps (``ProfilerStep#``) are marked, calls from the last one's start on are
+  dropped;
+- launches are the calls named in :data:`LAUNCHES`; the delay is clipped at 0;
+- a queue is listed at each call and each start of work, and summed up over these moments, whatever
+  time lies between them. Of those at one microsecond the order is not told: the mean lies between
+  that of either order. ``hipExtLaunchKernel`` is no launch.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from conftest import ROOT, SHARED
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
+from traceanalyzer.analyzers.launches.compute import needs
+from traceanalyzer.analyzers.launches.options import Options
+from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Trace
+
+KINETO = SHARED / "data/chrome/kineto"
+FILES = sorted(path.name for path in KINETO.glob("*.json.gz"))
+WITHOUT_DEVICE = ("cpu_only_rank34of300.json.gz", "no_rank.json.gz")
+COMPARED = (
+    "a100_rank3of8_sendrecv",
+    "b200_rank0of8_eager",
+    "dlrm_8ranks",
+    "mi300_rank0of8_rccl",
+    "nccl_a100_rank0of2",
+    "resnet50_dataloader_workers0",
+    "resnet50_dataloader_workers4",
+    "v100_rank1of2_2020_allreduce",
+)
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync")
+NO_LAUNCH = ("hipExtLaunchKernel",)
+
+
+@cache
+def read(path: Path) -> Trace:
+    wanted = needs(Options())
+    return ta.read(path, kinds=wanted.kinds, names=wanted.names)
+
+
+def trace_of(shared: Path, name: str) -> Trace:
+    folder = shared / "data/chrome/kineto"
+    (path,) = folder.glob(f"{name}/worker0_*" if name == "dlrm_8ranks" else f"{name}.json.gz")
+    return read(path)
+
+
+def oracle(shared: Path, name: str, table: str) -> list[list[str]]:
+    (path,) = (shared / "oracle/chrome" / name / "hta").glob(f"{table}.csv*")
+    raw = path.read_bytes()
+    text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    return list(csv.reader(text.decode().splitlines()))
+
+
+def us_up(column: str) -> pl.Expr:
+    return -((-pl.col(column)) // 1_000)
+
+
+def us_down(column: str) -> pl.Expr:
+    return pl.col(column) // 1_000
+
+
+@cache
+def counted(shared: Path, name: str) -> pl.DataFrame:
+    """Our launch calls that HTA counts, in its microseconds."""
+    trace = trace_of(shared, name)
+    work = with_launches(trace, device_work(trace))
+    ends = work.drop_nulls("launch").unique("launch", keep="first", maintain_order=True)["end"]
+    calls = launch_calls(work).with_columns(end=ends)
+    steps = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep#"))
+    if steps["name"].n_unique() > 1:
+        calls = calls.filter(pl.col("launch_start") < steps["ts"].max())
+    call, start = us_up("launch_start"), us_up("start")
+    cpu = us_down("launch_end") - call
+    return calls.select(
+        "stream",
+        pl.col("launch_name").cast(pl.String),
+        trace.events["correlation"].gather(calls["launch"]).alias("correlation"),
+        call=call,
+        start=start,
+        cpu=cpu,
+        gpu=us_down("end") - start,
+        delay=(start - call - cpu).clip(0),
+    )
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_delays_and_durations_are_htas(name: str, shared: Path) -> None:
+    head, *rows = oracle(shared, name, "cuda_kernel_launch_stats")
+    assert head[1:] == ["rank_key", "correlation", "cpu_duration", "gpu_duration", "launch_delay"]
+    expected = sorted(tuple(int(float(v)) for v in row[2:]) for row in rows if row[1] == "0")
+    known = counted(shared, name).filter(pl.col("launch_name").is_in(LAUNCHES))
+    assert sorted(known.select("correlation", "cpu", "gpu", "delay").rows()) == expected
+    assert expected or name == "mi300_rank0of8_rccl"
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_queues_are_htas(name: str, shared: Path) -> None:
+    rows = [r for r in oracle(shared, name, "queue_length_summary")[3:] if r[0] == "0"]
+    calls = counted(shared, name).filter(~pl.col("launch_name").is_in(NO_LAUNCH))
+    for _, stream, count, mean, _, low, _, median, _, high in rows:
+        own = calls.filter(pl.col("stream") == int(stream))
+        shortest, longest = (_lengths(own, first) for first in (-1, 1))
+        assert len(longest) == float(count)
+        assert (longest.max(), longest.min()) == (float(high), float(low))
+        assert shortest.mean() - 1e-9 <= float(mean) <= longest.mean() + 1e-9
+        assert np.median(shortest) <= float(median) <= np.median(longest)
+    assert len(rows) == calls["stream"].n_unique()
+
+
+def _lengths(calls: pl.DataFrame, first: int) -> np.ndarray:
+    """The queue's length after each change; of those at one time ``first`` comes first."""
+    changes = [(at, 1) for at in calls["call"]] + [(at, -1) for at in calls["start"]]
+    ordered = sorted(changes, key=lambda change: (change[0], -first * change[1]))
+    return np.cumsum([step for _, step in ordered])
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n not in WITHOUT_DEVICE])
+def test_what_must_add_up(name: str, shared: Path) -> None:
+    trace = read(shared / "data/chrome/kineto" / name)
+    found = ta.launches(trace)
+    work = device_work(trace)
+    devices, calls = found.devices, found.calls
+    assert devices["launches"].sum() == calls["launches"].sum() == found.launches
+    assert found.operators["launches"].sum() == found.streams["launches"].sum() == found.launches
+    assert found.delays["n"].sum() == found.launches
+    assert calls["pieces"].sum() + found.unlaunched == work.height
+    assert found.kernels == (work["kind"] == "kernel").sum()
+    assert found.short["short_kernels"].sum() == found.short_kernels
+    assert found.stretches["waiting_ns"].sum() == found.waiting_ns <= found.idle_ns
+    assert found.places["waiting_ns"].sum() == found.waiting_ns
+    assert found.operators["waiting_ns"].sum() == found.waiting_ns
+    assert found.synchronised_ns <= found.waiting_ns
+    assert found.synchronising_idle_ns + found.synchronising_after_ns <= found.idle_ns
+    whole = found.stretches["busy_ns"] + found.stretches["waiting_ns"]
+    assert (whole <= found.stretches["length_ns"]).all()
+    for frame in (devices, found.streams, found.stretches, found.steps):
+        shares = frame.select(pl.col("^.*_frac$"))
+        assert all((column.drop_nulls().is_between(0, 1)).all() for column in shares)
+
+
+@pytest.mark.parametrize("name", WITHOUT_DEVICE)
+def test_runs_without_a_gpu_are_refused(name: str, shared: Path) -> None:
+    with pytest.raises(MissingData, match=r"ProfilerActivity\.CUDA"):
+        ta.launches(shared / "data/chrome/kineto" / name)
+
+
+def test_delays_against_a_plain_loop(shared: Path) -> None:
+    trace = read(shared / "data/chrome/kineto/b200_rank0of8_eager.json.gz")
+    ends, delays = {}, []
+    for event in trace.events.to_dicts():
+        if event["kind"] in ("cuda_runtime", "cuda_driver"):
+            ends[event["correlation"]] = event["ts"] + event["dur"]
+    for event in trace.events.to_dicts():
+        if event["kind"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            delays.append(max(event["ts"] - ends[event["correlation"]], 0))
+    one = ta.launches(trace).devices.row(0, named=True)
+    assert one["launches"] == len(delays)
+    assert one["max_delay_ns"] == max(delays)
+    assert one["mean_delay_ns"] == pytest.approx(np.mean(delays))
+    assert one["median_delay_ns"] == np.median(delays)
+    assert one["late"] == sum(delay > 100_000 for delay in delays)
+
+
+# --- what is known of the recordings ---------------------------------------------------------
+
+
+def verdict(shared: Path, name: str) -> str:
+    return ta.launches(read(shared / f"data/chrome/kineto/{name}.json.gz")).verdict
+
+
+def test_an_eager_inference_is_launch_bound(shared: Path) -> None:
+    said = verdict(shared, "b200_rank0of8_eager")
+    check_wording(said)
+
+
+@pytest.mark.parametrize("name", ["mi300_rank0of8_rccl", "v100_absolute_ns_ts"])
+def test_a_busy_device_is_not_launch_bound(name: str, shared: Path) -> None:
+    said = verdict(shared, name)
+    check_wording(said)
+
+
+def test_starvation_by_the_loader_is_not_put_down_to_launches(shared: Path) -> None:
+    said = verdict(shared, "resnet50_dataloader_workers0")
+    assert "idle for 2" in said
+    check_wording(said)
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_the_answer_as_text(run_cli: Callable[..., Any], golden: Callable[..., None]) -> None:
+    done = run_cli("launches", "fixtures/nccl_8ranks/rank5.json.gz", cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("launches_nccl_rank5.txt", done.stdout)
+
+
+def test_a_plot(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+    plot, answer = tmp_path / "a.svg", tmp_path / "a.csv"
+    done = run_cli(
+        "launches", "fixtures/nccl_8ranks/rank0.json.gz", "--plot", plot, "-o", answer, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Launches waiting in each stream" in plot.read_text()
+    assert answer.read_text().startswith("on,rank,path,device,span_ns")
+
+
+def test_a_run_without_a_gpu_says_what_to_record(run_cli: Callable[..., Any]) -> None:
+    done = run_cli("launches", "fixtures/ddp_gloo_4ranks/rank0.json.gz", cwd=ROOT)
+    assert (done.returncode, done.stdout) == (1, "")
+    check_wording(done.stderr)
+
+
+def test_a_folder_of_mixed_files_names_what_was_left_out(
+    run_cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name in ("nccl_8ranks/rank0.json.gz", "ddp_gloo_4ranks/rank1.json.gz"):
+        (tmp_path / Path(name).name).write_bytes((ROOT / "fixtures" / name).read_bytes())
+    done = run_cli("launches", tmp_path, "--to", "json")
+    assert done.returncode == 0
+    assert "Left out: " in done.stdout
+    assert "rank1.json.gz: no kernel" in done.stdout

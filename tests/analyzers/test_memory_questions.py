@@ -1,0 +1,548 @@
+"""What is said of snapshots that were made to ask one thing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from snapshots import MAIN, MIB, START_US, TORCH, Frame, Snapshot
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.memory.attribution import CATEGORIES
+from traceanalyzer.analyzers.memory.oom import CAUSE, Situation, advice, cause
+from traceanalyzer.errors import MalformedInput, OptionError
+
+ROOT = Path(__file__).parents[2]
+BASE = 0x7F00_0000_0000
+WRAPPED: Frame = ("wrapper", TORCH + "optim/optimizer.py", 533)
+ADAM: Frame = ("step", TORCH + "optim/adamw.py", 232)
+CALL: Frame = ("_call_impl", TORCH + "nn/modules/module.py", 1762)
+FORWARD: Frame = ("forward", "/home/ada/model.py", 20)
+ENGINE: Frame = ("torch::autograd::Engine::thread_main(...)", "??", 0)
+ACCUMULATE: Frame = ("torch::autograd::AccumulateGrad::apply(...)", "??", 0)
+BACKWARD: Frame = ("torch::autograd::generated::MulBackward0::apply(...)", "??", 0)
+
+
+# --- whose it is -----------------------------------------------------------------------------
+
+
+def category_of(tmp_path: Path, *stack: Frame, freed_by: tuple[Frame, ...] = ()) -> tuple[str, str]:
+    """Category and confidence of an allocation that lasts 200 events, or is freed soon."""
+    made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 4 * MIB, *stack)
+    if freed_by:
+        made.free(BASE, 4 * MIB, *freed_by)
+        made.hold(BASE, 20 * MIB)
+    else:
+        for _ in range(100):
+            made.alloc(BASE + 8 * MIB, 512).free(BASE + 8 * MIB, 512)
+        made.hold(BASE, 20 * MIB, (0, 4 * MIB))
+    found = ta.memory(made.write(tmp_path / "x.pickle")).alive
+    row = found.filter(pl.col("live_bytes") == 4 * MIB).row(0, named=True)
+    return row["category"], row["confidence"]
+
+
+FSDP: Frame = ("forward", TORCH + "distributed/fsdp/fully_sharded_data_parallel.py", 864)
+FLAT: Frame = ("_alloc_padded", TORCH + "distributed/fsdp/_flat_param.py", 1500)
+CLOSURE: Frame = ("closure", "/opt/venv/lib/python3.12/site-packages/lightning/loop.py", 126)
+CHECKPOINT: Frame = ("backward", TORCH + "utils/checkpoint.py", 288)
+PYTHON_ENGINE: Frame = ("_engine_run_backward", TORCH + "autograd/graph.py", 824)
+INDUCTOR: Frame = ("call", "/tmp/torchinductor_root/ab/cabc.py", 300)  # noqa: S108 - a name
+
+
+@pytest.mark.parametrize(
+    ("stack", "freed_by", "expected"),
+    [
+        ((MAIN, WRAPPED, ADAM), (), ("optimizer state", "sure")),
+        ((MAIN, WRAPPED, ADAM), (MAIN, WRAPPED, ADAM), ("temporary", "likely")),
+        ((MAIN, WRAPPED, CLOSURE, CALL, FORWARD), (), ("activations", "likely")),
+        ((MAIN, FSDP, CALL, FORWARD), (ENGINE,), ("activations", "sure")),
+        ((MAIN, FSDP, FLAT), (), ("communication buffers", "likely")),
+        ((MAIN, PYTHON_ENGINE, CHECKPOINT, CALL, FORWARD), (ENGINE,), ("activations", "sure")),
+        ((ENGINE, BACKWARD), (ENGINE, BACKWARD), ("temporary", "likely")),
+        ((ENGINE, BACKWARD), (), ("gradients", "likely")),
+        ((ENGINE, ACCUMULATE), (), ("gradients", "sure")),
+        ((("main", "/home/ada/optim/train.py", 3),), (), ("unknown", "none")),
+        ((MAIN, CALL, FORWARD, ("at::native::_to_copy", "??", 0)), (), ("activations", "likely")),
+        ((MAIN, ("at::native::_to_copy", "??", 0)), (), ("inputs", "guess")),
+        ((MAIN, ("to", TORCH + "nn/modules/module.py", 1340)), (), ("parameters", "likely")),
+    ],
+    ids=str,
+)
+def test_the_innermost_code_tells_what_memory_is_for(
+    stack: tuple[Frame, ...],
+    freed_by: tuple[Frame, ...],
+    expected: tuple[str, str],
+    tmp_path: Path,
+) -> None:
+    assert category_of(tmp_path, *stack, freed_by=freed_by) == expected
+
+
+def test_what_was_there_before_is_told_by_its_free(tmp_path: Path) -> None:
+    zero = ("zero_grad", TORCH + "optim/optimizer.py", 1000)
+    made = (
+        Snapshot()
+        .free(BASE, MIB, MAIN, zero)
+        .free(BASE + MIB, 2 * MIB, ENGINE)
+        .hold(BASE, 20 * MIB)
+    )
+    found = ta.memory(made.write(tmp_path / "x.pickle")).categories
+    told = found.select(pl.col("category").cast(pl.String), "live_bytes").rows()
+    assert sorted(told) == [("activations", 2 * MIB), ("gradients", MIB)]
+
+
+def test_the_documented_categories_are_those_there_are() -> None:
+    page = (ROOT / "docs" / "memory.md").read_text()
+    rows = re.findall(r"^\| ([a-z ]+) \| .* \| (?:sure|likely|guess|none) \|$", page, re.MULTILINE)
+    assert set(rows) == set(CATEGORIES)
+
+
+def test_code_that_torch_compiled_is_not_ones_own(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB, MAIN, FORWARD, INDUCTOR).hold(BASE, 2 * MIB, (0, MIB))
+    assert ta.memory(made.write(tmp_path / "x.pickle")).lines["function"].to_list() == ["forward"]
+
+
+def test_a_very_deep_stack_costs_little(tmp_path: Path) -> None:
+    deep = [("f" * 5000, "/home/ada/deep.py", line) for line in range(1, 3001)]
+    made = Snapshot().alloc(BASE, MIB, *deep).hold(BASE, 2 * MIB, (0, MIB))
+    found = ta.memory(made.write(tmp_path / "x.pickle"))
+    assert "(2,780 more)" in found.alive["stack"][0]
+    assert len(found.to_dict()["stacks"][0]["stack"]) < 300_000
+
+
+# --- quality ---------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).alloc(BASE, 2 * MIB)  # an address in use
+    made.free(BASE, 2 * MIB).note("free_completed", BASE, 2 * MIB)  # freed twice
+    made.alloc(BASE + 8 * MIB, MIB).free(BASE + 8 * MIB, 3 * MIB)  # of another size
+    made.alloc(BASE + 16 * MIB, MIB)  # in no block
+    found = ta.memory(made.hold(BASE, 20 * MIB).write(tmp_path / "x.pickle"))
+    row = found.devices.row(0, named=True)
+    counts = ("reused_n", "twice_n", "resized_n", "lost_n", "difference_bytes")
+    assert [row[name] for name in counts] == [1, 1, 1, 1, MIB]
+    check_wording(found.notes)
+
+
+@pytest.mark.parametrize("skipped", ["free_requested", "free_completed", None])
+def test_a_history_may_leave_out_one_half_of_each_free(tmp_path: Path, skipped: str | None) -> None:
+    """As ``_record_memory_history(skip_actions=[...])`` does."""
+    made = Snapshot()
+    for n in range(5):
+        made.alloc(BASE + n * MIB, MIB)
+        for action in {"free_requested", "free_completed"} - {skipped}:
+            made.note(action, BASE + n * MIB, MIB)
+    found = ta.memory(made.write(tmp_path / "x.pickle")).devices.row(0, named=True)
+    assert (found["peak_bytes"], found["end_bytes"]) == (MIB, 0)
+    assert (found["twice_n"], found["lost_n"], found["resized_n"]) == (0, 0, 0)
+
+
+def test_of_memory_that_is_all_in_use_none_is_free(tmp_path: Path) -> None:
+    made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 20 * MIB)
+    found = ta.memory(made.hold(BASE, 20 * MIB, (0, 20 * MIB)).write(tmp_path / "x.pickle"))
+    (row,) = found.devices.to_dicts()
+    assert (row["allocated_end_bytes"], row["fragmentation_frac"]) == (20 * MIB, 0)
+    free = ("inactive_bytes", "inactive_split_bytes", "inactive_split_n", "largest_free_bytes")
+    assert [row[name] for name in free] == [0] * 4
+
+
+def test_an_empty_cache_is_no_retry(tmp_path: Path) -> None:
+    empty = ("empty_cache", TORCH + "cuda/memory.py", 200)
+    made = Snapshot()
+    for _ in range(3):
+        made.note("segment_alloc", BASE, 20 * MIB).alloc(BASE, MIB).free(BASE, MIB)
+        made.note("segment_free", BASE, 20 * MIB, MAIN, empty)
+    found = ta.memory(made.write(tmp_path / "x.pickle")).devices
+    assert found["retries"].to_list() == [0]
+    assert found["segment_allocs"].to_list() == found["segment_frees"].to_list() == [3]
+    assert found["allocations"].to_list() == [3]
+    # that no segment is left is known too
+    assert found["reserved_peak_bytes"].to_list() == [20 * MIB]
+    assert found["difference_bytes"].to_list() == [0]
+
+
+def test_a_retry_gives_back_and_takes_in_one_call(tmp_path: Path) -> None:
+    made = Snapshot().note("segment_alloc", BASE, 20 * MIB, MAIN)
+    made.alloc(BASE, MIB).free(BASE, MIB)
+    made.note("segment_free", BASE, 20 * MIB, MAIN, FORWARD)
+    made.note("segment_alloc", BASE, 40 * MIB, MAIN, FORWARD).hold(BASE, 40 * MIB)
+    found = ta.memory(made.write(tmp_path / "x.pickle"))
+    assert found.devices["retries"].to_list() == [1]
+    row = found.devices.row(0, named=True)
+    assert (row["segment_allocs"], row["segment_frees"]) == (2, 1)
+    check_wording(found.verdict)
+
+
+def test_a_device_on_which_nothing_happened_has_a_history_too(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).free(BASE, MIB).hold(BASE, 2 * MIB)
+    made.hold(BASE + 64 * MIB, 20 * MIB, (0, 20 * MIB), device=1)
+    made.more = {"device_traces": [made.events, []]}
+    found = ta.memory(made.write(tmp_path / "x.pickle"))
+    assert found.devices["peak_bytes"].to_list() == [MIB, 20 * MIB]
+    assert "no history" not in found.verdict
+
+
+def test_files_joined_without_ranks_are_refused(tmp_path: Path) -> None:
+    path = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB)).write(tmp_path / "x.pickle")
+    trace = ta.read(path)
+    with pytest.raises(OptionError, match="without ranks"):
+        ta.memory(ta.concat([trace, trace]))
+    twice = ta.memory([path, path])
+    assert twice.lines["live_frac"].to_list() == [1.0]
+
+
+# --- the parser ------------------------------------------------------------------------------
+
+
+def test_odd_values_at_the_top_are_no_errors(tmp_path: Path) -> None:
+    for told in (float("nan"), True, 5.0, None, "x", [float("inf")], {"a": [1]}, (1, 2)):
+        made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+        names = ("allocator_settings", "trace_alloc_overflowed", "trace_alloc_max_entries")
+        made.more = {name: deepcopy(told) for name in names}
+        assert ta.memory(made.write(tmp_path / "x.pickle")).devices.height == 1
+
+
+def test_shared_containers_do_not_multiply(tmp_path: Path) -> None:
+    shared = tuple(range(1000))
+    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    made.settings = {str(n): [shared] * 1000 for n in range(50)}
+    try:
+        extra = ta.read(made.write(tmp_path / "x.pickle")).meta.extra
+    except MalformedInput:
+        return
+    assert extra is not None
+    assert len(extra) < 200_000
+
+
+def test_arguments_are_those_of_their_row(tmp_path: Path) -> None:
+    made = Snapshot().note("alloc", BASE, MIB, user_metadata="one", pool_id=(0, 1))
+    made.note("alloc", BASE + MIB, MIB).note("alloc", BASE + 2 * MIB, MIB, user_metadata="two")
+    args = ta.read(made.write(tmp_path / "x.pickle"), columns=["args"]).events["args"].to_list()
+    assert [re.findall("one|two", text) for text in args] == [["one"], [], ["two"]]
+    assert "[0, 1]" in args[0]
+
+
+def test_ranges_that_end_before_they_begin_are_open(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB)).step("step 1", 50, 20)
+    made.marks.append({"name": "x", "stage": "END", "device": 0, "time_us": (1 << 63) - 1})
+    trace = ta.read(made.write(tmp_path / "x.pickle"))
+    assert trace.events.filter(pl.col("kind") == "user_annotation")["dur"].to_list() == [None]
+    assert dict(trace.issues.select("code", "count").rows())["open-annotations"] == 3
+
+
+def test_addresses_that_no_process_has_are_dropped(tmp_path: Path) -> None:
+    made = Snapshot().alloc((1 << 63) + 4096, MIB).alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    path = made.write(tmp_path / "x.pickle")
+    assert ta.memory(path).devices["peak_bytes"].to_list() == [MIB]
+    assert dict(ta.read(path).issues.select("code", "count").rows())["wrong-type"] == 1
+
+
+# --- out of memory ---------------------------------------------------------------------------
+
+BARE = Situation(request=30 * MIB, reserved=100 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "real demand"),
+        ({"device_free": 30 * MIB}, "limit"),
+        (
+            {"device_free": 29 * MIB, "unused": MIB, "usable": MIB, "largest_free": MIB},
+            "fragmentation",
+        ),
+        ({"unused": 40 * MIB, "usable": 40 * MIB, "largest_free": 10 * MIB}, "fragmentation"),
+        (
+            {"unused": 40 * MIB, "usable": 10 * MIB, "largest_free": 10 * MIB},
+            "another pool or stream",
+        ),
+        ({"unused": 20 * MIB, "usable": 20 * MIB, "largest_free": 5 * MIB}, "real demand"),
+        ({"outside": 50 * MIB}, "outside PyTorch"),
+        ({"outside": 10 * MIB}, "real demand"),
+        ({"request": 9 * MIB, "device_free": 12 * MIB}, "real demand"),
+        ({"request": 33 * MIB, "device_free": 36 * MIB, "expandable": True}, "real demand"),
+        ({"request": 33 * MIB, "device_free": 40 * MIB, "expandable": True}, "limit"),
+    ],
+    ids=str,
+)
+def test_causes(changes: dict[str, Any], expected: str) -> None:
+    assert cause(replace(BARE, **changes)) == expected
+
+
+def test_advice_knows_the_settings() -> None:
+    torn = replace(BARE, unused=40 * MIB, usable=40 * MIB, divided=True)
+    assert "expandable_segments:True" in advice(torn, "fragmentation")
+    assert "max_split_size_mb" in advice(torn, "fragmentation")
+    assert "max_split_size_mb" not in advice(replace(torn, limited=True), "fragmentation")
+    assert "already" in advice(replace(torn, expandable=True), "fragmentation")
+    assert "look at the shape" in advice(replace(BARE, request=1 << 50), "real demand")
+    assert "record_stream" in advice(replace(BARE, pending=20 * MIB), "real demand")
+    for why in CAUSE.categories:
+        assert advice(BARE, why)
+
+
+def test_a_mapped_segment_is_one_run_whatever_is_unmapped_later(tmp_path: Path) -> None:
+    """60 MiB mapped, 50 in use when 15 are asked for; later the middle is given back."""
+    made = Snapshot(settings={"expandable_segments": True})
+    made.note("segment_map", BASE, 60 * MIB).alloc(BASE, 30 * MIB).alloc(BASE + 30 * MIB, 20 * MIB)
+    made.note("oom", 5 * MIB, 15 * MIB)
+    made.free(BASE, 30 * MIB).free(BASE + 30 * MIB, 20 * MIB)
+    made.note("segment_unmap", BASE + 20 * MIB, 20 * MIB)
+    made.hold(BASE, 20 * MIB, is_expandable=True).hold(
+        BASE + 40 * MIB, 20 * MIB, is_expandable=True
+    )
+    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+    sizes = ("reserved_bytes", "allocated_bytes", "unused_bytes", "largest_free_bytes")
+    assert [row[name] // MIB for name in sizes] == [60, 50, 10, 10]
+    assert row["cause"] == "fragmentation"
+
+
+def oom(tmp_path: Path, **segment: Any) -> dict[str, Any]:
+    made = Snapshot().note("oom", MIB, 30 * MIB)
+    for number in range(3):
+        made.hold(BASE + number * 64 * MIB, 20 * MIB, **segment)
+    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+    return row
+
+
+def test_pools_and_streams_do_not_add_up(tmp_path: Path) -> None:
+    assert oom(tmp_path)["cause"] == "fragmentation"
+    for segment in ({"segment_pool_id": (0, 1)}, {"stream": 7}, {"segment_type": "small"}):
+        row = oom(tmp_path, **segment)
+        assert (row["cause"], row["usable_bytes"]) == ("another pool or stream", 0)
+
+
+def test_a_request_of_any_size_is_told(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, 1 << 55).hold(BASE, 2 * MIB, (0, MIB))
+    found = ta.memory_oom(made.write(tmp_path / "x.pickle"))
+    assert found.errors["request_bytes"].to_list() == [1 << 55]
+    check_wording(found.verdict)
+
+
+def test_what_is_not_known_is_no_cause(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB)
+    del made.events[-1]["device_free"]
+    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+    assert (row["cause"], row["missing_bytes"]) == ("not known", None)
+
+
+def test_a_capacity_below_what_is_there_is_refused(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    path = made.write(tmp_path / "x.pickle")
+    for capacity in (80, -1):
+        with pytest.raises(OptionError, match="capacity"):
+            ta.memory_oom(path, capacity_bytes=capacity)
+    assert ta.memory_oom(path, capacity_bytes=8 * MIB).errors["outside_bytes"].to_list() == [
+        5 * MIB
+    ]
+
+
+def test_errors_outside_of_the_stretch_are_not_denied(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    path = made.write(tmp_path / "x.pickle")
+    check_wording(ta.memory_oom(path, until_ns=5_000).verdict)
+    early = ta.memory(path, until_ns=5_000)
+    assert early.devices["ooms"].to_list() == [0]
+    check_wording(*early.notes)
+
+
+def test_what_happened_before_the_stretch_is_not_counted(tmp_path: Path) -> None:
+    """Not even the last event before it: the stretch begins after that has happened."""
+    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).alloc(BASE + MIB, MIB)
+    path = made.hold(BASE, 2 * MIB, (0, MIB), (MIB, MIB)).write(tmp_path / "x.pickle")
+    allocated, failed, again = ta.memory(path).timeline["time_ns"].drop_nulls().to_list()
+    late = ta.memory(path, since_ns=failed + 1).devices
+    assert late.select("allocations", "ooms").row(0) == (1, 0)
+    assert ta.memory_oom(path, since_ns=failed + 1).errors.is_empty()
+    assert ta.memory(path, since_ns=failed).devices.select("allocations", "ooms").row(0) == (1, 1)
+    assert ta.memory_oom(path, since_ns=failed).errors.height == 1
+    assert ta.memory_oom(path, since_ns=allocated, until_ns=failed).errors.is_empty()
+    assert again > failed
+
+
+def test_a_stack_of_a_wrong_type_is_counted_once(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    made.events[0]["frames"] = 7
+    issues = ta.read(made.write(tmp_path / "x.pickle")).issues
+    assert dict(issues.select("code", "count").rows())["wrong-type"] == 1
+
+
+# --- growth ----------------------------------------------------------------------------------
+
+
+def growing(steps: int, leaks: set[int], *, nested: bool = False) -> Snapshot:
+    """Steps of which some keep 1 MiB."""
+    made = Snapshot()
+    for step in range(steps):
+        begin = made.now
+        made.alloc(BASE, MIB).free(BASE, MIB)
+        if step in leaks:
+            made.alloc(BASE + (step + 1) * MIB, MIB, MAIN, ("append", "/home/ada/train.py", 60))
+        if nested:
+            made.step(f"step {step}", begin + 1, begin + 2)
+        made.step(f"ProfilerStep#{step}", begin, made.now - 1)
+    return made
+
+
+def suspected(made: Snapshot, tmp_path: Path) -> list[str]:
+    return ta.memory_growth(made.write(tmp_path / "x.pickle")).suspects["function"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("leaks", "found"),
+    [
+        (set(range(12)), True),
+        (set(range(5, 12)), True),
+        (set(range(1, 12, 2)), True),
+        ({0}, False),
+        ({0, 1}, False),
+        ({3, 7}, False),
+    ],
+    ids=str,
+)
+def test_leaks(leaks: set[int], found: bool, tmp_path: Path) -> None:
+    assert suspected(growing(12, leaks), tmp_path) == ["append"] * found
+
+
+def test_ranges_within_steps_are_no_steps(tmp_path: Path) -> None:
+    assert suspected(growing(8, set(range(8)), nested=True), tmp_path) == ["append"]
+
+
+def test_growth_is_by_step_in_which_it_grew(tmp_path: Path) -> None:
+    path = growing(12, set(range(6, 12))).write(tmp_path / "x.pickle")
+    (row,) = ta.memory_growth(path).suspects.to_dicts()
+    assert (row["per_step_bytes"], row["grew_n"], row["grown_bytes"]) == (MIB, 6, 6 * MIB)
+
+
+def test_few_steps_cannot_tell(tmp_path: Path) -> None:
+    found = ta.memory_growth(growing(3, {0, 1, 2}).write(tmp_path / "x.pickle"))
+    assert "too few" in found.verdict
+
+
+def test_steps_that_are_too_many_are_refused(tmp_path: Path) -> None:
+    path = growing(8, set()).write(tmp_path / "x.pickle")
+    for every, said in (("1ns", "shorter"), ("0", "above 0"), ("x", "not a duration")):
+        with pytest.raises(OptionError, match=said):
+            ta.memory_growth(path, step_every=every)
+    assert ta.memory_growth(path, step_every=4).steps.height == 6
+
+
+# --- differences -----------------------------------------------------------------------------
+
+
+def one_line(tmp_path: Path, name: str, size: int, frame: Frame, device: int = 0) -> Path:
+    made = Snapshot().alloc(BASE, size, frame).hold(BASE, size, (0, size), device=device)
+    made.more = {"device_traces": [[]] * device + [made.events]}
+    return made.write(tmp_path / name)
+
+
+def test_paths_of_other_users_are_the_same_code(tmp_path: Path) -> None:
+    new = one_line(tmp_path, "a.pickle", 50 * MIB, ("f", "/home/ada/run/model.py", 20))
+    old = one_line(tmp_path, "b.pickle", 40 * MIB, ("f", "/scratch/bob/x/run/model.py", 20))
+    found = ta.memory_diff(new, old)
+    assert found.lines["changed_bytes"].to_list() == [10 * MIB]
+    assert found.changes.height == 1
+
+
+def test_a_line_that_moved_is_the_same(tmp_path: Path) -> None:
+    new = one_line(tmp_path, "a.pickle", 50 * MIB, ("f", "/home/ada/run/model.py", 25))
+    old = one_line(tmp_path, "b.pickle", 40 * MIB, ("f", "/home/ada/run/model.py", 20))
+    assert ta.memory_diff(new, old).lines.select("line", "changed_bytes").rows() == [(25, 10 * MIB)]
+
+
+def test_ranks_are_compared_by_their_highest_peak(tmp_path: Path) -> None:
+    frame = ("f", "/home/ada/run/model.py", 20)
+    for rank in range(3):
+        one_line(tmp_path / "old", f"rank{rank}.pickle", (40 + rank) * MIB, frame, device=rank)
+        one_line(tmp_path / "new", f"rank{rank}.pickle", (45 + rank) * MIB, frame)
+    found = ta.memory_diff(tmp_path / "new", tmp_path / "old")
+    assert found.changes["changed_bytes"].to_list() == [5 * MIB]
+    assert found.peak_bytes - found.base_bytes == 5 * MIB
+    assert found.devices.height == 6
+
+
+# --- other sources, other ways ---------------------------------------------------------------
+
+
+def test_memory_of_the_host_is_not_that_of_a_device(tmp_path: Path) -> None:
+    trace = ta.read(ROOT / "fixtures" / "nsys" / "tables.sqlite")
+    assert ta.memory(trace).devices["peak_bytes"].to_list() == [2560 * MIB]
+    pinned = replace(
+        trace,
+        memory_totals=trace.memory_totals.clear(),  # nsys sums up by sort of memory
+        events=trace.events.with_columns(
+            name=pl.when(pl.col("bytes") == 2 << 30).then(pl.lit("Pinned")).otherwise("name")
+            .cast(trace.events.schema["name"])
+        ),
+    )  # fmt: skip
+    assert ta.memory(pinned).devices["peak_bytes"].to_list() == [512 * MIB]
+
+
+def test_functions_stay_functions_whichever_was_asked_first() -> None:
+    code = (
+        "import traceanalyzer as ta\n"
+        "first = [getattr(ta, name) for name in reversed(ta.__all__)]\n"
+        "assert all(callable(getattr(ta, name)) for name in ta.__all__), 'shadowed'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--oom", "--growth"], "--oom and --growth are questions of their own"),
+        (["--capacity", "80GiB"], "--capacity is for --oom"),
+        (["--step-every", "1ms"], "--step-every is for --growth"),
+        (["--oom", "--capacity", "much"], "'much' is not a size"),
+        (["--oom", "--capacity", "80"], "--capacity 80 B"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from traceanalyzer.cli.main import status
+
+    path = str(ROOT / "fixtures" / "memory" / "oom.pickle")
+    assert status(["memory", path, *arguments]) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("training", []),
+        ("fragmented_oom", ["--oom"]),
+        ("leak", ["--growth"]),
+        ("leak", ["--diff", str(ROOT / "fixtures" / "memory" / "training.pickle")]),
+        ("two_devices", ["--library-name", "torch", "--library-name", "model", "--top", "3"]),
+    ],
+    ids=str,
+)
+def test_tables_as_they_were(
+    name: str,
+    arguments: list[str],
+    capfd: pytest.CaptureFixture[str],
+    golden: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from traceanalyzer.cli.main import status
+
+    monkeypatch.setenv("COLUMNS", "100")
+    path = str(ROOT / "fixtures" / "memory" / f"{name}.pickle")
+    assert status(["memory", path, "-q", *arguments]) == 0
+    what = next((a.strip("-") for a in arguments if a.startswith("--")), "peak")
+    golden(f"memory/{name}_{what}.txt", capfd.readouterr().out)
+
+
+def test_times_count_from_the_first_event(tmp_path: Path) -> None:
+    trace = ta.read(Snapshot().alloc(BASE, MIB).write(tmp_path / "x.pickle"))
+    assert trace.meta.epoch_ns == 1000 * START_US

@@ -1,0 +1,205 @@
+"""The memory a device held at every moment, against an allocator that is played through."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings, strategies as st
+from test_memory_definitions import BLOCKS, ROWS
+
+from traceanalyzer.analyzers.memory.ledger import Operations, ledger
+from traceanalyzer.analyzers.memory.regions import Regions, regions
+
+modest = settings(max_examples=60, deadline=None)
+Row = dict[str, Any]
+MIB = 1 << 20
+#: Places for segments; the first two lie side by side.
+PLACES = {1 << 30: 2 * MIB, (1 << 30) + 2 * MIB: 20 * MIB, 1 << 31: 8 * MIB}
+
+NOTED = {**ROWS, "stream": pl.Int64}
+SEGMENTS = {
+    "address": pl.UInt64, "total_bytes": pl.Int64, "stream": pl.Int64, "pool": pl.String,
+    "segment_type": pl.String, "expandable": pl.Boolean,
+}  # fmt: skip
+
+
+@dataclass
+class Allocator:
+    """Segments and the blocks in them: address to (size, requested, stack)."""
+
+    segments: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    states: list[dict[int, dict[int, tuple[int, int, int]]]] = field(default_factory=list)
+
+    def note(self, kind: str, address: int, size: int, change: int, of_segment: int) -> None:
+        self.rows.append(
+            {
+                "ts": len(self.rows), "kind": kind, "stream": 3, "address": address, "bytes": size,
+                "stack": len(self.rows) % 5, "change": change, "segment_change": of_segment,
+                "allocated_bytes": None, "reserved_bytes": None,
+            }
+        )  # fmt: skip
+        self.states.append(copy.deepcopy(self.segments))
+
+    def reserve(self, address: int) -> None:
+        self.segments[address] = {}
+        self.note("segment_alloc", address, PLACES[address], 0, 1)
+
+    def give_back(self, address: int) -> None:
+        del self.segments[address]
+        self.note("segment_free", address, PLACES[address], 0, -1)
+
+    def allocate(self, address: int, offset: int, requested: int) -> None:
+        size = max(-(-requested // 512), 1) * 512
+        self.segments[address][address + offset] = (size, requested, len(self.rows) % 5)
+        self.note("alloc", address + offset, requested, 1, 0)
+
+    def free(self, address: int, block: int) -> None:
+        _, requested, _ = self.segments[address].pop(block)
+        self.note("free_completed", block, requested, -1, 0)
+
+
+@st.composite
+def played(draw: st.DrawFn) -> Allocator:
+    """Some moves of an allocator that held something before."""
+    it = Allocator()
+    for address in draw(st.lists(st.sampled_from(list(PLACES)), unique=True, max_size=2)):
+        it.segments[address] = {}
+        if draw(st.booleans()):
+            it.segments[address][address + 4096] = (1024, 700, 4)
+    it.states.append(copy.deepcopy(it.segments))
+    for _ in range(draw(st.integers(0, 12))):
+        move = draw(st.sampled_from(["reserve", "allocate", "allocate", "free", "give_back"]))
+        missing = [address for address in PLACES if address not in it.segments]
+        empty = [address for address, own in it.segments.items() if not own]
+        blocks = [(a, block) for a, own in it.segments.items() for block in own]
+        if move == "reserve" and missing:
+            it.reserve(draw(st.sampled_from(missing)))
+        elif move == "give_back" and empty:
+            it.give_back(draw(st.sampled_from(empty)))
+        elif move == "free" and blocks:
+            it.free(*draw(st.sampled_from(blocks)))
+        elif move == "allocate" and it.segments:
+            address = draw(st.sampled_from(list(it.segments)))
+            offset = 4096 * draw(st.integers(0, 5))
+            if address + offset not in it.segments[address]:
+                it.allocate(address, offset, draw(st.sampled_from([0, 1, 512, 513, 4096])))
+    return it
+
+
+def at(it: Allocator, position: int) -> Regions:
+    """What is told of a moment, from the history and what is held at the end."""
+    segments = [
+        {
+            "address": address, "total_bytes": PLACES[address], "stream": 0, "pool": None,
+            "segment_type": "small" if PLACES[address] == 2 * MIB else "large",
+            "expandable": False,
+        }
+        for address in it.segments
+    ]  # fmt: skip
+    blocks = [
+        {
+            "address": block, "size_bytes": size, "requested_bytes": requested,
+            "state": "active_allocated", "stack": stack,
+        }
+        for own in it.segments.values() for block, (size, requested, stack) in own.items()
+    ]  # fmt: skip
+    held = pl.DataFrame(blocks, schema=BLOCKS)
+    reserved = sum(PLACES[address] for address in it.segments)
+    of = ledger(Operations(0, pl.DataFrame(it.rows, schema=NOTED), "snapshot"), held, reserved)
+    found = regions(of, pl.DataFrame(segments, schema=SEGMENTS), held, position)
+    assert found is not None
+    return found
+
+
+def laid_out(held: dict[int, tuple[int, int, int]], address: int) -> list[tuple[int, int, str]]:
+    """Offset, size and state of a segment's blocks, end to end."""
+    found, until = [], 0
+    for block, (size, _, _) in sorted(held.items()):
+        offset = block - address
+        if offset > until:
+            found.append((until, offset - until, "free"))
+        found.append((offset, size, "live"))
+        until = offset + size
+    if until < PLACES[address]:
+        found.append((until, PLACES[address] - until, "free"))
+    return found
+
+
+@modest
+@given(played())
+def test_what_was_held_at_every_moment(it: Allocator) -> None:
+    for position, state in enumerate(it.states):
+        found = at(it, position)
+        told = found.segments.sort("address")
+        assert told.select("address", "total_bytes").rows() == [
+            (address, PLACES[address]) for address in sorted(state)
+        ]
+        assert told["id"].to_list() == list(range(len(state)))
+        assert told["small"].to_list() == [PLACES[a] == 2 * MIB for a in sorted(state)]
+        # the stream of a segment that was given back since is that of its events
+        assert told["stream"].to_list() == [0 if a in it.segments else 3 for a in sorted(state)]
+        for number, address in enumerate(sorted(state)):
+            own = found.blocks.filter(pl.col("segment") == number)
+            expected = laid_out(state[address], address)
+            assert own.select("offset_bytes", "total_bytes", "state").rows() == expected
+
+
+@modest
+@given(played(), st.sampled_from([1, MIB, MIB + 1, 8 * MIB]), st.sampled_from([None, 0, 3]))
+def test_what_could_serve_a_request(it: Allocator, request: int, stream: int | None) -> None:
+    for position, state in enumerate(it.states):
+        found = at(it, position)
+        free = [
+            (number, offset, size)
+            for number, address in enumerate(sorted(state))
+            for offset, size, what in laid_out(state[address], address)
+            if what == "free"
+            and (PLACES[address] == 2 * MIB) == (request <= MIB)
+            and stream in (None, 0 if address in it.segments else 3)
+        ]
+        serving = found.serving(request, stream).select("segment", "offset_bytes", "total_bytes")
+        assert sorted(serving.rows()) == free
+        for size in (2 * MIB, 2 * MIB + 1, 20 * MIB):
+            divided = any(
+                PLACES[a] >= size and len({what for *_, what in laid_out(state[a], a)}) > 1
+                for a in state
+            )
+            assert found.divided(size) == divided
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_pieces_of_an_expandable_segment_are_one_run(expandable: bool) -> None:
+    start = 1 << 30
+    segments = pl.DataFrame(
+        [
+            {
+                "address": start + n * 2 * MIB, "total_bytes": 2 * MIB, "stream": 0, "pool": None,
+                "segment_type": "large", "expandable": expandable,
+            }
+            for n in range(3)
+        ],
+        schema=SEGMENTS,
+    )  # fmt: skip
+    none = pl.DataFrame(schema=BLOCKS)
+    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, 6 * MIB)
+    found = regions(of, segments, none, 0)
+    assert found is not None
+    assert found.segments["total_bytes"].to_list() == (
+        [6 * MIB] if expandable else [2 * MIB] * 3
+    )  # fmt: skip
+    pooled = segments.with_columns(pool=pl.lit("(1, 0)"))
+    private = regions(of, pooled, none, 0)
+    assert private is not None
+    assert private.serving(8 * MIB, 0).is_empty()
+    assert found.serving(8 * MIB, 0).height == found.segments.height
+
+
+def test_without_reserved_memory_nothing_is_told() -> None:
+    none = pl.DataFrame(schema=BLOCKS)
+    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, None)
+    assert regions(of, pl.DataFrame(schema=SEGMENTS), none, 0) is None

@@ -1,0 +1,71 @@
+"""Devices that are not CUDA's: their runtime's calls launch and wait as CUDA's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from comm_traces import GEMM, US, device, host, step, trace
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.kernel_names import family
+from traceanalyzer.analyzers.cuda_api.findings import sorted_out
+
+#: What CUDA's calls are called elsewhere.
+NAMES = {"cudaLaunchKernel": "urEnqueueKernelLaunch", "cudaDeviceSynchronize": "urQueueFinish"}
+
+
+def training(kind: str) -> list[dict[str, Any]]:
+    """Two steps: an operator launches a kernel, the host waits for it."""
+    found = []
+    for number in range(2):
+        at = number * 1_000 * US
+        found += [
+            step(number, at, 1_000 * US),
+            host("cpu_op", "aten::mm", at + 10 * US, 40 * US),
+            host(kind, "cudaLaunchKernel", at + 20 * US, 10 * US, correlation=number),
+            device(GEMM, at + 60 * US, 300 * US, correlation=number),
+            host(kind, "cudaDeviceSynchronize", at + 100 * US, 400 * US),
+        ]
+    return found
+
+
+def told(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[str, Any]]]]:
+    """All tables, calls and their kind put into CUDA's words."""
+    theirs = {**{new: old for old, new in NAMES.items()}, kind: "cuda_runtime"}
+    return [
+        (table.name, sorted(({k: theirs.get(v, v) for k, v in r.items()} for r in rows), key=str))
+        for table in result.tables
+        for rows in [table.frame.to_dicts()]
+    ]
+
+
+@pytest.mark.parametrize(
+    "analysis",
+    [ta.gpu_idle, ta.launches, ta.annotations, ta.cuda_api, ta.kernels, ta.operators, ta.overlap],
+    ids=lambda own: own.__name__,
+)
+@pytest.mark.parametrize("kind", ["xpu_runtime", "privateuse1_runtime"])
+def test_every_runtime_s_calls_are_understood(analysis: Any, kind: str) -> None:
+    renamed = [{**row, "name": NAMES.get(row["name"], row["name"])} for row in training(kind)]
+    assert told(analysis(trace(renamed)), kind) == told(analysis(trace(training("cuda_runtime"))))
+
+
+def test_what_intel_s_calls_do() -> None:
+    found = sorted_out(
+        [
+            "urEnqueueKernelLaunch", "urEnqueueUSMMemcpy", "urQueueFinish", "urEventWait",
+            "zeCommandListHostSynchronize", "urUSMDeviceAlloc", "urUSMFree", "urQueueFlush",
+        ]
+    )  # fmt: skip
+    assert found.launching == ("urEnqueueKernelLaunch",)
+    assert (found.moving, found.waiting) == (("urEnqueueUSMMemcpy",), ())
+    assert found.synchronising == ("urEventWait", "urQueueFinish", "zeCommandListHostSynchronize")
+    assert found.allocating == ("urUSMDeviceAlloc", "urUSMFree")
+
+
+def test_copies_from_and_to_the_system_s_memory() -> None:
+    names = ("Memcpy M2D", "Memcpy D2M", "Memcpy D2D")
+    assert [family(name, "gpu_memcpy") for name in names] == [
+        "memcpy HtoD", "memcpy DtoH", "memcpy DtoD",
+    ]  # fmt: skip

@@ -1,0 +1,411 @@
+"""Leaf paths against a plain loop over the lines, and what the options change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.cli.main import status
+from traceanalyzer.errors import InputError, MissingData, OptionError, UnknownFormat
+
+Frame = tuple[str, str, int]
+Stack = list[Frame]
+
+NAMES = ("<module>", "fit", "forward", "__init__", "wait")
+PATHS = ("train.py", "itwinai/trainer.py", "torch/nn/conv.py", "torchvision/ops.py",
+         "threading.py", "<frozen importlib._bootstrap>")  # fmt: skip
+FRAMES = st.tuples(st.sampled_from(NAMES), st.sampled_from(PATHS), st.integers(1, 3))
+STACKS = st.lists(st.tuples(st.lists(FRAMES, max_size=6), st.integers(1, 9)), min_size=1)
+
+
+def text_of(stacks: Sequence[tuple[Stack, int]]) -> str:
+    lines = (
+        ";".join(f"{name} ({path}:{line})" for name, path, line in stack) + f" {count}"
+        for stack, count in stacks
+    )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def report(tmp_path: Path):
+    """The report on stacks written as py-spy writes them."""
+
+    def made(stacks: Sequence[tuple[Stack, int]], **asked: object) -> LeafPaths:
+        path = tmp_path / "raw.txt"
+        path.write_text(text_of(stacks))
+        return ta.py_spy_report(path, **asked)
+
+    return made
+
+
+def reference(
+    stacks: Sequence[tuple[Stack, int]], library: str, *, aggregate: bool
+) -> list[tuple[object, ...]]:
+    """itwinai's algorithm as its definition tells it."""
+    rows: list[tuple[tuple[object, ...], int]] = []
+    for stack, count in stacks:
+        shown = [
+            (name, "built-in", -1) if "frozen importlib" in path else (name, path, line)
+            for name, path, line in stack
+            if "<module>" not in name
+        ]
+        if not shown:
+            continue
+        nobody = ("Not Found",) * 3
+        owner = next((f for f in reversed(shown) if library in f[1]), nobody)
+        rows.append(((*shown[-1], *owner), count))
+    if aggregate:
+        sums: dict[tuple[object, ...], int] = {}
+        for key, count in rows:
+            sums[key] = sums.get(key, 0) + count
+        rows = list(sums.items())
+    total = sum(count for _, count in rows)
+    rows.sort(key=lambda row: -row[1])
+    return [(*key, f"{100 * count / total:.2f}% ({count})") for key, count in rows]
+
+
+@given(stacks=STACKS, library=st.sampled_from(["torch", "itwinai", "built", "py"]),
+       aggregate=st.booleans())  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_the_reference_by_a_plain_loop(
+    tmp_path_factory: pytest.TempPathFactory,
+    stacks: list[tuple[Stack, int]],
+    library: str,
+    aggregate: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("stacks") / "raw.txt"
+    path.write_text(text_of(stacks))
+    result = ta.py_spy_report(
+        path,
+        library_names=library,
+        match="substring",
+        drop_module=True,
+        aggregate_leaf_paths=aggregate,
+    )
+    table = result.tables[0]
+    shown = table.frame.select(list(table.columns))
+    found = [tuple("Not Found" if cell is None else cell for cell in row) for row in shown.rows()]
+    assert found == reference(stacks, library, aggregate=aggregate)
+
+
+@given(stacks=STACKS, drop_module=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_sums_by_a_plain_loop(
+    tmp_path_factory: pytest.TempPathFactory, stacks: list[tuple[Stack, int]], drop_module: bool
+) -> None:
+    path = tmp_path_factory.mktemp("stacks") / "raw.txt"
+    path.write_text(text_of(stacks))
+    result = ta.py_spy_report(path, group_by="file", drop_module=drop_module)
+    assert result.groups is not None
+    expected: dict[str, list[int]] = {}
+    for stack, count in stacks:
+        files = [
+            "built-in" if "frozen" in file else file
+            for name, file, _ in stack
+            if not (drop_module and name == "<module>")
+        ]
+        if not files and drop_module:
+            continue
+        files = files or ["(no Python frame)"]
+        expected.setdefault(files[-1], [0, 0])[0] += count
+        for file in set(files):
+            expected.setdefault(file, [0, 0])[1] += count
+    rows = result.groups.to_dicts()
+    assert {row["key"]: [row["self"], row["total"]] for row in rows} == expected
+    assert result.total_samples == sum(own for own, _ in expected.values())
+
+
+OWN = ("fit", "train.py", 3)
+CONV = ("forward", "torch/nn/conv.py", 8)
+OPS = ("nms", "torchvision/ops.py", 5)
+WAIT = ("wait", "threading.py", 9)
+FORK = ("BaseProcess._bootstrap", "multiprocessing/process.py", 314)
+LOOP = ("_worker_loop", "torch/utils/data/_utils/worker.py", 300)
+
+
+def test_own_code_is_tagged_where_no_library_is_named(report) -> None:
+    result = report([([OWN, CONV], 3), ([WAIT], 1)])
+    assert result.paths["library_function_name"].to_list() == ["fit", None]
+    assert result.tagged_samples == 3
+    check_wording(result.verdict)
+    check_wording(result.notes[0])
+
+
+def test_the_heaviest_leaf_is_that_of_all_its_stacks(report) -> None:
+    result = report([([OWN], 3), ([CONV, WAIT], 2), ([OPS, WAIT], 2)])
+    assert result.paths["name"].to_list() == ["fit", "wait", "wait"]
+    check_wording(result.verdict)
+
+
+def test_a_library_is_a_whole_component(report) -> None:
+    stacks = [([OWN, OPS], 3)]
+    assert report(stacks, library_names="torch").tagged_samples == 0
+    assert report(stacks, library_names="torch", match="substring").tagged_samples == 3
+
+
+def test_the_first_listed_library_wins_over_an_inner_one(report) -> None:
+    stacks = [([OPS, CONV], 3), ([CONV], 2)]
+    result = report(stacks, library_names=["torchvision", "torch"])
+    assert result.paths["library"].to_list() == ["torchvision", "torch"]
+    assert result.paths["library_function_name"].to_list() == ["nms", "forward"]
+
+
+def test_module_code_is_kept_unless_asked(report) -> None:
+    stacks = [([("<module>", "train.py", 1)], 3), ([OWN], 1), ([], 2)]
+    result = report(stacks)
+    assert result.paths["name"].to_list() == ["<module>", "(no Python frame)", "fit"]
+    assert result.total_samples == 6
+    dropped = report(stacks, drop_module=True)
+    assert dropped.paths["name"].to_list() == ["fit"]
+    assert (dropped.total_samples, dropped.left_out_samples, dropped.idle_samples) == (1, 5, 2)
+    assert dropped.notes[1:] == (
+        "2 samples without any Python frame: left out.",
+        "3 samples of module-level code only: left out.",
+    )
+    assert report(stacks, exclude_idle_process=True).total_samples == 4
+
+
+def test_seconds(report) -> None:
+    result = report([([OWN], 150)], rate=50.0)
+    assert (result.unit, result.total_samples) == ("ns", 3_000_000_000)
+    assert result.paths["proportion"].to_list() == ["100.00% (3 s)"]
+    assert result.verdict.startswith("3 s, 100.0 % with")
+    with pytest.raises(OptionError, match="rate of 0"):
+        report([([OWN], 150)], rate=0.0)
+
+
+def test_a_runaway_recursion_is_summed_up_in_time(report) -> None:
+    result = report([([OWN] * 20_000, 1)], group_by="function", library_names="torch")
+    assert result.groups is not None
+    assert result.groups["total"].to_list() == [1, 1]
+    assert result.groups["key"].to_list() == ["(deeper than 10,000 frames)", "fit"]
+
+
+def test_forked_workers_begin_at_their_own_frames(report) -> None:
+    stacks = [([OWN, FORK, LOOP, WAIT], 3), ([OWN], 1)]
+    result = report(stacks, group_by="function")
+    assert result.groups is not None
+    assert dict(result.groups.select("key", "total").iter_rows())["fit"] == 1
+    assert result.tagged_samples == 1
+    assert result.processes["role"].to_list() == ["DataLoader worker"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "role"),
+    [
+        ([OWN], "main process"),
+        ([OWN, FORK, WAIT], "child process"),
+        ([OWN, FORK, LOOP, WAIT], "DataLoader worker"),
+        ([OWN, ("_worker_loop", "train.py", 7)], "main process"),
+        ([OWN, ("get_worker_info", LOOP[1], 7)], "main process"),
+    ],
+)
+def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) -> None:
+    assert report([(stack, 3)]).processes["role"].to_list() == [role]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("process", [("7 python train.py", 9), ("8 python load.py", 2), ("(no process)", 1)]),
+        ("thread", [("71 MainThread", 5), ("72 pin", 4), ("81 MainThread", 2), ("(no thread)", 1)]),
+    ],
+)
+def test_processes_and_threads_are_told_apart(tmp_path: Path, by, expected) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(
+        'process 7:"python train.py";thread (71): MainThread;f (a.py:1) 5\n'
+        'process 7:"python train.py";thread (72): pin;f (a.py:1) 4\n'
+        'process 8:"python load.py";thread (81): MainThread;f (a.py:1) 2\n'
+        "f (a.py:1) 1\n"
+    )
+    found = ta.py_spy_report(path, aggregate_leaf_paths=True, by=by)
+    assert found.paths.select("group", "samples").rows() == expected
+
+
+def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
+    for rank in (0, 10, 2):
+        (tmp_path / f"profile_rank{rank}.txt").write_text(text_of([([OWN], rank + 1)]))
+    result = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True)
+    assert result.paths["samples"].to_list() == [15]
+    apart = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True, by="rank")
+    assert apart.paths.select("group", "samples").rows() == [("10", 11), ("2", 3), ("0", 1)]
+    assert ta.py_spy_report(tmp_path, rank=2).total_samples == 3
+    with pytest.raises(OptionError, match="rank 7"):
+        ta.py_spy_report(tmp_path, rank=7)
+
+
+def test_files_that_count_different_things_are_named(tmp_path: Path) -> None:
+    raw = tmp_path / "a.txt"
+    raw.write_text(text_of([([OWN], 4)]))
+    ta.convert(raw, tmp_path / "b.speedscope.json")
+    text = (tmp_path / "b.speedscope.json").read_text()
+    (tmp_path / "b.speedscope.json").write_text(text.replace('"none"', '"seconds"'))
+    with raises_wording(InputError):
+        ta.py_spy_report(tmp_path)
+
+
+def test_processes_are_shown_where_they_are_told(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(text_of([([OWN], 4)]))
+    assert [table.name for table in ta.py_spy_report(tmp_path).tables] == ["leaf_paths"]
+
+
+def test_options_that_make_no_sense(report) -> None:
+    with pytest.raises(OptionError, match="library's name"):
+        report([([OWN], 1)], match="substring")
+    with pytest.raises(OptionError, match="empty"):
+        report([([OWN], 1)], library_names="")
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_usage_as_typed_finds_the_folder(tmp_path, monkeypatch, capfd) -> None:
+    folder = tmp_path / "py-spy-outputs"
+    folder.mkdir()
+    (folder / "a.txt").write_text(text_of([([OWN, ("f", "itwinai/loggers.py", 7)], 4)]))
+    (folder / "notes.bin").write_bytes(b"\x00\x01\xff" * 99)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", None)
+    assert status(["py-spy-report", "--library-name", "itwinai", "--aggregate-leaf-paths"]) == 0
+    told = capfd.readouterr()
+    assert "itwinai/loggers.py | 7" in " ".join(told.out.split())
+    assert "100.00% (4)" in told.out
+    check_wording(told.err)
+
+
+def test_without_anything_to_read_one_line_says_what_to_give(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", None)
+    assert status(["py-spy-report"]) == 2
+    told = capfd.readouterr().err
+    assert "give a file of py-spy record -f raw" in told
+    assert told.count("\n") == 1
+
+
+def test_a_pipe_is_read(run_cli) -> None:
+    done = run_cli("py-spy-report", "--to", "json", input=text_of([([OWN], 4)]).encode())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["total_samples"] == 4
+
+
+def test_an_empty_pipe_is_no_input(run_cli, tmp_path) -> None:
+    done = run_cli("py-spy-report", input=b"", cwd=tmp_path)
+    assert done.returncode == 2
+    check_wording(done.stderr)
+    (tmp_path / "py-spy-output").mkdir()
+    (tmp_path / "py-spy-output" / "a.txt").write_text(text_of([([OWN], 4)]))
+    done = run_cli("py-spy-report", "--to", "json", input=b"", cwd=tmp_path)
+    assert json.loads(done.stdout)["total_samples"] == 4
+
+
+def test_small_fractions_count(tmp_path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text("a;b 0.0004\na;c 0.0003\n")
+    result = ta.py_spy_report(path)
+    assert result.paths["samples"].to_list() == [0.0004, 0.0003]
+    assert result.verdict.startswith("0.0007 samples")
+
+
+def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text("main (train.py);wait (threading.py) 3\n")
+    result = ta.py_spy_report(path)
+    assert "Not Found" not in result.table()
+    assert "library_function_line" in result.table()
+
+
+@pytest.mark.parametrize(
+    ("group_by", "keys"),
+    [
+        ("module", ["torch.nn.conv", "torch.nn", "libc.so"]),
+        ("file", ["torch/nn/conv.py", "torch/nn/__init__.py", "libc.so"]),
+        ("function", ["forward", "init", "read"]),
+    ],
+)
+def test_what_sums_are_for(report, group_by: str, keys: list[str]) -> None:
+    stacks = [
+        ([CONV], 3),
+        ([("init", "torch/nn/__init__.py", 1)], 2),
+        ([("read", "libc.so", 1)], 1),
+    ]
+    groups = report(stacks, group_by=group_by).groups
+    assert groups["key"].to_list() == keys
+    assert groups["self"].to_list() == [3, 2, 1]
+
+
+def test_frozen_modules_are_built_in_and_frames_without_a_file_are_not(tmp_path) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text("load (<frozen importlib._bootstrap>:7) 3\nread 1\n")
+    found = ta.py_spy_report(path).paths.select("name", "path", "line").rows()
+    assert found == [("load", "built-in", -1), ("read", None, None)]
+
+
+def test_num_rows(tmp_path, capfd) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(text_of([([("f", "train.py", n)], 1) for n in range(30)]))
+    for rows, count in (("3", 3), ("all", 30)):
+        assert status(["py-spy-report", str(path), "--num-rows", rows]) == 0
+        assert capfd.readouterr().out.count("train.py |") == count
+    assert status(["py-spy-report", "--file", str(path)]) == 0
+    assert capfd.readouterr().out.count("train.py |") == 10
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x7fELF\x02\x01\x01" + bytes(64), b'{"traceEvents": []}', b"", b"no count at the end\n"],
+    ids=["binary", "json", "empty", "no-valid-line"],
+)
+def test_bad_input_is_one_line_and_exit_1(tmp_path, capfd, content) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_bytes(content)
+    assert status(["py-spy-report", str(path)]) == 1
+    told = capfd.readouterr()
+    assert told.err.startswith(f"traceanalyzer: {path}: ")
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+def test_a_folder_without_profiles_is_one_line(tmp_path, capfd) -> None:
+    (tmp_path / "trace.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
+    assert status(["py-spy-report", str(tmp_path)]) == 1
+    check_wording(capfd.readouterr().err)
+
+
+def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text(text_of([([OWN], 4)]))
+    (tmp_path / "b.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
+    result = ta.py_spy_report(tmp_path)
+    assert result.total_samples == 4
+    assert result.notes[-1].startswith(f"Left out: {tmp_path / 'b.json'}: no sample events")
+    with pytest.raises(MissingData):
+        ta.py_spy_report(tmp_path / "b.json")
+    empty = tmp_path / "c.txt"
+    empty.touch()
+    with pytest.raises(UnknownFormat):
+        ta.py_spy_report(empty)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "own"),
+    [("main;func_a 3", False, False), ("main (a.py:1);f (a.py:2) 3", True, True),
+     ("main (torch/a.py:1);f (torch/a.py:2) 3", True, False)],
+)  # fmt: skip
+def test_whose_code_it_is_cannot_be_told_without_files(
+    tmp_path: Path, line: str, files: bool, own: bool
+) -> None:
+    path = tmp_path / "raw.txt"
+    path.write_text(f"{line}\n{line}\n")
+    samples, flame = ta.py_spy_report(path), ta.flamegraph(path)
+    assert ("cannot be told: the frames name no files" in samples.verdict) == (not files)
+    assert ("cannot be told: the frames name no files" in flame.verdict) == (not files)
+    assert (", 0.0 % with the user's own code" in samples.verdict) == (files and not own)
+    assert ("No frame is of your own code" in flame.verdict) == (files and not own)

@@ -1,0 +1,391 @@
+"""How long steps take, what is usual, what stands out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
+from conftest import ROOT
+from hypothesis import given, settings, strategies as st
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.device_work import PARTS
+from traceanalyzer.analyzers.steps import steps
+from traceanalyzer.analyzers.steps.compute import Part, combine, measure, needs
+from traceanalyzer.analyzers.steps.options import Options
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.statistics import warm_up
+from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.trace import Trace, concat
+
+Event = dict[str, Any]
+
+
+def loop(lengths: list[int], *, compute: int = 10, start: int = 0, gap: int = 0) -> list[Event]:
+    """Steps of these lengths, each with one kernel from its start."""
+    events, at = [], start
+    for number, length in enumerate(lengths):
+        events += [step(number, at, length), device(GEMM, at, compute)]
+        at += length + gap
+    return events
+
+
+def batch(ts: int, dur: int, **more: Any) -> Event:
+    """A batch as Composer marks it."""
+    return host("other", "event/batch", ts, dur, **more)
+
+
+def of(result: Steps, *names: str) -> list[tuple[Any, ...]]:
+    return result.steps.select(names).rows()
+
+
+def assert_adds_up(result: Steps) -> None:
+    known = result.steps.drop_nulls("compute_ns")
+    parts = known.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
+    assert parts.to_list() == known["duration_ns"].to_list()
+    assert known["busy_ns"].to_list() == (known["duration_ns"] - known["idle_ns"]).to_list()
+
+
+# --- steps and their parts -------------------------------------------------------------------
+
+
+def test_steps_with_their_parts_by_hand() -> None:
+    events = [
+        step(1, 0, 100),
+        device(GEMM, 90, 30),
+        step(2, 110, 100),
+        device(ALL_REDUCE, 115, 25, stream=9),
+        device("Memset", 200, 5, kind="gpu_memset"),
+    ]
+    result = steps(trace(events))
+    names = ("step", "number", "at_ns", "duration_ns", "before_ns", *(f"{p}_ns" for p in PARTS))
+    assert of(result, *names) == [
+        ("ProfilerStep#1", 0, 0, 100, None, 10, 0, 0, 90),
+        ("ProfilerStep#2", 1, 110, 100, 10, 10, 20, 5, 65),
+    ]
+    assert_adds_up(result)
+    assert any("runs" in note and "launched" in note for note in result.notes)
+
+
+def test_statistics_are_those_of_the_durations() -> None:
+    lengths = [100, 130, 90, 110, 120]
+    row = steps(trace(loop(lengths, gap=10))).ranks.row(0, named=True)
+    assert row["steps"] == 5
+    assert row["mean_ns"] == pytest.approx(110)
+    assert row["median_ns"] == median(lengths)
+    assert row["std_ns"] == pytest.approx(stdev(lengths))
+    assert row["cv_frac"] == pytest.approx(stdev(lengths) / 110)
+    assert (row["min_ns"], row["max_ns"], row["warm_up"]) == (90, 130, 0)
+    assert row["between_ns"] == 40
+    assert row["between_frac"] == pytest.approx(40 / 590)
+
+
+def test_the_slowest_are_first_and_what_grew_is_told() -> None:
+    events = loop([100, 100, 180, 100])
+    events[5]["dur"] = 75  # the third step's kernel
+    result = steps(trace(events))
+    table = result.tables[0].frame
+    assert table["step"].to_list()[0] == "ProfilerStep#2"
+    assert table.row(0, named=True)["grown"] == "compute"
+    assert table.row(0, named=True)["grown_ns"] == 65
+    assert table["grown"].to_list()[1:] == [None] * 3
+    check_wording(result.verdict)
+
+
+def test_steps_that_hardly_differ_do_not_stand_out() -> None:
+    check_wording(steps(trace(loop([100, 101, 102]))).verdict)
+
+
+def test_one_step_tells_no_variance() -> None:
+    result = steps(trace(loop([100])))
+    check_wording(result.verdict)
+    assert result.ranks.row(0, named=True)["std_ns"] is None
+    assert [table.name for table in result.tables] == ["steps"]
+
+
+LENGTHS = st.lists(st.integers(1, 1_000), min_size=1, max_size=8)
+
+
+@settings(max_examples=15, deadline=None)
+@given(LENGTHS, st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 500)), max_size=8))
+def test_parts_add_up_and_shifting_changes_nothing(
+    lengths: list[int], work: list[tuple[int, int]]
+) -> None:
+    def made(at: int) -> Steps:
+        kernels = [
+            device((GEMM, ALL_REDUCE)[n % 2], at + ts, dur, stream=n % 3)
+            for n, (ts, dur) in enumerate(work)
+        ]
+        return steps(trace([*loop(lengths, start=at, gap=7), *kernels]))
+
+    here = made(0)
+    assert_adds_up(here)
+    assert here.to_dict() == made(1 << 61).to_dict()
+    assert here.steps["duration_ns"].to_list() == lengths
+    counted = here.ranks.row(0, named=True)
+    assert counted["steps"] + counted["warm_up"] == len(lengths)
+
+
+# --- warm-up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("durations", "leading"),
+    [
+        ([], 0),
+        ([9], 0),
+        ([9, 1], 0),  # one step after it tells nothing
+        ([16, 10, 10], 1),
+        ([15, 10, 10], 0),
+        ([90, 30, 10, 10, 10], 2),
+        ([20, 10, 10, 10, 90], 1),
+        ([70, 14, 14, 89, 28, 112], 0),  # steps that vary as much all the way
+        ([10, 10, 90, 10], 0),
+        ([2**n for n in range(20, 0, -1)], 10),
+        ([0, 0, 0], 0),
+    ],
+)
+def test_warm_up_is_leading_steps_that_take_much_longer(durations: list[int], leading: int) -> None:
+    assert warm_up(durations) == leading
+
+
+def test_warm_up_is_marked_said_and_not_counted() -> None:
+    result = steps(trace(loop([400, 100, 100, 104])))
+    assert result.steps["warm_up"].to_list() == [True, False, False, False]
+    assert result.ranks.select("steps", "warm_up", "max_ns").rows() == [(3, 1, 104)]
+    check_wording(result.verdict)
+    assert result.tables[0].frame["step"].to_list()[-1] == "ProfilerStep#0"
+    assert result.charts[0].frame["warm_up"].sum() == 1
+    assert any("warm-up" in note for note in result.notes)
+
+
+# --- marks of other sorts --------------------------------------------------------------------
+
+
+def test_steps_by_name() -> None:
+    events = [host("user_annotation", f"train_{n}", 100 * n, 50) for n in range(3)]
+    result = steps(trace(events), step_name=r"^train_\d")
+    assert of(result, "step", "duration_ns") == [(f"train_{n}", 50) for n in range(3)]
+    with raises_wording(OptionError):
+        steps(trace(events), step_name="(")
+
+
+def test_without_marks_likely_annotations_are_suggested() -> None:
+    events = [
+        *(host("user_annotation", f"my epoch {n}", 100 * n, 50) for n in range(3)),
+        host("user_annotation", "eval", 500, 50),
+        host("user_annotation", "nccl:all_reduce", 600, 50),
+        *(host("user_annotation", "f" * 61, 700 + n, 1) for n in range(9)),  # a template of C++
+    ]
+    with pytest.raises(MissingData) as caught:
+        steps(trace(events))
+    said = str(caught.value)
+    check_wording(said)
+    assert "record_function" in said
+    assert "--step-name" in said
+    check_wording(said)
+    with raises_wording(MissingData):
+        steps(trace(events), step_name="x")
+
+
+def test_batches_of_composer_with_what_its_host_did() -> None:
+    events = [
+        host("other", "event/dataloader", 0, 20),
+        batch(25, 100),
+        host("other", "event/forward", 30, 40),
+        host("other", "event/backward", 75, 30),
+        host("other", "event/dataloader", 130, 50),
+        batch(185, 100),
+        host("other", "event/forward", 190, 40),
+        host("other", "event/backward", 235, 30),
+    ]
+    result = steps(trace(events))
+    names = ("step", "before_ns", "dataloader_ns", "forward_ns", "backward_ns", "compute_ns")
+    assert of(result, *names) == [
+        ("event/batch [1]", None, 20, 40, 30, None),
+        ("event/batch [2]", 60, 50, 40, 30, None),
+    ]
+    check_wording(result.verdict)
+    assert result.charts[1].frame["part"].unique().sort().to_list() == ["backward", "forward"]
+
+
+def test_older_composer_tells_batches_by_their_category() -> None:
+    marked = host("other", "batch", 0, 100, category="batch_start,batch_end")
+    assert of(steps(trace([marked])), "step", "duration_ns") == [("batch", 100)]
+
+
+# --- several ranks and files -----------------------------------------------------------------
+
+
+def test_ranks_are_compared_within_each_step() -> None:
+    traces = [trace(loop([100, 100, length]), rank=n) for n, length in enumerate((100, 140, 100))]
+    result = steps(traces)
+    assert result.common.select("step", "ranks", "slowest", "spread_ns", "spread_frac").rows() == [
+        ("ProfilerStep#0", 3, "rank 0", 0, 0),
+        ("ProfilerStep#1", 3, "rank 0", 0, 0),
+        ("ProfilerStep#2", 3, "rank 1", 40, 0.4),
+    ]
+    check_wording(result.verdict)
+    assert [table.name for table in result.tables] == ["common", "ranks", "steps"]
+    assert steps(concat(traces)).common.equals(result.common)
+
+
+def test_a_step_that_is_slow_on_all_ranks_is_the_slowest() -> None:
+    def rank(number: int) -> Trace:
+        events = loop([100, 100, 160])
+        return trace([*events, device(ALL_REDUCE, 220, 60, stream=9)], rank=number)
+
+    result = steps([rank(0), rank(1)])
+    assert result.common["grown"].to_list() == [None, None, "communication"]
+    check_wording(result.verdict)
+
+
+def test_files_of_one_rank_that_follow_one_another_are_one_recording() -> None:
+    files = [
+        trace([batch(1_000 * n, 100), batch(1_000 * n + 200, 100)], path=f"ep0-ba{n}.json")
+        for n in (10, 9)
+    ]
+    result = steps(files)
+    assert of(result, "path", "step", "number", "at_ns", "before_ns") == [
+        ("ep0-ba9.json", "event/batch [1]", 0, 0, None),
+        ("ep0-ba9.json", "event/batch [2]", 1, 200, 100),
+        ("ep0-ba9.json", "event/batch [3]", 2, 1_000, 700),
+        ("ep0-ba9.json", "event/batch [4]", 3, 1_200, 100),
+    ]
+    single = steps([trace([batch(1_000 * n, 100)], path=f"{n}.json") for n in range(3)])
+    assert single.steps["step"].to_list() == [f"event/batch [{n}]" for n in (1, 2, 3)]
+
+
+def test_profiler_steps_of_several_cycles_keep_their_numbers() -> None:
+    first = trace([step(1, 0, 100)], path="a.json")
+    second = trace([step(7, 500, 100)], path="b.json")
+    assert steps([second, first]).steps["step"].to_list() == ["ProfilerStep#1", "ProfilerStep#7"]
+
+
+def test_files_of_one_rank_at_the_same_time_are_two_recordings() -> None:
+    result = steps([trace(loop([100, 100]), path=path) for path in ("a.json", "b.json")])
+    assert result.ranks["path"].to_list() == ["a.json", "b.json"]
+    assert list(result.tables[1].columns)[:2] == ["file", "rank"]
+    unknown = steps([trace(loop([100]), rank=None, path=path) for path in ("a.json", "b.json")])
+    assert unknown.ranks["rank"].to_list() == [None, None]
+
+
+def test_several_devices_of_a_rank_have_a_row_each() -> None:
+    events = [*loop([100, 100]), device(GEMM, 50, 20, device=1)]
+    result = steps(trace(events))
+    assert of(result, "device", "compute_ns", "number") == [
+        (0, 10, 0),
+        (1, 20, 0),
+        (0, 10, 1),
+        (1, 0, 1),
+    ]
+    assert result.scalars["step_count"] == 2
+    assert "device" in result.tables[0].columns
+    assert any("several devices" in note for note in result.notes)
+
+
+def test_two_processes_on_one_device_are_one_device() -> None:
+    events = [step(1, 0, 100), device(GEMM, 0, 10, pid=1), device(GEMM, 5, 10, pid=2)]
+    assert of(steps(trace(events)), "compute_ns") == [(15,)]
+
+
+# --- little or nothing -----------------------------------------------------------------------
+
+
+def test_a_run_without_a_gpu_has_durations_alone() -> None:
+    result = steps(trace([step(1, 0, 100), step(2, 100, 120)], rank=None))
+    assert of(result, "duration_ns", "idle_ns") == [(100, None), (120, None)]
+    assert result.parts == {}
+    assert not {"idle_ns", "grown", "rank"} & result.tables[0].columns.keys()
+    assert [chart.name for chart in result.charts] == ["times"]
+    check_wording(*result.notes)
+
+
+@pytest.mark.parametrize("events", [[], [device(GEMM, 0, 10)]], ids=["empty", "only kernels"])
+def test_nothing_that_marks_steps(events: list[Event]) -> None:
+    with pytest.raises(MissingData, match=r"profiler\.step\(\)"):
+        steps(trace(events))
+
+
+def test_a_mark_of_no_duration_is_no_step() -> None:
+    with pytest.raises(MissingData):
+        steps(trace([step(1, 0, 0)]))
+
+
+def test_no_trace_at_all() -> None:
+    with pytest.raises(OptionError, match="no input"):
+        steps([])
+
+
+def test_the_answer_does_not_depend_on_the_order_of_files() -> None:
+    parts: list[Part] = [measure(trace(loop([100, 120]), rank=n), Options()) for n in (3, 1, None)]
+    assert combine(parts, Options()).to_dict() == combine(parts[::-1], Options()).to_dict()
+
+
+# --- real recordings -------------------------------------------------------------------------
+
+
+def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
+    wanted = needs(Options())
+    answered = 0
+    for path in sorted((shared / "data/chrome/kineto").glob("*.json.gz")):
+        try:
+            result = steps(ta.read(path, kinds=wanted.kinds, names=wanted.names))
+        except MissingData as error:
+            assert "--step-name" in str(error)  # noqa: PT017 - most have steps
+            continue
+        assert_adds_up(result)
+        assert result.table()
+        answered += 1
+    assert answered >= 10
+
+
+def test_steps_of_the_layout_of_2021(shared: Path) -> None:
+    path = shared / "data/chrome/kineto/resnet50_dataloader_workers4.json.gz"
+    result = ta.steps(path)
+    assert [round(ns / MS, 1) for ns in result.steps["duration_ns"]] == [
+        181.6, 123.9, 126.8, 126.3, 163.5, 116.1,
+    ]  # fmt: skip
+    check_wording(result.verdict)
+    by_name = ta.steps(path, step_name=r"^Optimizer\.step")
+    assert by_name.scalars["step_count"] == 6
+
+
+def test_files_a_batch_each(shared: Path) -> None:
+    folder = shared / "data/chrome/composer"
+    files = sorted(folder.glob("ep0-*"))
+    result = ta.steps(files)
+    assert result.ranks.select("rank", "steps").rows() == [(0, 2), (1, 2)]
+    assert result.steps["duration_ns"].unique().to_list() == [400 * US]
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_the_command_on_the_fixture(run_cli, golden) -> None:
+    done = run_cli("steps", ROOT / "fixtures/nccl_8ranks")
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("steps_nccl_8ranks.txt", done.stdout)
+
+
+@pytest.mark.parametrize("fixture", ["composer", "ddp_gloo_4ranks"])
+def test_runs_without_device_work(fixture: str, golden, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    golden(f"steps_{fixture}.txt", ta.steps(ROOT / "fixtures" / fixture).table())
+
+
+def test_the_command_in_json_and_drawn(run_cli, tmp_path: Path) -> None:
+    drawn = tmp_path / "steps.svg"
+    path = ROOT / "fixtures/nccl_8ranks/rank5.json.gz"
+    done = run_cli("steps", path, "--step-name", "^ProfilerStep", "--to", "json", "--plot", drawn)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["step_count"] == 6
+    assert len(told["steps"]) == 6
+    assert "How long each step takes" in drawn.read_text()

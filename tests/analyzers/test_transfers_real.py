@@ -1,0 +1,73 @@
+"""Copies of real recordings, held against sums made by other means."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import polars as pl
+import pytest
+from wording import raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.vocabulary import DEVICE_WORK
+
+EXPORTS = [
+    "cloverleaf_4xa100",
+    "mfu_2gpu_after",
+    "mfu_2gpu_before",
+    "power_iteration_t4",
+    "pre2022_two_long_gaps",
+    "saxpy_mpi_lazy_false",
+]
+DIRECTIONS = {"1": "HtoD", "2": "DtoH", "8": "DtoD"}
+MEMORY = {"0": "Pageable", "1": "Pinned", "2": "Device"}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_sums_are_those_of_the_reference(shared: Path, name: str) -> None:
+    result = ta.transfers(shared / f"data/nsys/{name}.sqlite.gz")
+    with (shared / f"oracle/nsys/{name}/cuda_gpu_mem_sum.csv").open() as file:
+        reference = {
+            (
+                DIRECTIONS[row["copyKind"]],
+                f"{MEMORY[row['srcKind']]} -> {MEMORY[row['dstKind']]}",
+            ): [int(row[of]) for of in ("count", "total_ns", "bytes", "min_ns", "max_ns")]
+            for row in csv.DictReader(file)
+        }
+    copies = result.copies.filter(pl.col("direction") != "set")
+    told = ("n", "total_ns", "moved_bytes", "min_ns", "max_ns")
+    assert {(way, memory): numbers for way, memory, *numbers in copies.select(
+        "direction", "memory", *told
+    ).rows()} == reference  # fmt: skip
+    assert result.by_device.filter(pl.col("direction") != "set")["n"].sum() == copies["n"].sum()
+
+
+def test_every_chrome_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
+    paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
+    looked_at = 0
+    for path in paths:
+        trace = ta.read(path, kinds=DEVICE_WORK)
+        moves = trace.events.filter(pl.col("kind") != "kernel")
+        if moves.is_empty():
+            with raises_wording(ta.MissingData):
+                ta.transfers(trace)
+            continue
+        looked_at += 1
+        result = ta.transfers(trace)
+        assert (result.n, result.total_ns) == (moves.height, moves["dur"].sum())
+        assert result.moved_bytes == moves["bytes"].sum()
+        for frame in (result.copies, result.sizes, result.by_device):
+            assert frame["n"].sum() == result.n
+            assert frame["exposed_ns"].sum() <= frame["total_ns"].sum()
+        # what runs alone is what overlap calls exposed copies
+        exposed = ta.overlap(trace).scalars["exposed_memory_ns"]
+        assert result.alone_ns == exposed
+    assert looked_at > 10
+
+
+def test_bandwidths_are_those_of_the_machine(shared: Path) -> None:
+    result = ta.transfers(shared / "data/nsys/saxpy_mpi_lazy_false.sqlite.gz")
+    rates = result.copies.select("direction", pl.col("rate_gbps").round(2)).rows()
+    assert rates == [("HtoD", 14.09), ("DtoH", 13.28)]
+    assert result.findings["finding"].to_list() == ["pageable", "pageable", *["exposed-copies"] * 2]

@@ -1,0 +1,486 @@
+"""The program as a process: exit codes, what goes where, files that appear whole or not at all."""
+
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sample_results import ordinary
+from wording import check_wording
+
+from traceanalyzer import files
+from traceanalyzer.cli import main, output
+from traceanalyzer.cli.answering import report
+from traceanalyzer.cli.main import status
+from traceanalyzer.errors import OutputError
+
+ROOT = Path(__file__).parents[2]
+EVENTS = [
+    {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 50},
+    {"ph": "X", "name": "\x1b[31mred", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 60, "dur": 5},
+]
+
+
+def _trace(folder: Path, rank: int = 0, *, cut: bool = False) -> Path:
+    text = json.dumps({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": EVENTS})
+    path = folder / f"rank{rank}.json"
+    path.write_text(text[:-20] if cut else text)
+    return path
+
+
+# --- as a process ----------------------------------------------------------------------------
+
+
+def test_answer_on_stdout_and_nothing_on_stderr(run_cli, tmp_path):
+    done = run_cli("info", _trace(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.startswith("What is in these files?\n\n1 file of rank 0 of 2.")
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+
+
+def test_bad_input_is_one_line_and_exit_1(run_cli, tmp_path):
+    path = tmp_path / "noise.bin"
+    path.write_bytes(os.urandom(100))
+    done = run_cli("info", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"traceanalyzer: {path}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_nothing_is_shown_of_a_name_that_could_drive_the_terminal(run_cli, tmp_path):
+    done = run_cli("info", tmp_path / "\x1b]0;owned\x07")
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert "\\x1b" in done.stderr
+
+
+def test_wrong_usage_is_exit_2(run_cli):
+    done = run_cli("info")
+    assert (done.returncode, done.stdout) == (2, "")
+    check_wording(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LANG": "C", "LC_ALL": "C"},
+        {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"},
+        {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "40"},
+    ],
+    ids=["C", "ascii", "narrow"],
+)
+def test_any_environment(run_cli, tmp_path, env):
+    path = tmp_path / "größe.json"
+    path.write_bytes(_trace(tmp_path).read_bytes())
+    done = run_cli("info", path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "aten" not in done.stderr
+    assert "cpu_op" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_failure(tmp_path):
+    paths = [str(_trace(tmp_path, rank)) for rank in range(2)]
+    command = f"'{sys.executable}' -m traceanalyzer info {' '.join(paths)} --to json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.stdout == b"{"
+    assert done.stderr == b""
+
+
+def test_a_closed_pipe_is_quiet(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "traceanalyzer", "info", str(_trace(tmp_path))],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "traceanalyzer", "info", str(_trace(tmp_path))],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"traceanalyzer: no space left on device\n")
+
+
+def test_an_image_is_not_written_to_a_terminal(tmp_path):
+    code, shown = _in_terminal("comm-outliers", _trace(tmp_path), "--to", "png")
+    assert code == 2
+    assert "a terminal cannot show this form" in shown
+    assert "PNG" not in shown
+
+
+def test_a_terminal_gets_no_commands_from_a_file(tmp_path):
+    path = tmp_path / "\x1b[2Jrank0.json"
+    path.write_bytes(_trace(tmp_path).read_bytes())
+    code, shown = _in_terminal("info", path, "--to", "csv")
+    assert code == 0
+    assert "\x1b" not in shown
+    assert "\\x1b[2Jrank0.json" in shown
+
+
+def test_a_terminal_sees_no_progress_of_a_moment(tmp_path):
+    code, shown = _in_terminal("info", _trace(tmp_path))
+    assert code == 0
+    assert "B/s" not in shown
+
+
+def _in_terminal(*arguments: object) -> tuple[int, str]:
+    """Exit status and everything shown of a command run with a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "traceanalyzer", *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # what Linux says when the last writer is gone
+            break
+        if not block:
+            break
+        shown += block
+    os.close(ours)
+    return process.wait(), shown.decode()
+
+
+def test_a_stopped_program_leaves_nothing_half_written(tmp_path):
+    code = (
+        "import sys, time\n"
+        "from traceanalyzer import files\n"
+        "from traceanalyzer.cli import main\n"
+        "def slow(*_):\n"
+        "    with files.opened(sys.argv[1]) as file:\n"
+        "        file.write(b'half')\n"
+        "        print('writing', flush=True)\n"
+        "        time.sleep(30)\n"
+        "main.status = slow\n"
+        "main.run()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"writing\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 143
+    process.stdout.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_fast(run_cli):
+    """By processor time: by the clock, other tests beside it would count."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run_cli("comm-outliers", "--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert 0 < min(times) < 0.3
+
+
+# --- within this process ---------------------------------------------------------------------
+
+
+def test_output_form_by_suffix(tmp_path):
+    path, trace = tmp_path / "out.json", str(_trace(tmp_path))
+    assert status(["info", trace, "-o", str(path)]) == 0
+    assert json.loads(path.read_text())["files"][0]["rank"] == 0
+    assert status(["info", trace, "-o", str(path), "--force", "--to", "csv"]) == 0
+    assert path.read_text().startswith("path,format,")
+
+
+def test_output_takes_the_usual_permissions(tmp_path):
+    path, mask = tmp_path / "out.txt", os.umask(0o022)
+    os.umask(mask)
+    assert status(["info", str(_trace(tmp_path)), "-o", str(path)]) == 0
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_nothing_is_overwritten_without_force(tmp_path, capfd):
+    path, trace = tmp_path / "out.txt", str(_trace(tmp_path))
+    path.write_text("mine")
+    assert status(["info", trace, "-o", str(path)]) == 1
+    assert capfd.readouterr().err == f"traceanalyzer: {path}: exists; --force overwrites it\n"
+    assert path.read_text() == "mine"
+    assert status(["info", trace, "-o", str(path), "--force"]) == 0
+    assert path.read_text().startswith("What")
+
+
+@pytest.mark.parametrize(
+    ("to", "words"), [("/nowhere/out.txt", "there is no folder /nowhere"), (".", "is a folder")]
+)
+def test_output_that_cannot_be(tmp_path, capfd, to, words):
+    assert status(["info", str(_trace(tmp_path)), "-o", to]) == 1
+    assert words in capfd.readouterr().err
+
+
+def test_the_answer_is_not_written_over_its_source(tmp_path, capfd):
+    trace = _trace(tmp_path)
+    before = trace.read_bytes()
+    assert status(["convert", str(trace), "-o", str(trace)]) == 1
+    assert trace.read_bytes() == before
+    assert "exists" in capfd.readouterr().err
+
+
+def test_a_link_stays_a_link(tmp_path):
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    link.symlink_to(real)
+    output.write(b"new", str(link))
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    files.check("/dev/null", force=False)
+    output.write(b"x", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    target = tmp_path / "out"
+    with pytest.raises(ZeroDivisionError), files.opened(str(target)) as file:
+        file.write(b"half" * (1 // 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_says_which_file(tmp_path):
+    target = tmp_path / "out"
+    said = f"{target}: cannot be written: No space left"
+    with pytest.raises(OutputError, match=said), files.opened(str(target)):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_losses_are_said_on_stderr_unless_quiet(tmp_path, capfd):
+    trace, out = str(_trace(tmp_path, cut=True)), tmp_path / "out.parquet"
+    assert status(["convert", trace, "-o", str(out)]) == 0
+    told = capfd.readouterr()
+    assert re.fullmatch(rf"{trace}: truncated at byte \d+: 1 lost\n", told.err)
+    assert told.out == ""
+    assert status(["convert", trace, "-o", str(out), "--force", "--quiet"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("severity", "first", "line"),
+    [
+        ("data_loss", "byte 7", "a.json: odd at byte 7: 1,234 lost\n"),
+        ("error", None, "a.json: odd: 1,234 lost\n"),
+        ("notice", "\x1b[31m", "a.json: odd (\\x1b[31m): 1,234 found\n"),
+        ("info", "byte 7", ""),
+    ],
+)
+def test_what_is_said_of_a_finding(capfd, severity, first, line):
+    issue = {"severity": severity, "code": "odd", "count": 1234, "first": first}
+    report("a.json", [issue], quiet=False)
+    assert capfd.readouterr().err == line
+
+
+def test_convert_there_and_back(tmp_path, capfd):
+    trace, columnar, back = str(_trace(tmp_path)), tmp_path / "a.parquet", tmp_path / "b.json.gz"
+    assert status(["convert", trace, "-o", str(columnar)]) == 0
+    assert status(["convert", str(columnar), "-o", str(back)]) == 0
+    capfd.readouterr()
+    tables = []
+    for path in (trace, columnar, back):
+        assert status(["info", str(path), "--to", "json"]) == 0
+        tables.append(json.loads(capfd.readouterr().out)["kinds"])
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_convert_a_folder(tmp_path, capfd):
+    ranks, out = tmp_path / "ranks", tmp_path / "out"
+    (ranks / "a").mkdir(parents=True)
+    _trace(ranks)
+    _trace(ranks / "a")
+    assert status(["convert", str(ranks), "-o", str(out)]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["a_rank0.parquet", "rank0.parquet"]
+    assert status(["convert", str(ranks), "-o", str(out)]) == 1
+    assert "--force" in capfd.readouterr().err
+
+
+def test_convert_keeps_files_of_one_stem_apart(tmp_path):
+    _trace(tmp_path)
+    (tmp_path / "rank0.pt.trace.json").write_bytes((tmp_path / "rank0.json").read_bytes())
+    assert status(["convert", str(tmp_path), "-o", str(tmp_path / "out")]) == 0
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["rank0.json.parquet", "rank0.pt.trace.json.parquet"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command asks of the API, which answers with a sample."""
+    calls = []
+
+    def comm_outliers(paths, **options):
+        calls.append((paths, options))
+        return ordinary()
+
+    monkeypatch.setattr(
+        "traceanalyzer.analyzers.comm_outliers.comm_outliers", comm_outliers, raising=False
+    )
+    return calls
+
+
+def test_comm_outliers_asks_what_its_options_say(tmp_path, capfd, asked):
+    trace = str(_trace(tmp_path))
+    options = ["--baseline", "other", "--factor", "5", "--pattern", "a", "--pattern", "b"]
+    options += ["--memory", "m.pickle"]
+    assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
+    seen = asked[0][1].pop("seen")
+    assert callable(seen)
+    assert asked == [
+        (
+            [trace],
+            {
+                "baseline": "other",
+                "memory": ("m.pickle",),
+                "factor": 5.0,
+                "patterns": ("a", "b"),
+                "format": None,
+                "rank": 3,
+                "assume_rank": None,
+                "since_ns": None,
+                "until_ns": 2_000_000_000,
+                "progress": None,
+            },
+        )
+    ]
+    assert capfd.readouterr().out.startswith(ordinary().title)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_comm_outliers_draws_to_a_file_beside_its_table(tmp_path, capfd, asked, suffix, magic):
+    trace, plot = str(_trace(tmp_path)), tmp_path / f"plot.{suffix}"
+    assert status(["comm-outliers", trace, "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(magic)
+    assert capfd.readouterr().out.startswith(ordinary().title)
+    assert status(["comm-outliers", trace, "--plot", str(plot)]) == 1
+    assert "exists" in capfd.readouterr().err
+    assert len(asked) == 1
+
+
+def test_png_to_a_pipe_is_bytes(tmp_path, capfdbinary, asked):
+    assert status(["comm-outliers", str(_trace(tmp_path)), "--to", "png"]) == 0
+    assert capfdbinary.readouterr().out.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "TRACE", "--since", "soon"], "'soon' is not a duration"),
+        (["info", "TRACE", "--since", "2s", "--until", "1s"], "--since must be before --until"),
+        (["info", "TRACE", "--top", "few"], "'few' is not a number of rows"),
+        (["info", "TRACE", "--top", "0"], "'0' is not a number of rows"),
+        (["info", "TRACE", "-o", "OUT/a.parquet"], "no form of an answer"),
+        (
+            ["comm-outliers", "TRACE", "-o", "OUT/a.svg", "--plot", "OUT/a.svg"],
+            "cannot be one file",
+        ),
+        (["info", "TRACE", "--format", "nope"], "no format is called 'nope'"),
+        (
+            ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],
+            "--rank is for one file",
+        ),
+        (["info", "TRACE", "--to", "svg"], "no chart to draw"),
+        (["comm-outliers", "TRACE", "--factor", "nan"], "factor must be > 1"),
+        (["comm-outliers", "TRACE", "--factor", "0.5"], "factor must be > 1"),
+        (["comm-outliers", "TRACE", "--plot", "a.txt"], "ends in .svg or .png"),
+        (["convert", "TRACE", "-o", "OUT/a.xyz"], "cannot tell the format"),
+        (["convert", "TRACE", "TRACE2", "-o", "OUT/a.parquet"], "give -o FOLDER"),
+        (["nope"], "No such command 'nope'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_values_that_make_no_sense(tmp_path, capfd, arguments, words):
+    names = {"TRACE": _trace(tmp_path), "TRACE2": _trace(tmp_path, 1)}
+    given = [str(names.get(word, word)).replace("OUT", str(tmp_path)) for word in arguments]
+    assert status(given) == 2
+    told = capfd.readouterr()
+    assert words in told.err
+    assert told.out == ""
+
+
+def test_since_and_until_reach_the_parser(tmp_path, capfd):
+    assert status(["info", str(_trace(tmp_path)), "--since", "55us", "--to", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["contents"][0]["events"] == 1
+
+
+def test_rank_of_a_file(tmp_path, capfd):
+    path = str(_trace(tmp_path))
+    assert status(["info", path, "--rank", "7", "--to", "json"]) == 2
+    check_wording(capfd.readouterr().err)
+    assert status(["info", path, "--rank", "0", "--to", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["files"][0]["rank"] == 0
+
+
+def test_top(tmp_path, capfd):
+    paths = [str(_trace(tmp_path, rank)) for rank in range(3)]
+    assert status(["info", *paths, "--top", "2"]) == 0
+    assert "(2 of 3 rows; --top all shows the rest)" in capfd.readouterr().out
+    assert status(["info", *paths, "--to", "csv", "--top", "2"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (MemoryError(), 1, "out of memory"),
+        (PermissionError(13, "Permission denied", "a.json"), 1, "a.json: permission denied"),
+        (RuntimeError("odd\nthing"), 1, "internal error: RuntimeError: odd\\nthing; please report"),
+    ],
+)
+def test_whatever_happens_it_is_one_line(monkeypatch, capfd, error, code, words):
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(main.cli, "invoke", fail)
+    assert status(["info", "x"]) == code
+    told = capfd.readouterr().err.strip()
+    assert words in told
+    assert "Traceback" not in told
+    assert told.count("\n") == 0
+
+
+def test_a_traceback_only_for_those_who_ask(monkeypatch, capfd):
+    monkeypatch.setenv("TRACEANALYZER_DEBUG", "1")
+    assert status(["info", "/no/such"]) == 1
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_of_several_files_only_those_of_the_rank(tmp_path, capfd):
+    paths = [str(_trace(tmp_path, rank)) for rank in range(2)]
+    assert status(["info", *paths, "--rank", "1", "--to", "json"]) == 0
+    assert [file["rank"] for file in json.loads(capfd.readouterr().out)["files"]] == [1]

@@ -1,0 +1,386 @@
+"""Outputs that cannot be written, files that cannot be read, and places without what is usual."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import (
+    PROGRAM,
+    ROOT,
+    environment,
+    finish,
+    in_terminal,
+    start,
+    with_files_of,
+    without_rights,
+)
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer import files
+from traceanalyzer.exporters import SUFFIXES
+from traceanalyzer.reading import NO_FORMAT
+from traceanalyzer.render import FORMS
+
+TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+STACKS = ROOT / "fixtures/py_spy/subprocesses.raw.txt"
+SMALL = (
+    b'{"traceEvents": ['
+    b'{"ph": "X", "name": "mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 5}]}'
+)
+
+# every way to write a file, and a limit below what it writes
+WRITERS = [
+    *(["comm-outliers", TRACE, "--to", form, "-o", f"OUT/answer.{form}"] for form in FORMS),
+    ["comm-outliers", TRACE, "--plot", "OUT/plot.png"],
+    ["comm-outliers", TRACE, "--plot", "OUT/plot.svg"],
+    ["flamegraph", STACKS, "-o", "OUT/flame.svg"],
+    *(
+        ["convert", STACKS if "speedscope" in suffix else TRACE, "-o", f"OUT/trace{suffix}"]
+        for suffix in SUFFIXES
+    ),
+]
+
+
+def _name(value: object) -> str:
+    return Path(str(value[-1])).name if isinstance(value, list) else ""
+
+
+def _into(folder: Path, command: list[object]) -> list[str]:
+    return [str(word).replace("OUT", str(folder)) for word in command]
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=_name)
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path, command):
+    # what coverage writes of a process does not fit either
+    env = environment(COVERAGE_PROCESS_CONFIG=None)
+    into = _into(tmp_path, command)
+    code, _, error = finish(start(*into, preexec_fn=with_files_of(500), env=env))
+    assert code == 1
+    assert error.startswith(f"traceanalyzer: {tmp_path}/")
+    check_wording(error)
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "suffix", "words"),
+    [
+        (["info", TRACE], ".json", "cannot be written: No space left on device"),
+        (["convert", TRACE], ".parquet", "cannot be written: No space left on device"),
+        (["convert", TRACE], ".sqlite", "a database is written to a file, not to a pipe"),
+    ],
+    ids=["answer", "parquet", "sqlite"],
+)
+def test_a_full_device_is_one_line(tmp_path, command, suffix, words):
+    full = tmp_path / f"full{suffix}"
+    full.symlink_to("/dev/full")
+    code, _, error = finish(start(*command, "-o", full))
+    assert code == 1
+    assert words in error
+    assert error.count("\n") == 1
+    assert full.is_symlink()
+
+
+def test_what_was_there_survives_a_full_disk(tmp_path):
+    out = tmp_path / "trace.parquet"
+    out.write_bytes(b"the one before")
+    command = ["convert", TRACE, "-o", out, "--force"]
+    assert finish(start(*command, preexec_fn=with_files_of(500)))[0] == 1
+    assert out.read_bytes() == b"the one before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".sqlite"])
+def test_kill_9_leaves_nothing_under_the_name_and_the_next_run_clears_up(tmp_path, suffix):
+    out = tmp_path / f"trace{suffix}"
+    # killed by itself at the first byte, in the midst of writing
+    code = (
+        "import os, signal, sys\n"
+        "from traceanalyzer import files\n"
+        "from traceanalyzer.cli import start\n"
+        "from pathlib import Path\n"
+        "Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "start.run()\n"
+    )
+    command = [sys.executable, "-c", code, "convert", str(TRACE), "-o", str(out)]
+    assert subprocess.run(command, env=environment(), check=False).returncode == -9
+    left = [path.name for path in tmp_path.iterdir()]
+    assert len(left) == 1
+    assert left[0].startswith(f".trace{suffix}.{os.uname().nodename}.")
+    assert left[0].endswith(".part")
+    assert "no trace in this folder" in finish(start("info", tmp_path))[2]
+    assert finish(start("convert", TRACE, "-o", out))[0] == 0
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_only_what_is_abandoned_is_cleared_up(tmp_path):
+    host, own = os.uname().nodename, os.getpid()
+    kept = [
+        f".out.{host}.1.part",  # that process runs
+        f".out.{host}.{own}x.part",
+        f".out.elsewhere.{2**22 + 1}.part",
+        f".other.{host}.{2**22 + 1}.part",
+        f".out.{host}.{2**22 + 1}.partly",
+    ]
+    stale = [f".out.{host}.{2**22 + 1}.part", f".out.{host}.{own}.part"]
+    for name in (*kept, *stale):
+        (tmp_path / name).write_text("")
+    os.utime(tmp_path / stale[1], (1, 1))
+    with files.opened(str(tmp_path / "out")) as file:
+        file.write(b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "out"])
+
+
+def test_the_longest_name_a_file_can_have(tmp_path):
+    for name in ("x" * 255, "\u00e9" * 127, "\U0001f600" * 63):
+        with files.opened(str(tmp_path / name)) as file:
+            file.write(b"whole")
+        assert (tmp_path / name).read_bytes() == b"whole"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("command", [["info", TRACE, "-o", "x"], ["convert", TRACE, "-o", "x.db"]])
+def test_a_folder_that_may_not_be_written_to(tmp_path, command):
+    tmp_path.chmod(0o555)
+    code, _, error = finish(start(*command, cwd=tmp_path, preexec_fn=without_rights))
+    assert (code, error) == (
+        1,
+        f"traceanalyzer: {command[-1]}: cannot be written: Permission denied\n",
+    )
+    assert finish(start("info", TRACE, cwd=tmp_path, preexec_fn=without_rights))[::2] == (0, "")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A folder of one good trace and everything else that can lie in a folder."""
+    folder = tmp_path / "odd"
+    (folder / "locked").mkdir(parents=True)
+    (folder / "rank0.json").write_bytes(SMALL)
+    (folder / "notes.txt").write_text("some words\n")
+    for rank in (1, 2):
+        (folder / f"rank{rank}.json").write_bytes(b"")
+    (folder / "denied.json").write_bytes(SMALL)
+    (folder / "denied.json").chmod(0)
+    (folder / "locked").chmod(0)
+    os.mkfifo(folder / "fifo.json")
+    (folder / "loop.json").symlink_to("loop.json")
+    (folder / "itself").symlink_to(".")
+    (folder / "dangling.json").symlink_to("nowhere")
+    (folder / os.fsdecode(b"\xff.json")).write_bytes(SMALL)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket.json"))
+    return folder
+
+
+REASONS = {
+    "dangling.json": "no such file",
+    "denied.json": "permission denied",
+    "fifo.json": "is not a regular file",
+    "locked": "permission denied",
+    "loop.json": "too many levels of symbolic links",
+    "rank1.json": "empty",
+    "rank2.json": "empty",
+    "socket.json": "is not a regular file",
+    "\\udcff.json": "its name is not UTF-8",
+}
+
+
+@pytest.mark.parametrize("command", ["operators", "flamegraph", "convert"])
+def test_what_cannot_be_read_in_a_folder_is_said(odd, tmp_path, command):
+    out = tmp_path / "out.svg"
+    if command == "convert":
+        out = tmp_path / "out"
+        out.mkdir()
+    process = start(command, odd, "-o", out, preexec_fn=without_rights)
+    code, _, error = finish(process)
+    assert code == 0
+    said = dict(line.split(": ", 1) for line in error.splitlines() if line.endswith("; skipped"))
+    assert said == {f"{odd}/{name}": f"{why}; skipped" for name, why in REASONS.items()}
+    quiet = finish(start("operators", odd, "-q", preexec_fn=without_rights))
+    assert quiet[::2] == (0, "")
+
+
+def test_info_lists_what_it_skipped(odd):
+    code, shown, _ = finish(start("info", odd, "--to", "json", preexec_fn=without_rights))
+    assert code == 0
+    skipped = {Path(row["path"]).name: row["reason"] for row in json.loads(shown)["skipped"]}
+    assert skipped == {**REASONS, "notes.txt": "no format we know"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fifo.json", "is not a regular file; give a file"),
+        ("socket.json", "is not a regular file; give a file"),
+        ("/dev/zero", "is not a regular file; give a file"),
+        ("loop.json", "too many levels of symbolic links"),
+        ("dangling.json", "no such file or folder"),
+        ("denied.json", "permission denied"),
+        ("locked", "permission denied"),
+        ("locked/rank0.json", "permission denied"),
+        ("rank1.json", "is empty"),
+        ("rank0.json/inside", "not a directory"),
+        (os.fsdecode(b"\xff.json"), "its name is not UTF-8; rename it"),
+    ],
+)
+def test_named_directly(odd, name, words):
+    code, out, error = finish(start("info", odd / name, preexec_fn=without_rights))
+    assert (code, out) == (1, "")
+    assert error.endswith(f": {words}\n")
+    assert error.count("\n") == 1
+
+
+def test_a_zero_byte_file_for_every_rank(tmp_path):
+    for rank in range(12):
+        (tmp_path / f"rank{rank}.json").write_bytes(b"")
+    code, out, error = finish(start("gpu-idle", tmp_path))
+    assert (code, out) == (1, "")
+    assert error.startswith(f"traceanalyzer: {tmp_path}: no trace in this folder (12 other files)")
+    shutil.copy(TRACE, tmp_path / "rank12.json.gz")
+    error = finish(start("gpu-idle", tmp_path))[2]
+    assert error.splitlines()[-2:] == [
+        f"{tmp_path}/rank9.json: empty; skipped",
+        "2 more skipped",
+    ]
+
+
+def test_a_file_that_vanishes_before_it_is_read(tmp_path):
+    for rank in range(2):
+        shutil.copy(TRACE, tmp_path / f"rank{rank}.json.gz")
+    gone = tmp_path / "rank1.json.gz"
+    code = (
+        "import os, sys\n"
+        "from traceanalyzer import reading\n"
+        "from traceanalyzer.cli import start\n"
+        "find = reading.find_inputs\n"
+        "def found(paths):\n"
+        "    result = find(paths)\n"
+        f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
+        "    return result\n"
+        "reading.find_inputs = found\n"
+        "start.run()\n"
+    )
+    command = [sys.executable, "-c", code, "operators", str(tmp_path)]
+    done = subprocess.run(command, env=environment(), check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"traceanalyzer: {gone}: no such file or folder\n"
+
+
+def test_ten_thousand_foreign_files_are_looked_at_cheaply(tmp_path, monkeypatch):
+    """Each is opened as often as detection needs, and its content never read to the end."""
+    (tmp_path / "rank0.json").write_bytes(SMALL)
+    for number in range(10_000):
+        (tmp_path / f"log{number}.txt").write_bytes(b"a line of a log\n" * 4)
+    inputs, skipped = ta.find_inputs([str(tmp_path)])
+    assert inputs == [str(tmp_path / "rank0.json")]
+    assert len(skipped) == 10_000
+    assert {why for _, why in skipped} == {NO_FORMAT}
+
+
+# --- surroundings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"HOME": None, "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None},
+        {"HOME": "/proc/nowhere", "XDG_CONFIG_HOME": None, "XDG_CACHE_HOME": None}
+        | {"MPLCONFIGDIR": None},
+        {"MPLCONFIGDIR": "/proc/nowhere"},
+    ],
+    ids=["unset", "nowhere", "matplotlib"],
+)
+def test_without_a_home(changes):
+    code, drawn, error = finish(
+        start("comm-outliers", TRACE, "--to", "svg", env=environment(**changes))
+    )
+    assert (code, error) == (0, "")
+    assert drawn.startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"LANG": "C", "LC_ALL": None},
+        {"LC_ALL": "POSIX"},
+        {"LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=["C", "POSIX", "ascii", "coerced not"],
+)
+def test_names_of_other_scripts_in_a_plain_locale(tmp_path, changes):
+    path = tmp_path / "trace.json"
+    path.write_bytes(SMALL.replace(b"mm", "größe 内核".encode()))
+    code, shown, error = finish(start("operators", path, env=environment(**changes)))
+    assert (code, error) == (0, "")
+    assert "größe 内核" in shown or "gr\\xf6\\xdfe \\u5185\\u6838" in shown
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "width"),
+    [
+        (40, {"TERM": "dumb"}, 40),
+        (80, {"COLUMNS": "20", "NO_COLOR": "1"}, 20),
+        (0, {"TERM": None}, 100),
+    ],
+    ids=["dumb", "narrow", "no TERM"],
+)
+def test_any_terminal_gets_plain_text(columns, changes, width):
+    code, shown = in_terminal("comm-outliers", TRACE, columns=columns, **changes)
+    assert code == 0
+    assert b"\x1b" not in shown
+    verdict = shown.decode().replace("\r\n", "\n").split("\n\n")[1]
+    assert width - 20 < max(map(len, verdict.splitlines())) <= width
+
+
+def test_without_any_terminal():
+    code, shown, error = finish(
+        start("info", TRACE, start_new_session=True, env=environment(COLUMNS=None, TERM=None))
+    )
+    assert (code, error) == (0, "")
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code", "words"),
+    [
+        (">&-", ["info", TRACE], 1, "standard output is closed; give -o FILE"),
+        (">&-", ["--help"], 0, ""),
+        ("2>&-", ["nope"], 2, ""),
+        ("<&- 2>&-", ["info", TRACE], 0, "What is in these files?"),
+    ],
+)
+def test_closed_streams(closed, arguments, code, words):
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        env=environment(),
+        check=False,
+        text=True,
+    )
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(words) == bool(done.stdout + done.stderr)
+
+
+def test_a_file_is_written_whole_with_all_streams_closed(tmp_path):
+    out = tmp_path / "answer.json"
+    command = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *PROGRAM, "info", str(TRACE)]
+    subprocess.run([*command, "-o", str(out)], env=environment(), check=True)
+    again = finish(start("info", TRACE, "--to", "json"))[1]
+    assert out.read_text() == again

@@ -1,0 +1,60 @@
+import io
+
+from hypothesis import given, strategies as st
+
+from traceanalyzer.cli.answering import Files, progress
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _file(tmp_path, size=1000):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(size))
+    return str(path)
+
+
+def test_none_when_piped(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with progress([_file(tmp_path)], quiet=False) as meter:
+        assert meter is None
+
+
+def test_none_when_quiet(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr", _Terminal())
+    with progress([_file(tmp_path)], quiet=True) as meter:
+        assert meter is None
+
+
+def test_shown_in_a_terminal_only_after_a_while_and_wiped_at_the_end(tmp_path, monkeypatch):
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with progress([_file(tmp_path)], quiet=False) as meter:
+        meter(500, 1000)
+    assert terminal.getvalue() == ""
+    monkeypatch.setattr("traceanalyzer.cli.answering.DELAY_SECONDS", 0)
+    with progress([_file(tmp_path)], quiet=False) as meter:
+        meter(500, 1000)
+        meter(1000, 1000)
+    assert "1.00k" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")
+
+
+@given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=5), max_size=5))
+def test_bytes_of_all_files_add_up(files):
+    total = 0
+
+    def advance(step):
+        nonlocal total
+        assert step >= 0
+        total += step
+
+    meter = Files(advance)
+    for steps in files:
+        done = 0
+        for step in steps:
+            done += step
+            meter(done, sum(steps))
+    assert total == sum(map(sum, files))

@@ -1,0 +1,298 @@
+"""The compiled scan: what it keeps, what it hands back, and that it never differs from Python."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from wording import raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import InputError, MissingData
+from traceanalyzer.parsers.chrome_trace import piece
+from traceanalyzer.parsers.chrome_trace.decode import nanosecond
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SEED = gzip.decompress((FIXTURES / "nccl_8ranks" / "rank0.json.gz").read_bytes())
+
+scan = pytest.importorskip("traceanalyzer.parsers.chrome_trace._scan").scan
+
+KERNEL = (
+    b'{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1.5,"dur":2,"args":{"stream":7}}'
+)
+
+
+def _scan(
+    text,
+    *,
+    kernel=3,
+    other=1,
+    special=(),
+    named=(),
+    windows=b"",
+    flows=True,
+    every=True,
+    args=False,
+    input_dims=False,
+):
+    return scan(
+        text, 0, [(b"kernel", kernel)], other, other, list(special), list(named), windows, flows,
+        every, args, input_dims,
+    )  # fmt: skip
+
+
+def _columns(text, **how):
+    found = _scan(text, **how)
+    assert found is not None
+    return found
+
+
+def test_an_ordinary_event_becomes_a_row():
+    events, closed, _, columns = _columns(KERNEL)
+    assert (events, closed) == (1, -1)
+    assert list(array("q", columns[1])) == [1500]
+    assert list(array("q", columns[2])) == [2000]
+    assert columns[-1] == b""
+
+
+def test_where_arguments_lie_is_told_where_asked():
+    shaped = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":[[2, 3]],"x":{"y":"}"}}}'
+    none = b'{"ph":"X","name":"a","ts":1,"dur":1,"args": null}'
+    text = b",".join([shaped, none, KERNEL])
+    columns = _columns(text)[3]
+    assert columns[-3] == columns[-4] == b""
+    columns = _columns(text, args=True, input_dims=True)[3]
+
+    def spelled(ranges):
+        spans = array("q", ranges)
+        return [text[at : at + n] for at, n in zip(spans[::2], spans[1::2], strict=True)]
+
+    told = [b'{"Input Dims":[[2, 3]],"x":{"y":"}"}}', b"null", b'{"stream":7}']
+    assert spelled(columns[-4]) == told
+    assert spelled(columns[-3]) == [b"[[2, 3]]", b"", b""]
+
+
+def test_the_first_time_counts_whether_the_event_is_wanted_or_not():
+    early = b'{"ph":"X","cat":"cpu_op","name":"a","ts":0.25,"dur":1}'
+    _, _, first, columns = _columns(KERNEL + b"," + early, other=0, every=False)
+    assert first == 250
+    assert list(array("q", columns[1])) == [1500]
+
+
+def test_a_bracket_ends_the_array_and_says_where():
+    events, closed, _, _ = _columns(KERNEL + b'\n ], "x": 1}')
+    assert (events, closed) == (1, len(KERNEL) + 3)
+
+
+def test_windows_hold_at_the_ends_of_the_clock():
+    far = b'{"ph":"X","cat":"kernel","name":"k","ts":8000000000000000,"dur":8000000000000000}'
+    early = far.replace(b'"ts":8', b'"ts":-8')
+    for event, window, rows in [
+        (far, (1 << 62, (1 << 63) - 1), 1),  # its end is beyond int64
+        (far, (0, 1 << 62), 0),
+        (early, (-(1 << 63), -1), 1),
+        (early, (0, (1 << 63) - 1), 0),  # it ends with the window's first nanosecond
+    ]:
+        *_, columns = _columns(event, windows=array("q", window).tobytes())
+        assert len(array("q", columns[1])) == rows
+
+
+def test_as_many_windows_as_asked_for():
+    windows = array("q", [edge for start in range(5000) for edge in (start, start + 1)])
+    *_, columns = _columns(KERNEL, windows=windows.tobytes())
+    assert list(array("q", columns[1])) == [1500]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"ts":"1.5"',
+        b'"ts":1e3',
+        b'"ts":null',
+        b'"ts":1.5,"pid":"Spans"',
+        b'"ts":1.5,"sf":3',
+        b'"ts":1.5,"bind_id":3',
+        b'"ts":1.5,"args":{"stream":"seven"}',
+        b'"ts":1.5,"args":{"Collective name":"allreduce"}',
+        b'"ts":1.5,"args":{},"args":{}',
+        b'"ts":1.5,"args":[1]',
+        b'"ts":1.5,"args":{"grid":[1,2]}',
+        b'"ts":1.5,"args":{"correlation":12345678901234567890}',
+        b'"ts":1.5,"n\\u0061me":"x"',
+        b'"ts":1.5,"name":7',
+    ],
+)
+def test_an_odd_event_is_handed_back_whole(odd):
+    event = b'{"ph":"X","name":"k",' + odd + b"}"
+    *_, columns = _columns(KERNEL + b"," + event)
+    assert list(array("q", columns[-1])) == [len(KERNEL) + 1, len(event), 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"ph":"X"',
+        b'{"ph":"X"}}',
+        b'{"ph":"X"} {"ph":"X"}',
+        b'{"ph":"X",}',
+        b'{"a":NaN}',
+        b'{"a":01}',
+        b'{"a":1.}',
+        b'{"a":1e400}',
+        b'{"a":1e}',
+        b'{"a":tru}',
+        b'{"a":"\x01"}',
+        b'{"a":"\\x"}',
+        b'{"a":"\\ud800"}',
+        b'{"a":[1,2}',
+        b'{"a":' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"a":1},]',
+        b'{"a":1},,{"a":1}',
+        b'{"a":"lib("x", 1)"}',
+        b"\0",
+    ],
+)
+def test_what_is_not_strict_json_is_given_up(text):
+    assert _scan(text) is None
+
+
+def test_only_wanted_kinds_are_kept_and_names_count_whatever_the_kind():
+    cpu = b'{"ph":"X","cat":"cpu_op","name":"record_param_comms","ts":1,"dur":1}'
+    *_, columns = _columns(KERNEL + b"," + cpu, other=0, every=False)
+    assert len(columns[1]) == 8
+    *_, columns = _columns(KERNEL + b"," + cpu, other=0, every=False, named=[b"param"])
+    assert len(columns[1]) == 16
+    window = array("q", [0, 1200]).tobytes()
+    *_, columns = _columns(KERNEL + b"," + cpu, windows=window)
+    assert list(array("q", columns[1])) == [1000]
+
+
+@pytest.mark.parametrize("wrong", [(b"", 1), (b"", -1)])
+def test_arguments_out_of_range_are_refused(wrong):
+    text, begin = wrong
+    with pytest.raises(ValueError, match="out of range"):
+        scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False)
+    with pytest.raises(ValueError, match="out of range"):
+        scan(b"", 0, [], 0, 0, [], [], b"123", True, True, False, False)
+
+
+@given(
+    st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-9e12, max_value=9e12)
+)
+def test_times_are_the_ones_python_reads(us):
+    text = f"{us:f}".encode()
+    *_, columns = _columns(b'{"ph":"X","name":"k","dur":1,"ts":' + text + b"}")
+    assert array("q", columns[1])[0] == nanosecond(text)
+
+
+@pytest.mark.parametrize("phase", ["i", "I", "R"])
+def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
+    """V8 writes ``dur: 0`` into all events; a mark is no slice of 0 ns."""
+    path = tmp_path / "marks.json"
+    mark = {"ph": phase, "name": "A", "cat": "node.perf", "pid": 1, "tid": 2, "ts": 5, "dur": 0}
+    path.write_text(json.dumps([mark, {**mark, "ph": "X"}]))
+    for tables in _both(path):
+        assert tables["events"]["dur"] == [0, None]
+        assert tables["issues"]["code"] == []
+    path.write_text(json.dumps([mark]))
+    with raises_wording(MissingData):
+        ta.operators(path)
+
+
+def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
+    """Its chunks pack many samples each; an event of phase P with a stack is one sample."""
+    path = tmp_path / "node.json"
+    event = {"ph": "P", "cat": "v8.cpu_profiler", "pid": 1, "tid": 2, "dur": 0}
+    profile = [
+        {**event, "name": "Profile", "ts": 1, "args": {"data": {"startTime": 1}}},
+        {**event, "name": "ProfileChunk", "ts": 2, "args": {"data": {"cpuProfile": {}}}},
+        {**event, "name": ["ProfileChunk"], "ts": 3},
+    ]
+    run = {"ph": "X", "name": "RunTask", "ts": 3, "dur": 4, "pid": 1, "tid": 2}
+    path.write_text(json.dumps([*profile, run, {**event, "name": "Profile", "ts": 5, "sf": 1}]))
+    for tables in _both(path):
+        assert sorted(tables["events"]["kind"]) == ["other", "sample", "sample"]
+        issues = {key: values[0] for key, values in tables["issues"].items() if key != "rank"}
+        assert issues == {
+            "severity": "notice",
+            "code": "profile-chunk",
+            "count": 2,
+            "first": "a V8 CPU profile: its samples are not read",
+        }
+    path.write_text(json.dumps([*profile[:2], run]))
+    assert "RunTask" in str(ta.flamegraph(path))
+    with raises_wording(MissingData):
+        ta.py_spy_report(path)
+
+
+def _both(path: Path, **how):
+    found = []
+    compiled = piece._scan
+    for route in (compiled, None):
+        piece._scan = route
+        try:
+            trace = ta.read(path, **how)
+            found.append(
+                {name: frame.to_dict(as_series=False) for name, frame in trace.tables.items()}
+            )
+        except InputError as error:
+            found.append({"error": error.what})
+        finally:
+            piece._scan = compiled
+    return found
+
+
+HOWS = (
+    {},
+    {"kinds": ["kernel", "user_annotation"], "names": ["record_param"]},
+    {"kinds": ["cpu_op", "other", "flow"], "windows": [(10**6, 10**9)]},
+)
+
+
+@pytest.mark.parametrize("how", HOWS, ids=["all", "names", "windows"])
+@pytest.mark.parametrize(
+    "path", sorted(FIXTURES.rglob("*.json*")), ids=lambda p: str(p.relative_to(FIXTURES))
+)
+def test_both_routes_give_the_same_tables(path, how):
+    scanned, decoded = _both(path, **how)
+    assert scanned == decoded
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_both_routes_agree_on_damaged_text(seed, tmp_path_factory):
+    chance = random.Random(seed)  # noqa: S311
+    start = chance.randrange(len(SEED) - 4000)
+    text = bytearray(b'{"traceEvents": [' + SEED[start : start + 4000])
+    for _ in range(chance.randrange(4)):
+        at = chance.randrange(len(text))
+        text[at : at + chance.randrange(3)] = chance.choice(
+            [b'"', b"}", b"{", b",", b"\\", b"\x00", b"\xff", b"1e5", b'"x"', b"null", b"]"]
+        )
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_bytes(text)
+    scanned, decoded = _both(path)
+    assert scanned == decoded
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=8,
+    )
+)
+def test_any_arguments_are_skipped_or_handed_back(args):
+    event = json.dumps(
+        {"ph": "X", "name": "k", "ts": 1, "dur": 2, "args": {"extra": args}}
+    ).encode()
+    found = _scan(event)
+    if found is None:  # halves of surrogate pairs are Python's to judge
+        assert b"\\ud" in event
+    else:
+        assert found[0] == 1

@@ -1,0 +1,243 @@
+"""Traces of JAX's and TensorFlow's profiler: devices, streams, launches and steps by lanes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import traceanalyzer as ta
+
+FILE = Path(__file__).parents[2] / "fixtures" / "xla" / "gpu2.trace.json.gz"
+Json = dict[str, Any]
+
+
+def raw() -> list[Json]:
+    """The file's events, read with the standard library."""
+    return json.loads(gzip.decompress(FILE.read_bytes()))["traceEvents"]
+
+
+def written(folder: Path, events: list[Json], **head: object) -> str:
+    """A file of these events, as XLA lays one out."""
+    path = folder / "host.trace.json"
+    document = {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, **head}
+    path.write_text(json.dumps({**document, "traceEvents": events}))
+    return str(path)
+
+
+def lanes(events: list[Json]) -> dict[tuple[int, int | None], str]:
+    """What processes and threads are called."""
+    named = [e for e in events if e.get("name") in ("process_name", "thread_name")]
+    return {(e["pid"], e.get("tid")): e["args"]["name"] for e in named}
+
+
+def on_streams(events: list[Json]) -> list[Json]:
+    """The slices that lie on streams."""
+    told = lanes(events)
+    return [
+        e
+        for e in events
+        if e.get("ph") == "X" and told.get((e["pid"], e["tid"]), "").startswith("Stream #")
+    ]
+
+
+def test_work_is_what_lies_on_streams() -> None:
+    work = on_streams(raw())
+    events = ta.read(FILE).events
+    kinds = Counter(events["kind"].cast(pl.String))
+    assert kinds["kernel"] == sum("kernel_details" in e["args"] for e in work)
+    assert kinds["gpu_memcpy"] == sum("memcpy_details" in e["args"] for e in work)
+    assert kinds["kernel"] + kinds["gpu_memcpy"] == len(work) > 100
+    rows = events.filter(pl.col("kind").is_in(["kernel", "gpu_memcpy"]))
+    found = {
+        (row["device"], row["stream"], row["ts"], row["dur"], row["correlation"])
+        for row in rows.iter_rows(named=True)
+    }
+    told = lanes(raw())
+    assert found == {
+        (
+            int(told[e["pid"], None][-1]),
+            int(re.findall(r"\d+", told[e["pid"], e["tid"]])[0]),
+            round(e["ts"] * 1000),
+            round(e["dur"] * 1000),
+            int(e["args"]["correlation_id"]),
+        )
+        for e in work
+    }
+    assert rows["pid"].null_count() == rows["tid"].null_count() == rows.height
+
+
+def test_lanes_that_tell_the_work_again_are_no_work() -> None:
+    events = ta.read(FILE).events
+    again = events.filter(pl.col("kind") == "gpu_user_annotation")
+    names = set(again["name"].cast(pl.String))
+    assert "jit_train_step(4411)" in names
+    assert "all-reduce-start.3" in names
+    assert set(again["device"]) == {0, 1}
+    assert again["stream"].n_unique() == 2
+
+
+def test_calls_of_the_driver_launched_the_work() -> None:
+    events = ta.read(FILE).events
+    calls = events.filter(pl.col("kind") == "cuda_driver")
+    work = events.filter(pl.col("kind").is_in(["kernel", "gpu_memcpy"]))
+    assert set(calls["correlation"]) == set(work["correlation"])
+    assert calls.height == work.height
+    launches = ta.launches(FILE).scalars
+    assert (launches["launches"], launches["unlaunched"]) == (work.height, 0)
+
+
+def test_copies_are_named_and_measured_as_everywhere() -> None:
+    copies = ta.read(FILE).events.filter(pl.col("kind") == "gpu_memcpy")
+    assert set(copies["name"].cast(pl.String)) == {"Memcpy HtoD (Pageable -> Device)"}
+    assert set(copies["bytes"]) == {8 << 20}
+    table = ta.transfers(FILE).to_polars("copies")
+    assert table.select("direction", "memory", "n").row(0) == ("HtoD", "Pageable -> Device", 16)
+
+
+def test_how_kernels_were_launched() -> None:
+    trace = ta.read(FILE)
+    configs = trace.launch_configs
+    kernels = trace.events.with_row_index("event").filter(pl.col("kind") == "kernel")
+    assert configs["event"].to_list() == kernels["event"].to_list()
+    told = configs.select(pl.exclude("event", "grid_x")).unique().rows()
+    assert told == [(1, 1, 256, 1, 1, 64, 3072)]
+    assert set(configs["grid_x"]) == {24, 512, 2048}
+
+
+def test_steps_have_numbers() -> None:
+    steps = ta.steps(FILE).to_polars("steps").filter(pl.col("device") == 0)
+    assert set(steps["step"]) == {f"train step {number}" for number in range(8)}
+    assert sorted(steps["step"].head(2)) == ["train step 3", "train step 6"]
+
+
+def test_the_usual_questions_are_answered() -> None:
+    work = on_streams(raw())
+    kernels = ta.kernels(FILE)
+    assert kernels.scalars["total_ns"] == sum(round(e["dur"] * 1000) for e in work)
+    families = set(kernels.to_polars("families")["family"])
+    assert {"communication", "memcpy HtoD"} <= families
+    sums = ta.overlap(FILE).to_polars("devices")
+    nccl = [e for e in work if e["name"].startswith("nccl")]
+    for device, pid in ((0, 1), (1, 2)):
+        own = sums.filter(pl.col("device") == device).to_dicts()[0]
+        expected = sum(round(e["dur"] * 1000) for e in nccl if e["pid"] == pid)
+        assert own["communication_ns"] == own["exposed_communication_ns"] == expected
+    causes = ta.gpu_idle(FILE).to_polars("causes")
+    loading = causes.filter(pl.col("cause") == "dataloading")["idle_ns"].item()
+    assert loading == 2 * (2 * 4_300_000 + 6 * 300_000)
+    assert ta.comm_outliers(FILE).scalars["n_events"] == 16
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [["kernel"], ["cuda_driver", "gpu_memcpy"], ["user_annotation"], ["other"], ["gpu_memset"]],
+    ids="+".join,
+)
+def test_what_is_asked_for_is_a_part_of_all(kinds: list[str]) -> None:
+    whole, part = ta.read(FILE), ta.read(FILE, kinds=kinds)
+    expected = whole.events.with_row_index().filter(pl.col("kind").is_in(kinds))
+    assert part.events.equals(expected.drop("index"))
+    of = dict(zip(expected["index"], range(expected.height), strict=True))
+    configs = [of[e] for e in whole.launch_configs["event"] if e in of]
+    assert part.launch_configs["event"].to_list() == configs
+    assert "args" not in part.events.columns
+    assert "args" in ta.read(FILE, kinds=kinds, columns=["args"]).events.columns
+
+
+def test_names_are_asked_for_whatever_their_kind() -> None:
+    events = ta.read(FILE, kinds=["gpu_memset"], names=["try_to_block"]).events
+    assert events.height == 8
+
+
+DEVICE = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:3"}}
+STREAM = {"ph": "M", "pid": 1, "tid": 7, "name": "thread_name", "args": {"name": "Stream #7"}}
+
+
+def slice_(name: str, at: float = 1.0, **args: object) -> Json:
+    return {"ph": "X", "pid": 1, "tid": 7, "ts": at, "dur": 2.5, "name": name, "args": args}
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "name"),
+    [
+        (slice_("gemm"), "kernel", "gemm"),
+        (slice_("MemcpyD2H"), "gpu_memcpy", "Memcpy DtoH"),
+        (slice_("MemcpyP2P", memcpy_details="kind:pageable size:8"), "gpu_memcpy", "Memcpy PtoP"),
+        (slice_("MemcpyOther"), "gpu_memcpy", "MemcpyOther"),
+        (slice_("Memset"), "gpu_memset", "Memset"),
+        (slice_("MemoryAlloc"), "gpu_user_annotation", "MemoryAlloc"),
+        ({**slice_("fusion"), "tid": 99}, "gpu_user_annotation", "fusion"),
+        ({**slice_("cuLaunchKernel"), "pid": 701}, "cuda_driver", "cuLaunchKernel"),
+        ({**slice_("hipLaunchKernel"), "pid": 701}, "cuda_runtime", "hipLaunchKernel"),
+        ({**slice_("custom"), "pid": 701}, "other", "custom"),
+        ({**slice_("step", step_num="4"), "pid": 701}, "user_annotation", "step 4"),
+        ({**slice_("eval", step_num=4), "pid": 701}, "user_annotation", "eval step 4"),
+        ({**slice_("train", step_num="x"), "pid": 701}, "other", "train"),
+        ({**slice_("gemm"), "cat": "cpu_op"}, "cpu_op", "gemm"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_sort_of_event(tmp_path: Path, event: Json, kind: str, name: str) -> None:
+    trace = ta.read(written(tmp_path, [DEVICE, STREAM, event, {}]))
+    assert trace.events.select(pl.col("kind", "name").cast(pl.String)).rows() == [(kind, name)]
+    on_device = kind.startswith(("kernel", "gpu_"))
+    assert trace.events["device"].to_list() == [3 if on_device else None]
+
+
+def test_odd_lanes_and_arguments(tmp_path: Path) -> None:
+    odd = [
+        {**DEVICE, "args": {"name": 5}},
+        {**DEVICE, "pid": 2, "args": {}},
+        {**DEVICE, "pid": 3, "args": {"name": "/device:GPU:99999999999"}},
+        {**STREAM, "pid": 3, "args": {"name": "Stream #99999999999999999999999"}},
+        slice_("a", correlation_id="99999999999999999999"),
+        {**slice_("b", kernel_details="grid:x regs:99999999999999"), "pid": 3},
+        {**slice_("c"), "args": "text"},
+        {"ph": "X", "pid": 1, "ts": 1, "name": None},
+    ]
+    trace = ta.read(written(tmp_path, odd))
+    assert not trace.events["kind"].is_in(["kernel"]).any()
+    good = [DEVICE, STREAM, slice_("k", correlation_id="99999999999999999999", memcpy_details=[1])]
+    rows = ta.read(written(tmp_path, good)).events
+    assert rows.select(pl.col("kind").cast(pl.String), "correlation").row(0) == ("gpu_memcpy", None)
+
+
+def test_where_events_do_not_begin_with_such_names_lanes_say_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path, [slice_("gemm", note="x" * 5000), DEVICE, STREAM])
+    assert ta.read(path).events["kind"].to_list() == ["other"]
+
+
+def test_without_metadata_as_for_perfetto(tmp_path: Path) -> None:
+    path = tmp_path / "perfetto_trace.json"
+    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": raw()[:-1]}, indent=1))
+    mine, theirs = ta.read(FILE), ta.read(path)
+    assert mine.events.equals(theirs.events)
+
+
+def test_a_real_recording_on_a_cpu() -> None:
+    path = FILE.parents[1] / "jax_cpu" / "host.trace.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    marked = [e for e in events if e.get("args", {}).get("step_num")]
+    trace = ta.read(path)
+    assert trace.events.height == sum(e.get("ph") == "X" for e in events) > 500
+    steps = trace.events.filter(pl.col("kind") == "user_annotation")
+    assert steps["name"].to_list() == [f"train step {e['args']['step_num']}" for e in marked]
+    assert steps["dur"].to_list() == [round(e["dur"] * 1000) for e in marked]
+    assert len(marked) == 4
+    assert set(trace.events["kind"]) == {"user_annotation", "other"}
+    assert ta.steps(path).to_polars("steps").height == 4
+
+
+def test_steps_are_told_without_any_gpu(tmp_path: Path) -> None:
+    host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
+    step = {**slice_("train", step_num="2"), "pid": 701}
+    events = ta.read(written(tmp_path, [host, step, {}])).events
+    assert events["name"].to_list() == ["train step 2"]
+    assert events["kind"].to_list() == ["user_annotation"]

@@ -1,0 +1,90 @@
+"""Answers from a file whose end is missing say so, in a notebook as on a terminal."""
+
+from __future__ import annotations
+
+import gzip
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import ROOT
+from wording import raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import MissingData
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTE = "is cut off: what was lost at its end is in none of these numbers."
+ANALYSES = [
+    ta.comm_outliers,
+    ta.gpu_idle,
+    ta.kernels,
+    ta.launches,
+    ta.operators,
+    ta.overlap,
+    ta.steps,
+    ta.annotations,
+    ta.cuda_api,
+    ta.transfers,
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace, and what was left of it where its writer was killed."""
+    recorded = ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz"
+    text = gzip.decompress(recorded.read_bytes())
+    folder = tmp_path_factory.mktemp("cut")
+    whole, cut = folder / "whole.json", folder / "cut.json"
+    whole.write_bytes(text)
+    cut.write_bytes(text[: text.rindex(b'"ph": "X"')])
+    return whole, cut
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda analysis: str(analysis.__name__))
+def test_an_answer_says_whose_end_is_missing(files: tuple[Path, Path], analysis: Any) -> None:
+    whole, cut = files
+    assert not [note for note in analysis(whole).notes if NOTE in note]
+    assert [note for note in analysis(cut).notes if NOTE in note] == [f"{cut} {NOTE}"]
+    assert [note for note in analysis([whole, cut]).notes if NOTE in note] == [f"{cut} {NOTE}"]
+
+
+@pytest.mark.parametrize("analysis", ANALYSES[1:], ids=lambda analysis: str(analysis.__name__))
+def test_a_file_that_is_left_out_is_not_said_to_be_cut_off(
+    files: tuple[Path, Path], analysis: Any, tmp_path: Path
+) -> None:
+    useless = tmp_path / "useless.json"
+    useless.write_text('{"traceEvents": [{"ph": "M", "name": "x"}, {"ph": "X", "ts')
+    notes = analysis([files[0], useless]).notes
+    assert [note for note in notes if str(useless) in note]
+    assert not [note for note in notes if NOTE in note]
+
+
+def test_a_file_of_another_rank_is_not_said_to_be_cut_off(files: tuple[Path, Path]) -> None:
+    whole, cut = files
+    own = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
+    assert [n for n in ta.kernels([whole, cut, own], rank=0).notes if NOTE in n]
+    assert not [n for n in ta.kernels([whole, cut, own], rank=1).notes if NOTE in n]
+
+
+def test_a_packed_file_that_is_cut_off_says_so_too(files: tuple[Path, Path]) -> None:
+    whole, _ = files
+    packed = whole.with_name("packed.json.gz")
+    packed.write_bytes(gzip.compress(whole.read_bytes())[:-5_000])
+    assert [note for note in ta.kernels(packed).notes if NOTE in note] == [f"{packed} {NOTE}"]
+    other = ROOT / "fixtures" / "corpus" / "memory-snapshot.zip"  # its largest member is whole
+    assert not [note for note in ta.memory(other).notes if NOTE in note]
+
+
+@pytest.mark.parametrize("analysis", [ta.comm_outliers, ta.kernels, ta.overlap, ta.launches])
+def test_what_is_missing_may_have_been_at_the_end(tmp_path: Path, analysis: Any) -> None:
+    path = tmp_path / "cut.json"
+    event = '{"ph": "X", "cat": "cpu_op", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 2}'
+    path.write_text(f'{{"traceEvents": [{event}, {event[:40]}')
+    with raises_wording(MissingData):
+        analysis(path)
+    path.write_text(f'{{"traceEvents": [{event}]}}')
+    with pytest.raises(MissingData) as caught:
+        analysis(path)
+    assert "cut off" not in str(caught.value)

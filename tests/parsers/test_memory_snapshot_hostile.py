@@ -1,0 +1,204 @@
+"""Snapshots of strangers: damaged, cut off, or made to do harm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshots import Snapshot
+
+import traceanalyzer as ta
+from traceanalyzer import schema
+from traceanalyzer.errors import InputError, TraceAnalyzerError
+from traceanalyzer.render import html
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "memory"
+FILES = sorted(FOLDER.glob("*.pickle"))
+QUESTIONS = (
+    ta.memory,
+    ta.memory_oom,
+    ta.flamegraph,
+    lambda trace: ta.memory_growth(trace, step_every="30"),
+)
+MEGABYTE = 1 << 20
+
+
+def asked(path: Path, questions: Sequence[Callable[..., Any]] = QUESTIONS) -> bool:
+    """Whether a file can be read; whatever it is, nothing but errors of our own come of it."""
+    try:
+        trace = ta.read(path, format="memory-snapshot")
+    except InputError:
+        return False
+    assert schema.check(trace.tables) == []
+    for question in questions:
+        with contextlib.suppress(TraceAnalyzerError):
+            assert question(trace).table()
+    return True
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Bytes changed, taken out, or put in from elsewhere."""
+    found = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 5, 20))):
+        at, how = chance.randrange(len(found)), chance.random()
+        if how < 0.4:
+            found[at] = chance.randrange(256)
+        elif how < 0.6:
+            found[at] = chance.choice(b".()]}eaush\x94\x8c\x8aKMJNG\x88\x89\x85\x86\x87")
+        elif how < 0.8:
+            del found[at : at + chance.randrange(1, 9)]
+        else:
+            source = chance.randrange(len(found))
+            found[at:at] = found[source : source + chance.randrange(1, 60)]
+    return bytes(found)
+
+
+def damage(seed: int, rounds: int, folder: Path) -> int:
+    """How many of so many damaged files could be read."""
+    chance = random.Random(seed)  # noqa: S311 - damage, not secrets
+    path = folder / "x.pickle"
+    read = 0
+    for _ in range(rounds):
+        path.write_bytes(mutated(chance.choice(FILES).read_bytes(), chance))
+        read += asked(path)
+    return read
+
+
+def test_damage_is_an_error_of_ours_or_an_answer(tmp_path: Path) -> None:
+    assert 0 < damage(11, 50, tmp_path) < 50
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(2))
+def test_much_damage(seed: int, tmp_path: Path) -> None:
+    assert 0 < damage(seed, 400, tmp_path) < 400
+
+
+@pytest.mark.parametrize("device", [1 << 40, -(1 << 70), "one", None])
+def test_a_segment_of_no_known_device_is_of_the_first(device: object, tmp_path: Path) -> None:
+    path = Snapshot().hold(1 << 30, 1 << 20, device=device).write(tmp_path / "x.pickle")
+    found = ta.read(path)
+    assert schema.check(found.tables) == []
+    assert found.segments["device"].to_list() == [0]
+
+
+def test_cut_off_anywhere(tmp_path: Path) -> None:
+    data = (FOLDER / "fragmented_oom.pickle").read_bytes()
+    path = tmp_path / "x.pickle"
+    found = []
+    for end in range(97, len(data), 97):
+        path.write_bytes(data[:end])
+        found.append(asked(path, [ta.memory]))
+    # of the first bytes nothing can be told
+    first = found.index(True)
+    assert all(found[first:])
+    assert first < len(found) / 2
+
+
+# --- harm ------------------------------------------------------------------------------------
+
+MEMO_BOMB = b"\x80\x02}r" + (1 << 28).to_bytes(4, "little") + b"segments."
+NESTED = b"\x80\x04" + b"]" * (20 * MEGABYTE)
+NOTHINGS = b"\x80\x04(" + b"N" * (20 * MEGABYTE)
+AMPLIFIED = b"\x80\x04]\x94K\x01a" + b"h\x00" * (10 * MEGABYTE)
+HUGE_TEXT = b"\x80\x04X\xff\xff\xff\xffsegments"
+HUGE_INTEGER = b"\x80\x04\x8a\xff" + b"\xff" * 255
+LAUGHS = b"\x80\x02" + b"".join(
+    b"]q" + bytes((n,)) + b"(" + (b"h" + bytes((max(n, 1) - 1,))) * 10 + b"e" for n in range(20)
+)
+BOMBS = {
+    "memo index": MEMO_BOMB,
+    "nested lists": NESTED,
+    "nothing, twenty million times": NOTHINGS,
+    "one list, ten million times": AMPLIFIED,
+    "a text of 4 GB": HUGE_TEXT,
+    "an integer of 255 bytes": HUGE_INTEGER,
+    "billion laughs": LAUGHS,
+}
+
+
+def run(path: Path, *, compiled: bool = True) -> tuple[int, str, int]:
+    """Exit status, standard error, and peak resident bytes of ``memory`` on a file."""
+    script = (
+        "import resource, sys; from traceanalyzer.cli.main import status;"
+        "from traceanalyzer.parsers.memory_snapshot import machine;"
+        f"machine._machine = machine._machine if {compiled} else None;"
+        "code = status(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", script, "memory", "--format", "memory-snapshot", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr, int(done.stdout.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def usual() -> int:
+    """Peak resident bytes on an ordinary small file."""
+    return run(FOLDER / "training.pickle")[2]
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_costs_no_more_than_a_file_of_its_size(
+    name: str, compiled: bool, usual: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.pickle"
+    path.write_bytes(BOMBS[name])
+    code, said, peak = run(path, compiled=compiled)
+    assert code == 1
+    assert "Traceback" not in said
+    assert said.startswith(f"traceanalyzer: {path}: ")
+    assert said.count("\n") == 1
+    bytes_of_each = 2 if compiled else 3  # the file's bytes are kept until they are unpickled
+    assert peak < usual + bytes_of_each * len(BOMBS[name]) + 100 * MEGABYTE
+
+
+class Evil:
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os.mkdir, (str(self.made),))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_no_code_runs(protocol: int, compiled: bool, tmp_path: Path) -> None:
+    made, path = tmp_path / "made", tmp_path / "x.pickle"
+    whole = {"segments": [], "device_traces": [[]], "allocator_settings": Evil(made)}
+    path.write_bytes(pickle.dumps(whole, protocol=protocol))
+    code, said, _ = run(path, compiled=compiled)
+    assert code == 1
+    assert "opcode" in said
+    assert "at byte" in said
+    assert not made.exists()
+    pickle.loads(path.read_bytes())  # noqa: S301 - it would have run
+    assert made.exists()
+
+
+def test_text_of_a_file_is_escaped_where_it_is_shown(tmp_path: Path) -> None:
+    name = "</script><img src=x onerror=alert(1)>\x1b[31m"
+    frames = [{"name": name, "filename": f"/w/{name}.py", "line": 3}]
+    block = {"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated",
+             "frames": frames}  # fmt: skip
+    segment = {"device": 0, "address": 0, "total_size": 512, "stream": 0, "segment_type": name,
+               "blocks": [block]}  # fmt: skip
+    event = {"action": "alloc", "addr": 0, "size": 512, "stream": 0, "time_us": 1, "frames": frames}
+    path = tmp_path / "x.pickle"
+    whole = {"segments": [segment], "device_traces": [[event, {**event, "action": name}]]}
+    path.write_bytes(pickle.dumps(whole))
+    found = ta.memory(path)
+    assert "\x1b" not in found.table()
+    page = html.page(found, top=None)
+    assert name.split("\x1b")[0] not in page
+    assert "<img" not in page
+    # what closes a script is one of ours each time
+    assert page.count("</script>") == page.count("<script")

@@ -1,0 +1,154 @@
+"""Several ranks: in one export, in an export each, and who they are."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import polars as pl
+import pytest
+from wording import raises_wording
+
+import traceanalyzer as ta
+
+TRAINING = Path(__file__).parents[2] / "fixtures" / "nsys" / "training.sqlite"
+MS = 1_000_000
+TIMES = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": "globalPid",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "globalPid",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "globalPid",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": "globalPid",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "globalTid",
+    "NVTX_EVENTS": "globalTid",
+    "OSRT_API": "globalTid",
+    "PROFILER_OVERHEAD": "globalTid",
+    "SCHED_EVENTS": "globalTid",
+    "COMPOSITE_EVENTS": "globalTid",
+}
+
+
+def export_of(rank: int, folder: Path, name: str, *, began: int = 0) -> Path:
+    """The export of one of the two processes, whose session began so many ns later."""
+    path = Path(shutil.copy(TRAINING, folder / name))
+    with closing(sqlite3.connect(path)) as connection:
+        for table, who in TIMES.items():
+            connection.execute(
+                f"DELETE FROM {table} WHERE ({who} >> 24) & 16777215 <> {4000 + rank}"
+            )
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            for column in {"start", "end"} & set(columns):
+                connection.execute(f'UPDATE {table} SET "{column}" = "{column}" - {began}')
+        connection.execute(
+            f"UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + {began}"
+        )
+        connection.execute(f"DELETE FROM TARGET_INFO_CUDA_DEVICE WHERE pid <> {4000 + rank}")
+        connection.execute(f"DELETE FROM PROCESSES WHERE pid <> {4000 + rank}")
+        connection.commit()
+    return path
+
+
+def without_blobs(path: Path) -> Path:
+    """As exported without ``--include-blobs``: nobody tells a rank."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE NVTX_EVENTS SET binaryData = NULL")
+        connection.commit()
+    return path
+
+
+def ranks(path: Path) -> set[int | None]:
+    return set(ta.read(path).events["rank"])
+
+
+def test_an_export_each_says_what_one_of_both_says(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    export_of(0, folder, "a.sqlite")
+    export_of(1, folder, "b.sqlite", began=700_000)
+    apart, together = ta.comm_outliers(folder), ta.comm_outliers(TRAINING)
+    assert apart.verdict == together.verdict
+    assert apart.ranks.equals(together.ranks)
+    assert apart.ranks["imposed_ns"].to_list() == [5_850_000, 0]
+
+
+def test_exports_are_joined_on_one_clock(tmp_path):
+    paths = [
+        export_of(0, tmp_path, "a.sqlite"),
+        export_of(1, tmp_path, "b.sqlite", began=700_000),
+    ]
+    joined = ta.concat([ta.read(path) for path in paths])
+    whole = ta.read(TRAINING)
+    starts = [t.events.filter(pl.col("kind") == "kernel")["ts"].to_list() for t in (joined, whole)]
+    assert starts[0] == starts[1]
+
+
+def test_the_largest_communicator_tells_the_rank(tmp_path):
+    assert ranks(export_of(1, tmp_path, "x.sqlite")) == {1}
+
+
+def test_a_file_name_tells_the_rank(tmp_path):
+    assert ranks(without_blobs(export_of(1, tmp_path, "report_rank5.sqlite"))) == {5}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "size"),
+    [
+        ("HOME=/root;RANK=3;WORLD_SIZE=8", 3, 8),
+        ("OMPI_COMM_WORLD_RANK=2;OMPI_COMM_WORLD_SIZE=4;X=1", 2, 4),
+        ("SLURM_PROCID=7;SLURM_NTASKS=16", 7, 16),
+        ("MY_RANK=3;RANKS=4", None, None),
+    ],
+)
+def test_the_launcher_tells_the_rank(tmp_path, environment, rank, size):
+    path = without_blobs(export_of(1, tmp_path, "x.sqlite"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (0, 'Local', 'DeviceEnvironment', 610, ?)",
+            [environment],
+        )
+        connection.commit()
+    assert ranks(path) == {rank}
+    assert ta.read(path).meta.world_size == size
+
+
+def test_processes_that_nobody_numbers_are_numbered_by_their_gpus(tmp_path):
+    path = without_blobs(Path(shutil.copy(TRAINING, tmp_path / "x.sqlite")))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE TARGET_INFO_CUDA_DEVICE SET gpuId = 1 - gpuId")
+        connection.commit()
+    trace = ta.read(path)
+    told = trace.events.drop_nulls("device").select("rank", "pid", "device").unique().sort("rank")
+    assert told.rows() == [(0, 4001, 0), (1, 4000, 1)]
+    said = trace.issues.filter(pl.col("code") == "ranks-numbered")
+    assert said.select("severity", "count").rows() == [("notice", 2)]
+
+
+def test_a_rank_is_the_same_whatever_is_read():
+    whole = ta.read(TRAINING).events.select("rank", "pid").unique().sort("rank").rows()
+    for kinds in ("kernel", "nvtx", "osrt"):
+        part = ta.read(TRAINING, kinds=kinds).events.select("rank", "pid").unique().sort("rank")
+        assert part.rows() == whole
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_of_an_export_is_selected(rank, tmp_path):
+    """The same is found as in the export of that process alone."""
+    alone = export_of(rank, tmp_path, "alone.sqlite")
+    described, its = ta.info(TRAINING, rank=rank), ta.info(alone)
+    assert described.files["rank"].to_list() == [rank]
+    for column in ("events", "communication", "communication_ns"):
+        assert described.contents[column].equals(its.contents[column])
+    assert described.kinds.equals(its.kinds)
+    for kinds in (["sample"], ["nvtx"], ["cuda_runtime"]):
+        drawn = ta.flamegraph(TRAINING, kinds=kinds, rank=rank)
+        assert drawn.functions.equals(ta.flamegraph(alone, kinds=kinds).functions)
+    assert ta.flamegraph(TRAINING, by="rank", rank=rank).flame.frame["name"][0] == f"rank {rank}"
+    code = ta.py_spy_report(TRAINING, rank=rank, aggregate_leaf_paths=True)
+    assert code.total_samples == ta.py_spy_report(alone).total_samples
+
+
+@pytest.mark.parametrize("ask", [ta.info, ta.flamegraph, ta.py_spy_report])
+def test_a_rank_that_an_export_does_not_have_is_an_error(ask):
+    with raises_wording(ta.OptionError):
+        ask(TRAINING, rank=7)

@@ -1,0 +1,85 @@
+"""Formats of other packages: found by entry point, asked when none of ours is sure."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+from conftest import ROOT
+from wording import raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import OptionError, UnknownFormat
+from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.contract import Format, Selection
+from traceanalyzer.trace import Meta, Trace
+
+
+def parse(source, selection: Selection, progress=None) -> Trace:
+    return Trace((Meta(source.path, "their-format"),))
+
+
+THEIRS = Format(
+    name="their-format",
+    suffixes=(".their",),
+    description="of another package",
+    spec_url="https://example.org",
+    sniff=lambda head, path: head.startswith((b"THEIRS", b"{")),
+    parse=parse,
+    priority=1_000,
+)
+BROKEN = Format(
+    name="broken-format",
+    suffixes=(),
+    description="",
+    spec_url="",
+    sniff=lambda head, path: 1 // 0 == 1,
+    parse=parse,
+    priority=2_000,
+)
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """Three entry points: a format, one whose sniffing fails, one that cannot be loaded."""
+    entries = [
+        EntryPoint(name, f"{__name__}:{value}", registry.ENTRY_POINTS)
+        for name, value in (("a", "THEIRS"), ("b", "BROKEN"), ("c", "MISSING"))
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    for cached in (registry.formats, registry._loaded):
+        cached.cache_clear()
+    yield
+    for cached in (registry.formats, registry._loaded):
+        cached.cache_clear()
+
+
+def test_a_format_of_another_package_is_read_by_its_content(tmp_path):
+    path = tmp_path / "unknown"
+    path.write_bytes(b"THEIRS\n1\n2\n")
+    assert ta.read(path).meta.format == "their-format"
+
+
+def test_it_does_not_take_what_ours_know(tmp_path):
+    trace = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
+    assert ta.read(trace, kinds=["kernel"]).meta.format == "chrome-trace"
+    assert ta.read(trace, format="their-format").meta.format == "their-format"
+
+
+def test_it_is_asked_before_our_guesses(tmp_path):
+    path = tmp_path / "raw.txt"
+    path.write_bytes(b"THEIRS;main (a.py:1) 3\n" * 9)
+    assert ta.read(path).meta.format == "their-format"
+
+
+def test_what_cannot_be_loaded_is_said_and_ends_nothing(tmp_path):
+    path = tmp_path / "unknown"
+    path.write_bytes(b"nobody's\0")
+    with raises_wording(UnknownFormat):
+        ta.read(path)
+    with raises_wording(OptionError):
+        ta.read(path, format="nope")
+
+
+def test_priorities_are_unique():
+    priorities = [f.priority for f in registry.formats()]
+    assert len(set(priorities)) == len(priorities)
+    assert priorities == sorted(priorities, reverse=True)

@@ -1,0 +1,135 @@
+"""Packed files: read as what they hold; what is lost of a damaged one is said, others refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from harness import differences
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import InputError, UnknownFormat
+
+EVENTS = [
+    {"ph": "X", "cat": "kernel", "name": f"k{n}", "pid": 0, "tid": 7, "ts": 10 * n, "dur": 5}
+    for n in range(2000)
+]
+TEXT = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS}).encode()
+
+
+def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return path
+
+
+def said(trace: ta.Trace) -> str:
+    return " ".join(trace.issues["first"].drop_nulls())
+
+
+def plain(folder: Path) -> ta.Trace:
+    path = folder / "plain.json"
+    path.write_bytes(TEXT)
+    return ta.read(path)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda path: path.write_bytes(gzip.compress(TEXT)),
+        lambda path: path.write_bytes(zstandard.compress(TEXT)),
+        lambda path: path.write_bytes(
+            zstandard.compress(TEXT[:999]) + zstandard.compress(TEXT[999:])
+        ),
+        lambda path: zipped(path, ("trace.json", TEXT)),
+        lambda path: zipped(path, ("a/", b""), ("a/trace.json", TEXT)),
+    ],
+    ids=["gzip", "zstd", "zstd-frames", "zip", "zip-folder"],
+)
+def test_a_packed_trace_is_the_trace(tmp_path, packed):
+    path, seen = tmp_path / "trace.bin", []
+    packed(path)
+    trace = ta.read(path, progress=lambda done, size: seen.append((done, size)))
+    assert differences(trace, plain(tmp_path)) == []
+    assert trace.events.height == len(EVENTS)
+    assert all(done <= size for done, size in seen)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, zstandard.compress, None], ids=["gz", "zst", "zip"]
+)
+def test_what_a_progress_display_raises_is_its_own_fault(tmp_path, pack):
+    path = tmp_path / "trace.bin"
+    path.write_bytes(pack(TEXT)) if pack else zipped(path, ("trace.json", TEXT))
+
+    def broken(done: int, size: int) -> None:
+        raise RuntimeError(f"no display for {done} of {size}")
+
+    with pytest.raises(RuntimeError, match="no display for"):
+        ta.read(path, progress=broken)
+
+
+def test_of_several_members_the_largest_is_read_and_that_is_said(tmp_path):
+    path = zipped(tmp_path / "a.zip", ("notes.txt", b"hello"), ("trace.json", TEXT))
+    trace = ta.read(path)
+    assert trace.events.height == len(EVENTS)
+    check_wording(said(trace))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("kind", ["zip", "zstd"])
+def test_what_is_lost_of_a_damaged_one_is_said(tmp_path, kind, share):
+    if kind == "zip":
+        data = bytearray(zipped(tmp_path / "whole.zip", ("trace.json", TEXT)).read_bytes())
+        at = int(len(data) * share)
+        data[at : at + 8] = bytes(8)
+    else:
+        whole = zstandard.compress(TEXT)
+        data = bytearray(whole[: int(len(whole) * share)])
+    path = tmp_path / "trace.bin"
+    path.write_bytes(data)
+    try:
+        trace = ta.read(path)
+    except InputError as error:  # nothing at all was left
+        assert "damaged" in str(error) or "ends early" in str(error)  # noqa: PT017
+    else:
+        assert trace.events.height < len(EVENTS)
+        assert "damaged" in said(trace) or "ends early" in said(trace)
+
+
+def test_an_empty_archive_is_refused(tmp_path):
+    with raises_wording(InputError):
+        ta.read(zipped(tmp_path / "a.zip"))
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    path = zipped(tmp_path / "a.zip", ("trace.json", TEXT))
+    data = bytearray(path.read_bytes())
+    central = data.index(b"PK\x01\x02")
+    data[6] |= 1
+    data[central + 8] |= 1
+    path.write_bytes(data)
+    with raises_wording(InputError):
+        ta.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"other_key": []}', "is JSON without traceEvents"),
+        (' {"a": 1}', "is JSON without traceEvents"),
+        ("\x01\x02\x03 nothing", "is no format we know"),
+    ],
+)
+def test_a_file_nobody_knows_is_named_for_what_it_is(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UnknownFormat, match=said):
+        ta.read(path)

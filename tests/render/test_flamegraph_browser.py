@@ -1,0 +1,282 @@
+"""The flamegraph's viewer in a real browser: what it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from browser import chromium, complaints, visit
+from flame_page import Page, opener
+from flames import compared, flame, training
+
+from traceanalyzer.result import Result, View
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    yield from chromium(tmp_path_factory.mktemp("chromium"))
+
+
+@pytest.fixture
+def viewer(window, tmp_path):
+    yield from opener(window, tmp_path)
+
+
+WHOLE = [("all", 100)]
+
+
+def test_it_opens_with_everything_drawn(viewer):
+    page = viewer(training())
+    assert page.row(0) == WHOLE
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+    assert page.row(3) == [("forward", 50), ("load", 32), ("(7 frames below 1 %)", 3)]
+    assert page.text("h2") == "A small training"
+    assert "own code" in page.text(".keys")
+
+
+# --- zoom ------------------------------------------------------------------------------------
+
+
+def test_click_zooms_and_reset_leaves(viewer):
+    page = viewer(training())
+    page.click("forward")
+    assert page.row(3) == [("forward", 100)]
+    assert page.row(4) == [("forward", 60), ("relu", 20)]
+    assert [name for name, _, _, kind in page.boxes() if "caller" in kind] == [
+        "all", "<module>", "main",
+    ]  # fmt: skip
+    assert page.text(".path").split() == ["all", "<module>", "main", "forward"]
+    page.button("Reset")
+    assert page.row(3)[0] == ("forward", 50)
+    assert page.fragment in ("", "#")
+
+
+def test_double_click_zooms_once(viewer):
+    from selenium.webdriver import ActionChains
+
+    page = viewer(training())
+    ActionChains(page.window).double_click(page.find("load")).perform()
+    assert page.row(3) == [("load", 100)]
+    page.window.back()
+    assert page.row(3)[0] == ("forward", 50)
+
+
+def test_a_step_of_the_path_zooms_out_to_it(viewer):
+    page = viewer(training())
+    page.click("forward")
+    page.button("main")
+    assert page.row(2) == [("main", 100)]
+    assert page.row(3)[0] == ("forward", 55.6)
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+def test_keys_move_zoom_search_and_reset(viewer):
+    from selenium.webdriver import Keys
+
+    page = viewer(training())
+    page.press(Keys.ARROW_DOWN)
+    assert page.focused == "all"
+    page.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    assert page.focused == "run"
+    page.press(Keys.ARROW_LEFT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert page.focused == "forward"
+    assert "50 samples, 50.0 % of all, 55.6 % of parent, self 10" in page.text(".status")
+    ring = page.window.find_element("css selector", ".ring")
+    assert ring.get_attribute("visibility") == "visible"
+    assert ring.get_attribute("width") == page.find("forward").get_attribute("width")
+    page.press(Keys.ENTER)
+    assert page.row(3) == [("forward", 100)]
+    assert page.focused == "forward"
+    page.press("/", "relu")
+    assert page.text(".matched") == "30.0 % of all matched"
+    page.press(Keys.ESCAPE)
+    assert page.row(3)[0] == ("forward", 50)
+    assert page.text(".matched") == ""
+    page.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ENTER)
+    assert page.row(1) == [("<module>", 100)]
+    page.press("0")
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+def test_one_box_is_in_the_order_of_the_tabulator(viewer):
+    page = viewer(training())
+    page.click("load")
+    stops = page.window.find_elements("css selector", ".boxes > [tabindex='0']")
+    assert [stop.get_attribute("aria-label") for stop in stops] == ["load, 32 samples"]
+
+
+def test_keys_of_the_browser_stay_with_it(viewer):
+    from selenium.webdriver import ActionChains, Keys
+
+    page = viewer(training())
+    page.click("load")
+    ActionChains(page.window).key_down(Keys.CONTROL).send_keys("0").key_up(Keys.CONTROL).perform()
+    assert page.row(3) == [("load", 100)]
+
+
+# --- search ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "share"),
+    [
+        ("forward", "50.0 %"),  # calls itself: counted once
+        ("forward|relu", "60.0 %"),
+        ("RELU", "30.0 %"),
+        (r"^main train\.py", "90.0 %"),  # name and place
+        ("nothing", "0.0 %"),
+    ],
+)
+def test_search_says_what_share_it_matched(viewer, pattern, share):
+    page = viewer(training())
+    page.search(pattern)
+    assert page.text(".matched") == f"{share} of all matched"
+
+
+def test_search_tints_what_it_finds(viewer):
+    page = viewer(training())
+    page.search("relu")
+    kinds = {name: kind for name, _, _, kind in page.boxes()}
+    assert kinds["relu"] == "hit"
+    assert kinds["forward"] == "miss"
+    page.search("")
+    assert {kind for _, _, _, kind in page.boxes()} == {""}
+
+
+def test_search_tells_upper_from_lower_case_if_asked(viewer):
+    page = viewer(training())
+    page.search("RELU")
+    page.button("Aa")
+    assert page.text(".matched") == "0.0 % of all matched"
+    assert "case=1" in page.fragment
+
+
+def test_a_pattern_that_is_none_is_said(viewer):
+    page = viewer(training())
+    page.search("(")
+    assert "not a regular expression" in page.text(".matched")
+    assert page.row(0) == WHOLE
+
+
+# --- views -----------------------------------------------------------------------------------
+
+
+def test_the_picture_turns(viewer):
+    page = viewer(training())
+    page.button("Flame")
+    rows = {name: row for name, _, row, _ in page.boxes()}
+    assert rows["all"] == max(rows.values()) == 5
+    assert rows["run"] == 4
+    page.press("i")
+    assert page.row(0) == WHOLE
+
+
+def test_callers_and_callees_of_one_function(viewer):
+    page = viewer(training())
+    page.click("relu")
+    page.button("Callers")
+    rows = {}
+    for name, width, row, _ in page.boxes():
+        rows.setdefault(row, []).append((name, width))
+    middle = next(row for row, boxes in rows.items() if boxes == [("relu", 100)])
+    # twice below forward, once of these below the inner one; once below run
+    assert rows[middle - 1] == [("forward", 33.3), ("forward", 33.3), ("run", 33.3)]
+    assert middle + 1 not in rows
+    assert "callers and callees of relu" in page.text(".path")
+
+
+def test_recursion_counts_once_among_callers(viewer):
+    page = viewer(training(), "#view=callers&of=3")
+    assert page.find("forward").get_attribute("aria-label") == "forward, 50 samples"
+    middle = next(row for name, width, row, _ in page.boxes() if (name, width) == ("forward", 100))
+    assert page.row(middle - 1) == [("main", 100)]
+    assert page.row(middle + 1) == [("forward", 60), ("relu", 20)]
+    page.click("main")
+    assert "callers and callees of main" in page.text(".path")
+    page.button("all stacks")
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+def test_callers_stand_above_in_an_inverted_tree_too(viewer):
+    rows = [
+        (None, "leaf", None, None, True, 0, 10, 0, None),
+        (0, "middle", None, None, True, 0, 10, 0, None),
+        (1, "root", None, None, True, 10, 10, 0, None),
+    ]
+    page = viewer(flame(rows, inverted=True), "#view=callers&of=1")
+    assert [name for name, _, _, _ in sorted(page.boxes(), key=lambda box: box[2])] == [
+        "root", "middle", "leaf",
+    ]  # fmt: skip
+
+
+def test_focus_keeps_only_stacks_through_a_function(viewer):
+    page = viewer(training())
+    page.click("relu")
+    page.press("f")
+    assert page.find("all").get_attribute("aria-label") == "all, 30 samples"
+    assert page.row(1) == [("<module>", 66.7), ("run", 33.3)]
+    assert "load" not in {name for name, _, _, _ in page.boxes()}
+    page.press("f")
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+def test_a_comparison_tells_the_base(viewer):
+    page = viewer(compared())
+    page.click("grew")
+    assert "base 25.0 % of all, now +25.0 points" in page.text(".status")
+    page.press("0")
+    assert page.row(1) == [("grew", 50), ("new", 30), ("shrank", 20)]
+    foot = page.window.find_element("css selector", ".foot")
+    stage = page.window.find_element("css selector", ".stage")
+    assert "gone (b.py:4)" in foot.text
+    assert foot.rect["y"] >= stage.rect["y"] + stage.rect["height"]
+
+
+# --- the address -----------------------------------------------------------------------------
+
+
+def test_the_state_is_kept_in_the_address_and_restored(viewer):
+    page = viewer(training())
+    page.button("Flame")
+    page.search("relu")
+    page.click("forward", 1)
+    before, fragment = page.boxes(), page.fragment
+    assert {"find=relu", "order=flame"} < set(fragment[1:].split("&"))
+    again = viewer(training(), fragment)
+    assert again.boxes() == before
+    assert again.text(".matched") == "30.0 % of all matched"
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#zoom=length", "#view=x&of=2", "#view=focus&of=-1", "#zoom=99&of=NaN", "#%ff&&="]
+)
+def test_an_address_that_makes_no_sense_shows_everything(viewer, fragment):
+    page = viewer(training(), fragment)
+    assert page.row(1) == [("<module>", 90), ("run", 10)]
+
+
+# --- in a notebook -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn(Result):
+    def view(self):
+        return View("Where?", "There.", flames=lambda: (training(),))
+
+
+def test_a_notebook_draws_it_in_a_frame_that_cannot_reach_the_notebook(window, tmp_path):
+    notebook = f"<!doctype html><body>{Drawn()._repr_html_()}</body>"
+    assert visit(window, tmp_path / "notebook.html", notebook) == [
+        (tmp_path / "notebook.html").as_uri()
+    ]
+    window.switch_to.frame(window.find_element("css selector", "iframe"))
+    page = Page(window)
+    assert page.row(3)[0] == ("forward", 50)
+    page.click("forward")
+    assert page.row(3) == [("forward", 100)]
+    with pytest.raises(Exception, match="cross-origin"):
+        window.execute_script("return parent.document.title")
+    window.switch_to.default_content()
+    assert complaints(window) == []

@@ -1,0 +1,336 @@
+"""Every command in every form on files whose every name is an attack: nothing of it works.
+
+Commands and forms are those the program has: a new one is tried here without being named.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import sqlite3
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import click
+import polars as pl
+import pytest
+from browser import chromium, complaints
+from hostile_traces import INPUTS, POISON
+from processes import in_terminal
+from test_markdown import assert_inert
+
+import traceanalyzer as ta
+from traceanalyzer.cli.commands import all_commands
+from traceanalyzer.cli.main import status
+from traceanalyzer.exporters import SUFFIXES
+
+ALL = all_commands()
+
+ANSWERING = sorted(set(ALL) - {"convert"})
+
+#: Whose answers are numbers of ranks and devices.
+NAMELESS = ("overlap", "steps")
+_OF_STACKS = ("flamegraph", "py-spy-report")
+
+#: What a terminal obeys, what turns the direction of text, what cannot be seen.
+COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+ELEMENTS = {
+    *("html", "head", "meta", "link", "title", "style", "script", "body", "main", "header", "nav"),
+    *("section", "article", "aside", "footer", "h1", "h2", "h3", "h4", "p", "div", "span", "table"),
+    *("caption", "thead", "tbody", "tr", "th", "td", "ul", "ol", "li", "dl", "dt", "dd", "figure"),
+    *("figcaption", "details", "summary", "pre", "code", "a", "b", "strong", "em", "small", "br"),
+    *("button", "input", "label", "select", "option", "noscript", "canvas", "hr", "abbr", "time"),
+}
+DRAWN = {
+    *("svg", "g", "path", "defs", "use", "text", "tspan", "rect", "circle", "line", "polyline"),
+    *("clippath", "image", "metadata", "title", "desc", "pattern", "style", "script", "polygon"),
+    *(
+        "rdf",
+        "work",
+        "type",
+        "format",
+        "rdf:rdf",
+        "cc:work",
+        "dc:type",
+        "dc:format",
+        "lineargradient",
+    ),
+    *("stop", "foreignobject"),
+}
+LINKS = ("href", "src", "xlink:href", "action", "formaction", "data", "poster", "srcset")
+
+
+@cache
+def _inputs() -> dict[str, Path]:
+    folder = Path(mkdtemp(prefix="hostile-"))
+    return {name: make(folder) for name, make in INPUTS.items()}
+
+
+def _run(command: str, given: str, form: str, out: Path, *more: str) -> int:
+    """The exit status of a command on a hostile input, its answer in a file."""
+    parameters = ALL[command].params
+    paths = [str(_inputs()[given])] * sum(isinstance(one, click.Argument) for one in parameters)
+    chosen = ["--to", form] if any("--to" in one.opts for one in parameters) else []
+    quiet = ["--force", "-o", str(out)]
+    return status([command, *paths, *chosen, *quiet, *more])
+
+
+def _forms(command: str) -> tuple[str, ...]:
+    to = next((one.type for one in ALL[command].params if "--to" in one.opts), None)
+    return tuple(to.choices) if isinstance(to, click.Choice) else ("html",)
+
+
+# --- what makes a form inert -----------------------------------------------------------------
+
+
+def _plain_text(data: bytes) -> None:
+    assert not COMMANDS.search(data.decode())
+
+
+def _markdown(data: bytes) -> None:
+    _plain_text(data)
+    assert_inert(data.decode())
+
+
+def _csv(data: bytes) -> None:
+    rows = list(csv.reader(io.StringIO(data.decode(), newline="")))
+    assert rows
+    assert {len(row) for row in rows} == {len(rows[0])}
+    for cell in (cell for row in rows for cell in row):
+        assert re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?", cell) or not re.match(r"[=+\-@\t\r\n]", cell)
+
+
+def _json(data: bytes) -> None:
+    json.loads(data, parse_constant=pytest.fail)
+
+
+def _sqlite(data: bytes) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(data)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+    assert names
+    assert not any("alert" in name or "cmd" in name for name in names)
+
+
+def _png(data: bytes) -> None:
+    assert data.startswith(b"\x89PNG")
+    assert b"alert" not in data
+    assert b"owned" not in data
+
+
+class _Page(HTMLParser):
+    """Holds every element to the lists above, and collects scripts and policies."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.policies: list[str] = []
+        self.inside = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in ELEMENTS | DRAWN, tag
+        given = dict(attrs)
+        for name, value in attrs:
+            assert re.fullmatch(r"[a-zA-Z][\w:.-]*", name), name
+            assert not name.startswith("on"), name
+            assert name != "srcdoc"
+            if name in LINKS:
+                assert re.match(r"#|data:(image/png;|,)", value or ""), value
+            if name == "style":
+                assert not re.search(r"url\((?!#)|expression|@import|javascript", value or "")
+        if tag == "script":
+            self.inside = True
+            self.scripts.append((given, ""))
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policies.append(given["content"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            given, text = self.scripts[-1]
+            self.scripts[-1] = (given, text + data)
+
+    def handle_comment(self, data: str) -> None:
+        pytest.fail(f"a comment: {data[:80]}")
+
+
+def _html(data: bytes) -> None:
+    text = data.decode()
+    assert not COMMANDS.search(text.replace("\r", ""))
+    page = _Page(text)
+    (policy,) = page.policies
+    assert policy.startswith("default-src 'none'")
+    for given, script in page.scripts:
+        if given.get("type") == "application/json":
+            assert "<" not in script
+            json.loads(script)
+        else:
+            digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+            assert not given
+            assert f"'sha256-{digest}'" in policy
+            assert "alert(1)" not in script
+
+
+def _svg(data: bytes) -> None:
+    text = data.decode()
+    assert not COMMANDS.search(text)
+    for element in ET.fromstring(text).iter():  # noqa: S314 - our own
+        assert isinstance(element.tag, str)
+        tag = element.tag.rpartition("}")[2].lower()
+        assert tag in DRAWN, tag
+        for name, value in element.attrib.items():
+            bare = name.rpartition("}")[2].lower()
+            assert not bare.startswith("on"), name
+            if bare in LINKS:
+                assert re.match(r"#|data:image/png;", value), value
+        if tag == "script":
+            assert "alert(1)" not in (element.text or "")
+
+
+PICTURES = ("svg", "png")
+INERT = {
+    "table": _plain_text,
+    "md": _markdown,
+    "csv": _csv,
+    "json": _json,
+    "sqlite": _sqlite,
+    "html": _html,
+    "svg": _svg,
+    "png": _png,
+}
+
+
+# --- every command in every form -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ANSWERING)
+def test_names_are_inert_in_every_form(command, tmp_path, capfd):
+    """The first hostile file that it has an answer to in all forms; the others in two."""
+    answers: dict[str, list[bytes]] = {}
+    for given in INPUTS:
+        for form in _forms(command):
+            if answers.get(form) and form not in ("table", "html"):
+                continue  # of the same tables
+            out = tmp_path / f"{given}.{form}"
+            code = _run(command, given, form, out)
+            said = capfd.readouterr()
+            assert "internal error" not in said.err
+            assert not COMMANDS.search(said.err + said.out)
+            if code == 0:
+                INERT[form](out.read_bytes())
+                answers.setdefault(form, []).append(out.read_bytes())
+            elif form not in PICTURES:
+                break  # what the file does not hold is in no form of it
+    # every form but pictures, which not all have, and names did arrive
+    assert set(_forms(command)) - set(answers) <= set(PICTURES)
+    if command not in NAMELESS:
+        assert any(b"alert(1)" in answer for answer in answers["html"])
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "html", "md"])
+def test_a_terminal_gets_no_commands(form):
+    for command, given in (("operators", "kineto"), ("py-spy-report", "stacks")):
+        code, shown = in_terminal(command, _inputs()[given], "--to", form, "-q", columns=1000)
+        assert code == 0
+        text = shown.decode()
+        assert "alert(1)" in text
+        assert not COMMANDS.search(text.replace("\r\n", "\n"))
+
+
+def test_what_is_said_of_a_file_in_a_terminal():
+    for arguments in (["gpu-idle", _inputs()["stacks"]], ["info", "\x1b[2J\u202e"], ["\x1b[2J"]):
+        code, shown = in_terminal(*arguments)
+        assert code in (1, 2)
+        assert not COMMANDS.search(shown.decode().replace("\r\n", "\n"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("given", ["kineto", "nsys", "stacks", "memory"])
+def test_converted_files_hold_names_and_nothing_else(given, suffix, tmp_path, capfd):
+    source = _inputs()[given]
+    source = next(source.iterdir()) if source.is_dir() else source
+    out = tmp_path / f"out{suffix}"
+    code = status(["convert", str(source), "-o", str(out)])
+    said = capfd.readouterr().err
+    assert not COMMANDS.search(said)
+    if code:  # some forms have no place for some things
+        assert re.search("no sampled stacks|its events have no time", said)
+        assert "internal error" not in said
+        assert not out.exists()
+        return
+    if suffix in (".sqlite", ".db"):
+        _sqlite(out.read_bytes())
+        return
+    if suffix == ".json":
+        json.loads(out.read_bytes())
+    if suffix != ".speedscope.json":  # which takes the sampled stacks only
+        assert _names(out) >= _names(source) - {None}
+
+
+def _names(path: Path) -> set[str | None]:
+    trace = ta.read(path)
+    found = set(trace.events["name"].cast(pl.String).unique())
+    return found | set(trace.stacks["name"].cast(pl.String).unique())
+
+
+# --- in a browser ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from chromium(tmp_path_factory.mktemp("chromium"))
+
+
+def test_no_page_runs_what_a_name_says(browser, tmp_path, capfd):
+    """Each page is opened: no dialog, no script and no image but ours, nothing to complain of."""
+    for command in ANSWERING:
+        given = ("stacks", "memory", "kineto") if command in _OF_STACKS else ("kineto", "memory")
+        out = tmp_path / f"{command}.html"
+        assert 0 in (_run(command, one, "html", out, "-q") for one in given)
+        browser.get(out.as_uri())
+        _assert_untouched(browser, _Page(out.read_text()))
+    capfd.readouterr()
+
+
+def test_no_picture_runs_what_a_name_says(browser, tmp_path, capfd):
+    out = tmp_path / "flame.svg"
+    assert _run("flamegraph", "stacks", "svg", out) == 0
+    capfd.readouterr()
+    browser.get(out.as_uri())
+    assert browser.execute_script("return document.querySelectorAll('script').length") == 1
+    assert "alert(1)" in browser.execute_script("return document.documentElement.textContent")
+    assert complaints(browser) == []
+
+
+def _assert_untouched(browser: Any, page: _Page) -> None:
+    # a dialog would make this fail, and stay open
+    assert browser.execute_script("return document.scripts.length") == len(page.scripts)
+    assert browser.execute_script("return document.images.length") == 0
+    assert (
+        browser.execute_script("return document.querySelectorAll('[onload],[onerror]').length") == 0
+    )
+    assert "owned" not in browser.title
+    assert complaints(browser) == []
+
+
+def test_the_names_are_as_bad_as_they_should_be():
+    for needle in ("\x1b", "\x9b", "\u202e", "</script>", "]]>", "onerror", "\r\n\t", "|"):
+        assert needle in POISON
+    assert all(path.exists() for path in _inputs().values())

@@ -1,0 +1,134 @@
+import re
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from hypothesis import given, strategies as st
+from sample_results import LONG_KERNEL, Sample, empty, groups, hostile, ordinary
+
+from traceanalyzer.render import table
+from traceanalyzer.render.text import cells, prose, shorten, visible
+from traceanalyzer.result import Table
+
+UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_golden(golden, width):
+    golden(f"table_{width}.txt", table.render(ordinary(), width=width))
+
+
+def test_widest_line_fits_the_terminal_when_only_names_are_long():
+    text = table.render(Sample(shown=(_only("group", "median_ns"),)), width=50)
+    assert max(map(len, text.splitlines())) <= 50
+    assert "..." in text
+
+
+def test_names_are_whole_where_there_is_room():
+    assert LONG_KERNEL in table.render(ordinary(), width=250)
+
+
+def test_top_limits_rows_and_says_so():
+    text = table.render(ordinary(), top=2, width=200)
+    assert "(2 of 3 rows; --top all shows the rest)" in text
+    assert "all_gather" in text
+    assert "ncclDev" not in text
+
+
+def test_all_rows_without_a_remark():
+    assert "rows;" not in table.render(ordinary(), top=None)
+
+
+def test_columns_width_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert table.render(ordinary()) == table.render(ordinary(), width=70)
+
+
+def test_empty_table_says_what_it_means():
+    assert "Groups: none" in table.render(empty())
+
+
+def test_hostile_names_are_inert():
+    text = table.render(hostile(), width=200)
+    assert not UNSAFE.search(text)
+    assert "\\x1b[31m" in text
+    assert "\\u202egpj.exe" in text
+    assert max(map(len, text.splitlines())) < 500
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "unit", "texts"),
+    [
+        ("dur_ns", [7_635_000, 10_000, 7_000_000], "ms", ["7.635", "0.010", "7.000"]),
+        ("dur_ns", [812, 5, None], "ns", ["812", "5", ""]),
+        ("dur_ns", [0, 0], "ns", ["0", "0"]),
+        ("dur_ns", [1_234_567_890_123], "s", ["1,235"]),
+        ("dur_ns", [-2_500, 2_500], "us", ["-2.500", "2.500"]),
+        ("share_frac", [0.2289, 1.0], "%", ["22.9", "100.0"]),
+        ("sent_bytes", [26_529_792, 4, None], "", ["25.3 MiB", "4 B", ""]),
+        ("busbw_gbps", [178.312], "GB/s", ["178.3"]),
+        ("factor", [3.04159, 12.0], "", ["3.04", "12.00"]),
+        ("count", [28_010, 2**60 + 1], "", ["28,010", "1,152,921,504,606,846,977"]),
+        ("pid", [1_234_567], "", ["1234567"]),
+        ("late", [True, False, None], "", ["yes", "no", ""]),
+        ("ranks", [[0, 1], []], "", ["0, 1", ""]),
+        ("name", ["a\nb"], "", ["a\\nb"]),
+    ],
+)
+def test_one_unit_a_column(column, values, unit, texts):
+    scale, shown = cells(column, values)
+    assert (scale.unit, shown) == (unit, texts)
+
+
+@given(st.text(max_size=300))
+def test_visible_text_holds_nothing_unsafe(text):
+    assert not UNSAFE.search(visible(text))
+    assert "\n" not in visible(text)
+    assert visible(visible(text)) == visible(text)
+
+
+@given(st.text(max_size=100), st.integers(min_value=5, max_value=60))
+def test_shorten_keeps_both_ends(text, width):
+    short = shorten(text, width)
+    assert len(short) <= width
+    assert short == text or (text.startswith(short[:1]) and text.endswith(short[-1:]))
+
+
+def test_prose_cuts_words_of_absurd_length():
+    assert len(prose("see " + "x" * 10_000)) < 100
+
+
+def test_nothing_is_changed_in_the_result():
+    result = ordinary()
+    before = [t.frame.clone() for t in result.tables]
+    table.render(result)
+    assert all(t.frame.equals(b) for t, b in zip(result.tables, before, strict=True))
+
+
+def _only(*names: str) -> Table:
+    whole = groups()
+    return Table("g", "G", whole.frame, {name: whole.columns[name] for name in names})
+
+
+def test_a_column_of_nulls_is_empty():
+    frame = pl.DataFrame({"a_ns": [None, None]}, schema={"a_ns": pl.Int64})
+    text = table.render(Sample(shown=(Table("t", "T", frame, {"a_ns": "a"}),)))
+    assert "None" not in text
+
+
+def test_columns_that_are_alike_have_one_unit():
+    frame = pl.DataFrame({"before_ns": [900_000, 800_000], "after_ns": [2_000_000, 3_000_000]})
+    apart = Table("t", "T", frame, {"before_ns": "before", "after_ns": "after"})
+    together = replace(apart, alike=(("before_ns", "after_ns"),))
+    assert "before [us] | after [ms]" in table.render(Sample(shown=(apart,)), width=100)
+    assert "before [ms] | after [ms]" in table.render(Sample(shown=(together,)), width=100)
+
+
+def test_details_are_named_and_shown_with_all_rows():
+    detail = replace(groups(), title="A detail", detail=True)
+    result = Sample(shown=(groups(), detail))
+    brief, whole = table.render(result, top=1), table.render(result, top=None)
+    assert "More with --top all, or in html and json: A detail." in brief
+    assert "\nA detail\n" not in brief
+    assert "\nA detail\n" in whole
+    assert "--top all" not in whole
