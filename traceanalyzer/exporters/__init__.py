@@ -6,8 +6,6 @@ the terminal. They may import ``trace, schema, vocabulary, units, errors`` and `
 ``api`` and the ``cli`` import them from here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import PurePath

@@ -14,11 +14,9 @@ holds::
 Enums and categoricals are stored as dictionary-encoded text, so no reader needs to know them.
 """
 
-from __future__ import annotations
-
 import io
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import orjson
 import polars as pl
@@ -26,9 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traceanalyzer import schema
-
-if TYPE_CHECKING:
-    from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace
 
 #: Rows of a row group: few enough to be converted and filtered one group at a time.
 ROWS = 1 << 18

@@ -1,7 +1,5 @@
 """speedscope's JSON: a sampled profile for each thread of a trace that has sampled stacks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import IO, Any
 

@@ -11,30 +11,24 @@ of the same bits, which ``printf('%x', address)`` shows rightly; SQLite has no l
 is null.
 """
 
-from __future__ import annotations
-
 import errno
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import adbc_driver_manager as adbc
 import adbc_driver_sqlite.dbapi
 import polars as pl
 import sqlite_utils
+from adbc_driver_manager.dbapi import Cursor
 
 from traceanalyzer import schema
 from traceanalyzer.errors import OutputError
+from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from adbc_driver_manager.dbapi import Cursor
-
-    from traceanalyzer.trace import Trace
 
 #: The file is not there under its name before it is whole: a journal would save nothing.
 _PRAGMAS = ("journal_mode = off", "synchronous = off", "locking_mode = exclusive")
@@ -80,20 +74,6 @@ _ABOUT = {
     "arguments": "JSON text as the profiler wrote it: json_extract(args, '$.\"Seq\"')",
     "addresses": "printf('0x%x', address); those from 2^63 on are negative",
     "columns": "about_columns says what each column of each table means",
-}
-
-_SOURCE: dict[str, Any] = {
-    "path": str,
-    "format": str,
-    "version": str,
-    "epoch_ns": int,
-    "start_ns": int,
-    "rank": int,
-    "world_size": int,
-    "host": str,
-    "backend": str,
-    "extra": str,
-    "weight_unit": str,
 }
 
 
@@ -187,7 +167,9 @@ def _describe(database: sqlite_utils.Database, trace: Trace) -> None:
         for number, source in enumerate(sources)
         for device in source.pop("devices")
     ]
-    _create(database, "sources", {"id": int, **_SOURCE}, key="id")
+    of_source = {f.name: int if "int" in str(f.type) else str for f in fields(Meta)}
+    del of_source["devices"]
+    _create(database, "sources", {"id": int, **of_source}, key="id")
     database.table("sources").insert_all({"id": at, **source} for at, source in enumerate(sources))
     columns = {"source": int, "id": int, "name": str, "total_bytes": int}
     _create(database, "devices", columns, points={"source": "sources"})

@@ -7,8 +7,6 @@ one has no time for itself from there on. So every instant of a thread belongs t
 what all of them have for themselves adds up to the time in which any of them ran.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ columns ``by``, ``start``, ``end``, one row for each maximal run, sorted by grou
 exact while the lengths fit Int64, and take O(n log n) for n rows.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -7,8 +7,6 @@ Columns named by ``by`` keep groups apart, null being a value like any other; an
 matches nothing.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -14,8 +14,6 @@ one core of an AMD EPYC with Python 3.11: 0.11 s by arrays, 0.23 s by the stack.
 two grouping columns, all included: 2 s where every group nests exactly, 4.6 s where none does.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -257,20 +255,6 @@ def pairs(start: Ints, end: Ints) -> Iterator[tuple[int, int]]:
         zip(start[lo : lo + _BLOCK].tolist(), end[lo : lo + _BLOCK].tolist(), strict=True)
         for lo in range(0, start.size, _BLOCK)
     )
-
-
-def innermost_exact(start: Ints, end: Ints, time: Ints) -> Rows | None:
-    """The last to start of the ordered slices of one group that are running at each time.
-
-    :data:`ROOT` where none is; a slice that ends at a time is not. None where :func:`nest_exact`
-    tells nothing.
-    """
-    exact = nest_exact(start, end)
-    if exact is None:
-        return None
-    at = np.searchsorted(start, time, side="right").astype(np.int32) - 1
-    climb(at, time, end, exact[1], start.size)
-    return at
 
 
 def climb(at: npt.NDArray[np.integer], time: Ints, end: Ints, parent: Rows, levels: int) -> None:

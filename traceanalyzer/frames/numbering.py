@@ -1,7 +1,5 @@
 """Rows numbered by what they hold: what grouping needs, in little memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,6 +80,20 @@ def group_numbers(
     place[groups["_number"].to_numpy()] = np.arange(groups.height)
     bounds = np.cumsum([frame.height for frame in frames])[:-1]
     return groups.drop("_number"), tuple(np.split(place[number], bounds))
+
+
+def summed_by_text(
+    rows: pl.DataFrame, by: Sequence[str], *sums: pl.Expr
+) -> tuple[pl.DataFrame, Places]:
+    """A row for each combination of texts, sorted by them, with sums; and each row's number."""
+    groups = rows.with_row_index("_row").group_by(by).agg(*sums, "_row")
+    groups = groups.with_columns(pl.col(by).cast(pl.String)).sort(by)
+    number = np.empty(rows.height, np.int64)
+    sizes = groups["_row"].list.len().to_numpy()
+    number[groups["_row"].explode(empty_as_null=False).to_numpy()] = np.repeat(
+        np.arange(groups.height), sizes
+    )
+    return groups.drop("_row"), number
 
 
 def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:

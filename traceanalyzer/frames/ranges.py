@@ -5,8 +5,6 @@ and ranges are arrays of Int64 starts and ends, of one thread. No pair is looked
 slices and ranges take O(n log n), slices that lie in one another O(n log² n).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -12,8 +12,6 @@ nodes on 60 levels, one core of an AMD EPYC: :func:`merge` 0.5 s, :func:`totals`
 :func:`by_frame` 0.4 s, :func:`prune` 0.1 s, :func:`split` into 8 groups 1.9 s.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -121,11 +119,8 @@ def innermost(forest: Forest, wanted: Bools) -> Ints:
         forest: the calls, in order.
         wanted: for each frame, whether it is.
     """
-    found = np.where(wanted[forest.frame], forest.frame, ROOT)
-    for lo, hi in _levels(forest.parent)[1:]:
-        here = found[lo:hi]
-        found[lo:hi] = np.where(here == ROOT, found[forest.parent[lo:hi]], here)
-    return found
+    node = nearest(forest.parent, wanted[forest.frame])
+    return np.where(node == ROOT, ROOT, forest.frame[node])
 
 
 def focus(forest: Forest, wanted: Bools) -> tuple[Forest, Ints]:
@@ -139,9 +134,7 @@ def focus(forest: Forest, wanted: Bools) -> tuple[Forest, Ints]:
         The forest, in order, and where each node is now: :data:`ROOT` for one that is left out,
         as none of the wanted frames is above it.
     """
-    inside = wanted[forest.frame]
-    for lo, hi in _levels(forest.parent)[1:]:
-        inside[lo:hi] |= inside[forest.parent[lo:hi]]
+    inside = nearest(forest.parent, wanted[forest.frame]) != ROOT
     rows = np.flatnonzero(inside)
     above = forest.parent[rows]
     called = np.not_equal(above, ROOT) & inside[above]
@@ -208,7 +201,7 @@ def invert(
         Pruned(Forest(forest.parent[:floor], forest.frame[:floor]), own[:, :floor], _no(floor))
     ]
     if floor:
-        node, deeper = _roots(forest)[at], at >= floor
+        node, deeper = nearest(forest.parent, forest.parent == ROOT)[at], at >= floor
         at, weights, node = at[deeper], weights[:, deeper], node[deeper]
     size, frames = floor, rest + 1
     while at.size:
@@ -312,14 +305,6 @@ def _levels(parent: Ints) -> list[tuple[int, int]]:
     while edges[-1] < parent.size:
         edges.append(int(np.searchsorted(parent, edges[-1])))
     return list(pairwise(edges))
-
-
-def _roots(forest: Forest) -> Ints:
-    """The root that each node of a forest in order lies under."""
-    root = np.arange(forest.parent.size)
-    for lo, hi in _levels(forest.parent)[1:]:
-        root[lo:hi] = root[forest.parent[lo:hi]]
-    return root
 
 
 def _in_itself(forest: Forest) -> Bools:

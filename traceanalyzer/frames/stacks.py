@@ -12,8 +12,6 @@ million frames costs a million, not a million sorts.
 2.1 s, all of them as sorted text 1.1 s. 6 million frames of 2 million stacks: 0.2 s, 2.5 s, 13 s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Of a trace :func:`bounded` keeps what can be: no events at times that no clock s
 addresses and weights beyond :mod:`traceanalyzer.limits`; the trace's issues count them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,6 +45,16 @@ class Selection:
         if self.kinds is None or kind in self.kinds:
             return True
         return bool(self.names and name and self._name_pattern.search(name))
+
+    def rows(self) -> pl.Expr | None:
+        """Which rows of ``events`` are asked for, by kind and name; None for all."""
+        if self.kinds is None:
+            return None
+        asked = pl.col("kind").cast(pl.String).is_in(sorted(self.kinds))
+        if self.names:
+            name = pl.col("name").cast(pl.String)
+            asked |= name.str.contains_any(list(self.names)).fill_null(value=False)
+        return asked
 
     @cached_property
     def _name_pattern(self) -> re.Pattern[str]:

@@ -1,7 +1,5 @@
 """Which parser reads a file: decided by its first bytes, never by its name alone."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 

@@ -3,8 +3,6 @@
 No format is known here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -18,6 +16,7 @@ from typing import IO, Any
 from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
+from traceanalyzer.vocabulary import CUT_OFF
 
 HEAD_BYTES = 1 << 16  # some writers put pages of metadata before the events
 _READ = 1 << 20
@@ -170,7 +169,7 @@ class Source:
                 read += len(data) - len(rest)
                 data, inflater = rest, None if inflater.eof else inflater
         if inflater is not None:
-            self.damage = f"gzip stream ends early, at byte {read}: the file was cut off"
+            self.damage = f"gzip stream ends early, at byte {read}: {CUT_OFF}"
 
     def _up_to_damage(self, start: int, given: int) -> Iterator[bytes]:
         """What a gzip member holds before its damage, without the bytes given already."""

@@ -1,7 +1,5 @@
 """Tables that several formats need: events in order, and sampled stacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -150,6 +148,14 @@ def sample_events(
     }
     frame = known.with_columns(**{**nothing, "pid": pl.col("pid"), "tid": pl.col("tid"), **given})
     return frame.select(*nothing)
+
+
+def as_table(frame: pl.DataFrame, columns: Iterable[schema.Column]) -> pl.DataFrame:
+    """The frame's columns in the schema's types and order; those that it does not have are null."""
+    return frame.select(
+        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
+        for c in columns
+    )
 
 
 def stacks_table(tree: Tree, frames: Iterable[Frame]) -> pl.DataFrame:

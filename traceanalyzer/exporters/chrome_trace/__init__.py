@@ -7,10 +7,9 @@ line, times in microseconds with three decimals, exact. ``tracks`` decides where
 is for viewing, its process ids are new.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 
@@ -18,12 +17,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.exporters.chrome_trace import events
 from traceanalyzer.exporters.chrome_trace.text import Items
 from traceanalyzer.exporters.chrome_trace.tracks import lay_out
-from traceanalyzer.trace import Meta
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Meta, Trace
 
 _VERSION = "kineto schema "
 #: isal's levels go from 0 to 3; 1 is as fast as 0 and a tenth larger than 3.

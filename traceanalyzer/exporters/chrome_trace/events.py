@@ -7,28 +7,16 @@ range, is one more argument, ``args``, and so is a ``category`` that is no word 
 that is no JSON, as damaged files leave it, becomes a JSON string.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import polars as pl
 
-from traceanalyzer.exporters.chrome_trace.text import (
-    member,
-    members,
-    microseconds,
-    quoted,
-    quoted_column,
-)
-from traceanalyzer.exporters.chrome_trace.tracks import ORIGINAL_TID, PLACE, PROCESS, THREAD
+from traceanalyzer.exporters.chrome_trace import text as json
+from traceanalyzer.exporters.chrome_trace.text import looked_up, member, members, quoted_column
+from traceanalyzer.exporters.chrome_trace.tracks import ORIGINAL_TID, PLACE, PROCESS, THREAD, Tracks
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import kind_of_category
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from traceanalyzer.exporters.chrome_trace.tracks import Tracks
-    from traceanalyzer.trace import Trace
 
 #: Rows turned into text at once: some 50 MB.
 ROWS = 1 << 16
@@ -41,6 +29,16 @@ _IS_SAMPLE = (pl.col("kind") == "sample") & pl.col("weight").is_not_null()
 
 _is_async = pl.col("kind") == "async"
 _is_open = pl.col("dur").is_null()
+
+#: How an event begins: the first that applies.
+_SHAPES = (
+    (_is_async & _is_open, '{"ph":"n"'),
+    (_is_async, '{"ph":"b"'),
+    (pl.col("kind") == "object", '{"ph":"N"'),
+    (pl.col("kind") == "sample", '{"ph":"P"'),
+    (_is_open, '{"ph":"i","s":"t"'),
+    (pl.lit(value=True), '{"ph":"X"'),
+)
 
 _KERNELS = {
     "grid": "grid",
@@ -80,8 +78,8 @@ def slice_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
             .drop("rank", "pid", "tid")
             .with_row_index("event", first)
             .hstack(tracks.of_event.slice(first, ROWS))
-            .join(tracks.places, on=PLACE, how="left", nulls_equal=True, maintain_order="left")
         )
+        rows = looked_up(rows, tracks.places, PLACE)
         rows = rows.with_columns(own_category=_is_kept(rows["category"]))
         texts = rows.select(_category(rows["category"]), quoted_column(rows["name"]))
         frame = _with_arguments(trace, rows).with_columns(texts)
@@ -89,24 +87,12 @@ def slice_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
 
 
 def _event(frame: pl.DataFrame) -> pl.Expr:
-    phase = (
-        pl.when(_is_async & _is_open)
-        .then(pl.lit('{"ph":"n"'))
-        .when(_is_async)
-        .then(pl.lit('{"ph":"b"'))
-        .when(pl.col("kind") == "object")
-        .then(pl.lit('{"ph":"N"'))
-        .when(pl.col("kind") == "sample")
-        .then(pl.lit('{"ph":"P"'))
-        .when(_is_open)
-        .then(pl.lit('{"ph":"i","s":"t"'))
-        .otherwise(pl.lit('{"ph":"X"'))
-    )
+    phase = pl.coalesce(pl.when(is_so).then(pl.lit(text)) for is_so, text in _SHAPES)
     begin = members(
         phase,
         *_identity(),
-        member("ts", microseconds(pl.col("ts"))),
-        member("dur", microseconds(pl.when(~_is_async).then("dur"))),
+        member("ts", json.microseconds(pl.col("ts"))),
+        member("dur", json.microseconds(pl.when(~_is_async).then("dur"))),
         member("sf", pl.col("stack")),
         member("args", pl.col("arguments")),
     )
@@ -117,7 +103,7 @@ def _event(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _async_end() -> pl.Expr:
-    end = member("ts", microseconds(pl.col("ts") + pl.col("dur")))
+    end = member("ts", json.microseconds(pl.col("ts") + pl.col("dur")))
     return pl.concat_str(pl.lit(',\n{"ph":"e",'), members(*_identity(), end), pl.lit("}"))
 
 
@@ -279,7 +265,7 @@ def _as_value(text: str) -> str:
         is_value = len(_items.decode(f"[{text}]")) == 1
     except msgspec.DecodeError:
         is_value = False
-    return text if is_value else quoted(text)
+    return text if is_value else json.quoted(text)
 
 
 # --- flows, counters, samples ------------------------------------------------------------------
@@ -299,9 +285,7 @@ def flow_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
         )
         lane = pl.when(same).then("lane_slice").fill_null(0)
         frame = points.hstack(bound).with_columns(lane=lane)
-        placed = frame.join(
-            tracks.places, on=PLACE, how="left", nulls_equal=True, maintain_order="left"
-        )
+        placed = looked_up(frame, tracks.places, PLACE)
         yield placed.select(_flow(placed)).to_series()
 
 
@@ -314,7 +298,7 @@ def _flow(frame: pl.DataFrame) -> pl.Expr:
         pl.concat_str(pl.lit('{"ph":"'), phase, pl.lit('"')),
         member("id", pl.col("flow")),
         pl.col("where"),
-        member("ts", microseconds(pl.col("ts"))),
+        member("ts", json.microseconds(pl.col("ts"))),
         member("cat", quoted_column(frame["category"])),
         member("name", quoted_column(frame["name"])),
         pl.when(is_end & ~later).then(pl.lit('"bp":"e"')),
@@ -325,9 +309,8 @@ def _flow(frame: pl.DataFrame) -> pl.Expr:
 
 def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
     """Counter readings, those of one counter and time that stand together in one event."""
-    frame = trace.counters.filter(pl.col("value").is_finite()).join(
-        tracks.processes, on=PROCESS, how="left", nulls_equal=True, maintain_order="left"
-    )
+    finite = trace.counters.filter(pl.col("value").is_finite())
+    frame = looked_up(finite, tracks.processes, PROCESS)
     same_event = pl.struct("ts", "name", *PROCESS).rle_id().alias("run")
     # a series has one reading an event
     again = pl.int_range(pl.len()).over("run", "series").alias("again")
@@ -340,7 +323,7 @@ def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
         pl.lit('{"ph":"C"'),
         member("name", quoted_column(events["name"])),
         member("pid", pl.col("process")),
-        member("ts", microseconds(pl.col("ts"))),
+        member("ts", json.microseconds(pl.col("ts"))),
         pl.concat_str(pl.lit('"args":{'), "args", pl.lit("}")),
     )
     return events.select(text + "}").to_series()
@@ -360,11 +343,10 @@ def frame_texts(trace: Trace) -> pl.Series:
 
 def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
     """The items of ``samples``."""
-    samples = trace.events.filter(_IS_SAMPLE)
-    for key, ids in ((PROCESS, tracks.processes), (THREAD, tracks.threads)):
-        samples = samples.join(ids, on=key, how="left", nulls_equal=True, maintain_order="left")
+    samples = looked_up(trace.events.filter(_IS_SAMPLE), tracks.processes, PROCESS)
+    samples = looked_up(samples, tracks.threads, THREAD)
     text = members(
-        pl.concat_str(pl.lit('{"ts":'), microseconds(pl.col("ts"))),
+        pl.concat_str(pl.lit('{"ts":'), json.microseconds(pl.col("ts"))),
         member("name", quoted_column(samples["name"])),
         member("pid", pl.col("process")),
         member("tid", pl.coalesce("thread", pl.col("tid").cast(pl.String))),

@@ -17,22 +17,16 @@ drops one that overlaps another partially. So
   ``"traceanalyzer rank"`` and ``"traceanalyzer pid"`` of ``process_name`` say what they were.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import TYPE_CHECKING
 
 import polars as pl
 
-from traceanalyzer.exporters.chrome_trace.text import member, members, quoted_column
+from traceanalyzer.exporters.chrome_trace.text import looked_up, member, members, quoted_column
 from traceanalyzer.frames.nesting import nest
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from traceanalyzer.trace import Trace
 
 FIRST_OVERFLOW_TID = 1_000_000_000
 #: The lane of what a scheduler tells of a thread; overflow lanes lie below.
@@ -123,7 +117,7 @@ def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
     )
     if named.is_empty():
         return drawn
-    joined = drawn.join(named, on=queue, how="left", nulls_equal=True, maintain_order="left")
+    joined = looked_up(drawn, named, queue)
     moved = pl.col("on_device") & pl.col("flow_pid").is_not_null()
     return joined.with_columns(
         pl.when(moved).then(f"flow_{name}").otherwise(name).alias(name) for name in ("pid", "tid")
@@ -214,7 +208,7 @@ def _described(
 ) -> pl.DataFrame:
     """The tracks of a key with what ``lanes`` says about them and ``name``, their id in JSON."""
     told = lanes.select(*key, "label", "labels", "sort_index", "textual")
-    frame = used.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")
+    frame = looked_up(used, told, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.when("textual").then(quoted_column(frame["label"])).otherwise(number)
     return frame.with_columns(text.alias(name), original=pl.lit(None, pl.String))
@@ -224,17 +218,14 @@ def _called(
     tracks: pl.DataFrame, names: pl.DataFrame, key: tuple[str, ...], name: str
 ) -> pl.DataFrame:
     """The tracks, those without a label called as ``names`` says."""
-    told = names.select(*key, name)
-    joined = tracks.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")
+    joined = looked_up(tracks, names.select(*key, name), key)
     return joined.with_columns(label=pl.coalesce("label", name)).drop(name)
 
 
 def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFrame) -> pl.DataFrame:
     """Every thread in lane 0, and behind them the overflow tracks."""
     used = of_event.filter(pl.col("lane") > 0).unique().sort(*PLACE)
-    overflow = used.join(
-        threads, on=THREAD, how="left", nulls_equal=True, maintain_order="left"
-    ).with_columns(
+    overflow = looked_up(used, threads, THREAD).with_columns(
         original="thread",
         thread=_free_ids(threads["tid"], used.height).cast(pl.String),
         label=pl.format(
@@ -246,19 +237,9 @@ def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFra
         ),
     )
     own = threads.with_columns(lane=pl.lit(0, pl.UInt32))
-    return (
-        pl.concat([own, overflow.select(own.columns)])
-        .join(
-            processes.select(*PROCESS, "process"),
-            on=PROCESS,
-            how="left",
-            nulls_equal=True,
-            maintain_order="left",
-        )
-        .with_columns(
-            where=members(member("pid", pl.col("process")), member("tid", pl.col("thread")))
-        )
-    )
+    both = pl.concat([own, overflow.select(own.columns)])
+    where = members(member("pid", pl.col("process")), member("tid", pl.col("thread")))
+    return looked_up(both, processes.select(*PROCESS, "process"), PROCESS).with_columns(where=where)
 
 
 def _free_ids(used: pl.Series, number: int) -> pl.Series:

@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from traceanalyzer.parsers.chrome_trace import container as around
 from traceanalyzer.parsers.chrome_trace.columns import Batch, Collected
-from traceanalyzer.parsers.chrome_trace.container import (
-    Container,
-    last_event_start,
-    last_object_start,
-    next_events,
-)
+from traceanalyzer.parsers.chrome_trace.container import Container
 from traceanalyzer.parsers.chrome_trace.piece import process
 from traceanalyzer.parsers.chrome_trace.text import Text
 from traceanalyzer.parsers.contract import Selection
@@ -43,7 +39,7 @@ def collect(
     """
     while offset is not None:
         closed = _array(text, offset, selection, container, collected)
-        offset = None if closed is None else next_events(text, closed, container)
+        offset = None if closed is None else around.next_events(text, closed, container)
     if container.is_object and not container.closed and "truncated" not in collected.issues:
         collected.issues.note("truncated", container.end, 0)
     collected.issues.add(container.issues)
@@ -150,14 +146,14 @@ def _cut(text: Text, offset: int, length: int) -> Piece | None:
         if len(tail) < window:
             end = low + len(tail) if tail else offset + len(text.read(offset, length))
             return Piece(offset, end - offset, last=True)
-        start = last_event_start(tail)
+        start = around.last_event_start(tail)
         if start > 0:
             # the line's beginning goes with the event
             start = len(tail[:start].rstrip(b" \t\r\n")) or start
             return Piece(offset, low + start - offset, last=False)
     if length <= 2 * PIECE_BYTES:
         return None
-    start = last_object_start(tail)
+    start = around.last_object_start(tail)
     if start > 0:
         return Piece(offset, start, last=False)
     return Piece(offset, length, last=False) if length >= MAX_EVENT_BYTES else None

@@ -1,7 +1,5 @@
 """Collected columns to the schema's tables."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys
@@ -13,13 +11,8 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.chrome_trace.columns import (
-    TEXTUAL_ID,
-    Collected,
-    Ints,
-    nullable,
-    text_series,
-)
+from traceanalyzer.parsers.chrome_trace import columns as cols
+from traceanalyzer.parsers.chrome_trace.columns import TEXTUAL_ID, Collected, Ints, nullable
 from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.points import flow_table, paired_columns
 from traceanalyzer.parsers.chrome_trace.slices import MEMORY
@@ -175,8 +168,8 @@ class Assembler:
             "ts": pl.Series(self.ts),
             "dur": nullable(self.dur, pl.Int64),
             "kind": _KINDS.gather(self.kind),
-            "category": text_series(self.category, self.texts),
-            "name": text_series(self.name, self.texts),
+            "category": cols.text_series(self.category, self.texts),
+            "name": cols.text_series(self.name, self.texts),
             "rank": _constant(self.rank, height, pl.Int32),
             "pid": nullable(np.where(on_device, NULL, self.pid), pl.Int64),
             "tid": nullable(np.where(on_device, NULL, self.tid), pl.Int64),

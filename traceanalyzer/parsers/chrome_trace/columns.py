@@ -1,7 +1,5 @@
 """Columns of events: of one piece of text as raw bytes, of a whole file as arrays."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Where the event arrays lie in a file, what stands around them, and where events may begin."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

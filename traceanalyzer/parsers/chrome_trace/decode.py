@@ -187,10 +187,7 @@ def integer(value: Any) -> int:
 
 def addresses(values: list[Any]) -> bytes:
     """A column of UInt64; negative ones are two's complement, what is no integer is null."""
-    try:
-        return array("Q", values).tobytes()
-    except (TypeError, OverflowError):
-        return array("Q", [_address(value) for value in values]).tobytes()
+    return array("Q", map(_address, values)).tobytes()
 
 
 def _address(value: Any) -> int:
@@ -265,12 +262,6 @@ def label(value: Any, number: int) -> str | None:
 
 def triples(values: list[Any]) -> bytes:
     """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
-    try:
-        flat = array("i", [number for triple in values for number in triple])
-        if len(flat) == 3 * len(values) and all(len(triple) == 3 for triple in values):
-            return flat.tobytes()
-    except (TypeError, OverflowError):
-        pass
     return array("i", [number for value in values for number in _triple(value)]).tobytes()
 
 
@@ -284,26 +275,13 @@ def _triple(value: Any) -> tuple[int, int, int]:
 
 # --- times in microseconds -----------------------------------------------------------------
 
-_integers = msgspec.json.Decoder(list[int])
-_last_digit = re.compile(rb"\d(?=,|$)")
-_not_milli = re.compile(rb'\.(?!\d{3}(?:,|$))|[eE"]')
+#: Decimals of a nanosecond; whole microseconds of fewer digits fit into Int64.
+_DIGITS, _PLAIN = 3, 16
 _number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
 
 
 def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
     """A column of JSON numbers in us as Int64 ns, ``NULL`` for null; and how many were no time."""
-    text = b",".join(texts)
-    if b"." not in text:
-        text = _last_digit.sub(rb"\g<0>.000", text)
-    if text.count(b".") == len(texts) - text.count(b"null") and not _not_milli.search(text):
-        # 5345121.123 us is the integer 5345121123 in ns; leading zeros go, JSON has none
-        text = b"," + text.replace(b"null", b"%d" % NULL)
-        for leading in (b",0.00", b",0.0", b",0."):
-            text = text.replace(leading, b",")
-        try:
-            return array("q", _integers.decode(b"[" + text[1:].replace(b".", b"") + b"]")), 0
-        except (msgspec.DecodeError, OverflowError):
-            pass
     column, bad = array("q"), 0
     for each in texts:
         value = nanosecond(bytes(each))
@@ -314,6 +292,12 @@ def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
 
 def nanosecond(text: bytes) -> int | None:
     """One time in microseconds, as JSON text, to the nearest nanosecond; None if it is none."""
+    whole, point, fraction = text.partition(b".")
+    if whole.isdigit() and len(whole) < _PLAIN:  # nearly always
+        if not point:
+            return int(whole) * 1000
+        if len(fraction) == _DIGITS and fraction.isdigit():
+            return int(whole + fraction)
     match = _number.fullmatch(text)
     if match is None:
         return None

@@ -1,7 +1,5 @@
 """Typed events of a piece to a batch of columns."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +7,7 @@ from typing import Any
 import msgspec
 
 from traceanalyzer.parsers.chrome_trace import decode
-from traceanalyzer.parsers.chrome_trace.columns import (
-    NEVER,
-    Batch,
-    Flows,
-    Metadata,
-    Reading,
-    Rows,
-)
+from traceanalyzer.parsers.chrome_trace.columns import NEVER, Batch, Flows, Metadata, Reading, Rows
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
 from traceanalyzer.parsers.chrome_trace.slices import Draft, RawArgs, set_ids, slice_columns
 from traceanalyzer.parsers.contract import Selection

@@ -1,7 +1,5 @@
 """The Chrome trace parser: a file's text in, a :class:`~traceanalyzer.trace.Trace` out."""
 
-from __future__ import annotations
-
 import re
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
@@ -31,7 +29,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return reader.parse(source, selection, progress)
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="chrome-trace",
     suffixes=(".json", ".json.gz", ".pt.trace.json", ".pfw", ".pfw.gz", ".json.zst", ".zip"),
     description="Chrome Trace Event JSON: PyTorch/Kineto, Composer, JAX, viztracer, dftracer",

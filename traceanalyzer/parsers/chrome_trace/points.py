@@ -1,7 +1,5 @@
 """Events that mean something only together: begin and end to slices, flow points to arrows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,8 +14,7 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL
 
 _BEGIN, _INSTANT = frozenset("BbS"), frozenset("nTp")
 
-
-_NONE = -1
+_LANE = ["pid", "tid"]
 _PHASES = pl.Series(("start", "step", "end"), dtype=schema.FLOW_PHASE)
 _PHASE_CODE = np.zeros(256, dtype=np.uint8)
 _PHASE_CODE[[ord("s"), ord("t"), ord("f")]] = 0, 1, 2
@@ -203,30 +200,21 @@ def _bound(points: pl.DataFrame, slices: Mapping[str, Ints]) -> pl.Series:
     Nearly always the slice that started last before the point is still running; only for the other
     points the slices' nesting is worked out.
     """
-    by = ["pid", "tid"]
-    lanes = pl.DataFrame({name: slices[name] for name in by})
-    _, (lane, lane_of) = group_numbers(by, points, lanes)
-    at, to_next, ts = points["ts"].to_numpy(), points["to_next"].to_numpy(), slices["ts"]
+    at, is_next = points["ts"], points["to_next"]
+    lanes = pl.DataFrame({name: slices[name] for name in _LANE})
+    _, (of_point, of_slice) = group_numbers(_LANE, points, lanes)
+    asked = pl.DataFrame({"ts": at, "lane": of_point.astype(np.int32)})
+    lanes = pl.DataFrame({"ts": slices["ts"], "lane": of_slice.astype(np.int32)})
+    lanes = lanes.with_row_index("event")
+    before = asked.join_asof(lanes, on="ts", by="lane", check_sortedness=False)["event"]
     # the last nanosecond of a slice still counts: Kineto ends an arrow where its launch ended
-    end = ts + np.maximum(slices["dur"], 0) + 1
-    by_lane = np.argsort(lane_of, kind="stable")
-    keys = lane_of[by_lane] * len(ts) + by_lane
-
-    def nearest(begun: Ints, step: int) -> Ints:
-        """Of the slices of a point's lane the last before a row, or the first from it on."""
-        place = np.searchsorted(keys, lane * len(ts) + begun) + step
-        row = by_lane[place.clip(0, len(keys) - 1)]
-        fits = (lane_of[row] == lane) & ((row < begun) == (step < 0))
-        return np.where(fits, row, _NONE)
-
-    if not len(ts):
-        return pl.repeat(None, points.height, dtype=pl.UInt32, eager=True)
-    event = nearest(np.searchsorted(ts, at, side="right"), -1)
-    over = np.flatnonzero((event != _NONE) & (end[event] <= at) & ~to_next)
-    if len(over):
-        spans = pl.DataFrame({"start": ts, "end": end, "lane": lane_of})
-        asked = pl.DataFrame({"ts": at[over], "lane": lane[over]})
-        event[over] = enclosing(asked, spans, by=["lane"])["slice"].cast(pl.Int64).fill_null(_NONE)
-    if to_next.any():
-        event = np.where(to_next, nearest(np.searchsorted(ts, at, side="left"), 0), event)
-    return pl.Series(event).cast(pl.UInt32, strict=False)
+    end = pl.Series(slices["ts"] + np.maximum(slices["dur"], 0) + 1)
+    rows = (end.gather(before) <= at).fill_null(value=False) & ~is_next
+    if rows.any():
+        spans = lanes.select("lane", start="ts").with_columns(end=end)
+        inside = enclosing(asked.filter(rows), spans, by=["lane"])["slice"]
+        before = before.scatter(rows.arg_true(), inside)
+    if not is_next.any():
+        return before
+    behind = asked.join_asof(lanes, on="ts", by="lane", strategy="forward", check_sortedness=False)
+    return behind["event"].zip_with(is_next, before)

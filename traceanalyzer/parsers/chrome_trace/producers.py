@@ -15,8 +15,6 @@ Each is undone by what is spelled exactly so; nothing else is changed:
   changes nothing more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

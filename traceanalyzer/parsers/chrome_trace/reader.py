@@ -1,7 +1,5 @@
 """A Chrome trace's text in, the tables of a trace out."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,18 +1,11 @@
 """What can be saved of text that is not JSON: small faults are mended, what is lost is counted."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 
+from traceanalyzer.parsers.chrome_trace import container
 from traceanalyzer.parsers.chrome_trace.columns import Issues
-from traceanalyzer.parsers.chrome_trace.container import (
-    BEHIND_STRAY,
-    GOES_ON,
-    End,
-    next_event_start,
-    value_end,
-)
+from traceanalyzer.parsers.chrome_trace.container import End, value_end
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event
 
 #: A broken event is looked at up to this many starts further on: its arguments may hold some.
@@ -116,7 +109,7 @@ class _Damaged:
     def _horizon(self, at: int) -> int:
         """The offset of an event some way on."""
         for _ in range(_STARTS):
-            start = next_event_start(self.text, at + 1)
+            start = container.next_event_start(self.text, at + 1)
             if start is None:
                 return len(self.text)
             at = start
@@ -182,7 +175,7 @@ def _resume(text: bytes, at: int) -> int | None:
         on_lines = text.rfind(indent + b"{", max(line - _REACH, 0), line) >= 0
         if on_lines and len(text) - at < _REACH:
             return None
-    return next_event_start(text, at + 1)
+    return container.next_event_start(text, at + 1)
 
 
 def _bracket(text: bytes, at: int, saved: Saved) -> int:
@@ -190,9 +183,9 @@ def _bracket(text: bytes, at: int, saved: Saved) -> int:
 
     Nor is it the end when it may belong to a lost event and more events follow.
     """
-    if match := GOES_ON.match(text, at + 1):
+    if match := container.GOES_ON.match(text, at + 1):
         return match.end()
-    if saved.lost and (following := next_event_start(text, at)) is not None:
+    if saved.lost and (following := container.next_event_start(text, at)) is not None:
         return following
     saved.closed = at + 1
     return len(text)
@@ -201,7 +194,7 @@ def _bracket(text: bytes, at: int, saved: Saved) -> int:
 def _stray(text: bytes, at: int, saved: Saved) -> int:
     """Text that is no event: over it to the next event or bracket."""
     saved.issues.note("stray-text", at)
-    match = BEHIND_STRAY.search(text, at)
+    match = container.BEHIND_STRAY.search(text, at)
     return match.start() if match else len(text)
 
 

@@ -1,7 +1,5 @@
 """Sampled stacks of a chrome trace: top-level ``samples`` and ``stackFrames``, and ``sf``."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +77,9 @@ def add_samples(
     if selection.wants("lane", None) and collected.labels:
         lanes = pl.concat([lanes, _textual(sampled, lanes, collected, rank)])
         lanes = lanes.sort("pid", "tid", maintain_order=True)
-    return {**frames, "events": _merged(events, sampled), "stacks": table, "lanes": lanes}
+    if sampled.height:
+        events = pl.concat([events, sampled], how="diagonal")
+    return {**frames, "events": events, "stacks": table, "lanes": lanes}
 
 
 def _samples(
@@ -87,7 +87,7 @@ def _samples(
 ) -> pl.DataFrame:
     rows = []
     for sample in samples if isinstance(samples, list) else ():
-        ts = nanosecond(_number_text(sample.get("ts"))) if isinstance(sample, dict) else None
+        ts = nanosecond(str(sample.get("ts")).encode()) if isinstance(sample, dict) else None
         if ts is None:
             collected.issues.note("bad-sample", -1)
             continue
@@ -150,11 +150,3 @@ def _weight(sample: dict[str, Any]) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return weight if abs(weight) <= _MAX_WEIGHT else None
-
-
-def _number_text(value: Any) -> bytes:
-    return str(value).encode()
-
-
-def _merged(events: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    return pl.concat([events, samples], how="diagonal") if samples.height else events

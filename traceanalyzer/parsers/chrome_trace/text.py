@@ -1,7 +1,5 @@
 """Decompressed bytes of a source by offset, so that the rest need not know how they arrive."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

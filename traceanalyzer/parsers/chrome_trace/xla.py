@@ -7,8 +7,6 @@ called ``Stream #13(Compute)`` for a stream; its other threads (``XLA Modules``,
 ``trace_events_to_json.cc``, ``cupti_collector.cc`` and ``gpu_event_stats.cc``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, collective_of_kernel
 
@@ -51,11 +50,7 @@ def told(trace: Trace, selection: Selection) -> Trace:
         launch_configs=_launch_configs(events),
         collectives=_collectives(events),
     )
-    if selection.kinds is not None:
-        asked = pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds))
-        if selection.names:
-            name = pl.col("name").cast(pl.String)
-            asked |= name.str.contains_any(list(selection.names)).fill_null(value=False)
+    if (asked := selection.rows()) is not None:
         trace = trace.select(asked)
     return (
         trace if "args" in selection.columns else replace(trace, events=trace.events.drop("args"))
@@ -187,7 +182,4 @@ def _collectives(events: pl.DataFrame) -> pl.DataFrame:
         "event",
         collective=_NAME.replace_strict(words, default=None, return_dtype=pl.String),
     ).drop_nulls("collective")
-    return told.select(
-        (pl.col(c.name) if c.name in told.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in schema.COLLECTIVES
-    )
+    return as_table(told, schema.COLLECTIVES)

@@ -108,7 +108,7 @@ def _numbers(values: array[int]) -> stacks.Numbers:
     return np.frombuffer(values, np.uint32)
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="collapsed",
     suffixes=(".txt", ".raw", ".folded", ".collapsed"),
     description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin",

@@ -1,7 +1,5 @@
 """Frames of collapsed stacks: a process, a thread, or a function with its file and line."""
 
-from __future__ import annotations
-
 import re
 
 from traceanalyzer.parsers.tables import Frame, Lanes

@@ -22,7 +22,7 @@ from traceanalyzer.parsers.collapsed.text import Dialect, is_comment
 from traceanalyzer.parsers.tables import Lanes
 
 try:
-    from traceanalyzer.parsers.collapsed import _frames
+    import traceanalyzer.parsers.collapsed._frames as _frames
 except ImportError:  # pragma: no cover - built without a compiler
     _frames = None  # type: ignore[assignment]
 

@@ -1,7 +1,5 @@
 """Whole lines of UTF-8 from a file's bytes, and which dialect of collapsed stacks they are."""
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ through the opcodes first. ``tables`` makes the tables of a trace, ``reader`` pu
 says what is missing or odd.
 """
 
-from __future__ import annotations
-
 import zipfile
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
@@ -54,7 +52,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return reader.parse(source, selection, progress, FORMAT.name)
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="memory-snapshot",
     suffixes=(".pickle", ".pkl", ".pickle.gz"),
     description="CUDA memory snapshots: torch.cuda.memory._dump_snapshot",

@@ -5,8 +5,6 @@ of a table, by the keys they hold and never by a version: snapshots of torch 1.1
 list of segments, later ones a dict; fields came and went, and what a file does not hold is null.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final

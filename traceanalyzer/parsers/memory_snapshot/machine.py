@@ -22,7 +22,7 @@ from traceanalyzer.parsers.memory_snapshot.document import Document
 from traceanalyzer.parsers.memory_snapshot.scan import Problem, Scan, Wrong
 
 try:
-    from traceanalyzer.parsers.memory_snapshot import _machine
+    import traceanalyzer.parsers.memory_snapshot._machine as _machine
 except ImportError:  # pragma: no cover - built without a compiler
     _machine = None  # type: ignore[assignment]
 

@@ -1,7 +1,5 @@
 """A snapshot's bytes in, the tables of a trace out."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from traceanalyzer.parsers.memory_snapshot.document import Reading
 from traceanalyzer.parsers.memory_snapshot.machine import Refused, machine
 from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
 from traceanalyzer.parsers.source import Source, rank_from_name
-from traceanalyzer.parsers.tables import Ints, Order, time_order
+from traceanalyzer.parsers.tables import Ints, Order, as_table, time_order
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
@@ -141,10 +139,7 @@ def _events(
 
 def _wanted(selection: Selection) -> pl.Expr | None:
     """Which events are asked for; None for all."""
-    keep: list[pl.Expr] = []
-    if selection.kinds is not None:
-        named = pl.col("name").cast(pl.String).str.contains_any(list(selection.names or ("\0",)))
-        keep.append(pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds)) | named)
+    keep = [] if (asked := selection.rows()) is None else [asked]
     if selection.windows:
         end = pl.col("ts") + pl.col("dur").fill_null(0)
         inside = [(end >= low) & (pl.col("ts") < high) for low, high in selection.windows]
@@ -162,14 +157,8 @@ def _order(events: pl.DataFrame) -> Order | None:
 
 
 def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
-    """The frame with all columns of a table, those it does not have being null."""
-    columns = [c for c in schema.TABLES[table] if not c.on_request or c.name in frame.columns]
-    return frame.select(
-        pl.col(c.name).cast(c.dtype)
-        if c.name in frame.columns
-        else pl.lit(None, c.dtype).alias(c.name)
-        for c in columns
-    )
+    columns = schema.TABLES[table]
+    return as_table(frame, [c for c in columns if not c.on_request or c.name in frame.columns])
 
 
 def _extra(reading: Reading, top: dict[str, int]) -> str | None:

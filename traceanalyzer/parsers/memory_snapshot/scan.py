@@ -4,8 +4,6 @@ It refuses what ``_machine.c`` refuses, at the same byte. It follows the kinds o
 stack and in the memo, not the values, and bounds the memory that they would need as objects.
 """
 
-from __future__ import annotations
-
 import pickle  # for the names of its opcodes alone
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tables of a snapshot: stacks, the allocator's history, annotations, segments and blocks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any, Final

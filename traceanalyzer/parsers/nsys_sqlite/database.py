@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +24,7 @@ import polars as pl
 
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress
-from traceanalyzer.parsers.nsys_sqlite.pages import (
-    PageFile,
-    PageNumbers,
-    Place,
-    can_scan,
-    chunks,
-    place_of,
-)
+from traceanalyzer.parsers.nsys_sqlite import pages
 from traceanalyzer.parsers.source import threads
 
 #: Rows read at once by a thread; more cost memory, fewer time.
@@ -86,10 +79,12 @@ class Database:
         self._progress = progress
         self._rows_read = self._expected = 0
         self._size = Path(path).stat().st_size
-        self._places: dict[str, Place] = {}
-        self._roots: dict[str, int] = {}
-        self.tables = self._introspected()
-        self._pages = PageFile(path)
+        self._places: dict[str, pages.Place] = {}
+        try:
+            self.tables = self._listed()
+        except _SQLITE_ERRORS as error:
+            self.tables = self._salvaged(error)
+        self._pages = pages.PageFile(path)
 
     def close(self) -> None:
         """Close all connections."""
@@ -140,30 +135,24 @@ class Database:
         Returns:
             The columns by these names; one that the table lacks is null.
         """
-        query = Query(table, tuple(integers), tuple(texts), tuple(reals), tuple(blobs), where)
-        have = self.tables.get(table)
-        if have is None:
-            empty = query.empty()
-            return shape(empty) if shape else empty
-        plain = where is None and first is None and not (texts or reals or blobs)
-        if plain and can_scan(place := self._places.get(table), query.integers) and place:
-            scanned = self._scanned(query, place, shape)
-            if scanned is not None:
-                return scanned
-        pieces = self._pieces(table, first)
-        parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
-        found = self._counted(parts)
+        columns = {
+            **dict.fromkeys(integers, INTEGER),
+            **dict.fromkeys(texts, TEXT),
+            **dict.fromkeys(reals, REAL),
+            **dict.fromkeys(blobs, BLOB),
+        }
+        query = Query(table, columns, self.tables.get(table, ()), where)
+        plain = query.have and where is None and first is None and not (texts or reals or blobs)
+        found = self._scanned(query, shape) if plain else None
+        if found is None:
+            pieces = self._pieces(table, first)
+            parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
+            found = self._gathered(parts)
         if not found:
             found = [shape(query.empty()) if shape else query.empty()]
         return pl.concat(found, how="vertical", rechunk=False)
 
     # --- what is there ---------------------------------------------------------------------
-
-    def _introspected(self) -> dict[str, tuple[str, ...]]:
-        try:
-            return self._listed()
-        except _SQLITE_ERRORS as error:
-            return self._salvaged(error)
 
     def _listed(self) -> dict[str, tuple[str, ...]]:
         """All tables with their columns; computed columns and virtual tables are left out."""
@@ -182,15 +171,14 @@ class Database:
                 stored = [row for row in columns if not row[-1]]
                 found[table] = tuple(name for _, name, *_ in stored)
                 if root and stored and len(stored) == len(columns):
-                    self._roots[table] = root
                     keys = [(name, kind, key) for _, name, kind, _, _, key, _ in columns]
-                    self._places[table] = place_of(root, keys)
+                    self._places[table] = pages.place_of(root, keys)
         return found
 
     def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
         """The tables whose definitions can be read, where not all can."""
         self._damaged_schema = True
-        self._places, self._roots = {}, {}
+        self._places = {}
         names = 'SELECT CAST("name" AS BLOB) AS "name" FROM'
         try:
             listed = self._run(f"{names} pragma_table_list WHERE type = 'table'")
@@ -206,19 +194,16 @@ class Database:
             raise self._unusable(str(error))
         with contextlib.suppress(*_SQLITE_ERRORS):
             roots = self._run(f"{names.replace('FROM', ', rootpage FROM')} sqlite_schema")
-            self._roots = dict(zip(utf8(roots["name"]), roots["rootpage"], strict=True))
+            self._places = {
+                table: pages.Place(root, {}, None)
+                for table, root in zip(utf8(roots["name"]), roots["rootpage"], strict=True)
+            }
         return found
 
     def _unusable(self, why: str) -> MalformedInput:
-        if "not a database" in why:
-            return MalformedInput(
-                self._shown, _NO_DATABASE, hint="export the report again: nsys export --type sqlite"
-            )
-        return MalformedInput(
-            self._shown,
-            f"cut off or damaged: {why}",
-            hint="export the report again: nsys export --type sqlite",
-        )
+        what = _NO_DATABASE if "not a database" in why else f"cut off or damaged: {why}"
+        hint = "export the report again: nsys export --type sqlite"
+        return MalformedInput(self._shown, what, hint=hint)
 
     def _row_id(self, table: str) -> str:
         """A name of the row id that is not hidden by a column."""
@@ -236,7 +221,8 @@ class Database:
             try:
                 ends.append(self._run(query)["id"].item())
             except _SQLITE_ERRORS:
-                last_told = self._pages.last_row_id(self._roots.get(table, 0))
+                place = self._places.get(table)
+                last_told = self._pages.last_row_id(place.root) if place else None
                 if last_told is None:
                     self.losses.rows.setdefault(table, {})[0] = 1
                     return
@@ -254,38 +240,36 @@ class Database:
         for low in range(first, last + 1, PIECE_ROWS):
             yield low, min(low + PIECE_ROWS - 1, last)
 
-    def _scanned(self, query: Query, place: Place, shape: Shape | None) -> pl.DataFrame | None:
+    # --- reading ---------------------------------------------------------------------------
+
+    def _scanned(self, query: Query, shape: Shape | None) -> list[pl.DataFrame] | None:
         """The table by its pages; None where they are not all of the ordinary sort."""
+        place = self._places.get(query.table)
+        if place is None or not place.can_scan(query.columns):
+            return None
         leaves = self._pages.leaves(place.root)
         if leaves is None:
             return None
 
-        def scan(pages: PageNumbers) -> pl.DataFrame | None:
-            rows = self._pages.numbers(pages, place, query.integers)
+        def scan(start: int) -> pl.DataFrame | None:
+            some = leaves[start : start + pages.AT_ONCE]
+            rows = self._pages.numbers(some, place, tuple(query.columns))
             return None if rows is None else shape(rows) if shape else rows
 
+        return self._gathered(self._pool.map(scan, range(0, len(leaves), pages.AT_ONCE)))
+
+    def _gathered(self, parts: Iterator[pl.DataFrame | None]) -> list[pl.DataFrame] | None:
+        """The parts, with their progress; None where one is None."""
         found = []
-        for part in self._pool.map(scan, chunks(leaves)):
+        for part in parts:
             if part is None:
                 return None
             found.append(part)
-            self._read(part.height)
-        return pl.concat(found, how="vertical", rechunk=False)
-
-    # --- reading ---------------------------------------------------------------------------
-
-    def _counted(self, parts: Iterator[pl.DataFrame]) -> list[pl.DataFrame]:
-        found = []
-        for part in parts:
-            found.append(part)
-            self._read(part.height)
+            self._rows_read += part.height
+            if self._progress and self._expected:
+                share = min(self._rows_read / self._expected, 1.0)
+                self._progress(int(self._size * share), self._size)
         return found
-
-    def _read(self, rows: int) -> None:
-        self._rows_read += rows
-        if self._progress and self._expected:
-            share = min(self._rows_read / self._expected, 1.0)
-            self._progress(int(self._size * share), self._size)
 
     def _piece(self, query: Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
@@ -301,9 +285,8 @@ class Database:
         ``damaged`` are the places of the piece that were met so far.
         """
         bounds = f"{row_id} BETWEEN {low} AND {high}"
-        columns = self.tables[query.table]
         try:
-            found = self._run(query.sql(columns, bounds))
+            found = self._run(query.sql(bounds))
             if query.is_typed(found):
                 return query.rows(found)
             return self._checked(query, bounds, low)
@@ -320,9 +303,8 @@ class Database:
 
     def _checked(self, query: Query, bounds: str, low: int) -> pl.DataFrame:
         """Rows of which some values are not of their column's type: those are null."""
-        columns = self.tables[query.table]
-        frame = query.rows(self._run(query.sql(columns, bounds, checked=True)))
-        wrong = self._run(query.mistyped(columns, bounds))["n"].item()
+        frame = query.rows(self._run(query.sql(bounds, checked=True)))
+        wrong = self._run(query.mistyped(bounds))["n"].item()
         lost = self.losses.mistyped.setdefault(query.table, {})
         lost[low] = max(lost.get(low, 0), wrong or 0)
         return frame
@@ -352,77 +334,79 @@ class Database:
 
 
 @dataclass(frozen=True)
+class Sort:
+    """What a column is read as: its dtype, and a value that tells ADBC so."""
+
+    dtype: type[pl.DataType]
+    example: str
+
+
+INTEGER, TEXT = Sort(pl.Int64, "0"), Sort(pl.String, "x''")
+REAL, BLOB = Sort(pl.Float64, "0.0"), Sort(pl.Binary, "x''")
+
+
+@dataclass(frozen=True)
 class Query:
-    """Columns of a table as SQL."""
+    """Columns of a table as SQL.
+
+    Attributes:
+        table: its name.
+        columns: those wanted, and as what.
+        have: the columns that the table has.
+        where: a condition that rows must meet.
+    """
 
     table: str
-    integers: tuple[str, ...]
-    texts: tuple[str, ...]
-    reals: tuple[str, ...]
-    blobs: tuple[str, ...]
+    columns: Mapping[str, Sort]
+    have: Sequence[str]
     where: str | None
 
-    def sql(self, have: Sequence[str], bounds: str, *, checked: bool = False) -> str:
+    def sql(self, bounds: str, *, checked: bool = False) -> str:
         """The query; its first row is a dummy that tells ADBC each column's type."""
-        types = {
-            **dict.fromkeys(self.integers, "0"),
-            **dict.fromkeys(self.texts, "x''"),
-            **dict.fromkeys(self.reals, "0.0"),
-            **dict.fromkeys(self.blobs, "x''"),
-        }
-        dummy = ", ".join(f'{value} AS "{name}"' for name, value in types.items())
-        columns = ", ".join(self._value(name, have, checked=checked) for name in types)
+        dummy = ", ".join(f'{sort.example} AS "{name}"' for name, sort in self.columns.items())
+        columns = ", ".join(self._value(name, checked=checked) for name in self.columns)
         where = f"{bounds} AND ({self.where})" if self.where else bounds
         return f'SELECT {dummy} UNION ALL SELECT {columns} FROM "{self.table}" WHERE {where}'  # noqa: S608
 
-    def _value(self, name: str, have: Sequence[str], *, checked: bool) -> str:
-        if name not in have:
+    def _value(self, name: str, *, checked: bool) -> str:
+        if name not in self.have:
             return "NULL"
-        column = f'"{name}"'
-        if name in self.texts:
-            told = f"'(text of ' || octet_length({column}) || ' bytes)'"
-            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
-            return (
-                f"CASE WHEN {short} THEN CAST({column} AS BLOB)"
-                f" WHEN {column} IS NOT NULL THEN CAST({told} AS BLOB) END"
-            )
-        if name in self.blobs:
-            short = f"octet_length({column}) <= {_LONGEST_TEXT}"
-            return f"CASE WHEN {short} THEN CAST({column} AS BLOB) END"
-        if name in self.reals:
+        column, sort = f'"{name}"', self.columns[name]
+        size = f"octet_length({column})"
+        if sort in (TEXT, BLOB):
+            told = f"CAST('(text of ' || {size} || ' bytes)' AS BLOB)"
+            long = f" WHEN {column} IS NOT NULL THEN {told}" if sort is TEXT else ""
+            return f"CASE WHEN {size} <= {_LONGEST_TEXT} THEN CAST({column} AS BLOB){long} END"
+        if sort is REAL:
             return (
                 f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN CAST({column} AS REAL) END"
             )
         return f"CASE WHEN typeof({column}) = 'integer' THEN {column} END" if checked else column
 
-    def mistyped(self, have: Sequence[str], bounds: str) -> str:
+    def mistyped(self, bounds: str) -> str:
         """A query for the number of integers that are none."""
         tests = " + ".join(
             f"(typeof(\"{name}\") NOT IN ('integer', 'null'))"
-            for name in self.integers
-            if name in have
+            for name in self._of(INTEGER)
+            if name in self.have
         )
         return f'SELECT sum({tests}) AS "n" FROM "{self.table}" WHERE {bounds}'  # noqa: S608
 
     def is_typed(self, rows: pl.DataFrame) -> bool:
         """Whether the integers are: ADBC widens a column whose first rows are not."""
-        return all(rows.schema[name] == pl.Int64 for name in self.integers)
+        return all(rows.schema[name] == pl.Int64 for name in self._of(INTEGER))
 
     def rows(self, found: pl.DataFrame) -> pl.DataFrame:
         """The rows behind the dummy, texts as text."""
-        own = found.slice(1)
-        return own.with_columns(utf8(own[name]) for name in self.texts) if self.texts else own
+        own, texts = found.slice(1), self._of(TEXT)
+        return own.with_columns(utf8(own[name]) for name in texts) if texts else own
 
     def empty(self) -> pl.DataFrame:
         """What there is where nothing can be read."""
-        return pl.DataFrame(
-            schema={
-                **dict.fromkeys(self.integers, pl.Int64),
-                **dict.fromkeys(self.texts, pl.String),
-                **dict.fromkeys(self.reals, pl.Float64),
-                **dict.fromkeys(self.blobs, pl.Binary),
-            }
-        )
+        return pl.DataFrame(schema={name: sort.dtype for name, sort in self.columns.items()})
+
+    def _of(self, sort: Sort) -> list[str]:
+        return [name for name, own in self.columns.items() if own is sort]
 
 
 def decoded(data: bytes) -> str:

@@ -1,8 +1,6 @@
 """What devices did: kernels, copies, sets, synchronisation, graphs, allocations, GPU metrics."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -11,45 +9,19 @@ from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import tables
 
 #: CUPTI's memory kinds, spelled as Kineto spells them.
-_MEMORY_KINDS = {
-    0: "Pageable",
-    1: "Pinned",
-    2: "Device",
-    3: "Array",
-    4: "Managed",
-    5: "Device Static",
-    6: "Managed Static",
-}
-#: CUPTI's kinds of copies; 11 to 13 are migrations of unified memory.
-_COPY_KINDS = {
-    1: "HtoD",
-    2: "DtoH",
-    3: "HtoA",
-    4: "AtoH",
-    5: "AtoA",
-    6: "AtoD",
-    7: "DtoA",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-    11: "UVM HtoD",
-    12: "UVM DtoH",
-    13: "UVM DtoD",
-}
-_SYNC_TYPES = {
-    1: "Event Sync",
-    2: "Stream Wait Event",
-    3: "Stream Sync",
-    4: "Context Sync",
-}
+_MEMORY_KINDS = dict(
+    enumerate(
+        ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+    )
+)
+#: CUPTI's kinds of copies, from 1 on, and migrations of unified memory, from 11 on.
+_COPY_KINDS = dict(
+    enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1)
+) | {11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD"}
+_SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 _FREE = 1
 _KERNEL_SHAPE = {
-    "grid_x": "gridX",
-    "grid_y": "gridY",
-    "grid_z": "gridZ",
-    "block_x": "blockX",
-    "block_y": "blockY",
-    "block_z": "blockZ",
+    **{f"{of}_{axis}": f"{of}{axis.upper()}" for of in ("grid", "block") for axis in "xyz"},
     "registers": "registersPerThread",
 }
 _PLACE = ("start", "end", "deviceId", "globalPid")
@@ -79,53 +51,23 @@ def kernels(export: tables.Export) -> pl.DataFrame:
 
 def copies(export: tables.Export) -> pl.DataFrame:
     """One row a copy, named as Kineto does: ``Memcpy HtoD (Pinned -> Device)``."""
-    key = ["copyKind", "srcKind", "dstKind"]
-    rows = export.database.read(
-        tables.MEMCPY,
-        integers=(*_place(export), *_size(export), *key),
-        where=export.inside(),
-        shape=lambda piece: piece.select_seq(
-            *_placed(export), *_size(export), pl.col(key).cast(pl.Int32, strict=False)
-        ),
-    )
-    return _worded(rows, key, _copy).with_columns(tables.kind("gpu_memcpy"))
+    key = ("copyKind", "srcKind", "dstKind")
+    return _work(export, tables.MEMCPY, "gpu_memcpy", key, _copy, sized=True)
 
 
 def sets(export: tables.Export) -> pl.DataFrame:
     """One row a memset, named by what is set: ``Memset (Device)``."""
-    rows = export.database.read(
-        tables.MEMSET,
-        integers=(*_place(export), *_size(export), "memKind"),
-        where=export.inside(),
-        shape=lambda piece: piece.select_seq(*_placed(export), *_size(export), "memKind"),
-    )
-    return _worded(rows, ["memKind"], lambda of: f"Memset ({_memory(of)})").with_columns(
-        tables.kind("gpu_memset")
-    )
+    return _work(export, tables.MEMSET, "gpu_memset", ("memKind",), _set, sized=True)
 
 
 def synchronisation(export: tables.Export) -> pl.DataFrame:
     """One row a wait of the host for a stream, event or context, and of a stream for an event."""
-    rows = export.database.read(
-        tables.SYNCHRONIZATION,
-        integers=(*_place(export), "syncType"),
-        where=export.inside(),
-        shape=lambda piece: piece.select_seq(*_placed(export), "syncType"),
-    )
-    return _worded(rows, ["syncType"], _wait).with_columns(tables.kind("cuda_sync"))
+    return _work(export, tables.SYNCHRONIZATION, "cuda_sync", ("syncType",), _wait)
 
 
 def graphs(export: tables.Export) -> pl.DataFrame:
     """One row a launch of a whole graph, recorded in place of its kernels; a kernel to us."""
-    rows = export.database.read(
-        tables.GRAPH_TRACE,
-        integers=(*_place(export), "graphId"),
-        where=export.inside(),
-        shape=lambda piece: piece.select_seq(*_placed(export), "graphId"),
-    )
-    return _worded(rows, ["graphId"], lambda of: f"CUDA graph {of}").with_columns(
-        tables.kind("kernel")
-    )
+    return _work(export, tables.GRAPH_TRACE, "kernel", ("graphId",), "CUDA graph {}".format)
 
 
 def allocations(export: tables.Export) -> pl.DataFrame:
@@ -148,10 +90,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
         device=pl.col("deviceId").cast(pl.Int32, strict=False),
         bytes=size,
         address=pl.col("address").cast(pl.UInt64, strict=False),
-        kind=pl.when(frees)
-        .then(pl.lit("free_completed"))
-        .otherwise(pl.lit("alloc"))
-        .cast(schema.KIND),
+        kind=pl.when(frees).then(tables.kind("free_completed")).otherwise(tables.kind("alloc")),
         allocated_bytes=size.cum_sum().over(tables.pid("globalPid"), "deviceId", "memKind"),
     )
     named = _worded(told, ["memKind"], _memory)
@@ -191,8 +130,24 @@ def _place(export: tables.Export) -> tuple[str, ...]:
     return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
 
 
-def _size(export: tables.Export) -> tuple[str, ...]:
-    return ("bytes",) if export.fills("bytes") else ()
+def _work(
+    export: tables.Export,
+    table: str,
+    kind: str,
+    key: Sequence[str],
+    name: Callable[..., str],
+    *,
+    sized: bool = False,
+) -> pl.DataFrame:
+    """Rows of device work of one kind, named by a function of the key columns."""
+    size = ("bytes",) if sized and export.fills("bytes") else ()
+    rows = export.database.read(
+        table,
+        integers=(*_place(export), *size, *key),
+        where=export.inside(),
+        shape=lambda piece: piece.select_seq(*_placed(export), *size, *key),
+    )
+    return _worded(rows, key, name).with_columns(tables.kind(kind))
 
 
 def _placed(export: tables.Export) -> list[pl.Expr]:
@@ -209,7 +164,7 @@ def _placed(export: tables.Export) -> list[pl.Expr]:
     return found
 
 
-def _worded(rows: pl.DataFrame, key: list[str], word: Callable[..., str]) -> pl.DataFrame:
+def _worded(rows: pl.DataFrame, key: Sequence[str], word: Callable[..., str]) -> pl.DataFrame:
     """The rows named by a function of the key columns, which are dropped."""
     first, number = numbered([rows[column] for column in key])
     words = [word(*values) for values in rows.select(key)[first].iter_rows()]
@@ -219,6 +174,10 @@ def _worded(rows: pl.DataFrame, key: list[str], word: Callable[..., str]) -> pl.
 
 def _memory(of: int | None) -> str:
     return "Unknown" if of is None else _MEMORY_KINDS.get(of, f"memory kind {of}")
+
+
+def _set(of: int | None) -> str:
+    return f"Memset ({_memory(of)})"
 
 
 def _wait(of: int | None) -> str:

@@ -1,8 +1,7 @@
 """What threads of the host did: calls of CUDA, libraries, the system and MPI; sampled stacks."""
 
-from __future__ import annotations
-
 import re
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -17,8 +16,8 @@ from traceanalyzer.vocabulary import collective_of_word
 _DRIVER = 1
 #: Rows of RUNTIME that hold the backtrace of a call, which has its own row.
 _BACKTRACE = 67
-#: Rows of OSRT_API that mark the start and the end of recording.
-_OSRT_MARKS = (31, 32)
+#: Not the rows of OSRT_API that mark the start and the end of recording.
+_NO_MARK = '"eventClass" NOT IN (31, 32)'
 #: ``cudaLaunchKernel_v7000``: the version of the interface since which a call is what it is.
 _VERSION = re.compile(r"_v\d{4,}$")
 _THREAD = ("start", "end", "globalTid")
@@ -32,7 +31,7 @@ _UNRESOLVED = "[unresolved]"
 def calls(export: tables.Export) -> pl.DataFrame:
     """One row a call of the CUDA runtime or driver, named without the version of its interface."""
     driver = pl.col("eventClass").eq_missing(_DRIVER)
-    words = pl.when(driver).then(pl.lit("cuda_driver")).otherwise(pl.lit("cuda_runtime"))
+    kinds = pl.when(driver).then(tables.kind("cuda_driver")).otherwise(tables.kind("cuda_runtime"))
     linked = ("correlationId",) if export.fills("correlation") else ()
     classed = "eventClass" in export.database.tables[tables.RUNTIME]
 
@@ -40,9 +39,8 @@ def calls(export: tables.Export) -> pl.DataFrame:
         backtraces = piece["eventClass"] == _BACKTRACE if classed else pl.Series([False])
         calls = piece.filter(~backtraces.fill_null(value=False)) if backtraces.any() else piece
         told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
-        kinds = words.cast(schema.KIND).alias("kind")
-        ran = _ran(export)
-        return calls.with_columns(**told).select_seq(*ran, tables.name_id("nameId"), *linked, kinds)
+        name = tables.name_id("nameId")
+        return calls.with_columns(**told).select_seq(*_ran(export), name, *linked, kinds)
 
     rows = export.database.read(
         tables.RUNTIME,
@@ -50,31 +48,14 @@ def calls(export: tables.Export) -> pl.DataFrame:
         where=export.inside(),
         shape=shaped,
     )
-    named = rows.with_columns(export.named(rows["name"], _unversioned))
+    named = rows.with_columns(export.named(rows["name"], partial(_VERSION.sub, "")))
     return named.rename({"correlationId": "correlation"}, strict=False)
 
 
 def system_calls(export: tables.Export) -> pl.DataFrame:
     """One row a call of the C library that may wait: reads, locks, sleeps."""
-    marks = ", ".join(map(str, _OSRT_MARKS))
     told = "eventClass" in export.database.tables.get(tables.OSRT, ())
-    no_mark = f'"eventClass" NOT IN ({marks})' if told else None
-    return _named(export, tables.OSRT, "osrt", no_mark)
-
-
-def overhead(export: tables.Export) -> pl.DataFrame:
-    """One row a stretch in which the profiler itself held up the thread."""
-    return _named(export, tables.OVERHEAD, "overhead")
-
-
-def cudnn(export: tables.Export) -> pl.DataFrame:
-    """One row a call of cuDNN."""
-    return _named(export, tables.CUDNN, "other").with_columns(_category("cudnn"))
-
-
-def cublas(export: tables.Export) -> pl.DataFrame:
-    """One row a call of cuBLAS."""
-    return _named(export, tables.CUBLAS, "other").with_columns(_category("cublas"))
+    return named(export, tables.OSRT, "osrt", where=_NO_MARK if told else None)
 
 
 def running(export: tables.Export) -> pl.DataFrame:
@@ -96,32 +77,32 @@ def running(export: tables.Export) -> pl.DataFrame:
     return export.within(told)
 
 
-def _named(export: tables.Export, table: str, word: str, where: str | None = None) -> pl.DataFrame:
+def named(
+    export: tables.Export,
+    table: str,
+    kind: str,
+    *,
+    category: str | None = None,
+    where: str | None = None,
+) -> pl.DataFrame:
+    """One row a call or stretch of a table that tells name, thread and time, of one kind."""
+    tests = [f"({test})" for test in (export.inside(), where) if test]
     rows = export.database.read(
         table,
         integers=(*_THREAD, "nameId"),
-        where=_all([export.inside(), where]),
+        where=" AND ".join(tests) or None,
         shape=lambda piece: piece.select_seq(*_ran(export), tables.name_id("nameId")),
     )
-    return rows.with_columns(export.named(rows["name"]), tables.kind(word))
+    rows = rows.with_columns(export.named(rows["name"]), tables.kind(kind))
+    if category is None:
+        return rows
+    return rows.with_columns(category=pl.lit(category).cast(schema.NAME))
 
 
 def _ran(export: tables.Export) -> list[pl.Expr]:
     """When and on which thread something ran."""
     ran = [*tables.span(), tables.pid("globalTid")]
     return [*ran, tables.tid("globalTid")] if export.fills("tid") else ran
-
-
-def _category(word: str) -> pl.Expr:
-    return pl.lit(word).cast(schema.NAME).alias("category")
-
-
-def _all(tests: list[str | None]) -> str | None:
-    return " AND ".join(f"({test})" for test in tests if test) or None
-
-
-def _unversioned(name: str) -> str:
-    return _VERSION.sub("", name)
 
 
 def mpi_calls(export: tables.Export) -> pl.DataFrame:

@@ -7,8 +7,6 @@ the environment nsys was started in (``RANK``, ``OMPI_COMM_WORLD_RANK``, ``PMI_R
 the order of their ids, and an issue says so.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 

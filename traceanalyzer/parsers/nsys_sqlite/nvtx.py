@@ -12,8 +12,6 @@ when the report was exported with ``--include-blobs=true``. They begin with a he
 Fields are found by their names: the schemas' numbers are those of a run.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 
@@ -50,26 +48,9 @@ _SIZE = "Message size [bytes]"
 _RANKS = "No. of ranks"
 _RANK = "Rank"
 _FIELDS = (_COMMUNICATOR, _SIZE, _RANKS, _RANK)
-#: NVTX's codes of whole numbers, as ``struct`` reads them.
-_NUMBERS = {
-    3: "<h",
-    4: "<H",
-    5: "<i",
-    6: "<I",
-    7: "<q",
-    8: "<Q",
-    9: "<q",
-    10: "<Q",
-    11: "<b",
-    12: "<B",
-    13: "<h",
-    14: "<H",
-    15: "<i",
-    16: "<I",
-    17: "<q",
-    18: "<Q",
-    22: "<Q",
-}
+#: NVTX's codes of whole numbers, as ``struct`` reads them: C's short, int, long and long long, from
+#: 3 on, then those of 8 to 64 bits, each signed and unsigned; 22 is a size.
+_NUMBERS = {**dict(enumerate("hHiIqQqQbBhHiIqQ", 3)), 22: "Q"}
 _NCCL = "nccl"
 #: More is no message's size; times as many ranks as there can be it must still fit 64 bits.
 _MOST_BYTES = 1 << 40
@@ -291,7 +272,7 @@ def _schemas(export: tables.Export) -> dict[int, list[_Field]]:
     found: dict[int, list[_Field]] = {}
     for number, kind, offset, name in rows.unique(maintain_order=True).iter_rows():
         if name in _FIELDS and kind in _NUMBERS and number is not None:
-            field = _Field(name, offset or 0, struct.Struct(_NUMBERS[kind]))
+            field = _Field(name, offset or 0, struct.Struct("<" + _NUMBERS[kind]))
             found.setdefault(number, []).append(field)
     return found
 

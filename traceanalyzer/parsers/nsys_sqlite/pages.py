@@ -5,15 +5,13 @@ virtual machine for them; the compiled scan looks at the row where it lies, thre
 knows ordinary rows only: of anything else, and of damage, it reads nothing, and SQLite is asked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,6 +150,11 @@ class Place:
     columns: dict[str, int]
     key: str | None
 
+    def can_scan(self, names: Collection[str]) -> bool:
+        """Whether these columns can be read from the pages."""
+        some = 0 < len(names) <= _MOST_COLUMNS
+        return _pages is not None and some and all(name in self.columns for name in names)
+
 
 class PageFile:
     """A database as pages; close it when done."""
@@ -179,7 +182,8 @@ class PageFile:
                 return None
             first = self.read(level[:1])
             if first is None or first[0] != _INTERIOR:
-                return None if first is None or self._repeat(level) else level
+                # a page that comes twice is a loop
+                return None if first is None or np.bincount(level).max() > 1 else level
             below = []
             for start in range(0, len(level), AT_ONCE):
                 held = self.read(level[start : start + AT_ONCE])
@@ -240,12 +244,6 @@ class PageFile:
         empty = [name for at, name in enumerate(ordered) if nulls >> at & 1]
         return frame.with_columns(pl.when(pl.col(n) != _NOTHING).then(n) for n in empty)
 
-    def _repeat(self, numbers: PageNumbers) -> bool:
-        """Whether any of these pages comes twice, as in a loop."""
-        met = np.zeros(self.count + 1, np.bool_)
-        met[numbers] = True
-        return bool(np.count_nonzero(met) < len(numbers))
-
     def _are_pages(self, numbers: PageNumbers) -> bool:
         return (
             0 < len(numbers) <= self.count
@@ -263,22 +261,6 @@ def _varint(data: memoryview) -> int:
             return number
     number = number << 8 | (data[8] if len(data) > 8 else 0)
     return number - (1 << 64) if number >> 63 else number
-
-
-def chunks(pages: PageNumbers) -> Iterator[PageNumbers]:
-    """So many pages at a time."""
-    for start in range(0, len(pages), AT_ONCE):
-        yield pages[start : start + AT_ONCE]
-
-
-def can_scan(place: Place | None, names: Sequence[str]) -> bool:
-    """Whether these columns of a table can be asked for."""
-    return (
-        _pages is not None
-        and place is not None
-        and 0 < len(names) <= _MOST_COLUMNS
-        and all(name in place.columns for name in names)
-    )
 
 
 def place_of(root: int, columns: Sequence[tuple[str, str, int]]) -> Place:

@@ -1,7 +1,5 @@
 """The parser of Nsight Systems exports: a database in, a trace out."""
 
-from __future__ import annotations
-
 import re
 
 from traceanalyzer import schema
@@ -64,7 +62,7 @@ def refuse_report(source: Source, selection: Selection, progress: Progress | Non
     )
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="nsys-sqlite",
     suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
     description="Nsight Systems: nsys export --type sqlite",
@@ -74,7 +72,7 @@ FORMAT = Format(
     priority=90,
 )
 
-REPORT = Format(
+REPORT: Format = Format(
     name="nsys-rep",
     suffixes=_REPORTS,
     description="a report of Nsight Systems; says how to export it",

@@ -1,9 +1,9 @@
 """From an opened export to a trace: which tables are read, in what order, and what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import polars as pl
 
@@ -53,6 +53,11 @@ class _Reader:
     names: str | None = None
 
 
+def _library(table: str, name: str) -> _Reader:
+    read = partial(host.named, table=table, kind="other", category=name)
+    return _Reader((table,), ("other",), read, "nameId")
+
+
 _MPI = (tables.MPI_COLLECTIVES, tables.MPI_P2P, tables.MPI_WAIT, tables.MPI_OTHER)
 _READERS = (
     _Reader((tables.KERNEL,), ("kernel",), device.kernels, "demangledName"),
@@ -64,9 +69,14 @@ _READERS = (
     _Reader((tables.RUNTIME,), ("cuda_runtime", "cuda_driver"), host.calls, "nameId"),
     _Reader((tables.NVTX,), ("nvtx",), nvtx.ranges),
     _Reader((tables.OSRT,), ("osrt",), host.system_calls, "nameId"),
-    _Reader((tables.OVERHEAD,), ("overhead",), host.overhead, "nameId"),
-    _Reader((tables.CUDNN,), ("other",), host.cudnn, "nameId"),
-    _Reader((tables.CUBLAS,), ("other",), host.cublas, "nameId"),
+    _Reader(
+        (tables.OVERHEAD,),
+        ("overhead",),
+        partial(host.named, table=tables.OVERHEAD, kind="overhead"),
+        "nameId",
+    ),
+    _library(tables.CUDNN, "cudnn"),
+    _library(tables.CUBLAS, "cublas"),
     _Reader(_MPI, ("mpi",), host.mpi_calls, "textId"),
     _Reader((tables.SCHED,), ("sched",), host.running),
 )
@@ -160,11 +170,10 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
     order = rows.order()
     found = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
-    events = {
-        column.name: _ordered(rows.take(column), order)
-        for column in schema.EVENTS
-        if rows.has(column)
-    }
+    held = [column for column in schema.EVENTS if rows.has(column)]
+    with ThreadPoolExecutor(2) as pool:  # a core each; with more columns at once memory would grow
+        ordered = pool.map(lambda column: _ordered(rows.take(column), order), held)
+        events = {column.name: values for column, values in zip(held, ordered, strict=True)}
     found["events"] = pl.DataFrame(events).select(
         pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
         for c in schema.EVENTS

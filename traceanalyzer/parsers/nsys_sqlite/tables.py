@@ -5,8 +5,6 @@ came or went with the versions are read where they are there, by name (users add
 is listed here has been the same from exports of before 2022 to those of 2026.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

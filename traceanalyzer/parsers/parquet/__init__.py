@@ -4,8 +4,6 @@ In: a Parquet file of ours. Out: the trace it was written from. ``reader`` does 
 pyarrow, 30 MB and 0.1 s, which reading any other format does not need.
 """
 
-from __future__ import annotations
-
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
@@ -23,7 +21,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return reader.parse(source, selection, progress)
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="parquet",
     suffixes=(".parquet",),
     description="traceanalyzer's own columnar form",

@@ -1,10 +1,9 @@
 """Our own columnar form, as ``traceanalyzer.exporters.parquet`` writes and describes it."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import orjson
 import polars as pl
@@ -14,12 +13,9 @@ import pyarrow.parquet as pq
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput, UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
+from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.trace import Device, Meta, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from traceanalyzer.parsers.source import Source
 
 _CONVERT = "convert the original trace again"
 
@@ -141,22 +137,13 @@ def _selected_events(
 
 def _wanted(selection: Selection) -> pl.Expr | None:
     """A test for rows of ``events``, or None when all are asked for."""
-    tests = []
-    if selection.kinds is not None:
-        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(selection.kinds))
-        tests.append(of_kind | _named(selection.names))
+    tests = [] if (asked := selection.rows()) is None else [asked]
     if selection.windows:
         end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
         tests.append(
             pl.any_horizontal((pl.col("ts") < hi) & (end > lo) for lo, hi in selection.windows)
         )
     return pl.all_horizontal(tests) if tests else None
-
-
-def _named(names: tuple[str, ...]) -> pl.Expr:
-    if not names:
-        return pl.lit(value=False)
-    return pl.col("name").cast(pl.String).str.contains_any(list(names)).fill_null(value=False)
 
 
 def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
@@ -192,8 +179,4 @@ def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]
 def _typed(stored: pa.Table, columns: Iterable[schema.Column]) -> pl.DataFrame:
     """The stored columns in the schema's types and order; one that is not stored is null."""
     stored.validate(full=True)  # polars panics on a dictionary index out of range
-    frame = pl.DataFrame(pl.from_arrow(stored))
-    return frame.select(
-        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in columns
-    )
+    return as_table(pl.DataFrame(pl.from_arrow(stored)), columns)

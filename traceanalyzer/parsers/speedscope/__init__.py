@@ -3,8 +3,6 @@
 In: a JSON text. Out: ``sample`` events and the prefix tree of their frames, a lane a profile.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterable
@@ -18,17 +16,12 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.frames.stacks import Interner
+from traceanalyzer.parsers import tables
 from traceanalyzer.parsers.collapsed import labels
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_or_node_from_name
 from traceanalyzer.parsers.speedscope import profiles
-from traceanalyzer.parsers.tables import (
-    Frame,
-    Lanes,
-    lanes_table,
-    sample_events,
-    stacks_table,
-)
+from traceanalyzer.parsers.tables import Frame, Lanes
 from traceanalyzer.trace import Meta, Trace, issue_rows, sort_events
 
 _SCHEMA = re.compile(rb'"\$schema"\s*:\s*"https?://www\.speedscope\.app/')
@@ -169,14 +162,14 @@ def _trace(
         read.issues["mixed-units"] = 1
     trace = Trace(
         sources=(Meta(path=source.path, format=FORMAT.name, rank=rank, weight_unit=unit),),
-        lanes=lanes_table(read.lanes, rank),
+        lanes=tables.lanes_table(read.lanes, rank),
         issues=issue_rows(map(_issue, read.issues.items()), rank),
     )
     if not events:
         return trace
     samples = read.samples
     tree = read.tree.tree(np.array([sample.leaf for sample in samples], np.uint32))
-    table = sample_events(
+    table = tables.sample_events(
         read.lanes,
         np.array(read.lane_of, np.uint32),
         np.array([sample.weight for sample in samples], np.float64),
@@ -185,7 +178,7 @@ def _trace(
         ts=pl.Series([sample.ts for sample in samples], dtype=pl.Int64),
         category=pl.Series(read.category, dtype=schema.NAME),
     )
-    return sort_events(replace(trace, events=table, stacks=stacks_table(tree, frames)))
+    return sort_events(replace(trace, events=table, stacks=tables.stacks_table(tree, frames)))
 
 
 def _issue(found: tuple[str, int]) -> tuple[str, str, int, str | None]:
@@ -194,7 +187,7 @@ def _issue(found: tuple[str, int]) -> tuple[str, str, int, str | None]:
     return severity, code, found[1], place or None
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="speedscope",
     suffixes=(".speedscope.json", ".json"),
     description="speedscope JSON, sampled and evented",

@@ -1,7 +1,5 @@
 """The shape of a speedscope file, and one profile -> samples: a leaf, a weight and a start each."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
