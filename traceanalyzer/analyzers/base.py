@@ -5,7 +5,7 @@ Nothing here loads polars, so that ``--help`` of a command costs no more than it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
@@ -87,6 +87,16 @@ def option(default: Any, **about: Any) -> Any:
     return field(default=default, metadata={"option": Option(**about)})
 
 
+def patterns() -> Any:
+    """The option of further names that are communication."""
+    return option(
+        (),
+        help="Kernels whose names match are communication too. Repeatable.",
+        flag="--pattern",
+        metavar="REGEX",
+    )
+
+
 @dataclass(frozen=True)
 class AnalyzerOptions:
     """Base of every analyzer's options: frozen fields made by :func:`option`.
@@ -112,11 +122,6 @@ class AnalyzerOptions:
                     about.check(item.name, one)
 
 
-def options_of(options: type[AnalyzerOptions]) -> Mapping[str, tuple[Any, Option]]:
-    """Default and description of each option, by its name."""
-    return {item.name: (item.default, item.metadata["option"]) for item in fields(options)}
-
-
 @dataclass(frozen=True)
 class Needs:
     """What an analyzer asks a parser for; the less, the faster.
@@ -132,7 +137,7 @@ class Needs:
         everything: events of all kinds, whatever ``kinds`` says.
     """
 
-    kinds: frozenset[str]
+    kinds: Set[str]
     names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -176,6 +181,8 @@ class Analyzer(Generic[O, P, R]):
         measure: the part of one rank; small and picklable, it may be computed in another process.
         combine: the result of the parts of all ranks, in any order; the third argument are the
             parts of the run to compare with.
+        merge: one part of two that are neighbours, so that a thousand ranks are combined in a tree
+            and few parts are in memory at a time; ``combine`` gets what is left.
         take: the little of a trace that ``measure`` gets instead, so that the trace can be freed.
         more: a second read of a file, where its parts show that the first does not suffice.
         refine: completes the result with what it reads from the inputs.
@@ -194,6 +201,7 @@ class Analyzer(Generic[O, P, R]):
     needs: Callable[[O], Needs]
     measure: Callable[[Any, O], P]
     combine: Callable[[Sequence[P], O, Sequence[P]], R]
+    merge: Callable[[P, P], P] | None = None
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Any], R] | None = None

@@ -76,6 +76,19 @@ class Entry:
 
 _MEMORY = "traceanalyzer.analyzers.memory"
 
+
+def _of_memory(name: str, section: str | None = None) -> Entry:
+    """An analyzer that is an option of the command ``memory``."""
+    return Entry(
+        f"memory_{name}",
+        section=section,
+        command=f"memory --{name}",
+        module=_MEMORY,
+        code=f"{_MEMORY}.{name}",
+        options=f"{_MEMORY}.options:{name.capitalize()}Options",
+    )
+
+
 #: All analyzers by name, in the order of a report.
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
@@ -159,29 +172,9 @@ ENTRIES: dict[str, Entry] = {
             section="Memory",
             plot="what fills the memory over time",
         ),
-        Entry(
-            "memory_oom",
-            section="Out of memory",
-            command="memory --oom",
-            module=_MEMORY,
-            code=f"{_MEMORY}.oom",
-            options=f"{_MEMORY}.options:OomOptions",
-        ),
-        Entry(
-            "memory_growth",
-            section="Memory growth",
-            command="memory --growth",
-            module=_MEMORY,
-            code=f"{_MEMORY}.growth",
-            options=f"{_MEMORY}.options:GrowthOptions",
-        ),
-        Entry(
-            "memory_diff",
-            command="memory --diff",
-            module=_MEMORY,
-            code=f"{_MEMORY}.diff",
-            options=f"{_MEMORY}.options:DiffOptions",
-        ),
+        _of_memory("oom", section="Out of memory"),
+        _of_memory("growth", section="Memory growth"),
+        _of_memory("diff"),
         Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
         Entry("info", "What files hold and what was lost in them.", section="Files, losses"),
         Entry(

@@ -1,26 +1,19 @@
 """From the annotated ranges of each rank to those of all ranks."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.annotations.attribution import attribute
 from traceanalyzer.analyzers.annotations.options import Options
 from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.columns import per_rank, ratio, sum_if_known, whole
-from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import distinct, named, one_name_for_steps
-from traceanalyzer.analyzers.common.step_marks import without_snapshots
+from traceanalyzer.analyzers.common import columns, launching, names, step_marks
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames.intervals import Bools, nullable, union
-from traceanalyzer.frames.nesting import ROOT, Rows
-from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.frames import holding, intervals, nesting, numbering
+from traceanalyzer.frames.ranges import Held, innermost_range
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
 
@@ -34,12 +27,6 @@ OWN_MARKS = (
 )
 
 _THREAD = ("pid", "tid")
-
-#: The columns of device work, and what of it is counted.
-_WORK = {
-    "event": pl.UInt32, "thread": pl.Int32, "since": pl.Int64, "until": pl.Int64,
-    "start": pl.Int64, "end": pl.Int64, "kernel": pl.Boolean,
-}  # fmt: skip
 
 #: What is told of each range.
 MEASURES = (
@@ -61,7 +48,7 @@ class Part:
     Attributes:
         rank: global rank, or None where the file does not tell.
         path: the file.
-        ranges: one row a range: name, domain, rank and :data:`MEASURES`.
+        ranges: one row a range: name, domain and :data:`MEASURES`.
         process_wide: ranges that belong to no thread, of which only host time is known.
         all_work: all device work.
         inside: part of it that was launched in an annotation.
@@ -140,7 +127,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
 def measure(excerpt: Excerpt, _options: Options) -> Part:
     """The device work of one rank by annotation."""
     found = attribute(excerpt.ranges, excerpt.work)
-    of_any = found.innermost != ROOT
+    of_any = found.innermost != nesting.ROOT
     beside = ~of_any & _while_any_runs(excerpt)
     return Part(
         rank=excerpt.rank,
@@ -148,7 +135,6 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         ranges=found.ranges.select(
             "name",
             "domain",
-            pl.lit(excerpt.rank, pl.Int32).alias("rank"),
             (pl.col("end") - pl.col("start")).alias("host_ns"),
             "self_ns",
             (pl.col("projected_end") - pl.col("projected_start")).alias("projected_ns"),
@@ -166,14 +152,10 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Annotations:
     """The annotations of all ranks, summed up by domain and name."""
     all_work = _added([part.all_work for part in parts])
-    ranges = pl.concat(
-        [part.ranges.with_columns(path=pl.lit(part.path)) for part in parts]
-        if options.by and any(part.rank is None for part in parts)
-        else [part.ranges for part in parts]
-    )
-    outer = ["path"] if "path" in ranges.columns else ["rank"] if options.by else []
-    rows = _summed(ranges, [*outer, "domain", "name"], all_work)
-    ranks = per_rank(parts, [_numbers(part) for part in parts])
+    ranges = columns.joined(parts, "ranges")
+    outer = "path" if any(part.rank is None for part in parts) else "rank"
+    rows = _summed(ranges, [*([outer] if options.by else []), "domain", "name"], all_work)
+    ranks = columns.per_rank(parts, [_numbers(part) for part in parts])
     return Annotations(
         names=tuple(options.names),
         by=options.by,
@@ -185,7 +167,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         beside=_added([part.beside for part in parts]),
         unlaunched=_added([part.unlaunched for part in parts]),
         annotations=rows,
-        ranks=ranks.with_columns(inside_frac=ratio("inside_ns", "device_ns")),
+        ranks=ranks.with_columns(inside_frac=columns.ratio("inside_ns", "device_ns")),
     )
 
 
@@ -196,7 +178,7 @@ ANNOTATIONS = Analyzer(
     measure,
     combine,
     take=take,
-    report_parts=without_snapshots,
+    report_parts=step_marks.without_snapshots,
 )
 
 
@@ -206,25 +188,28 @@ ANNOTATIONS = Analyzer(
 def _is_annotation(events: pl.DataFrame) -> pl.Expr:
     """Ranges of users and libraries; PyTorch's own, where they are recorded as operators."""
     operators = events.lazy().filter(pl.col("kind") == "cpu_op").select("name").collect()
-    own = (pl.col("kind") == "cpu_op") & named(operators, [re.escape(mark) for mark in OWN_MARKS])
+    own = (pl.col("kind") == "cpu_op") & names.named(
+        operators, [re.escape(mark) for mark in OWN_MARKS]
+    )
     return pl.col("kind").is_in(ANNOTATION_KINDS) | own
 
 
-def _ranges(trace: Trace, marks: pl.Series, names: Sequence[str]) -> tuple[pl.DataFrame, int]:
+def _ranges(trace: Trace, marks: pl.Series, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """The annotations that are asked for, and how many of them never end.
 
     A mark, which is an instant, is no range; an annotation of torch.profiler that has no end was
     cut off.
     """
-    columns = ("kind", "name", "ts", "dur", "category", *_THREAD)
-    rows = trace.events.select(columns)[marks].with_columns(event=marks)
-    if names:
-        rows = rows.filter(named(rows, names))
+    rows = trace.events.select("kind", "name", "ts", "dur", "category", *_THREAD)[
+        marks
+    ].with_columns(event=marks)
+    if patterns:
+        rows = rows.filter(names.named(rows, patterns))
     ended = rows.filter(pl.col("dur") >= 0)
     unclosed = rows.filter(pl.col("dur").is_null(), pl.col("kind") != "nvtx").height
-    steps = one_name_for_steps(distinct(ended))
+    steps = names.one_name_for_steps(names.distinct(ended))
     domain = pl.when(pl.col("kind") == "nvtx").then("category")
-    thread = pl.Series("thread", numbered([ended[name] for name in _THREAD])[1])
+    thread = pl.Series("thread", numbering.numbered([ended[name] for name in _THREAD])[1])
     return ended.select(
         "event",
         pl.col("name").replace(steps) if steps else "name",
@@ -245,8 +230,8 @@ def _work(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
     is_work = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
     pieces = events.select(is_work).to_series().arg_true()
     all_work = Amount(pieces.len(), int(events["dur"].gather(pieces).sum()))
-    launch = launch_rows(trace, events.select("pid", "correlation")[pieces])
-    known = np.flatnonzero(launch != ROOT)
+    launch = launching.launch_rows(trace, events.select("pid", "correlation")[pieces])
+    known = np.flatnonzero(launch != nesting.ROOT)
     pieces, launch = pieces.gather(known), launch[known]
     thread = _threads(events, launch, threads)
     calls = events.select("ts", "dur")[launch]
@@ -254,40 +239,35 @@ def _work(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
     rows = pl.DataFrame(
         {
             "event": pieces,
-            "thread": nullable("thread", thread, thread != ROOT),
+            "thread": intervals.nullable("thread", thread, thread != nesting.ROOT),
             "since": calls["ts"],
             "until": calls["ts"] + calls["dur"],
             "start": work["ts"],
             "end": work["ts"] + work["dur"],
             "kernel": work["kind"] == "kernel",
-        },
-        schema=_WORK,
+        }
     )
     return (rows.drop_nulls("until") if rows["until"].null_count() else rows), all_work
 
 
-def _threads(events: pl.DataFrame, calls: Rows, threads: pl.DataFrame) -> Rows:
+def _threads(events: pl.DataFrame, calls: nesting.Rows, threads: pl.DataFrame) -> nesting.Rows:
     """The number of each call's thread, :data:`ROOT` where it is none of these."""
-    pid, tid = (events[name].gather(calls) for name in _THREAD)
-    first, number = numbered([pid, tid])
-    distinct = pl.DataFrame([pid.gather(first), tid.gather(first)])
-    told = distinct.join(threads, on=_THREAD, how="left", nulls_equal=True, maintain_order="left")
-    of_distinct = told["thread"].fill_null(ROOT).to_numpy()
-    found: Rows = of_distinct[number]
+    told = columns.looked_up(events.select(_THREAD)[calls], threads, _THREAD)["thread"]
+    found: nesting.Rows = told.fill_null(nesting.ROOT).to_numpy()
     return found
 
 
-def _while_any_runs(excerpt: Excerpt) -> Bools:
+def _while_any_runs(excerpt: Excerpt) -> intervals.Bools:
     """Which work was launched while an annotation ran, on any thread."""
-    runs = union(excerpt.ranges.drop_nulls("thread"))
+    runs = intervals.union(excerpt.ranges.drop_nulls("thread"))
     since = excerpt.work["since"].to_numpy()
     begun = np.searchsorted(runs["start"].to_numpy(), since, side="right")
     ended = np.searchsorted(runs["end"].to_numpy(), since, side="right")
-    found: Bools = begun > ended
+    found: intervals.Bools = begun > ended
     return found
 
 
-def _amount(work: pl.DataFrame, chosen: Bools) -> Amount:
+def _amount(work: pl.DataFrame, chosen: intervals.Bools) -> Amount:
     length = (work["end"] - work["start"]).to_numpy()[chosen]
     return Amount(length.size, int(length.sum()))
 
@@ -303,10 +283,10 @@ def _summed(ranges: pl.DataFrame, keys: Sequence[str], work: Amount) -> pl.DataF
     """One row for each combination of the keys, most device work first."""
     host = pl.col("host_ns")
     sums = ranges.group_by(keys).agg(
-        *map(sum_if_known, MEASURES),
+        *map(columns.sum_if_known, MEASURES),
         ranges=pl.len().cast(pl.Int64),
-        mean_ns=whole(host.mean()),
-        median_ns=whole(host.median()),
+        mean_ns=columns.whole(host.mean()),
+        median_ns=columns.whole(host.median()),
         min_ns=host.min(),
         max_ns=host.max(),
         launching=(pl.col("n") > 0).sum().cast(pl.Int64),
@@ -331,3 +311,89 @@ def _numbers(part: Part) -> dict[str, int | None]:
         "inside_n": part.inside.n,
         "inside_ns": part.inside.total_ns,
     }
+
+
+# --- attribution -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Device work by range.
+
+    Attributes:
+        ranges: the ranges with ``self_ns``, host time without the ranges that lie in it (null for
+            those of the process); ``n``, ``kernels`` and ``device_ns``, the pieces of work that
+            were launched in it, kernels among them, and the sum of their durations;
+            ``projected_start`` and ``projected_end``, when the first of them starts and the last
+            one ends, null without any; and ``own_n``, ``own_kernels``, ``own_device_ns``: those of
+            which it is the innermost range.
+        innermost: for each piece of work the row of its innermost range, -1 for none.
+    """
+
+    ranges: pl.DataFrame
+    innermost: nesting.Rows
+
+
+def attribute(ranges: pl.DataFrame, work: pl.DataFrame) -> Attribution:
+    """Attributes device work to the ranges of its launching thread that hold the launch call whole.
+
+    Args:
+        ranges: thread, start, end, and any other columns; in the order of start, longest first.
+        work: thread (null: that of no range), since and until (of the launch call), start, end,
+            kernel.
+    """
+    sums = {name: np.zeros(ranges.height, np.int64) for name in ("n", "kernels", "device_ns")}
+    own = {f"own_{name}": values.copy() for name, values in sums.items()}
+    bounds = [np.zeros(ranges.height, np.int64) for _ in range(2)]
+    innermost = np.full(work.height, nesting.ROOT, np.int32)
+    start, end = (ranges[name].to_numpy() for name in ("start", "end"))
+    since, until = work["since"].to_numpy(), work["until"].to_numpy()
+    begun, ended = work["start"].to_numpy(), work["end"].to_numpy()
+    kernel = work["kernel"].cast(pl.Int64).to_numpy()
+    for rows, pieces in _by_thread(ranges, work):
+        calls = since[pieces], until[pieces]
+        inner = innermost_range(start[rows], end[rows], *calls)
+        known = inner != nesting.ROOT
+        innermost[pieces[known]] = rows[inner[known]]
+        values = {"kernels": kernel[pieces], "device_ns": ended[pieces] - begun[pieces]}
+        held = Held(start[rows], end[rows], *calls)
+        sums["n"][rows] = held.count
+        for name, value in values.items():
+            sums[name][rows] = held.sum(value)
+            np.add.at(own[f"own_{name}"], rows[inner[known]], value[known])
+        np.add.at(own["own_n"], rows[inner[known]], 1)
+        bounds[0][rows] = held.lowest(begun[pieces])
+        bounds[1][rows] = held.highest(ended[pieces])
+    some = sums["n"] > 0
+    projected = [
+        intervals.nullable(f"projected_{name}", values, some)
+        for name, values in zip(("start", "end"), bounds, strict=True)
+    ]
+    found = ranges.with_columns(_self_time(ranges), *projected, **sums, **own)
+    return Attribution(found, innermost)
+
+
+def _by_thread(
+    ranges: pl.DataFrame, work: pl.DataFrame
+) -> Iterator[tuple[intervals.Ints, intervals.Ints]]:
+    """Each thread's ranges, by start and the longest first, and its work, by launch call."""
+    rows = np.flatnonzero(ranges["thread"].is_not_null().to_numpy())
+    of_range = ranges["thread"].gather(rows).to_numpy().astype(np.int64)
+    start, end = (ranges[name].gather(rows).to_numpy() for name in ("start", "end"))
+    order = nesting.slice_order(of_range, start, end)
+    rows, of_range = rows[order], of_range[order]
+    pieces = np.flatnonzero(work["thread"].is_not_null().to_numpy())
+    of_work = work["thread"].gather(pieces).to_numpy().astype(np.int64)
+    order = intervals.stable_order(of_work, work["since"].gather(pieces).to_numpy())
+    pieces, of_work = pieces[order], of_work[order]
+    for low, high in nesting.blocks(of_work):
+        first, last = np.searchsorted(of_range, [of_work[low], of_work[low] + 1])
+        yield rows[first:last], pieces[low:high]
+
+
+def _self_time(ranges: pl.DataFrame) -> pl.Series:
+    """Host time of each range without the ranges of its thread that lie in it."""
+    threads = ranges.select("thread", "start", "end")
+    own = holding.hold(threads, ["thread"])["self_time"]
+    of_thread = ranges["thread"].is_not_null()
+    return pl.select(pl.when(of_thread).then(own).alias("self_ns")).to_series()

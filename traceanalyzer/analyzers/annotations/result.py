@@ -1,7 +1,5 @@
 """The annotations of all ranks, and what is shown of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +7,8 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.annotations.options import By
-from traceanalyzer.analyzers.common.display import BARS, rank_column
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import BARS, headings, rank_column, sentences
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_times
 
@@ -22,14 +21,18 @@ _BESIDE = "one of another thread ran (PyTorch's backward pass has a thread of it
 #: Host time exceeds device time far from this factor on.
 _FAR = 3.0
 
-_DEVICE = {
-    "projected_ns": "projected", "n": "launched", "device_ns": "device work",
-    "device_frac": "of all", "own_device_ns": "directly",
-}  # fmt: skip
-_HOST = {
-    "ranges": "n", "host_ns": "host", "self_ns": "self", "mean_ns": "mean", "median_ns": "median",
-    "min_ns": "min", "max_ns": "max",
-}  # fmt: skip
+_DEVICE = headings(
+    "projected_ns: projected, n: launched, device_ns: device work, device_frac: of all, "
+    "own_device_ns: directly"
+)
+_HOST = headings(
+    "ranges: n, host_ns: host, self_ns: self, mean_ns: mean, median_ns: median, min_ns: min, "
+    "max_ns: max"
+)
+_RANKS = headings(
+    "ranges: annotations, n: device work, device_ns: total, inside_n: in annotations, "
+    "inside_ns: total of these, inside_frac: share"
+)
 _FIRST = ("ranges", "host_ns", "self_ns")
 
 #: The pieces of a bar.
@@ -125,7 +128,7 @@ def _verdict(result: Annotations) -> str:
     else:
         said = [f"None of the {total} of device work was launched in an annotation."]
     said += [_outside(result), _host_bound(result)]
-    return " ".join(part for part in said if part)
+    return sentences(*said)
 
 
 def _host_only(result: Annotations) -> str:
@@ -196,8 +199,7 @@ def _by_name(result: Annotations) -> pl.DataFrame:
 
 
 def _most(rows: pl.DataFrame, column: str) -> dict[str, Any]:
-    ordered = rows.sort(column, "domain", "name", descending=[True, False, False], nulls_last=True)
-    return ordered.row(0, named=True)
+    return largest_first(rows, column, "domain", "name", nulls_last=True).row(0, named=True)
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -240,17 +242,16 @@ def _tables(result: Annotations) -> tuple[Table, ...]:
     """Annotations with their device work, host times, and ranks where there are several."""
     rows = result.annotations
     keys = _keys(result)
-    by_host = rows.sort("host_ns", *keys, descending=[True, *(False for _ in keys)])
-    host = Table("host", "Host time", by_host, {**keys, **_HOST}, missing=_MISSING)
+    by_host = largest_first(rows, "host_ns", *keys)
+    detail, shown = bool(result.work.n), {**keys, **_HOST}
+    host = Table("host", "Host time", by_host, shown, detail=detail, missing=_MISSING)
     if not result.work.n:
         return (host,)
-    first = {name: _HOST[name] for name in _FIRST}
-    found = [
-        Table("annotations", "Annotations", rows, {**keys, **first, **_DEVICE}, missing=_MISSING),
-        Table("host", "Host time", by_host, {**keys, **_HOST}, detail=True, missing=_MISSING),
-    ]
+    shown = {**keys, **{name: _HOST[name] for name in _FIRST}, **_DEVICE}
+    found = [Table("annotations", "Annotations", rows, shown, missing=_MISSING), host]
     if result.ranks.height > 1:
-        found.append(_ranks(result.ranks))
+        columns = {**rank_column(result.ranks), **_RANKS}
+        found.append(Table("ranks", "Ranks", result.ranks, columns))
     return tuple(found)
 
 
@@ -259,19 +260,6 @@ def _keys(result: Annotations) -> dict[str, str]:
     rows = result.annotations
     outer = [name for name in _OUTER if name in rows.columns and rows[name].n_unique() > 1]
     return {**{name: _OUTER[name] for name in outer}, "name": "annotation"}
-
-
-def _ranks(ranks: pl.DataFrame) -> Table:
-    columns = {
-        **rank_column(ranks),
-        "ranges": "annotations",
-        "n": "device work",
-        "device_ns": "total",
-        "inside_n": "in annotations",
-        "inside_ns": "total of these",
-        "inside_frac": "share",
-    }
-    return Table("ranks", "Ranks", ranks, columns)
 
 
 def _charts(result: Annotations) -> tuple[Chart, ...]:
@@ -288,23 +276,15 @@ def _chart(result: Annotations, name: str, title: str, whole: str, own: str) -> 
     sums = result.annotations.group_by("name").agg(pl.col(whole, own).sum())
     rows = sums.filter(pl.col(whole) > 0).sort(whole, "name", descending=[True, False]).head(BARS)
     bars = rows.with_row_index("bar").with_columns(pl.col("name").fill_null(_MISSING["name"]))
+    ends = ((_PARTS[0], pl.lit(0, pl.Int64), own), (_PARTS[1], pl.col(own), whole))
     pieces = [
-        bars.select(
-            "bar", "name", start_ns=pl.lit(0, pl.Int64), end_ns=own, part=pl.lit(_PARTS[0])
-        ),
-        bars.select("bar", "name", start_ns=own, end_ns=whole, part=pl.lit(_PARTS[1])),
+        bars.select("bar", "name", start_ns=start, end_ns=end, part=pl.lit(part))
+        for part, start, end in ends
     ]
     filled = pl.concat(pieces).filter(pl.col("end_ns") > pl.col("start_ns"))
     part = pl.col("part").cast(pl.Enum(_PARTS))
     return Chart(
-        name=name,
-        title=title,
-        mark="span",
+        name=name, title=title, mark="span",
         frame=filled.sort("bar", "start_ns").drop("bar").with_columns(part),
-        x="end_ns",
-        x2="start_ns",
-        y="name",
-        x_label="total",
-        y_label="",
-        color="part",
-    )
+        x="end_ns", x2="start_ns", y="name", x_label="total", y_label="", color="part",
+    )  # fmt: skip

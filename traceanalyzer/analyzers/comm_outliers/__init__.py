@@ -1,9 +1,10 @@
 """Which collectives stand out, which rank is late, and what it was doing meanwhile.
 
 ``compute`` takes each rank's collectives (``collectives`` says which events those are) and compares
-the ranks: ``matching`` finds the same collective on each, ``arrivals`` who came when, ``outliers``
-which durations stand out, ``stragglers`` who is late. ``context`` looks at what late ranks did and
-how full devices were. ``result`` holds the numbers, ``verdict`` the sentences about them.
+the ranks: ``matching`` finds the same collective on each, ``arrivals`` who came when and who is
+late, ``outliers`` which durations stand out. ``context`` looks at what late ranks did and how full
+devices were. ``result`` holds the numbers and says what is wrong, ``tables`` shows them,
+``notes`` says what was not counted.
 """
 
 from __future__ import annotations

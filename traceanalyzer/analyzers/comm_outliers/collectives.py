@@ -6,33 +6,84 @@ that shares the kernel's correlation id and lies inside the host event. ``gpu_us
 rows are projections and never work.
 """
 
-from __future__ import annotations
-
-import re
 from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer import vocabulary
+from traceanalyzer.analyzers.common import names
 from traceanalyzer.analyzers.common.device_work import extent
-from traceanalyzer.analyzers.common.names import mapped, named
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import (
-    COMMUNICATION_PATTERN,
-    DEVICE_WORK,
-    HOST_COLLECTIVE_PREFIXES,
-    LAUNCH_KINDS,
-    NCCL_ANNOTATION_PREFIXES,
-    NCCL_CALL,
-    PARAM_COMMS,
-    dtype_bytes,
-)
 
 _DESCRIPTION = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
 
 _TEXT = ("collective", "dtype", "group", "group_ranks")
+
+#: Columns of :attr:`Part.instances`, one row per collective of this rank, in order of start.
+INSTANCES: dict[str, type[pl.DataType]] = {
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "name": pl.String,
+    "collective": pl.String,
+    "dtype": pl.String,
+    "message_bytes": pl.Int64,
+    "group": pl.String,
+    "group_size": pl.Int32,
+    "group_ranks": pl.String,
+    "seq": pl.Int64,
+    "device": pl.Int32,
+    "stream": pl.Int64,
+    "step": pl.String,
+    "compute_ns": pl.Int64,
+    "memory_ns": pl.Int64,
+    "beside": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file's communication.
+
+    Attributes:
+        rank: global rank, or None where the file does not tell.
+        path: the file.
+        host: host name, or None.
+        world_size: ranks in the job, or None.
+        shift_ns: added to the trace's times to give the times here.
+        epoch_known: those are absolute times, so that parts can be compared.
+        instances: one row per collective, columns :data:`INSTANCES`, absolute times.
+        steps: the steps' annotations, columns :data:`STEPS`, absolute times.
+        span_ns: first start to last end of device work, and of communication where that is the
+            host's; of all events read where there is no device work.
+        busy_ns: union of all device work, over all streams; None without device work.
+        comm_ns: union of the communication, over all streams.
+        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device; on any
+            where the communication is the host's.
+        unclosed: communication events without an end, which are not counted.
+        wants_launches: reading the launch calls too would tell more about its collectives.
+        rank_known: False once a rank was made up for a file that does not tell.
+        record_hint: how collectives are recorded with the profiler that wrote the file.
+    """
+
+    rank: int | None
+    path: str
+    host: str | None
+    world_size: int | None
+    shift_ns: int
+    epoch_known: bool
+    instances: pl.DataFrame
+    steps: pl.DataFrame
+    span_ns: int
+    busy_ns: int | None
+    comm_ns: int
+    overlap_ns: int | None
+    unclosed: int = 0
+    wants_launches: bool = False
+    rank_known: bool = True
+    record_hint: str = ""
 
 
 def communication(
@@ -57,7 +108,7 @@ def communication(
         found = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
         found, wants_launches = _with_host_descriptions(found, trace)
-    dtype = mapped(found["dtype"], _plain_dtype)
+    dtype = names.mapped(found["dtype"], _plain_dtype)
     return found.with_columns(dtype=dtype, message_bytes=_message_bytes(found)), wants_launches
 
 
@@ -65,27 +116,26 @@ def _device_communication(
     trace: Trace, work: pl.DataFrame, patterns: Sequence[str]
 ) -> pl.DataFrame:
     """Device work that is communication by its name or its arguments, as its own row tells it."""
-    by_name = named(work, [COMMUNICATION_PATTERN, *patterns])
+    by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
     described = pl.col("event").is_in(trace.collectives["event"].implode())
     return _rows(trace, work.filter(by_name | described)["event"])
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     hosts = trace.events.with_row_index("event").filter(pl.col("tid").is_not_null())
-    runs = "^(?:" + "|".join(map(re.escape, HOST_COLLECTIVE_PREFIXES)) + ")"
+    runs = names.starting_with(*vocabulary.HOST_COLLECTIVE_PREFIXES)
     described = (pl.col("kind") == "mpi") & pl.col("event").is_in(
         trace.collectives["event"].implode()
     )
-    return _with_collectives(hosts.filter(named(hosts, [runs, *patterns]) | described), trace)
+    return _rows(trace, hosts.filter(names.named(hosts, [runs, *patterns]) | described)["event"])
 
 
 def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
-    """These rows of ``events``, with their numbers, beside their rows of ``collectives``."""
-    return _with_collectives(trace.events[event].insert_column(0, event), trace)
+    """These rows of ``events`` with their numbers, words as text.
 
-
-def _with_collectives(events: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Events beside their rows of ``collectives`` (null where they have none), words as text."""
+    Beside them is what ``collectives`` says, null where it says nothing.
+    """
+    events = trace.events[event].insert_column(0, event)
     descriptions = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
     named = events.with_columns(pl.col("name").cast(pl.String))
     return named.join(descriptions, on="event", how="left", maintain_order="left")
@@ -104,7 +154,7 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
     by_id = _by_external_id(kernels, calls)
     bare = kernels.filter(pl.col("elements_in").is_null()).join(by_id, on="event", how="anti")
     spare = calls.filter(pl.col("elements_in") > 0).join(by_id, on="call", how="anti")
-    launches = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    launches = trace.events.filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS))
     wants_launches = launches.is_empty() and bare.height > 0 and spare.height > 0
     links = by_id
     if launches.height:
@@ -131,13 +181,15 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
     the other does not: rows that overlap on one thread are one call, described by whichever tells
     first. Columns: call, pid, tid, ts, end, external_ids, and the description.
     """
-    issuing = "^(?:" + "|".join((PARAM_COMMS, *NCCL_ANNOTATION_PREFIXES, NCCL_CALL)) + ")"
+    issuing = names.starting_with(
+        vocabulary.PARAM_COMMS, *vocabulary.NCCL_ANNOTATION_PREFIXES, vocabulary.NCCL_CALL
+    )
     hosts = (
         trace.events.select("name", "tid", "dur")
         .with_row_index("event")
         .filter(pl.col("tid").is_not_null(), pl.col("dur").is_not_null())
     )
-    rows = _rows(trace, hosts.filter(named(hosts, [issuing]))["event"])
+    rows = _rows(trace, hosts.filter(names.named(hosts, [issuing]))["event"])
     lane = ["pid", "tid"]
     end = pl.col("ts") + pl.col("dur")
     starts_new = pl.col("ts") >= end.shift(1).cum_max().over(lane)
@@ -193,7 +245,7 @@ def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
     gathers = pl.col("collective") == "all_gather"
     whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
     elements = pl.when(gathers).then(whole).otherwise("elements_in")
-    return elements * mapped(rows["dtype"], dtype_bytes, pl.Int64)
+    return elements * names.mapped(rows["dtype"], vocabulary.dtype_bytes, pl.Int64)
 
 
 def _plain_dtype(dtype: str) -> str:
@@ -213,7 +265,7 @@ def device_work(trace: Trace) -> pl.DataFrame:
     return (
         trace.events.select("device", "kind", "name", start="ts", end=end)
         .with_row_index("event")
-        .filter(pl.col("kind").is_in(DEVICE_WORK))
+        .filter(pl.col("kind").is_in(vocabulary.DEVICE_WORK))
     )
 
 
@@ -223,19 +275,10 @@ def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataF
     return kernels.join(communication, on="event", how="anti")
 
 
-class Activity(TypedDict):
-    """How long a rank's device did what, in ns; see :class:`~.compute.Part`."""
-
-    span_ns: int
-    busy_ns: int | None
-    comm_ns: int
-    overlap_ns: int | None
-
-
 def activity(
     trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
-) -> Activity:
-    """Span, busy time, communication and its overlap with compute: sums over the devices.
+) -> tuple[int, int | None, int, int | None]:
+    """Span, busy time, communication and its overlap with compute, in ns: sums over the devices.
 
     Where communication is the host's, the rank's devices count as one, and the span takes in the
     communication too. Without device work the span is that of all events, and nothing is busy or
@@ -254,14 +297,10 @@ def activity(
         closed = trace.events.filter(pl.col("dur") >= 0)
         first, last = closed["ts"].min(), (closed["ts"] + closed["dur"]).max()
         span = last - first if isinstance(first, int) and isinstance(last, int) else 0
-        return Activity(span_ns=span, busy_ns=None, comm_ns=_length(comm), overlap_ns=None)
+        return span, None, _length(comm), None
     spans = extent(pl.concat([work.select(comm.columns), comm]), ["device"])
-    return Activity(
-        span_ns=_length(spans),
-        busy_ns=_length(intervals.union(work, ["device"])),
-        comm_ns=_length(comm),
-        overlap_ns=int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum()),
-    )
+    overlap = int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum())
+    return _length(spans), _length(intervals.union(work, ["device"])), _length(comm), overlap
 
 
 def _of_host(communication: pl.DataFrame) -> bool:

@@ -10,114 +10,40 @@ in which a late rank kept others waiting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.comm_outliers import (
-    arrivals,
-    collectives,
-    context,
-    matching,
-    outliers,
-    stragglers,
-    verdict,
-)
+from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, context, matching, outliers
+from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
+from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.kernel_names import function
-from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
+from traceanalyzer.analyzers.common import kernel_names, names, step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import (
-    DEVICE_WORK,
-    HOST_COLLECTIVE_PREFIXES,
-    LAUNCH_KINDS,
-    NCCL_ANNOTATION_PREFIXES,
-    PARAM_COMMS,
-)
 
 if TYPE_CHECKING:
     from traceanalyzer.run import Reader
 
 #: Until 2021 PyTorch recorded collectives, and its own marks of steps, as operators.
 _AS_OPERATORS = (
-    PARAM_COMMS, *HOST_COLLECTIVE_PREFIXES, *NCCL_ANNOTATION_PREFIXES, *MARK_NAMES,
-)  # fmt: skip
+    vocabulary.PARAM_COMMS,
+    *vocabulary.HOST_COLLECTIVE_PREFIXES,
+    *vocabulary.NCCL_ANNOTATION_PREFIXES,
+    *step_marks.MARK_NAMES,
+)
 
-NEEDS = Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx", "mpi")), _AS_OPERATORS)
+NEEDS = Needs({*vocabulary.DEVICE_WORK, "user_annotation", "nvtx", "mpi"}, _AS_OPERATORS)
 
-LAUNCHES = Needs(NEEDS.kinds | frozenset(LAUNCH_KINDS), NEEDS.names)
+LAUNCHES = Needs(NEEDS.kinds | {*vocabulary.LAUNCH_KINDS}, NEEDS.names)
 
-CONTEXT = Needs(LAUNCHES.kinds | frozenset(("cpu_op", "python_function", "osrt")))
-
-#: Columns of :attr:`Part.instances`, one row per collective of this rank, in order of start.
-INSTANCES: dict[str, type[pl.DataType]] = {
-    "start": pl.Int64,
-    "end": pl.Int64,
-    "name": pl.String,
-    "collective": pl.String,
-    "dtype": pl.String,
-    "message_bytes": pl.Int64,
-    "group": pl.String,
-    "group_size": pl.Int32,
-    "group_ranks": pl.String,
-    "seq": pl.Int64,
-    "device": pl.Int32,
-    "stream": pl.Int64,
-    "step": pl.String,
-    "compute_ns": pl.Int64,
-    "memory_ns": pl.Int64,
-    "beside": pl.String,
-}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file's communication.
-
-    Attributes:
-        rank: global rank, or None where the file does not tell.
-        path: the file.
-        host: host name, or None.
-        world_size: ranks in the job, or None.
-        shift_ns: added to the trace's times to give the times here.
-        epoch_known: those are absolute times, so that parts can be compared.
-        instances: one row per collective, columns :data:`INSTANCES`, absolute times.
-        steps: the steps' annotations, columns :data:`STEPS`, absolute times.
-        span_ns: first start to last end of device work, and of communication where that is the
-            host's; of all events read where there is no device work.
-        busy_ns: union of all device work, over all streams; None without device work.
-        comm_ns: union of the communication, over all streams.
-        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device; on any
-            where the communication is the host's.
-        unclosed: communication events without an end, which are not counted.
-        wants_launches: reading the launch calls too would tell more about its collectives.
-        rank_known: False once a rank was made up for a file that does not tell.
-        record_hint: how collectives are recorded with the profiler that wrote the file.
-    """
-
-    rank: int | None
-    path: str
-    host: str | None
-    world_size: int | None
-    shift_ns: int
-    epoch_known: bool
-    instances: pl.DataFrame
-    steps: pl.DataFrame
-    span_ns: int
-    busy_ns: int | None
-    comm_ns: int
-    overlap_ns: int | None
-    unclosed: int = 0
-    wants_launches: bool = False
-    rank_known: bool = True
-    record_hint: str = ""
+CONTEXT = Needs(LAUNCHES.kinds | {"cpu_op", "python_function", "osrt"})
 
 
 def needs(_options: Options) -> Needs:
@@ -139,8 +65,9 @@ def measure(trace: Trace, options: Options) -> Part:
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
-    steps = step_marks(trace).select("step", "start", "end")
+    steps = step_marks.step_marks(trace).select("step", "start", "end")
     instances = collectives.with_work_beside(_in_steps(closed, steps), work, compute)
+    span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
     return Part(
         rank=meta.rank,
         path=meta.path,
@@ -150,10 +77,13 @@ def measure(trace: Trace, options: Options) -> Part:
         epoch_known=meta.epoch_ns is not None,
         instances=_shaped(instances, shift),
         steps=steps.with_columns(pl.col("start", "end") + shift),
+        span_ns=span_ns,
+        busy_ns=busy_ns,
+        comm_ns=comm_ns,
+        overlap_ns=overlap_ns,
         unclosed=found.height - closed.height,
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
-        **collectives.activity(trace, work, closed, compute),
     )
 
 
@@ -191,13 +121,13 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     waits = arrivals.with_waits(matched, rows, each, offsets)
     instances = outliers.judge(waits, options.factor, options.z)
     marks = matching.marks(parts, offsets)
-    steps = stragglers.steps(rows, marks)
-    ranks = stragglers.ranks(parts, instances, rows, steps)
+    steps = arrivals.steps(rows, marks)
+    ranks = arrivals.ranks(parts, instances, rows, steps)
     groups = outliers.summarize(instances, dict(ranks.select("rank", "span_ns").iter_rows()))
     least = options.min_wait_ns
     if least is None:
-        least = stragglers.threshold(steps)
-    late = stragglers.late(each, rows, steps, marks, least)
+        least = arrivals.threshold(steps)
+    late = arrivals.late(each, rows, steps, marks, least)
     return CommOutliers(
         n_events=instances.height,
         n_ranks=len({part.rank for part in parts}),
@@ -219,8 +149,8 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         arrivals=rows,
         steps=steps,
         clocks=clocks,
-        windows=stragglers.windows(late),
-        remarks=verdict.remarks(parts, instances, each, clocks, met.height - rows.height),
+        windows=arrivals.windows(late),
+        remarks=remarks(parts, instances, each, clocks, met.height - rows.height),
     )
 
 
@@ -260,7 +190,7 @@ COMM_OUTLIERS = Analyzer(
 
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
-    kernel = mapped(instances["name"], function)
+    kernel = names.mapped(instances["name"], kernel_names.function)
     return instances.with_columns(
         pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
     ).select(pl.col(name).cast(dtype) for name, dtype in INSTANCES.items())

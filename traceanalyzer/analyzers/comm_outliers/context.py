@@ -15,28 +15,18 @@ NCCL allocates its buffers on the device, beside PyTorch's allocator. Where next
 it makes do with small ones, or fails; the allocator itself stops the device to give memory back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.stragglers import Window
-from traceanalyzer.analyzers.common.names import ADDRESS
+from traceanalyzer import vocabulary
+from traceanalyzer.analyzers.comm_outliers.arrivals import Window
+from traceanalyzer.analyzers.common.names import ADDRESS, starting_with
+from traceanalyzer.analyzers.memory.fill import Fill
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.units import format_frac, format_ns
-from traceanalyzer.vocabulary import (
-    DEVICE_WORK,
-    LAUNCH_KINDS,
-    NCCL_ANNOTATION_PREFIXES,
-    PARAM_COMMS,
-    steps_pattern,
-)
-
-if TYPE_CHECKING:  # what makes them is only loaded where memory is asked about
-    from traceanalyzer.analyzers.memory.fill import Fill
 
 IDLE = "idle"
 
@@ -53,12 +43,12 @@ _HOST_KINDS = (
     "cpu_op",
     "user_annotation",
     "python_function",
-    *LAUNCH_KINDS,
+    *vocabulary.LAUNCH_KINDS,
     "nvtx",
     "osrt",
 )
 
-_ISSUING = "^(?:" + "|".join((PARAM_COMMS, "c10d::", *NCCL_ANNOTATION_PREFIXES)) + ")"
+_ISSUING = starting_with(vocabulary.PARAM_COMMS, "c10d::", *vocabulary.NCCL_ANNOTATION_PREFIXES)
 
 _ANNOTATIONS = ("user_annotation", "nvtx")
 
@@ -160,8 +150,8 @@ def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
         parts = _host(host, _threads(trace, window))
         rest = length - int(parts["overlap_ns"].sum())
         sides.append(_largest(parts, "host", NOTHING, rest, length))
-    if trace.events["kind"].is_in(DEVICE_WORK).any():
-        device = clipped.filter(pl.col("kind").is_in(DEVICE_WORK))
+    if trace.events["kind"].is_in(vocabulary.DEVICE_WORK).any():
+        device = clipped.filter(pl.col("kind").is_in(vocabulary.DEVICE_WORK))
         rest = length - intervals.measure(device)["length"].item()
         sides.append(_largest(_device(device), "device", IDLE, rest, length))
     return sides
@@ -199,7 +189,7 @@ def _threads(trace: Trace, window: Window) -> list[int]:
     names = trace.events["name"].drop_nulls().unique().cast(pl.String)
     hosts = trace.events.filter(pl.col("tid").is_not_null())
     issuing = hosts.filter(pl.col("name").is_in(_matching(names, _ISSUING)))
-    marking = hosts.filter(pl.col("name").is_in(_matching(names, steps_pattern())))
+    marking = hosts.filter(pl.col("name").is_in(_matching(names, vocabulary.steps_pattern())))
     last = issuing.filter(pl.col("ts") <= window.end_ns).tail(1)
     return list(dict.fromkeys([*last["tid"], *marking["tid"], *issuing["tid"]]))
 
@@ -232,7 +222,7 @@ def _innermost(events: pl.DataFrame) -> pl.DataFrame:
     inner = found.with_columns(events[name].gather(found["slice"]) for name in ("kind", "name"))
     ranges = events.filter(
         pl.col("kind").is_in(_ANNOTATIONS),
-        ~pl.col("name").cast(pl.String).str.contains(steps_pattern()),
+        ~pl.col("name").cast(pl.String).str.contains(vocabulary.steps_pattern()),
     )
     around = linking.enclosing(found.select("ts"), ranges)["slice"]
     is_range = pl.col("kind").is_in(_ANNOTATIONS)

@@ -7,22 +7,16 @@ the distance of the ends that most pairs of like events agree on is the clocks' 
 everywhere at once), and each event goes to the like one that ends nearest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common.kernel_names import function
-from traceanalyzer.analyzers.common.names import mapped
+from traceanalyzer.analyzers.comm_outliers.collectives import Part
+from traceanalyzer.analyzers.common import kernel_names, names
 from traceanalyzer.errors import MissingData
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.comm_outliers.compute import Part
 
 #: One process group; where no group is recorded, one stream. ``group_ranks`` keeps apart groups
 #: of one name on different ranks.
@@ -140,7 +134,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         text = _NO_COLLECTIVE if worked else _NO_DEVICE
         raise MissingData(text.format(where=where, hint=parts[0].record_hint))
     rows = pl.concat(frames).sort("rank", "start", "end", "name", "stream")
-    kernel = mapped(rows["name"], function)
+    kernel = names.mapped(rows["name"], kernel_names.function)
     return rows.with_row_index("id").with_columns(
         ts=pl.col("start") - pl.col("shift_ns"),
         duration_ns=pl.col("end") - pl.col("start"),
@@ -175,7 +169,7 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
     if candidates["rank"].n_unique() < _PAIR:
         return frame.with_columns(pl.lit(None, pl.UInt32).alias(n) for n in ("instance", "lane"))
     pieces = [
-        _by_seq(lane) if _has_numbers(lane) else _by_order(lane) for lane in _lanes(candidates)
+        _by_order(lane) if lane["seq"].has_nulls() else _by_seq(lane) for lane in _lanes(candidates)
     ]
     placed = pl.concat([p.with_columns(lane=pl.lit(i, pl.UInt32)) for i, p in enumerate(pieces)])
     shared = placed.filter(pl.col("rank").n_unique().over("lane", "place") >= _PAIR)
@@ -211,10 +205,6 @@ def _lanes(candidates: pl.DataFrame) -> list[pl.DataFrame]:
     """One frame a lane, in the lanes' order, so that the result does not depend on the rows'."""
     groups = candidates.partition_by(*LANE, as_dict=True)
     return [groups[key] for key in sorted(groups, key=repr)]
-
-
-def _has_numbers(lane: pl.DataFrame) -> bool:
-    return lane["seq"].null_count() == 0
 
 
 def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:

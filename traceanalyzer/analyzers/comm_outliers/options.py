@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
 
 if TYPE_CHECKING:
     from traceanalyzer.reading import Inputs
@@ -36,12 +36,7 @@ class Options(AnalyzerOptions):
         above=1,
         show_default=True,
     )
-    patterns: Sequence[str] = option(
-        (),
-        help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
-        metavar="REGEX",
-    )
+    patterns: Sequence[str] = patterns()
     z: float = option(
         3.5, help="The modified z-score of an outlier.", minimum=0, command_line=False
     )

@@ -1,7 +1,5 @@
 """Which durations stand out from their like; and collectives by kind: how often, long and fast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import polars as pl

@@ -1,24 +1,36 @@
 """Who is late, what stands out, and the tables and charts of it."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import verdict
+from traceanalyzer.analyzers.comm_outliers import arrivals, notes, tables
+from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
-from traceanalyzer.analyzers.comm_outliers.stragglers import Window
-from traceanalyzer.analyzers.common.display import table_of_known
-from traceanalyzer.result import Chart, Result, Table, View
-from traceanalyzer.units import format_ns
+from traceanalyzer.analyzers.common.display import sentences
+from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.result import Result, Table, View
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
-_KIND = {"collective": "collective", "dtype": "dtype", "message_bytes": "message"}
+#: Medians that grew by less are the ordinary difference between two runs.
+SLOWER = 1.5
 
-_RANK = pl.format("rank {}", "rank").alias("rank")
+#: More compute beside a collective than that much is worth telling.
+_MORE_FRAC = 0.05
 
-_TIME = "time since the first collective"
+#: What an outlier was compared with, in words.
+_USUAL = {
+    "group": "the median",
+    "bandwidth": "the usual for its size",
+    "place": "the median of its place in the step",
+    "kernel": "its kernel's median",
+}
+
+#: From this share on one thing explains another.
+_MOST = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,26 +93,17 @@ class CommOutliers(Result):
     def view(self) -> View:
         """Who is late, what stands out, and the numbers behind it."""
         late = self.late_ranks()
-        numbers = self.numbers(
-            "n_events",
-            "n_ranks",
-            "world_size",
-            "n_matched",
-            "n_collectives",
-            "n_outliers",
-            "total_comm_ns",
-            "total_wait_ns",
-            "covered_ns",
-            "total_span_ns",
-            "min_wait_ns",
-        )
+        numbers = [one.name for one in fields(self) if one.type in (int, int | None)]
         return View(
             title="Which collectives stand out, and which rank is late?",
-            verdict=verdict.verdict(self),
-            notes=(*self.remarks, *verdict.memory_notes(self.memory)),
+            verdict=_verdict(self),
+            notes=(*self.remarks, *notes.memory_notes(self.memory)),
             tables=_tables(self),
-            scalars={**numbers, "late_rank": late["rank"][0] if late.height else None},
-            charts=partial(_charts, self),
+            scalars={
+                **self.numbers(*numbers),
+                "late_rank": late["rank"][0] if late.height else None,
+            },
+            charts=partial(tables.charts, self.instances, self.arrivals, self.late),
         )
 
     def late_ranks(self) -> pl.DataFrame:
@@ -144,6 +147,225 @@ class CommOutliers(Result):
         return table
 
 
+# --- verdict ------------------------------------------------------------------------------
+
+
+def _verdict(result: CommOutliers) -> str:
+    """What is wrong, the gravest first, with numbers; else that nothing is."""
+    found = sentences(
+        _slower(result.baseline),
+        _stragglers(result),
+        _slow_everywhere(result),
+        _unexplained(result),
+    )
+    more = ""
+    if result.n_ranks > 1 and not result.n_matched:
+        more = (
+            "Whether a rank is late cannot be told: no collective of one rank was found on another."
+        )
+    if result.n_ranks == 1 and result.world_size != 1:
+        more = "One rank cannot tell waiting from slow communication: add the others' files."
+    return sentences(found or _nothing(result), _filled(result.memory), more)
+
+
+def _filled(memory: pl.DataFrame | None) -> str:
+    """Whether the device was nearly full while collectives were slow."""
+    full = None if memory is None else memory.filter("near_full")
+    if memory is None or full is None or full.is_empty():
+        return ""
+    worst = full.sort("taken_frac", "id", descending=[True, False]).row(0, named=True)
+    return (
+        f"The device was nearly full during {full.height:,} of {memory.height:,} outliers: "
+        f"{format_bytes(worst['taken_bytes'])} of {format_bytes(worst['capacity_bytes'])} "
+        f"({format_frac(worst['taken_frac'])}) on rank {worst['rank']}. That leaves NCCL small "
+        "buffers, and the allocator stops the device to give memory back: keep some free, with a "
+        "smaller batch, or torch.cuda.memory.set_per_process_memory_fraction(0.9)."
+    )
+
+
+def _slower(baseline: pl.DataFrame | None) -> str:
+    slower = None if baseline is None else baseline.filter(pl.col("ratio") >= SLOWER)
+    if baseline is None or slower is None or slower.is_empty():
+        return ""
+    worst = slower.row(0, named=True)
+    now, before = worst["compute_frac"], worst["compute_before_frac"]
+    beside = (
+        f" Compute kernels run beside it for {format_frac(now)} of its time, not "
+        f"{format_frac(before)}."
+        if now is not None and before is not None and now - before >= _MORE_FRAC
+        else ""
+    )
+    return (
+        f"Slower than the baseline: {_what(worst)} takes {format_ns(worst['median_ns'])} (median), "
+        f"not {format_ns(worst['baseline_ns'])}, {worst['ratio']:.3g} times as long; "
+        f"{slower.height} of {baseline.height} kinds of collective take at least {SLOWER:g} times "
+        f"as long.{beside}"
+    )
+
+
+# --- late ranks ----------------------------------------------------------------------------
+
+
+def _stragglers(result: CommOutliers) -> str:
+    late = result.late_ranks()
+    if late.is_empty():
+        return ""
+    worst, *others = late.iter_rows(named=True)
+    rank = worst["rank"]
+    more = (_meanwhile(result, rank), _habit(result, rank), _late_too(others), _victim(result))
+    return sentences(_late_rank(result, worst), *more)
+
+
+def _late_rank(result: CommOutliers, row: Mapping[str, Any]) -> str:
+    worst = result.late.filter(pl.col("late_rank") == row["rank"]).row(0, named=True)
+    share = _share(row["imposed_ns"], result.total_wait_ns)
+    steps = f", most of all in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
+    return (
+        f"Rank {row['rank']} is late: the others together waited {format_ns(row['imposed_ns'])} "
+        f"for it, {share} of all waiting{steps}. It came last to {row['times_last']} of "
+        f"{format_count(row['matched'], 'collective')}, at worst {format_ns(worst['late_ns'])} "
+        f"after the median of the others, to {_what(worst)}{_at(worst['step'])}."
+    )
+
+
+def _meanwhile(result: CommOutliers, rank: int) -> str:
+    """What the rank did in its worst stretch, and whether it was late into the step already."""
+    late = result.late_with_context().filter(pl.col("rank") == rank).row(0, named=True)
+    did = [f"{side}: {late[side]}" for side in ("host", "device") if late[side] is not None]
+    text = f"Meanwhile on its {'; on its '.join(did)}." if did else ""
+    into = late["into_step_ns"]
+    if into is not None and into >= _MOST * late["late_ns"]:
+        text += f" It had entered the step {format_ns(into)} after the others already."
+    return text.strip()
+
+
+def _habit(result: CommOutliers, rank: int) -> str:
+    """How much of the steps' time the rank costs, once two steps show it."""
+    row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    if result.steps.height < arrivals.WARN_STEPS:
+        return "With fewer than two steps recorded this may be chance."
+    if row["late_steps"] < arrivals.WARN_STEPS or row["late_frac"] < arrivals.WARN_FRAC:
+        return ""
+    level = "critical" if row["late_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
+    return (
+        f"It costs {format_frac(row['late_frac'])} of all steps' time, in {row['late_steps']} of "
+        f"{result.steps.height} steps ({level})."
+    )
+
+
+def _late_too(others: list[dict[str, Any]]) -> str:
+    if not others:
+        return ""
+    named = [
+        f"rank {row['rank']} ({format_ns(row['imposed_ns'])}"
+        + (f", in {notes.listed(row['steps'])})" if row["steps"] else ")")
+        for row in others
+    ]
+    return f"They waited too for {notes.listed(named)}."
+
+
+def _victim(result: CommOutliers) -> str:
+    """The longest collective is usually the one that waited longest: say so."""
+    order = result.instances.sort("duration_ns", "id", descending=[True, False])
+    longest = order.row(0, named=True)
+    wait, took = longest["wait_ns"], longest["duration_ns"]
+    if wait is None or wait < _MOST * took:
+        return ""
+    return (
+        f"The longest, {format_ns(took)} of {_what(longest)} on rank {longest['rank']}, is "
+        f"{format_ns(wait)} of waiting for rank {longest['late_rank']}."
+    )
+
+
+# --- slow collectives ----------------------------------------------------------------------
+
+
+def _slow_everywhere(result: CommOutliers) -> str:
+    order = ("slow_factor", "instance")
+    slow = result.collectives.filter("slow").sort(order, descending=[True, False])
+    if slow.is_empty():
+        return ""
+    worst = slow.row(0, named=True)
+    return (
+        f"{slow.height} of {format_count(result.n_collectives, 'collective')} took long on all "
+        f"ranks after the last had arrived (bandwidth, not a late rank): {_what(worst)}"
+        f"{_at(worst['step'])} took {format_ns(worst['pure_ns'])}, {worst['slow_factor']:.3g} "
+        "times the usual."
+    )
+
+
+def _unexplained(result: CommOutliers) -> str:
+    """Outliers that neither a late rank nor a slow collective explains."""
+    outliers = result.outliers().filter(pl.col("cause").is_null())
+    if outliers.is_empty():
+        return ""
+    worst = outliers.row(0, named=True)
+    ranks = outliers["rank"].n_unique()
+    where = f"rank {worst['rank']}" if ranks == 1 else f"{ranks} ranks"
+    beside = f", beside {function(worst['beside'])}" if worst["beside"] else ""
+    return (
+        f"{outliers.height} of {format_count(result.n_events, 'collective')} "
+        f"{'stands' if outliers.height == 1 else 'stand'} out, in {where}"
+        f"{_mostly(outliers)}: at worst {_what(worst)}{_at(worst['step'])} took "
+        f"{format_ns(worst['duration_ns'])}, {worst['factor']:.3g} times "
+        f"{_USUAL[worst['judged_by']]}{beside}."
+    )
+
+
+def _mostly(outliers: pl.DataFrame) -> str:
+    """The step that most of them are in."""
+    steps = outliers["step"].drop_nulls().value_counts(sort=False, name="n")
+    if outliers.height < arrivals.WARN_STEPS or steps.is_empty():
+        return ""
+    most = steps.sort("n", "step", descending=[True, False]).row(0, named=True)
+    if most["n"] == outliers.height:
+        return f", all in {most['step']}"
+    return f", {most['n']} in {most['step']}" if most["n"] >= _MOST * outliers.height else ""
+
+
+def _nothing(result: CommOutliers) -> str:
+    share = _share(result.covered_ns, result.total_span_ns)
+    waiting = _share(result.total_wait_ns, result.total_comm_ns)
+    of_it = f", {waiting} of it waiting for one another," if result.n_matched else ""
+    over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
+    late = " and no rank is late" if result.n_matched else ""
+    judged = result.n_events - result.instances["judged_by"].null_count()
+    alone = result.n_ranks > 1 and not result.n_matched
+    opening = "Too little to judge by"
+    if judged or result.n_matched:
+        opening = "No outlier" if alone else "Nothing unusual"
+    kind = (
+        "none is an outlier of its kind"
+        if judged == result.n_events
+        else f"of {judged:,} that could be judged none is an outlier"
+        if judged
+        else "none has enough of its kind to tell whether it is an outlier"
+    )
+    return (
+        f"{opening}: {format_count(result.n_events, 'collective')}{over} took "
+        f"{format_ns(result.total_comm_ns)} in all{of_it} and ran during {share} of the recorded "
+        f"time; {kind}{late}."
+    )
+
+
+# --- pieces of sentences -------------------------------------------------------------------
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    """``all_reduce of 25 MiB``."""
+    size = row["message_bytes"]
+    name = str(row["collective"])
+    return name if size is None else f"{name} of {format_bytes(size)}"
+
+
+def _at(step: str | None) -> str:
+    return "" if step is None else f" in {step}"
+
+
+def _share(part: int, whole: int) -> str:
+    return format_frac(part / whole if whole else 0.0)
+
+
 # --- tables --------------------------------------------------------------------------------
 
 
@@ -152,238 +374,24 @@ def _tables(result: CommOutliers) -> tuple[Table, ...]:
 
     What compares ranks is left out where there is one rank only.
     """
-    compared = () if result.baseline is None else (_baseline(result.baseline),)
-    beside = () if result.memory is None else (_memory(result.memory),)
-    alone = (*compared, _outliers(result), *beside, _groups(result))
-    if result.n_ranks == 1:
-        return (*alone, _ranks(result))
-    in_detail = (_collectives(result), _steps(result), _context(result), _clocks(result))
-    details = (replace(table, detail=True) for table in in_detail)
-    return (_late(result), _ranks(result), *alone, *details)
-
-
-def _late(result: CommOutliers) -> Table:
-    columns = {
-        "rank": "late rank",
-        "step": "step",
-        "collective": "collective",
-        "message_bytes": "message",
-        "late_ns": "late by",
-        "imposed_ns": "others waited",
-        "host": "host meanwhile",
-        "device": "device meanwhile",
-    }
-    title = f"Who kept the others waiting (late by {format_ns(result.min_wait_ns)} or more)"
-    return table_of_known("late", title, result.late_with_context(), columns, empty="nobody")
-
-
-def _ranks(result: CommOutliers) -> Table:
-    meeting = {
-        "wait_ns": "waited",
-        "imposed_ns": "others waited for it",
-        "times_last": "last",
-        "late_steps": "late steps",
-        "late_frac": "cost",
-    }
-    columns = {
-        "rank": "rank",
-        "host": "host",
-        "n": "collectives",
-        "comm_ns": "communication",
-        **(meeting if result.n_ranks > 1 else {}),
-        "outliers": "outliers",
-        "idle_ns": "device idle",
-        "overlap_frac": "hidden by compute",
-    }
-    return table_of_known("ranks", "Ranks", result.ranks, columns)
-
-
-def _baseline(frame: pl.DataFrame) -> Table:
-    columns = {
-        **_KIND,
-        "kernel": "kernel",
-        "n": "n",
-        "median_ns": "median",
-        "n_before": "n before",
-        "baseline_ns": "median before",
-        "ratio": "ratio",
-        "compute_frac": "compute beside",
-        "compute_before_frac": "before",
-    }
-    return table_of_known(
-        "baseline",
-        "Medians against the baseline",
-        frame,
-        columns,
-        empty="no kind of collective is in both",
-    )
-
-
-def _outliers(result: CommOutliers) -> Table:
-    columns = {
-        "rank": "rank",
-        "step": "step",
-        "collective": "collective",
-        "message_bytes": "message",
-        "at_ns": "at",
-        "duration_ns": "duration",
-        "factor": "x usual",
-        "z": "z",
-        "cause": "cause",
-        "compute_ns": "compute beside",
-        "beside": "busiest beside",
-    }
-    return table_of_known("outliers", "Outliers", result.outliers(), columns)
-
-
-def _memory(memory: pl.DataFrame) -> Table:
-    columns = {
-        "rank": "rank",
-        "step": "step",
-        "collective": "collective",
-        "duration_ns": "duration",
-        "taken_bytes": "memory taken",
-        "capacity_bytes": "of",
-        "taken_frac": "full",
-    }
-    return table_of_known(
-        "memory", "Memory of the device during outliers", memory, columns, empty="not known"
-    )
-
-
-def _groups(result: CommOutliers) -> Table:
-    columns = {
-        **_KIND,
-        "group": "group",
-        "kernel": "kernel",
-        "n": "n",
-        "median_ns": "median",
-        "p95_ns": "p95",
-        "p99_ns": "p99",
-        "max_ns": "max",
-        "total_ns": "total",
-        "share_frac": "of span",
-        "algbw_gbps": "algbw",
-        "busbw_gbps": "busbw",
-        "outliers": "outliers",
-    }
-    return table_of_known("groups", "Collectives by kind", result.groups, columns)
-
-
-def _collectives(result: CommOutliers) -> Table:
-    columns = {
-        "step": "step",
-        **_KIND,
-        "group": "group",
-        "first_rank": "first",
-        "late_rank": "last",
-        "skew_ns": "arrival skew",
-        "late_ns": "last after median",
-        "imposed_ns": "waited in all",
-        "pure_ns": "pure",
-        "end_skew_ns": "end skew",
-        "ranks": "ranks",
-    }
     worst = result.collectives.sort("imposed_ns", "instance", descending=[True, False])
-    title = "Collectives across ranks, most waiting first"
-    return table_of_known(
-        "collectives", title, worst, columns, empty="none could be matched across ranks"
-    )
-
-
-def _steps(result: CommOutliers) -> Table:
-    columns = {
-        "step": "step",
-        "straggler": "straggler",
-        "cost_ns": "costs",
-        "cost_frac": "of the step",
-        "step_ns": "step",
-        "collectives": "collectives",
-    }
-    return table_of_known(
-        "steps", "Stragglers by step", result.steps, columns, empty="no steps are marked"
-    )
-
-
-def _context(result: CommOutliers) -> Table:
     stretches = result.late.with_row_index("window").select("window", "step", rank="late_rank")
-    frame = result.context.join(stretches, on="window", how="left", maintain_order="left")
-    columns = {
-        "rank": "late rank",
-        "step": "step",
-        "side": "on",
-        "name": "what",
-        "within": "within",
-        "kind": "kind",
-        "overlap_ns": "time",
-        "overlap_frac": "of the stretch",
-    }
-    title = "What late ranks did while the others waited"
-    return table_of_known("context", title, frame, columns, empty="nothing to look into")
-
-
-def _clocks(result: CommOutliers) -> Table:
-    columns = {
-        "rank": "rank",
-        "n": "collectives",
-        "offset_ns": "ahead by",
-        "residual_ns": "residual",
-        "applied": "corrected",
-    }
-    return table_of_known(
-        "clocks", "Clocks", result.clocks, columns, empty="no collective can tell"
+    context = result.context.join(stretches, on="window", how="left", maintain_order="left")
+    alone = (
+        *(() if result.baseline is None else (tables.table("baseline", result.baseline),)),
+        tables.table("outliers", result.outliers()),
+        *(() if result.memory is None else (tables.table("memory", result.memory),)),
+        tables.table("groups", result.groups),
     )
-
-
-# --- charts --------------------------------------------------------------------------------
-
-
-def _charts(result: CommOutliers) -> tuple[Chart, ...]:
-    """Durations over time, and with several ranks who arrived how much after the first."""
-    durations = _durations(result.instances)
-    if result.arrivals.is_empty():
-        return (durations,)
-    return (durations, _arrivals(result.arrivals, result.late))
-
-
-def _durations(instances: pl.DataFrame) -> Chart:
-    """How long every collective took, by time and rank, the outliers ringed."""
-    return Chart(
-        name="durations",
-        title="Duration of each collective",
-        mark="scatter",
-        # a logarithm needs more than 0
-        frame=instances.select("at_ns", _RANK, pl.col("duration_ns").clip(1), "outlier"),
-        x="at_ns",
-        y="duration_ns",
-        x_label=_TIME,
-        y_label="duration",
-        color="rank",
-        emphasis="outlier",
-        emphasis_label="outlier",
-        log_y=True,
-    )
-
-
-def _arrivals(met: pl.DataFrame, late: pl.DataFrame) -> Chart:
-    """How long after the first rank every rank came to each collective, the late ones ringed."""
-    first = pl.col("arrival").min()
-    named = pl.col("instance").is_in(late["instance"].implode())
-    return Chart(
-        name="arrivals",
-        title="How long after the first rank each rank arrived",
-        mark="scatter",
-        frame=met.select(
-            (first.over("instance") - first).alias("at_ns"),
-            _RANK,
-            "after_first_ns",
-            (pl.col("is_last") & named).alias("late"),
-        ),
-        x="at_ns",
-        y="after_first_ns",
-        x_label=_TIME,
-        y_label="arrival after the first rank",
-        color="rank",
-        emphasis="late",
-        emphasis_label="late rank",
+    if result.n_ranks == 1:
+        return (*alone, tables.table("ranks", result.ranks, several=False))
+    more = f" (late by {format_ns(result.min_wait_ns)} or more)"
+    return (
+        tables.table("late", result.late_with_context(), more),
+        tables.table("ranks", result.ranks),
+        *alone,
+        tables.table("collectives", worst),
+        tables.table("steps", result.steps),
+        tables.table("context", context),
+        tables.table("clocks", result.clocks),
     )

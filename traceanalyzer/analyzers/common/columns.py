@@ -1,7 +1,5 @@
 """Expressions and frames that several analyzers compute alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -46,6 +44,27 @@ def with_source(frame: pl.DataFrame, part: OfRank) -> pl.DataFrame:
 def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:
     """One table of all parts, with the ``rank`` and ``path`` of each part as its first columns."""
     return pl.concat(with_source(getattr(part, table), part) for part in parts)
+
+
+def together(parts: Sequence[object], *tables: str) -> list[pl.DataFrame]:
+    """Tables of all parts, the rows of one part after those of another."""
+    return [pl.concat(getattr(part, table) for part in parts) for table in tables]
+
+
+def largest_first(
+    frame: pl.DataFrame, size: str | pl.Expr, *ties: str, nulls_last: bool = False
+) -> pl.DataFrame:
+    """The rows by size, of equal ones by the other columns."""
+    descending = [True, *(False for _ in ties)]
+    return frame.sort(size, *ties, descending=descending, nulls_last=nulls_last)
+
+
+def looked_up(rows: pl.DataFrame, table: pl.DataFrame, keys: str | Sequence[str]) -> pl.DataFrame:
+    """The rows, in their order, with the columns that a table has for the keys of each.
+
+    Null is a key like any other; where the table lacks a key, its columns are null.
+    """
+    return rows.join(table, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def per_rank(parts: Sequence[OfRank], numbers: Sequence[Mapping[str, int | None]]) -> pl.DataFrame:

@@ -1,12 +1,17 @@
-"""What devices did, and of which sort each piece of work is."""
+"""What devices did: each piece of work by its sort, and what a device's time is made of.
 
-from __future__ import annotations
+The parts of a device's time are compute, exposed communication, exposed memory work and idle. They
+are disjoint and add up to the time looked at, exactly. Compute comes first, then communication,
+then copies and sets: time in which compute and communication run together is compute, and the
+communication in it is hidden. All streams of a device count together.
+"""
 
 from collections.abc import Sequence
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN, DEVICE_WORK
 
@@ -19,6 +24,16 @@ SORT = pl.Enum((COMPUTE, COMMUNICATION, MEMORY))
 
 #: What tells devices apart: each rank has its own, whatever their numbers.
 DEVICE = ("rank", "device")
+
+EXPOSED_COMMUNICATION = "exposed_communication"
+EXPOSED_MEMORY = "exposed_memory"
+IDLE = "idle"
+
+#: The parts of a device's time, in the order in which they are looked for.
+PARTS = (COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_MEMORY, IDLE)
+
+#: Columns of the time of each part, and what people call it.
+PART_NAMES = {f"{part}_ns": part.replace("memory", "copies").replace("_", " ") for part in PARTS}
 
 
 def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
@@ -63,3 +78,80 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
     """First start to last end of each device's work: ``by``, ``start``, ``end``, sorted."""
     return work.group_by(by).agg(pl.col("start").min(), pl.col("end").max()).sort(by)
+
+
+# --- what time is made of ------------------------------------------------------------------
+
+
+def measure_parts(
+    work: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = DEVICE
+) -> pl.DataFrame:
+    """How much of each window is which part of its device's time?
+
+    Args:
+        work: rows of :func:`device_work`, in any order.
+        windows: ``by``, ``start``, ``end`` and any other columns. Windows may overlap one another;
+            each is measured for itself.
+        by: the columns that tell devices apart.
+
+    Returns:
+        ``windows`` with, in ns: the parts compute_ns, exposed_communication_ns, exposed_memory_ns
+        and idle_ns, which add up to end - start; busy_ns, which is the window without idle;
+        communication_ns and hidden_communication_ns (communication while compute runs);
+        memory_ns and hidden_memory_ns (copies and sets while compute or communication runs).
+        Exposed and hidden add up to the whole. Null where a window has no start or end.
+    """
+    sorts = [intervals.union(_of(work, sort, by), by) for sort in (COMPUTE, COMMUNICATION, MEMORY)]
+    kernels = intervals.union(pl.concat(sorts[:2]), by)
+    busy = pl.concat([kernels, sorts[2]])
+    keys = windows.select(*by, "start", "end")
+
+    def within(rows: pl.DataFrame) -> pl.Series:
+        return intervals.overlap_with(keys, rows, by)["overlap"]
+
+    compute, communication, memory = map(within, sorts)
+    either, any_work = within(kernels), within(busy)
+    exposed_communication, exposed_memory = either - compute, any_work - either
+    return windows.with_columns(
+        compute_ns=compute,
+        exposed_communication_ns=exposed_communication,
+        exposed_memory_ns=exposed_memory,
+        idle_ns=keys["end"] - keys["start"] - any_work,
+        busy_ns=any_work,
+        communication_ns=communication,
+        hidden_communication_ns=communication - exposed_communication,
+        memory_ns=memory,
+        hidden_memory_ns=memory - exposed_memory,
+    )
+
+
+def step_parts(work: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """The parts of every device's time in every step, as the host marks it.
+
+    Device work counts for the step in whose window it *runs*. A device lags behind its host, so
+    work may run in the step after the one that launched it.
+
+    Args:
+        work: :func:`device_work` of one rank.
+        marks: :func:`~traceanalyzer.analyzers.common.step_marks.step_marks` of that rank.
+
+    Returns:
+        The rows of :func:`per_device` with the columns of
+        :func:`measure_parts`.
+    """
+    return measure_parts(work, per_device(marks, work))
+
+
+def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
+    """Every step of one rank on every device of its work.
+
+    Returns:
+        rank, device, step, start, end, by start and device.
+    """
+    devices = work.select(DEVICE).unique().sort(DEVICE)
+    windows = marks.select("step", "start", "end").join(devices, how="cross")
+    return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
+
+
+def _of(work: pl.DataFrame, sort: str, by: Sequence[str]) -> pl.DataFrame:
+    return work.lazy().filter(pl.col("sort") == sort).select(*by, "start", "end").collect()

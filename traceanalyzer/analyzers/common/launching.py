@@ -1,12 +1,9 @@
 """Which call of the host launched each piece of device work, on which thread, in which operator."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 
-from traceanalyzer.frames import linking
-from traceanalyzer.frames.nesting import ROOT, Rows
+from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
@@ -24,7 +21,7 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         launch_end. A graph launch has many rows of work.
     """
     rows = launch_rows(trace, work)
-    known = np.flatnonzero(rows != ROOT)
+    known = np.flatnonzero(rows != nesting.ROOT)
     launch = pl.Series("launch", rows[known], dtype=pl.UInt32)
     joined = trace.events.select("rank", "pid", "tid", "name", "ts", "dur")[launch]
     return joined.select(
@@ -33,7 +30,7 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def launch_rows(trace: Trace, work: pl.DataFrame) -> Rows:
+def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     """The row in ``events`` of the call that launched each piece; :data:`ROOT` where not recorded.
 
     Of ``work`` only pid and correlation are needed.
@@ -43,12 +40,12 @@ def launch_rows(trace: Trace, work: pl.DataFrame) -> Rows:
     # a file that does not tell the process of device work is one process's
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
     found = linking.first_match(trace.events.select(within)[calls], work, within)
-    launched = found != ROOT
+    launched = found != nesting.ROOT
     found[launched] = calls.to_numpy()[found[launched]]
     return found
 
 
-def with_told_by_id(caller: Rows, work: pl.DataFrame, slices: pl.DataFrame) -> Rows:
+def with_told_by_id(caller: nesting.Rows, work: pl.DataFrame, slices: pl.DataFrame) -> nesting.Rows:
     """The slice that each piece of device work is counted for, with what only external ids tell.
 
     Some versions of PyTorch number operators anew when they write the file, so that an id leads to
@@ -61,10 +58,10 @@ def with_told_by_id(caller: Rows, work: pl.DataFrame, slices: pl.DataFrame) -> R
     """
     told = pl.col("external_id") > 0  # 0 is no operator's
     rest = work.select("external_id", "start").with_row_index("work")
-    rest = rest.filter(told, pl.Series(caller == ROOT))
+    rest = rest.filter(told, pl.Series(caller == nesting.ROOT))
     if rest.is_empty():
         return caller
-    known = np.flatnonzero(caller != ROOT)
+    known = np.flatnonzero(caller != nesting.ROOT)
     theirs = slices["external_id"].gather(caller[known])
     agree = (work["external_id"].gather(known) == theirs).mean()
     if isinstance(agree, float) and agree < 1 / 2:

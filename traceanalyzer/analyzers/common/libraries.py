@@ -6,8 +6,6 @@ A profiler tells only a file. py-spy shortens it to what stands behind the longe
 that reads the profile is asked: the answer is the same everywhere.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Sequence

@@ -1,14 +1,12 @@
 """Events by their names; each distinct name is looked at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAMES
+from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAMES, steps_pattern
 
 #: Where an object lies in memory tells nothing and makes two of a kind look different.
 ADDRESS = r" at 0x[0-9a-f]+"
@@ -58,6 +56,16 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     if not hits:
         return pl.lit(value=False)
     return pl.col("name").is_in(hits).fill_null(value=False)
+
+
+def starting_with(*prefixes: str) -> str:
+    """The regular expression of names that start with one of these."""
+    return f"^(?:{'|'.join(prefixes)})"
+
+
+def is_step(events: pl.DataFrame) -> pl.Expr:
+    """Whether an event is named like a training step."""
+    return named(events, [steps_pattern()])
 
 
 def distinct(events: pl.DataFrame) -> list[str]:

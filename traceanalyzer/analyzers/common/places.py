@@ -1,7 +1,5 @@
 """What a device, a rank or a file is called where several are shown."""
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 from pathlib import PurePath

@@ -1,9 +1,6 @@
 """The ranks of traces."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,28 +16,8 @@ def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
     In a trace of several ranks, processes that have none, such as a launcher, are left out unless
     they use a device.
     """
-    found = []
-    for trace in [traces] if isinstance(traces, Trace) else traces:
-        found += apart([trace])
-    return found
-
-
-def of_rank(held: list[Trace], rank: int | None, *, alone: bool) -> list[Trace]:
-    """The traces of one rank in a trace, or one for each where none is asked for.
-
-    A trace of one process that is the only input is of the rank that the user says.
-
-    Args:
-        held: the trace; the list is emptied, so that it can be forgotten while it is divided.
-        rank: which, or None for all.
-        alone: the trace is the only input.
-    """
-    found = apart(held)
-    if rank is None:
-        return found
-    if alone and len(found) == 1:
-        return [found[0].with_rank(rank)]
-    return [own for own in found if own.meta.rank == rank]
+    several = [traces] if isinstance(traces, Trace) else traces
+    return [one for trace in several for one in apart(trace)]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -54,51 +31,24 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def apart(held: list[Trace]) -> list[Trace]:
-    """The trace in the list, which is emptied, divided by rank; a column at a time."""
-    trace = held.pop()
+def apart(trace: Trace) -> list[Trace]:
+    """The trace divided by rank."""
     ranks = _ranks(trace.events)
     if len(ranks) <= 1:
         return [trace]
-    column = trace.events["rank"]
-    masks = [column.eq_missing(pl.Series([rank], dtype=pl.Int32)) for rank in ranks]
     # issues of one file are of all its ranks, those of joined files tell theirs
     whole = ("events", "issues") if len(trace.sources) == 1 else ("events",)
     side = {name: frame for name, frame in trace.tables.items() if name not in whole}
-    issues = trace.issues
-    sources, names = trace.sources, trace.events.columns
-    columns = [trace.events[name] for name in reversed(names) if name != "rank"]
-    del trace, column
-    with ThreadPoolExecutor(2) as pool:  # a core each; with more columns at once memory would grow
-        each = list(pool.map(lambda column: _divided(column, masks), _given(columns)))
     found = []
-    for number, (rank, own) in enumerate(zip(ranks, masks, strict=True)):
-        meta = next((m for m in sources if m.rank == rank), sources[0])
-        events = _with_rank([parts[number] for parts in each], rank).select(names)
-        tables = {"issues": issues} | {
+    for rank in ranks:
+        own = trace.events["rank"].eq_missing(pl.Series([rank], dtype=pl.Int32))
+        meta = next((m for m in trace.sources if m.rank == rank), trace.sources[0])
+        tables = {"issues": trace.issues} | {
             name: _of_rank(name, frame, rank, own) for name, frame in side.items()
         }
+        events = trace.events.filter(own)
         found.append(Trace(sources=(replace(meta, rank=rank),), events=events, **tables))
     return found
-
-
-def _given(columns: list[pl.Series]) -> Iterator[pl.Series]:
-    """The columns, the last first; the list forgets each."""
-    while columns:
-        yield columns.pop()
-
-
-def _divided(column: pl.Series, masks: Sequence[pl.Series]) -> list[pl.Series | pl.Expr]:
-    """A column's rows under each mask; of one that holds nothing, nothing in its place."""
-    if column.null_count() == len(column):
-        return [pl.lit(None, column.dtype).alias(column.name)] * len(masks)
-    return [column.filter(own) for own in masks]
-
-
-def _with_rank(columns: Sequence[pl.Series | pl.Expr], rank: int | None) -> pl.DataFrame:
-    held = pl.DataFrame([column for column in columns if isinstance(column, pl.Series)])
-    nothing = [column for column in columns if isinstance(column, pl.Expr)]
-    return held.with_columns(*nothing, rank=pl.lit(rank, pl.Int32))
 
 
 def _ranks(events: pl.DataFrame) -> list[int | None]:

@@ -1,7 +1,5 @@
 """When each training step ran, as the host marks it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -1,11 +1,12 @@
 """Which files' weights can be added."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import polars as pl
+
 from traceanalyzer.analyzers.base import Skipped
+from traceanalyzer.limits import MOST_WEIGHT
 from traceanalyzer.trace import Meta
 
 
@@ -31,3 +32,8 @@ def of_one_unit(parts: Sequence[tuple[Meta, W]]) -> tuple[list[W], list[Skipped]
     alike = [part for _, part in parts if part.unit == unit]
     others = [part for _, part in parts if part.unit != unit]
     return alike, [Skipped(part.path, f"counts {part.unit or 'nothing known'}") for part in others]
+
+
+def is_whole(weights: pl.Series) -> bool:
+    """Whether all weights are whole numbers, and exact as such."""
+    return bool(((weights == weights.round()) & (weights.abs() <= MOST_WEIGHT)).all())

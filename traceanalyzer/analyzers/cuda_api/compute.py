@@ -1,23 +1,14 @@
 """From the calls of each rank to those of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known, whole, with_source
+from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.names import distinct
-from traceanalyzer.analyzers.cuda_api.findings import (
-    ALLOC_IN_LOOP,
-    SYNC_CALL,
-    Sorts,
-    findings_of,
-    of_moves,
-    sorted_out,
-)
+from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.options import Options
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.errors import MissingData
@@ -33,7 +24,7 @@ _ALLOCATED = ("n", "total_ns", "loop_n", "loop_ns", "late_n", "late_ns")
 def needs(_options: Options) -> Needs:
     """Calls, and the copies and sets that they start."""
     unused = ("category", "tid", "device", "stream", "external_id")
-    return Needs(frozenset((*LAUNCH_KINDS, *_MOVES)), unused=unused)
+    return Needs({*LAUNCH_KINDS, *_MOVES}, unused=unused)
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class Part:
     rank: int | None
     path: str
     calls: pl.DataFrame
-    sorts: Sorts
+    sorts: findings.Sorts
     moves: pl.DataFrame
     allocations: pl.DataFrame
     span_ns: int
@@ -83,7 +74,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     first, last = found.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
     ).collect().row(0)  # fmt: skip
-    sorts = sorted_out(distinct(calls.rename({"call": "name"})))
+    sorts = findings.sorted_out(distinct(calls.rename({"call": "name"})))
     moving = found.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
@@ -105,21 +96,24 @@ def measure(trace: Trace, _options: Options) -> Part:
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
     """The calls of all ranks."""
     each = [_by_name(part.calls, [part]) for part in parts]
-    calls = each[0] if len(parts) == 1 else _by_name(_all(parts, "calls"), parts)
+    every, moved, allocated = columns.together(parts, "calls", "moves", "allocations")
+    calls = each[0] if len(parts) == 1 else _by_name(every, parts)
     total_ns = int(calls["total_ns"].sum())
-    moves = _summed(_all(parts, "moves"), ["call", "name", "finding"], _MOVED, "host_ns")
-    allocations = _summed(_all(parts, "allocations"), ["call"], _ALLOCATED, "total_ns")
-    findings = findings_of(calls, moves, allocations)
-    by_rank = pl.concat(with_source(rows, part) for part, rows in zip(parts, each, strict=True))
+    moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
+    allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
+    found = findings.findings_of(calls, moves, allocations)
+    by_rank = pl.concat(
+        columns.with_source(rows, part) for part, rows in zip(parts, each, strict=True)
+    )
     return CudaApi(
         n=int(calls["n"].sum()),
         total_ns=total_ns,
         span_ns=sum(part.span_ns for part in parts),
-        findings=findings.with_columns(host_frac=_of("host_ns", total_ns)),
+        findings=found.with_columns(host_frac=columns.ratio("host_ns", pl.lit(total_ns))),
         calls=calls,
         moves=moves,
         allocations=allocations,
-        ranks=per_rank(parts, list(map(_numbers, parts, each))),
+        ranks=columns.per_rank(parts, list(map(_numbers, parts, each))),
         by_rank=by_rank.sort("call", "rank", "path", nulls_last=True),
         unfinished=sum(part.unfinished for part in parts),
         alone=sum(part.alone for part in parts),
@@ -132,7 +126,7 @@ CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFrame, int]:
+def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl.DataFrame, int]:
     """Calls that moved memory by what they moved, and how many moved nothing that was recorded."""
     work = (
         trace.events.lazy()
@@ -154,13 +148,13 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFram
         # a call may start several copies: its own time counts once
         joined = joined.group_by("number").agg(
             pl.col("kind", "name", "call", "host_ns", "call_end").first(),
-            sum_if_known("moved_bytes"),
+            columns.sum_if_known("moved_bytes"),
             pl.col("dur").sum(),
             pl.col("end").max(),
         )
-    told = joined.with_columns(of_moves(joined, sorts))
+    told = joined.with_columns(findings.of_moves(joined, sorts))
     summed = told.group_by("call", "name", "finding").agg(
-        sum_if_known("moved_bytes"),
+        columns.sum_if_known("moved_bytes"),
         n=pl.len().cast(pl.Int64),
         host_ns=pl.col("host_ns").sum(),
         max_ns=pl.col("host_ns").max(),
@@ -170,7 +164,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFram
     return summed, calls.height - joined.height
 
 
-def _allocations(calls: pl.LazyFrame, sorts: Sorts) -> pl.DataFrame:
+def _allocations(calls: pl.LazyFrame, sorts: findings.Sorts) -> pl.DataFrame:
     """What allocating functions cost, in all and in the loop: between first and last launch."""
     loops = (
         calls.filter(pl.col("name").is_in(sorts.launching))
@@ -203,28 +197,23 @@ def _allocations(calls: pl.LazyFrame, sorts: Sorts) -> pl.DataFrame:
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def _all(parts: Sequence[Part], name: str) -> pl.DataFrame:
-    frames: list[pl.DataFrame] = [getattr(part, name) for part in parts]
-    return pl.concat(frames)
-
-
 def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
     """One row a name, the largest total first."""
     dur = pl.col("dur_ns")
     sums = calls.group_by("call").agg(
         n=pl.len().cast(pl.Int64),
         total_ns=dur.sum(),
-        mean_ns=whole(dur.mean()),
-        median_ns=whole(dur.median()),
+        mean_ns=columns.whole(dur.mean()),
+        median_ns=columns.whole(dur.median()),
         min_ns=dur.min(),
         max_ns=dur.max(),
-        p99_ns=whole(dur.quantile(0.99, "linear")),
+        p99_ns=columns.whole(dur.quantile(0.99, "linear")),
     )
     waiting = {name for part in parts for name in part.sorts.synchronising}
     named = sums.with_columns(pl.col("call").cast(pl.String))
     return named.select(
         "call", "n", "total_ns",
-        _of("total_ns", int(sums["total_ns"].sum())).alias("total_frac"),
+        columns.ratio("total_ns", pl.col("total_ns").sum()).alias("total_frac"),
         "mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns",
         synchronises=pl.col("call").is_in(sorted(waiting)).fill_null(value=False),
     ).sort("total_ns", "call", descending=[True, False])  # fmt: skip
@@ -235,17 +224,17 @@ def _summed(
 ) -> pl.DataFrame:
     """The ranks' rows of the same keys as one, with the longest of them, the most costly first."""
     words = pl.col([key for key in keys if key != "finding"]).cast(pl.String)
-    joined: pl.DataFrame = rows.group_by(keys).agg(*map(sum_if_known, sums), pl.col("max_ns").max())
-    return joined.with_columns(words).sort(
-        order, *keys, descending=[True, *(False for _ in keys)], nulls_last=True
+    joined: pl.DataFrame = rows.group_by(keys).agg(
+        *map(columns.sum_if_known, sums), pl.col("max_ns").max()
     )
+    return columns.largest_first(joined.with_columns(words), order, *keys, nulls_last=True)
 
 
 def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
     """What a rank's calls, and each sort of finding in them, take."""
-    findings = findings_of(calls, part.moves, part.allocations)
-    cost = dict(findings.select(pl.col("finding").cast(pl.String), "host_ns").rows())
-    waiting, allocating = cost.pop(SYNC_CALL, 0), cost.pop(ALLOC_IN_LOOP, 0)
+    found = findings.findings_of(calls, part.moves, part.allocations)
+    cost = dict(found.select(pl.col("finding").cast(pl.String), "host_ns").rows())
+    waiting, allocating = cost.pop(findings.SYNC_CALL, 0), cost.pop(findings.ALLOC_IN_LOOP, 0)
     return {
         "n": int(calls["n"].sum()),
         "total_ns": int(calls["total_ns"].sum()),
@@ -254,8 +243,3 @@ def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
         "copying_ns": sum(cost.values()),
         "allocating_ns": allocating,
     }
-
-
-def _of(column: str, whole: int) -> pl.Expr:
-    """Null where there is nothing of the whole."""
-    return pl.col(column) / whole if whole else pl.lit(None, pl.Float64)

@@ -4,8 +4,6 @@ Found are copies and sets that hold the host up, waiting, and allocating in the 
 go by rules of ``nsys analyze``, which :data:`FINDINGS` names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

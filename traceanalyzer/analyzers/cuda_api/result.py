@@ -1,14 +1,12 @@
 """The calls of all ranks, and what is shown of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import bars, table_of_known
+from traceanalyzer.analyzers.common.display import bars, headings, table_of_known
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.cuda_api.findings import ALLOC_IN_LOOP, FINDINGS
 from traceanalyzer.result import Chart, Result, Table, View
@@ -24,53 +22,26 @@ _SUMMED = (
     "counts with it where both were recorded."
 )
 
-_FINDINGS = {
-    "finding": "finding",
-    "what": "what",
-    "n": "n",
-    "host_ns": "host time",
-    "host_frac": "of all calls",
-    "moved_bytes": "moved",
-    "copy_ns": "on the device",
-    "waited": "waited for it",
-}
-_LENGTHS = {
-    "mean_ns": "mean",
-    "median_ns": "median",
-    "min_ns": "min",
-    "max_ns": "max",
-    "p99_ns": "p99",
-}
-_CALLS = {"call": "call", "n": "n", "total_ns": "total", "total_frac": "of all", **_LENGTHS}
-_MOVES = {
-    "call": "call",
-    "copy": "copy",
-    "n": "n",
-    "moved_bytes": "moved",
-    "host_ns": "host time",
-    "copy_ns": "on the device",
-    "waited": "waited for it",
-    "finding": "finding",
-}
-_ALLOCATIONS = {
-    "call": "call",
-    "n": "n",
-    "total_ns": "host time",
-    "max_ns": "longest",
-    "loop_n": "in the loop",
-    "loop_ns": "host time there",
-    "late_n": "in its second half",
-    "late_ns": "host time then",
-}
-_RANKS = {
-    "on": "rank",
-    "n": "n",
-    "total_ns": "total",
-    "span_ns": "first to last call",
-    "waiting_ns": "waiting",
-    "copying_ns": "blocking copies",
-    "allocating_ns": "allocating in the loop",
-}
+_FINDINGS = headings(
+    """finding, what, n, host_ns: host time, host_frac: of all calls, moved_bytes: moved,
+    copy_ns: on the device, waited: waited for it"""
+)
+_CALLS = headings(
+    """call, n, total_ns: total, total_frac: of all, mean_ns: mean, median_ns: median, min_ns: min,
+    max_ns: max, p99_ns: p99"""
+)
+_MOVES = headings(
+    """call, copy, n, moved_bytes: moved, host_ns: host time, copy_ns: on the device,
+    waited: waited for it, finding"""
+)
+_ALLOCATIONS = headings(
+    """call, n, total_ns: host time, max_ns: longest, loop_n: in the loop, loop_ns: host time there,
+    late_n: in its second half, late_ns: host time then"""
+)
+_RANKS = headings(
+    """on: rank, n, total_ns: total, span_ns: first to last call, waiting_ns: waiting,
+    copying_ns: blocking copies, allocating_ns: allocating in the loop"""
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,8 +1,7 @@
 """What is wrong, what does it cost, and what helps? The results of all analyzers, by rules.
 
 ``judge`` asks each rule of its ``RULES`` about the result it looks at. The rules are in
-``communication``, ``waiting``, ``work``, ``filling`` and ``recording``, a function each; none looks
-at a trace.
+``waiting`` and ``work``, a function each; none looks at a trace.
 """
 
 from __future__ import annotations

@@ -1,25 +1,16 @@
 """All rules with their thresholds, and the results of analyzers judged by them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.diagnosis import communication, filling, recording, waiting, work
-from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, UNTOLD, Diagnosis
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
+from traceanalyzer.analyzers.diagnosis import result, waiting, work
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Severity
 
-RULES: tuple[Rule, ...] = (
-    *communication.rules(),
-    *waiting.rules(),
-    *work.rules(),
-    *filling.rules(),
-    *recording.rules(),
-)
+RULES: tuple[Rule, ...] = (*waiting.RULES, *work.RULES)
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
@@ -62,11 +53,7 @@ def _number(text: str, value: str) -> float:
     return number / 100 if percent else number
 
 
-_RULES: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(("rule", "status", "why", "looks_for", "measure"), pl.String),
-    **{str(severity): pl.Float64 for severity in SEVERITIES},
-    "analysis": pl.String,
-}
+_TYPES = {"why": pl.String, **{str(severity): pl.Float64 for severity in SEVERITIES}}
 
 
 def judge(
@@ -76,7 +63,7 @@ def judge(
     rules: Sequence[Rule] = RULES,
     files: int = 1,
     notes: Sequence[str] = (),
-) -> Diagnosis:
+) -> result.Diagnosis:
     """What is wrong, by every rule whose analysis has an answer.
 
     Args:
@@ -89,25 +76,23 @@ def judge(
     found: list[Finding] = []
     rows = []
     for rule in rules:
-        own = list(_findings(rule, answers)) if rule.analysis in answers else []
+        is_answered = rule.analysis in answers
+        own = list(_findings(rule, answers)) if is_answered else []
         found += own
-        why = missing.get(rule.analysis) if rule.analysis not in answers else None
-        status = FOUND if own else UNTOLD if rule.analysis not in answers else NOTHING
-        levels = {str(name): rule.levels.get(name) for name in SEVERITIES}
         rows.append(
             {
                 "rule": rule.id,
-                "status": status,
-                "why": why,
+                "status": result.FOUND if own else result.NOTHING if is_answered else result.UNTOLD,
+                "why": None if is_answered else missing.get(rule.analysis),
                 "looks_for": rule.looks_for,
                 "measure": rule.measure,
-                **levels,
+                **{str(name): rule.levels.get(name) for name in SEVERITIES},
                 "analysis": rule.analysis,
             }
         )
-    return Diagnosis(
+    return result.Diagnosis(
         tuple(sorted(found, key=_gravest_first)),
-        pl.DataFrame(rows, schema=_RULES, orient="row"),
+        pl.DataFrame(rows, schema_overrides=_TYPES),
         files,
         input_notes=tuple(notes),
     )
@@ -122,20 +107,7 @@ def _findings(rule: Rule, answers: Answers) -> Iterator[Finding]:
     for measured in rule.judge(answers[rule.analysis], answers):
         severity = rule.severity(measured.size)
         if severity is not None:
-            yield _finding(rule, measured, severity)
-
-
-def _finding(rule: Rule, measured: Measured, severity: Severity) -> Finding:
-    return Finding(
-        rule=rule.id,
-        severity=severity,
-        confidence=measured.confidence,
-        title=measured.title,
-        evidence=measured.evidence,
-        advice=measured.advice,
-        analysis=rule.analysis,
-        cost_ns=measured.cost_ns,
-        cost_bytes=measured.cost_bytes,
-        cost_frac=measured.cost_frac,
-        of=measured.of if measured.cost_frac is not None else "",
-    )
+            facts = {name: fact for name, fact in vars(measured).items() if name != "size"}
+            if measured.cost_frac is None:
+                facts["of"] = ""
+            yield Finding(rule=rule.id, severity=severity, analysis=rule.analysis, **facts)

@@ -1,28 +1,24 @@
 """The answer: what is wrong, what was looked at in vain, and what cannot be told."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
+from traceanalyzer.units import format_count
 
 FOUND, NOTHING, UNTOLD = "found", "nothing found", "cannot tell"
 
-_FINDINGS: dict[str, pl.DataType | type[pl.DataType]] = {
-    "rule": pl.String,
+#: Types of the columns that are no text.
+_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "severity": pl.Enum(SEVERITIES),
-    "confidence": pl.String,
-    "title": pl.String,
     "evidence": pl.List(pl.String),
-    "advice": pl.String,
-    "analysis": pl.String,
     "cost_ns": pl.Int64,
     "cost_bytes": pl.Int64,
     "cost_frac": pl.Float64,
-    "of": pl.String,
 }
+_FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,21 +56,21 @@ class Diagnosis(Result):
 
     def _verdict(self) -> str:
         """How many findings of which severity, and what could not be judged."""
-        told = [f"{self._count(name)} {name}" for name in reversed(SEVERITIES) if self._count(name)]
+        counts = [(self._count(name), name) for name in reversed(SEVERITIES)]
         silent = self.rules.filter(pl.col("status") == UNTOLD).height
         quiet = self.rules.filter(pl.col("status") == NOTHING).height
-        n = len(self.found)
-        opening = (
-            f"{n} {'finding' if n == 1 else 'findings'}: {', '.join(told)}."
-            if n
-            else "Nothing found."
-            if quiet
-            else "Nothing can be told."
-        )
-        said = [opening, f"{_rules(quiet)} found nothing." if quiet and n else ""]
+        said = []
+        if self.found:
+            each = ", ".join(f"{n} {name}" for n, name in counts if n)
+            said.append(f"{format_count(len(self.found), 'finding')}: {each}.")
+            if quiet:
+                said.append(f"{format_count(quiet, 'rule')} found nothing.")
+        else:
+            said.append("Nothing found." if quiet else "Nothing can be told.")
         if silent:
-            said.append(f"{_rules(silent)} cannot tell, because what they need was not recorded.")
-        return " ".join(one for one in said if one)
+            told = format_count(silent, "rule")
+            said.append(f"{told} cannot tell, because what they need was not recorded.")
+        return " ".join(said)
 
     def _notes(self) -> tuple[str, ...]:
         """How costs are meant; what cannot be told, and why."""
@@ -88,15 +84,10 @@ class Diagnosis(Result):
         return (*((overlap,) if len(self.found) > 1 else ()), *silent)
 
     def _tables(self) -> tuple[Table, ...]:
-        shown = {
-            "rule": "rule",
-            "status": "status",
-            "looks_for": "what it looks for",
-            "measure": "measure",
-            "info": "info from",
-            "warning": "warning from",
-            "critical": "critical from",
-        }
+        shown = headings(
+            "rule, status, looks_for: what it looks for, measure, info: info from, "
+            "warning: warning from, critical: critical from"
+        )
         return (
             Table("findings", "Findings", self._frame(), columns={}),
             Table("rules", "Rules", self.rules, shown, detail=True),
@@ -109,7 +100,3 @@ class Diagnosis(Result):
 
     def _count(self, severity: Severity) -> int:
         return sum(one.severity == severity for one in self.found)
-
-
-def _rules(n: int) -> str:
-    return f"{n} {'rule' if n == 1 else 'rules'}"

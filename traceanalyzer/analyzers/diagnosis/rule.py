@@ -1,9 +1,7 @@
 """What a rule is, and what it measures."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
@@ -22,7 +20,8 @@ class Measured:
         evidence: further numbers, a sentence each.
         advice: what to try.
         cost_ns, cost_bytes: what it costs, or None.
-        cost_frac: the cost as a share of ``of``, or None.
+        cost_frac: the cost as a share of ``of``, or None; by default the size, where that is a
+            share.
         confidence: how sure it is.
     """
 
@@ -37,6 +36,10 @@ class Measured:
     confidence: Confidence = "high"
 
 
+#: Measures an answer; the second argument are the answers of the other analyses.
+Measure = Callable[[Any, Answers], Iterable[Measured]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One thing that can be wrong, and from when on it counts.
@@ -47,7 +50,7 @@ class Rule:
         looks_for: what is wrong where it finds something, in a few words.
         measure: what is compared with the thresholds, in a few words.
         levels: the least size of a finding of each severity; a severity that it lacks is not given.
-        judge: measures an answer; the second argument are the answers of the other analyses.
+        function: the function that measures.
         counts: the measure is a number of things, not a share.
     """
 
@@ -56,10 +59,29 @@ class Rule:
     looks_for: str
     measure: str
     levels: Mapping[Severity, float]
-    judge: Callable[[Any, Answers], Iterable[Measured]] = field(repr=False)
+    function: Measure = field(repr=False)
     counts: bool = False
+
+    def judge(self, result: Result, answers: Answers) -> Iterator[Measured]:
+        """What it measures of the answer of its analysis."""
+        for one in self.function(result, answers):
+            is_share = one.cost_frac is None and not self.counts
+            yield replace(one, cost_frac=one.size) if is_share else one
 
     def severity(self, size: float) -> Severity | None:
         """How grave a size is; None where it is not worth a finding."""
         reached = [name for name, least in self.levels.items() if size >= least]
         return max(reached, key=SEVERITIES.index, default=None)
+
+
+def rule(
+    id: str,  # noqa: A002 - as the field
+    analysis: str,
+    looks_for: str,
+    measure: str,
+    levels: Mapping[Severity, float],
+    *,
+    counts: bool = False,
+) -> Callable[[Measure], Rule]:
+    """Makes a rule of the function that measures; see :class:`Rule`."""
+    return lambda function: Rule(id, analysis, looks_for, measure, levels, function, counts)

@@ -1,57 +1,30 @@
-"""Rules about what devices do, how even steps are, and which code runs on the host."""
-
-from __future__ import annotations
+"""Rules about steps, code, memory, the host, and the files themselves."""
 
 from collections.abc import Iterator
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.kernel_families import is_plain_float
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
+from traceanalyzer.analyzers.common import kernel_names, places
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
+from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.memory.attribution import frame_text
+from traceanalyzer.analyzers.memory.growth import MemoryGrowth
+from traceanalyzer.analyzers.memory.oom import MemoryErrors
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.units import format_frac, format_ns, format_weight
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 
 
-def rules() -> tuple[Rule, ...]:
-    """Steps that differ, time between them, single precision, hot lines."""
-    return (
-        Rule(
-            "uneven-steps",
-            "steps",
-            "some steps take longer than the usual one",
-            "time beyond each rank's median step, as a share of all steps' time",
-            {"info": 0.02, "warning": 0.1, "critical": 0.3},
-            _uneven,
-        ),
-        Rule(
-            "time-between-steps",
-            "steps",
-            "time passes between steps: evaluation, logging, checkpoints",
-            "time between steps as a share of the time from the first to the last",
-            {"info": 0.05, "warning": 0.15, "critical": 0.4},
-            _between,
-        ),
-        Rule(
-            "no-tensor-cores",
-            "kernels",
-            "matrix multiplications and convolutions in single precision, without tensor cores",
-            "their share of the busy time",
-            {"warning": 0.1, "critical": 0.5},
-            _plain_float,
-        ),
-        Rule(
-            "hot-line",
-            "py_spy_report",
-            "one line of your own code is on the stack in many samples",
-            "share of the samples",
-            {"info": 0.1},
-            _hot_line,
-        ),
-    )
-
-
+@rule(
+    "uneven-steps",
+    "steps",
+    "some steps take longer than the usual one",
+    "time beyond each rank's median step, as a share of all steps' time",
+    {"info": 0.02, "warning": 0.1, "critical": 0.3},
+)
 def _uneven(result: Steps, _: Answers) -> Iterator[Measured]:
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
     whole = int(each["duration_ns"].sum())
@@ -76,7 +49,6 @@ def _uneven(result: Steps, _: Answers) -> Iterator[Measured]:
         advice="See what the slow steps spend their time on that others do not: traceanalyzer "
         "steps and gpu-idle --by step show it.",
         cost_ns=cost,
-        cost_frac=cost / whole,
         of="step time",
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
     )
@@ -86,6 +58,13 @@ def _uneven(result: Steps, _: Answers) -> Iterator[Measured]:
 _ENOUGH = 5
 
 
+@rule(
+    "time-between-steps",
+    "steps",
+    "time passes between steps: evaluation, logging, checkpoints",
+    "time between steps as a share of the time from the first to the last",
+    {"info": 0.05, "warning": 0.15, "critical": 0.4},
+)
 def _between(result: Steps, _: Answers) -> Iterator[Measured]:
     rows = result.ranks.drop_nulls("between_frac").sort(
         "between_frac", "on", descending=[True, False]
@@ -101,15 +80,23 @@ def _between(result: Steps, _: Answers) -> Iterator[Measured]:
         advice="Evaluate, log and save less often, or beside the training; what happens there "
         "shows in a flamegraph.",
         cost_ns=int(rows["between_ns"].sum()),
-        cost_frac=worst["between_frac"],
         of="the training's time",
         confidence="medium",
     )
 
 
+@rule(
+    "no-tensor-cores",
+    "kernels",
+    "matrix multiplications and convolutions in single precision, without tensor cores",
+    "their share of the busy time",
+    {"warning": 0.1, "critical": 0.5},
+)
 def _plain_float(result: Kernels, _: Answers) -> Iterator[Measured]:
     rows = result.heaviest("name")
-    plain = [name for name in rows["name"] if name is not None and is_plain_float(name)]
+    plain = [
+        name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
+    ]
     found = rows.filter(pl.col("name").is_in(plain))
     cost = int(found["total_ns"].sum())
     if not cost or not result.busy_ns:
@@ -122,12 +109,18 @@ def _plain_float(result: Kernels, _: Answers) -> Iterator[Measured]:
         advice="Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
         '(torch.set_float32_matmul_precision("high")), is several times as fast.',
         cost_ns=cost,
-        cost_frac=cost / result.busy_ns,
         of="the busy time",
         confidence="medium",  # told by names
     )
 
 
+@rule(
+    "hot-line",
+    "py_spy_report",
+    "one line of your own code is on the stack in many samples",
+    "share of the samples",
+    {"info": 0.1},
+)
 def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     if not result.total_samples:
         return
@@ -149,6 +142,281 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         f"{name} ({path}:{line}).",
         evidence=(f"These are {own} of {whole}.",),
         advice="The flamegraph shows what it calls.",
-        cost_frac=share,
         of="the samples",
     )
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+@rule(
+    "out-of-memory",
+    "memory_oom",
+    "memory ran out",
+    "errors of one cause",
+    {"critical": 1},
+    counts=True,
+)
+def _errors(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
+    for (cause, advice), rows in result.errors.group_by("cause", "advice", maintain_order=True):
+        first = rows.row(0, named=True)
+        asked, n = first["request_bytes"], rows.height
+        line = frame_text(first["function"], first["file"], first["line"])
+        yield Measured(
+            size=n,
+            title=f"Memory ran out{'' if n == 1 else f' {n:,} times'}: {cause}; {line} asked for "
+            f"{'memory' if asked is None else format_bytes(asked)}.",
+            evidence=(f"{format_bytes(first['allocated_bytes'])} were in use.",),
+            advice=f"{str(advice)[:1].upper()}{str(advice)[1:]}.",
+            cost_bytes=asked,
+        )
+
+
+@rule(
+    "memory-growth",
+    "memory_growth",
+    "live memory grows from step to step",
+    "what was gained and never given back, as a share of what is live after the last step",
+    {"warning": 0.01, "critical": 0.2},
+)
+def _growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
+    found = result.suspects
+    gained = int(found["grown_bytes"].sum())
+    live = (
+        result.steps.sort("step")
+        .group_by("rank", "path", "device")
+        .agg(pl.col("live_bytes").last())
+    )
+    whole = int(live["live_bytes"].sum())
+    if not gained or not whole:
+        return
+    row = found.row(0, named=True)
+    line = frame_text(row["function"], row["file"], row["line"])
+    yield Measured(
+        size=gained / whole,
+        title=f"Memory grows: {format_bytes(gained)} were gained over "
+        f"{result.steps['step'].n_unique():,} steps and never given back.",
+        evidence=(f"Most steadily at {line}, {format_bytes(row['per_step_bytes'])} a step.",),
+        advice="Something holds on to what this line allocates: a list of losses (use .item() or "
+        ".detach()), a graph that is kept, a cache.",
+        cost_bytes=gained,
+        of="what is live at the end",
+        confidence="medium",
+    )
+
+
+@rule(
+    "memory-fragmentation",
+    "memory",
+    "much of what is reserved at the end is unused",
+    "unused share of reserved memory",
+    {"info": 0.2, "warning": 0.5},
+)
+def _fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
+    rows = result.devices.with_columns(places.places(result.devices)).drop_nulls(
+        "fragmentation_frac"
+    )
+    if rows.is_empty():
+        return
+    worst = rows.sort("fragmentation_frac", "on", descending=[True, False]).row(0, named=True)
+    unused = worst["reserved_end_bytes"] - worst["allocated_end_bytes"]
+    where = f" on {worst['on']}" if result.devices.height > 1 else ""
+    split = format_bytes(worst["inactive_split_bytes"])
+    yield Measured(
+        size=worst["fragmentation_frac"],
+        title=f"At the end {format_frac(worst['fragmentation_frac'])} of what is reserved{where} "
+        f"is unused: {format_bytes(unused)}.",
+        evidence=(f"{split} of it lie between blocks in use; the rest is cached whole.",),
+        advice="Pieces that no request fits can be avoided by "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; cached memory is no fault unless "
+        "something else needs it.",
+        cost_bytes=unused,
+        of="reserved memory",
+        confidence="medium",
+    )
+
+
+@rule(
+    "allocator-retries",
+    "memory",
+    "cached memory had to be given back before more could be had",
+    "times that it happened",
+    {"warning": 1, "critical": 20},
+    counts=True,
+)
+def _retries(result: Memory, _: Answers) -> Iterator[Measured]:
+    retries = int(result.devices["retries"].sum())
+    if not retries:
+        return
+    yield Measured(
+        size=retries,
+        title=f"{format_count(retries, 'time')} cached memory had to be given "
+        "back before cudaMalloc could be tried again, which stops the device.",
+        advice="The memory is all but full: a smaller batch, activation checkpointing, or "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    )
+
+
+@rule(
+    "uneven-memory",
+    "memory",
+    "one device's peak differs from the others'",
+    "difference of its peak from the median, as a share of the median",
+    {"info": 0.1, "warning": 0.25},
+)
+def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
+    row = result.odd_one()
+    if row is None or not row["by"]:
+        return
+    more = "more" if row["by"] > 0 else "less"
+    yield Measured(
+        size=abs(row["by"]),
+        title=f"The peak of {row['on']} is {format_frac(abs(row['by']))} {more} than the median of "
+        f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}.",
+        advice="Uneven stages or shards, or work that only one rank does: the fullest device "
+        "limits the batch.",
+        cost_bytes=abs(row["peak_bytes"] - round(row["median"])),
+        of="the median peak",
+    )
+
+
+# --- the host and the files ------------------------------------------------------------------
+
+_LOSSES = ("error", "data_loss")
+
+
+@rule(
+    "busy-processors",
+    "host_metrics",
+    f"the host's processors are at {BUSY_PERCENT} % or more",
+    "share of the time in which they are",
+    {"warning": 0.05, "critical": 0.5},
+)
+def _processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    found = result.busy_processors()
+    if found is not None:
+        share, mean = found
+        yield Measured(
+            size=share,
+            title=f"The host's processors were at {BUSY_PERCENT} % or more for "
+            f"{format_frac(share)} of the time ({mean:.0f} % on average).",
+            advice="Whatever runs on the host competes, data loading and the launching of kernels "
+            "among it: fewer loader workers than cores, OMP_NUM_THREADS, nothing else on the node.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+@rule(
+    "full-host-memory",
+    "host_metrics",
+    "the host's memory is nearly full",
+    "share that is used at worst",
+    {"warning": 0.9, "critical": 0.98},
+)
+def _host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.fullest_memory()
+    if row is not None:
+        yield Measured(
+            size=row["frac"],
+            title=f"The host's memory was up to {format_frac(row['frac'])} full: "
+            f"{format_bytes(row['value'])} of {format_bytes(row['total'])}.",
+            advice="Fewer loader workers or less prefetching; memory-mapped data.",
+            cost_bytes=round(row["value"]),
+            of="the host's memory",
+        )
+
+
+@rule(
+    "swapping",
+    "host_metrics",
+    "swap is in use",
+    "bytes of it at worst",
+    {"warning": 1},
+    counts=True,
+)
+def _swap(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.most_swap()
+    if row is not None:
+        yield Measured(
+            size=row["max"],
+            title=f"Swap is in use: up to {format_bytes(row['max'])}.",
+            advice="The host has too little memory for what runs on it.",
+            cost_bytes=round(row["max"]),
+            confidence="medium",
+        )
+
+
+@rule(
+    "busy-disk",
+    "host_metrics",
+    "a disk is at its limit",
+    "share of the time in which it was busy, at worst",
+    {"warning": 0.8},
+)
+def _disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    row = result.busiest_disk()
+    if row is not None:
+        yield Measured(
+            size=row["max"] / 1000,
+            title=f"{row['counter'].removeprefix('disk/')} was busy for "
+            f"{format_frac(row['max'] / 1000)} of the time at worst.",
+            evidence=(f"{format_frac(row['mean'] / 1000)} on average.",),
+            advice="Faster or local storage, larger reads, fewer small files.",
+            of="the time",
+            confidence="medium",
+        )
+
+
+@rule(
+    "lost-events",
+    "info",
+    "events of a file were lost: it is cut off or damaged",
+    "files that lost events",
+    {"warning": 1},
+    counts=True,
+)
+def _lost(result: Info, _: Answers) -> Iterator[Measured]:
+    lost = result.issues.filter(pl.col("severity").is_in(_LOSSES))
+    files = lost["path"].n_unique()
+    if not files:
+        return
+    first = lost.row(0, named=True)
+    yield Measured(
+        size=files,
+        title=f"{format_count(files, 'file')} of {result.files.height:,} lost "
+        f"events: {', '.join(sorted(lost['code'].unique()))}.",
+        evidence=(f"{first['path']}: {first['code']}{_first(first['first'])}.",),
+        advice="All numbers are of what is left; stop the profiler before the job ends, so that it "
+        "can finish its file.",
+    )
+
+
+@rule(
+    "missing-ranks",
+    "info",
+    "files of some ranks are not there",
+    "ranks that are missing",
+    {"info": 1},
+    counts=True,
+)
+def _missing(result: Info, _: Answers) -> Iterator[Measured]:
+    world = result.files["world_size"].max()
+    ranks = result.files["rank"].drop_nulls().n_unique()
+    if not isinstance(world, int) or not ranks or ranks >= world:
+        return
+    yield Measured(
+        size=world - ranks,
+        title=f"Files of {ranks:,} of {world:,} ranks are there.",
+        advice="With all ranks' files, waiting for late ranks can be told from slow communication.",
+    )
+
+
+def _first(place: str | None) -> str:
+    return f", first at {place}" if place else ""
+
+
+RULES = (
+    _uneven, _between, _plain_float, _hot_line, _errors, _growth, _fragmentation, _retries,
+    _uneven_memory, _processors, _host_memory, _swap, _disk, _lost, _missing,
+)  # fmt: skip

@@ -1,9 +1,9 @@
 """Did it get slower, and where? Two runs, whatever recorded them.
 
 ``compute`` puts the questions of other analyzers to each rank and compares the two runs. ``runs``
-holds what a rank and a run have, and the number that runs are judged by; ``compared`` the rows of
-both side by side, ``noise`` what may be chance, ``comparable`` what forbids a comparison or weakens
-it; ``result`` what is shown.
+holds what a rank and a run have, the number that runs are judged by and what may be chance;
+``compared`` the rows of both side by side, ``comparable`` what forbids a comparison or weakens it;
+``result`` what is shown.
 """
 
 from __future__ import annotations

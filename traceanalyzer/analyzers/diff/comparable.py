@@ -1,13 +1,12 @@
 """What is to be known before two runs are compared, and what forbids it."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import polars as pl
 
-from traceanalyzer.analyzers.diff.runs import Facts, Measure, Run
+from traceanalyzer.analyzers.common.display import listed
+from traceanalyzer.analyzers.diff.runs import Measure, Run
 from traceanalyzer.units import format_frac
 
 _NAMED = 3
@@ -26,6 +25,26 @@ _HOLDINGS = {
 
 #: What sampled stacks count, by the unit of their weight.
 _COUNTED = {"ns": "time", "": "what their file does not tell"}
+
+
+_EXTRAS = "What costs time to record differs"
+
+#: What may differ between runs, and what to say of each.
+_TOLD: dict[str, Callable[[Run], Sequence[str]]] = {
+    "The GPUs differ": lambda run: sorted({name for fact in run.facts for name in fact.gpus}),
+    "The software differs": lambda run: sorted({n for fact in run.facts for n in fact.software}),
+    "The files are of different profilers, which cost different time": lambda run: sorted(
+        {fact.format for fact in run.facts}
+    ),
+    "The profiler's versions differ": lambda run: sorted(
+        {f"{fact.format} {fact.version}" for fact in run.facts if fact.version}
+    ),
+    "The jobs are of different sizes": lambda run: [
+        f"{size:,} ranks" for size in sorted({f.world_size for f in run.facts if f.world_size})
+    ],
+    "The numbers of ranks recorded differ": lambda run: [str(run.ranks)],
+    _EXTRAS: lambda run: sorted({extra for fact in run.facts for extra in fact.extras}),
+}
 
 
 def obstacle(before: Run, after: Run, measure: Measure | None) -> str | None:
@@ -53,23 +72,15 @@ def remarks(before: Run, after: Run, measure: Measure | None) -> Iterator[str]:
     for run, when in zip(runs, ("before", "after"), strict=True):
         gone = [fact.path for fact in run.facts if fact.cut_off]
         if gone:
-            yield f"Cut off, so that its end is missing ({when}): {_listed(gone)}."
+            yield f"Cut off, so that its end is missing ({when}): {_some(gone)}."
     if measure is not None:
         yield from _of_measure(runs, measure)
 
 
 def _different(runs: tuple[Run, Run]) -> Iterator[str]:
-    for what, told in (
-        ("The GPUs differ", _gpus),
-        ("The software differs", _software),
-        ("The files are of different profilers, which cost different time", _formats),
-        ("The profiler's versions differ", _versions),
-        ("The jobs are of different sizes", _world),
-        ("The numbers of ranks recorded differ", _ranks),
-        ("What costs time to record differs", _extras),
-    ):
-        before, after = (told(run.facts) for run in runs)
-        if before != after and ((before and after) or told is _extras):
+    for what, told in _TOLD.items():
+        before, after = (listed(told(run)) for run in runs)
+        if before != after and ((before and after) or what == _EXTRAS):
             yield f"{what}: before {before or 'none of it'}, after {after or 'none of it'}."
 
 
@@ -156,51 +167,14 @@ def _in_common(before: Run, after: Run) -> float | None:
 
 def _units(run: Run) -> str:
     """What the sampled stacks of a run count; empty where there are none."""
-    return _and(sorted({_COUNTED.get(part.unit, part.unit) for part in run.stacks}))
+    return listed(sorted({_COUNTED.get(part.unit, part.unit) for part in run.stacks}))
 
 
 def _holdings(run: Run) -> str:
     held = {said: getattr(run, name) for said, name in _HOLDINGS.items()}
-    return _and([said for said, found in held.items() if found is not None and found != ()])
+    return listed([said for said, found in held.items() if found is not None and found != ()])
 
 
-# --- facts in words --------------------------------------------------------------------------
-
-
-def _gpus(facts: Sequence[Facts]) -> str:
-    return _and(sorted({name for fact in facts for name in fact.gpus}))
-
-
-def _software(facts: Sequence[Facts]) -> str:
-    return _and(sorted({said for fact in facts for said in fact.software}))
-
-
-def _formats(facts: Sequence[Facts]) -> str:
-    return _and(sorted({fact.format for fact in facts}))
-
-
-def _versions(facts: Sequence[Facts]) -> str:
-    return _and(sorted({f"{fact.format} {fact.version}" for fact in facts if fact.version}))
-
-
-def _world(facts: Sequence[Facts]) -> str:
-    sizes = {fact.world_size for fact in facts if fact.world_size}
-    return _and([f"{size:,} ranks" for size in sorted(sizes)])
-
-
-def _ranks(facts: Sequence[Facts]) -> str:
-    return str(len({(fact.rank, fact.path if fact.rank is None else "") for fact in facts}))
-
-
-def _extras(facts: Sequence[Facts]) -> str:
-    return _and(sorted({said for fact in facts for said in fact.extras}))
-
-
-def _listed(paths: Sequence[str]) -> str:
+def _some(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return ", ".join(paths[:_NAMED]) + more
-
-
-def _and(words: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

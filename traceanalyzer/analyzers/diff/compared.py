@@ -4,8 +4,6 @@ Typical are the steps whose time (mean over ranks and devices) lies in the middl
 are no warm-up. Means over one set of steps add up, and no single odd step moves them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,13 +12,12 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.outliers import compare
-from traceanalyzer.analyzers.common.kernel_names import short_names
-from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.diff import noise
-from traceanalyzer.analyzers.diff.noise import Floats, standard_errors
-from traceanalyzer.analyzers.diff.runs import Run
+from traceanalyzer.analyzers.common import kernel_names, names
+from traceanalyzer.analyzers.common.device_work import PART_NAMES
+from traceanalyzer.analyzers.common.display import by_part
+from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, NAMES
-from traceanalyzer.analyzers.steps.statistics import DEVICE_PARTS, HOST_PARTS
+from traceanalyzer.analyzers.steps.statistics import HOST_PARTS
 from traceanalyzer.frames.numbering import numbered
 
 _PLACE = ("rank", "source", "mark")
@@ -39,12 +36,12 @@ class Basis:
     """
 
     places: pl.DataFrame | None
-    devices: Floats
-    ranks: Floats
+    devices: runs.Floats
+    ranks: runs.Floats
     typical: npt.NDArray[np.bool_]
 
 
-def by_step(run: Run) -> Basis:
+def by_step(run: runs.Run) -> Basis:
     """The steps of a run that has some."""
     rows = run.counted.sort("number")
     at = rows["number"].rank("dense").cast(pl.Int64) - 1
@@ -59,7 +56,7 @@ def by_step(run: Run) -> Basis:
     )
 
 
-def as_whole(run: Run, work: float) -> Basis:
+def as_whole(run: runs.Run, work: float) -> Basis:
     """A recording whose steps are not known, or not comparable; it holds so much work."""
     devices = run.kernels.devices.height if run.kernels else 0
     units = run.idle.units.height if run.idle else 0
@@ -71,14 +68,14 @@ def as_whole(run: Run, work: float) -> Basis:
     )
 
 
-def _middle_half(times: Floats) -> npt.NDArray[np.bool_]:
+def _middle_half(times: runs.Floats) -> npt.NDArray[np.bool_]:
     ordered, off = np.sort(times), times.size // 4
     found: npt.NDArray[np.bool_] = (times >= ordered[off]) & (times <= ordered[-1 - off])
     return found
 
 
 def usual(
-    rows: pl.DataFrame, keys: Sequence[str], column: str, basis: Basis, each: Floats
+    rows: pl.DataFrame, keys: Sequence[str], column: str, basis: Basis, each: runs.Floats
 ) -> pl.DataFrame:
     """What a typical step has of each row.
 
@@ -104,14 +101,14 @@ def usual(
     values = np.zeros((len(first), each.size))
     values[number, sums["at"].to_numpy()] = sums[column].to_numpy()
     values /= each
-    error = pl.Series("error", standard_errors(values)).fill_nan(None)
+    error = pl.Series("error", runs.standard_errors(values)).fill_nan(None)
     value = pl.Series("value", values[:, basis.typical].mean(axis=1))
     return told[first].hstack([value, error])
 
 
 IDLE = "idle_ns"
 _CAUSES = {f"{cause}_ns": NAMES[cause] for cause in CAUSES}
-_ON_DEVICE = {name: said for name, said in DEVICE_PARTS.items() if name != IDLE}
+_ON_DEVICE = {name: said for name, said in PART_NAMES.items() if name != IDLE}
 _ON_THREAD = {f"{BUSY}_ns": "operators", **_CAUSES}
 
 
@@ -120,21 +117,14 @@ class Pair:
     """Two runs to compare.
 
     Attributes:
-        before: the run compared with.
-        after: the run looked at.
+        both: the run compared with, and the run looked at.
         bases: what the sums of each are divided by.
         least: the least change that counts.
     """
 
-    before: Run
-    after: Run
-    bases: tuple[Basis, Basis]
+    both: tuple[runs.Run, runs.Run]
+    bases: Sequence[Basis]
     least: float
-
-    @property
-    def runs(self) -> tuple[Run, Run]:
-        """Both, that before first."""
-        return self.before, self.after
 
 
 # --- parts of a step -------------------------------------------------------------------------
@@ -150,7 +140,7 @@ def parts(pair: Pair) -> pl.DataFrame | None:
         return None
     found = [
         usual(_long(run, labels, basis), ["part"], "time_ns", basis, basis.devices)
-        for run, basis in zip(pair.runs, pair.bases, strict=True)
+        for run, basis in zip(pair.both, pair.bases, strict=True)
     ]
     return _beside(found[0], found[1], ["part"], pair.least)
 
@@ -158,21 +148,20 @@ def parts(pair: Pair) -> pl.DataFrame | None:
 def _labels(pair: Pair) -> dict[str, str]:
     """The columns that hold parts in both runs, and what to call them."""
     if pair.bases[0].places is None:
-        idle = [run.idle for run in pair.runs if run.idle]
+        idle = [run.idle for run in pair.both if run.idle]
         if len(idle) < 2 or idle[0].on_host != idle[1].on_host:
             return {}
         return {**_ON_THREAD, f"{BUSY}_ns": "operators" if idle[0].on_host else "device busy"}
-    known = [_known(run.counted) for run in pair.runs]
+    known = [_known(run.counted) for run in pair.both]
     for needed, labels in (
         ({"compute_ns", "unknown_ns"}, {**_ON_DEVICE, **_CAUSES}),
-        ({"compute_ns"}, DEVICE_PARTS),
+        ({"compute_ns"}, PART_NAMES),
         ({"unknown_ns"}, _ON_THREAD),
         ({"forward_ns", "backward_ns"}, HOST_PARTS),
     ):
-        told = [needed <= columns for columns in known]
         if any("compute_ns" in columns for columns in known) and "compute_ns" not in needed:
             return {}
-        if all(told):
+        if all(needed <= columns for columns in known):
             return labels
     return {}
 
@@ -181,15 +170,12 @@ def _known(rows: pl.DataFrame) -> set[str]:
     return {name for name in rows.columns if rows[name].null_count() < rows.height}
 
 
-def _long(run: Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
+def _long(run: runs.Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
     """One row a part of each row of the run's steps, or of its devices."""
     if basis.places is not None:
-        rows = run.counted.select("rank", "source", "mark", *labels)
-        keys = ["rank", "source", "mark"]
+        long = by_part(run.counted, list(_PLACE), labels)
     else:
-        rows = (run.idle.units if run.idle else pl.DataFrame()).select(*labels)
-        keys = []
-    long = rows.rename(labels).unpivot(index=keys, variable_name="part", value_name="time_ns")
+        long = by_part(run.idle.units if run.idle else pl.DataFrame(), [], labels)
     return long.with_columns(pl.col("time_ns").cast(pl.Int64))
 
 
@@ -202,8 +188,8 @@ def kernels(pair: Pair) -> pl.DataFrame | None:
     found = _summed(pair, "work", keys, "total_ns")
     if found is None:
         return None
-    short = short_names(found["name"].drop_nulls().unique().to_list())
-    named = mapped(found["name"], short.__getitem__).alias("kernel")
+    short = kernel_names.short_names(found["name"].drop_nulls().unique().to_list())
+    named = names.mapped(found["name"], short.__getitem__).alias("kernel")
     return found.insert_column(0, named)
 
 
@@ -221,7 +207,7 @@ def operators(pair: Pair, side: str) -> pl.DataFrame | None:
 def _summed(pair: Pair, table: str, keys: list[str], column: str) -> pl.DataFrame | None:
     """The rows of both runs' tables, with how often they ran, a step."""
     found = []
-    for run, basis in zip(pair.runs, pair.bases, strict=True):
+    for run, basis in zip(pair.both, pair.bases, strict=True):
         rows: pl.DataFrame | None = getattr(run, table)
         if rows is None:
             return None
@@ -253,10 +239,10 @@ def _beside(
         errors = [error.fill_null(0) for error in errors]
     rows = sides[0].join(sides[1], on=keys, how="full", coalesce=True, nulls_equal=True)
     whole = [pl.col(f"{side}_ns").round().cast(pl.Int64) for side in ("before", "after")]
-    spread = noise.noise_of(*errors).round().cast(pl.Int64).alias("noise_ns")
+    spread = runs.noise_of(*errors).round().cast(pl.Int64).alias("noise_ns")
     counts = [f"{side}_{name}" for name in more for side in ("before", "after")]
     used = pl.max_horizontal("before_ns", "after_ns") > 0
-    found = noise.judged(rows.with_columns(*whole, spread).filter(used), "ns", least)
+    found = runs.judged(rows.with_columns(*whole, spread).filter(used), "ns", least)
     found = found.with_columns(_whole_numbers(found, counts))
     shown = ["before_ns", "after_ns", "change_ns", "change_frac", "noise_ns", "state", *counts]
     return _largest_first(found.select(*keys, *shown), keys)
@@ -281,25 +267,24 @@ _WHAT = ["collective", "dtype", "message_bytes", "group_size", "kernel"]
 
 def collectives(pair: Pair) -> pl.DataFrame | None:
     """Medians of each kind of collective, as ``comm-outliers --baseline`` compares them."""
-    if pair.before.comm is None or pair.after.comm is None:
+    found = [run.comm for run in pair.both if run.comm is not None]
+    if len(found) < 2:
         return None
-    both = compare(pair.after.comm.groups, pair.before.comm.groups)
-    before, after = (_kinds(run.comm.instances) for run in pair.runs if run.comm)
+    both = compare(found[1].groups, found[0].groups)
+    before, after = (_kinds(comm.instances) for comm in found)
     rows = before.join(
         after, on=_WHAT, how="full", coalesce=True, nulls_equal=True, suffix="_after"
     ).join(_as_text(both), on=_WHAT, how="left", nulls_equal=True, suffix="_both")
-    found = rows.select(
+    noise = runs.noise_of(pl.col("error"), pl.col("error_after"))
+    medians = rows.select(
         *_WHAT,
-        pl.coalesce("baseline_ns", "usual_ns").alias("before_ns"),
-        pl.coalesce("median_ns", "usual_ns_after").alias("after_ns"),
-        noise.noise_of(pl.col("error"), pl.col("error_after"))
-        .round()
-        .cast(pl.Int64)
-        .alias("noise_ns"),
+        before_ns=pl.coalesce("baseline_ns", "usual_ns"),
+        after_ns=pl.coalesce("median_ns", "usual_ns_after"),
+        noise_ns=noise.round().cast(pl.Int64),
         before_n="n",
         after_n="n_after",
     )
-    judged = noise.judged(found, "ns", pair.least)
+    judged = runs.judged(medians, "ns", pair.least)
     shown = ["before_ns", "after_ns", "change_ns", "change_frac", "noise_ns", "state"]
     return _largest_first(judged.select(*_WHAT, *shown, "before_n", "after_n"), _WHAT)
 
@@ -319,7 +304,7 @@ def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
     for key, own in told.partition_by(_WHAT, as_dict=True).items():
         values = own["duration_ns"].to_numpy().astype(np.float64)
         count = own.height // own["rank"].n_unique()
-        (error,) = noise.standard_errors(values[None, :], count)
+        (error,) = runs.standard_errors(values[None, :], count)
         rows.append((*key, own.height, round(float(np.median(values))), error))
     types = {name: told.schema[name] for name in _WHAT}
     types |= {"n": pl.Int64(), "usual_ns": pl.Int64(), "error": pl.Float64()}

@@ -1,8 +1,5 @@
 """From each rank's trace to what changed between two runs."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
@@ -15,11 +12,8 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.diff import comparable, compared, noise
-from traceanalyzer.analyzers.diff.compared import Pair, as_whole, by_step
+from traceanalyzer.analyzers.diff import comparable, compared, result, runs
 from traceanalyzer.analyzers.diff.options import Options
-from traceanalyzer.analyzers.diff.result import Diff
-from traceanalyzer.analyzers.diff.runs import Facts, Part, Run, measured, run_of
 from traceanalyzer.analyzers.flamegraph import compute as flamegraph
 from traceanalyzer.analyzers.flamegraph.result import FlameGraph
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
@@ -28,24 +22,16 @@ from traceanalyzer.analyzers.kernels import compute as kernels
 from traceanalyzer.analyzers.memory import compute as memory
 from traceanalyzer.analyzers.memory.diff import MemoryDiff, diff_of
 from traceanalyzer.analyzers.memory.rank_memory import is_snapshot
-from traceanalyzer.analyzers.operators import call_tree
-from traceanalyzer.analyzers.operators import compute as operators
+from traceanalyzer.analyzers.operators import call_tree, compute as operators
 from traceanalyzer.analyzers.steps import compute as steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import nullable
-from traceanalyzer.trace import Meta, Trace, is_cut_off
+from traceanalyzer.trace import Trace, is_cut_off
 
 Found = TypeVar("Found")
 
 #: Columns of a step: what the device, or the training thread, was at.
 BEHAVIOUR = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
-
-#: Keys of metadata that hold a version.
-_SOFTWARE = {
-    "cuda_driver_version": "CUDA driver",
-    "cuda_runtime_version": "CUDA runtime",
-    "nccl_version": "NCCL",
-}
 
 #: What costs time where it is recorded, by the kind of its events.
 _EXTRAS = {
@@ -54,8 +40,11 @@ _EXTRAS = {
     "osrt": "calls of the operating system",
 }
 
+_WINDOWED = "Memory is not compared: its history counts as a whole."
+
 #: What memory is measured on.
-_MEMORY = memory.needs(memory.MEMORY.options())
+_PEAK = memory.MEMORY.options()
+_MEMORY = memory.needs(_PEAK)
 
 
 def needs(options: Options) -> Needs:
@@ -72,7 +61,7 @@ def needs(options: Options) -> Needs:
     return Needs(kinds, tuple(names), samples=True)
 
 
-def measure(trace: Trace, options: Options) -> Part:
+def measure(trace: Trace, options: Options) -> runs.Part:
     """What other analyzers find in one rank.
 
     Args:
@@ -83,45 +72,37 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: there is nothing in it to compare.
         OptionError: a pattern is not a regular expression.
     """
-    lacking: dict[str, str] = {}
-
-    def ask(what: str, answer: Callable[[], Found]) -> Found | None:
-        try:
-            return answer()
-        except MissingData as error:
-            lacking[what] = str(error).removeprefix(f"{trace.meta.path}: ")
-            return None
-
     of_idle = gpu_idle.GPU_IDLE.options(patterns=options.patterns, step_name=options.step_name)
-    idle = ask("idle", lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
+    idle = _answer(lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
     of_kernels = kernels.KERNELS.options(patterns=options.patterns)
-    work = ask("kernels", lambda: kernels.measure(trace, of_kernels))
-    calls = ask("operators", lambda: operators.take(trace, operators.OPERATORS.options()))
+    work = _answer(lambda: kernels.measure(trace, of_kernels))
+    calls = _answer(lambda: operators.take(trace, operators.OPERATORS.options()))
     of_comm = comm.COMM_OUTLIERS.options(patterns=options.patterns)
     of_stacks = flamegraph.FLAMEGRAPH.options(kinds=("sample",))
     # a snapshot's times are those of the allocator's calls: it is there for its memory
     of_steps = steps.STEPS.options(options.step_name)
-    found = None if is_snapshot(trace) else ask("steps", lambda: steps.measure(trace, of_steps))
+    found = None if is_snapshot(trace) else _answer(lambda: steps.measure(trace, of_steps))
     marks = None if found is None else found.steps.select("start", "end").unique()
     pieces = device_work(trace, options.patterns)
-    part = Part(
+    part = runs.Part(
         facts=_facts(trace),
         steps=None if found is None else _with_behaviour(found, idle),
         idle=idle,
         kernels=work,
         work=None if work is None else _work_by_step(pieces, work, marks),
         operators=None if calls is None else _operators_by_step(calls, marks),
-        comm=ask("collectives", lambda: comm.measure(trace, of_comm)),
-        memory=ask("memory", lambda: _memory_of(trace)) if _asks_memory(trace, options) else None,
-        stacks=ask("samples", lambda: flamegraph.measure(trace, of_stacks)),
-        lacking=lacking,
+        comm=_answer(lambda: comm.measure(trace, of_comm)),
+        memory=_answer(lambda: memory.measure(trace, _PEAK, drawn=False))
+        if _asks_memory(trace, options)
+        else None,
+        stacks=_answer(lambda: flamegraph.measure(trace, of_stacks)),
     )
     if not any((part.steps, part.idle, part.kernels, part.memory, part.stacks)):
         raise MissingData(f"{trace.meta.path}: nothing in it can be compared with another run")
     return part
 
 
-def combine(parts: Sequence[Part], options: Options, base: Sequence[Part]) -> Diff:
+def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Part]) -> result.Diff:
     """What changed from one run to another.
 
     Args:
@@ -129,18 +110,18 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part]) -> Di
         options: what is asked.
         base: one for each rank of the run to compare with.
     """
-    runs = (run_of(base), run_of(parts))
-    measure = measured(*runs, options.min_change)
-    why = comparable.obstacle(*runs, measure)
+    both = (runs.run_of(base), runs.run_of(parts))
+    measure = runs.measured(*both, options.min_change)
+    why = comparable.obstacle(*both, measure)
     measure = None if why else measure
-    bases = (
-        (by_step(runs[0]), by_step(runs[1]))
-        if measure is not None and measure.name == "step"
-        else (as_whole(runs[0], 1.0), as_whole(runs[1], measure.work if measure else 1.0))
-    )
-    pair = Pair(*runs, bases, options.min_change)
-    shares = _shares(*runs)
-    return Diff(
+    in_steps = measure is not None and measure.name == "step"
+    bases = [
+        compared.by_step(run) if in_steps else compared.as_whole(run, work)
+        for run, work in zip(both, (1.0, measure.work if measure else 1.0), strict=True)
+    ]
+    pair = compared.Pair(both, bases, options.min_change)
+    shares = _shares(*both)
+    return result.Diff(
         measure=measure,
         why=why,
         parts=compared.parts(pair),
@@ -150,39 +131,35 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part]) -> Di
         on_host=compared.operators(pair, "host"),
         collectives=compared.collectives(pair),
         functions=None if shares is None else _functions(shares, options.min_change),
-        memory=_memory(*runs),
-        steps=_steps(*runs),
-        runs=_runs(*runs),
-        files=_files(*runs),
+        memory=_memory(*both),
+        steps=_steps(*both),
+        runs=_runs(*both),
+        files=_files(*both),
         flame=None if shares is None else shares.flame,
-        remarks=(*comparable.remarks(*runs, measure), *_window_note(options)),
+        remarks=(
+            *comparable.remarks(*both, measure),
+            *([] if options.with_memory else [_WINDOWED]),
+        ),
     )
 
 
 DIFF = Analyzer("diff", Options, needs, measure, combine, base="before")
 
 
-def _window_note(options: Options) -> tuple[str, ...]:
-    left_out = "Memory is not compared: its history counts as a whole."
-    return () if options.with_memory else (left_out,)
-
-
-def _memory(before: Run, after: Run) -> MemoryDiff | None:
+def _memory(before: runs.Run, after: runs.Run) -> MemoryDiff | None:
     held = before.memory and after.memory
     return diff_of(after.memory, before.memory) if held else None  # type: ignore[arg-type]
 
 
-def _shares(before: Run, after: Run) -> FlameGraph | None:
+def _shares(before: runs.Run, after: runs.Run) -> FlameGraph | None:
     """Both runs' sampled stacks in one flamegraph, where they count the same."""
     if not (before.stacks and after.stacks):
         return None
     units = {part.unit for part in (*before.stacks, *after.stacks)}
     weigh = all(sum(p.weights[0].sum() for p in run.stacks) > 0 for run in (before, after))
-    return (
-        flamegraph.combine(after.stacks, flamegraph.FLAMEGRAPH.options(), before.stacks)
-        if len(units) == 1 and weigh
-        else None
-    )
+    if len(units) > 1 or not weigh:
+        return None
+    return flamegraph.combine(after.stacks, flamegraph.FLAMEGRAPH.options(), before.stacks)
 
 
 def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
@@ -194,7 +171,7 @@ def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
         pl.col(name) * (1 - pl.col(name)) / total
         for name, total in (("base_self_frac", base), ("self_frac", own))
     )
-    unsure = pl.lit(None, pl.Float64) if not counted else noise.ERRORS * variance**0.5
+    unsure = pl.lit(None, pl.Float64) if not counted else runs.ERRORS * variance**0.5
     rows = frame.select(
         "name",
         "place",
@@ -205,10 +182,10 @@ def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
         before_total_frac="base_total_frac",
         after_total_frac="total_frac",
     )
-    return noise.judged_shares(rows, least)
+    return runs.judged_shares(rows, least)
 
 
-def _steps(before: Run, after: Run) -> pl.DataFrame:
+def _steps(before: runs.Run, after: runs.Run) -> pl.DataFrame:
     """Every step's time in both runs: run, on, step, number, duration_ns, warm_up."""
     found = [
         run.steps.steps.unique(["rank", "path", "number"], maintain_order=True).select(
@@ -221,25 +198,21 @@ def _steps(before: Run, after: Run) -> pl.DataFrame:
     return pl.concat(found) if found else pl.DataFrame()
 
 
-def _runs(before: Run, after: Run) -> pl.DataFrame:
+def _runs(before: runs.Run, after: runs.Run) -> pl.DataFrame:
     """One row a run: run, path, files, ranks, steps, format, gpus."""
     rows = [
-        (
-            when,
-            _common(sorted({fact.path for fact in run.facts})),
-            len({fact.path for fact in run.facts}),
-            run.ranks,
-            run.step_count or None,
-            ", ".join(sorted({fact.format for fact in run.facts})),
-            ", ".join(sorted({name for fact in run.facts for name in fact.gpus})) or None,
-        )
+        {
+            "run": when,
+            "path": _common(sorted({fact.path for fact in run.facts})),
+            "files": len({fact.path for fact in run.facts}),
+            "ranks": run.ranks,
+            "steps": run.step_count or None,
+            "format": ", ".join(sorted({fact.format for fact in run.facts})),
+            "gpus": ", ".join(sorted({name for fact in run.facts for name in fact.gpus})) or None,
+        }
         for run, when in ((before, "before"), (after, "after"))
     ]
-    types = {
-        "run": pl.String, "path": pl.String, "files": pl.Int64, "ranks": pl.Int64,
-        "steps": pl.Int64, "format": pl.String, "gpus": pl.String,
-    }  # fmt: skip
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(rows, schema_overrides={"steps": pl.Int64, "gpus": pl.String})
 
 
 def _common(paths: Sequence[str]) -> str:
@@ -250,18 +223,15 @@ def _common(paths: Sequence[str]) -> str:
     return str(PurePath(*(level[0] for level in takewhile(lambda of: len(set(of)) == 1, levels))))
 
 
-def _files(before: Run, after: Run) -> pl.DataFrame:
+def _files(before: runs.Run, after: runs.Run) -> pl.DataFrame:
     """What was compared: run, path, rank, format, gpus, cut_off."""
     rows = [
-        (when, fact.path, fact.rank, fact.format, ", ".join(sorted(set(fact.gpus))), fact.cut_off)
+        {"run": when, "path": fact.path, "rank": fact.rank, "format": fact.format}
+        | {"gpus": ", ".join(sorted(set(fact.gpus))), "cut_off": fact.cut_off}
         for run, when in ((before, "before"), (after, "after"))
         for fact in run.facts
     ]
-    types = {
-        "run": pl.String, "path": pl.String, "rank": pl.Int32, "format": pl.String,
-        "gpus": pl.String, "cut_off": pl.Boolean,
-    }  # fmt: skip
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(rows, schema_overrides={"rank": pl.Int32})
 
 
 def _asks_memory(trace: Trace, options: Options) -> bool:
@@ -270,37 +240,18 @@ def _asks_memory(trace: Trace, options: Options) -> bool:
     return options.with_memory and recorded
 
 
-def _memory_of(trace: Trace) -> memory.Part:
-    return memory.measure(trace, memory.MEMORY.options(), drawn=False)
-
-
-def _facts(trace: Trace) -> Facts:
-    meta = trace.meta
-    kinds = set(trace.events["kind"].unique().cast(pl.String))
-    return Facts(
-        rank=meta.rank,
-        path=meta.path,
-        format=meta.format,
-        version=meta.version,
-        software=_software(meta),
-        world_size=meta.world_size,
-        gpus=tuple(device.name for device in meta.devices if device.name),
-        extras=tuple(said for kind, said in _EXTRAS.items() if kind in kinds),
-        cut_off=is_cut_off(trace),
-    )
-
-
-def _software(meta: Meta) -> tuple[str, ...]:
-    """Versions that the file's own metadata tells."""
+def _answer(ask: Callable[[], Found]) -> Found | None:
+    """The answer to a question; None where the file lacks what it needs."""
     try:
-        told = json.loads(meta.extra or "{}")
-    except ValueError:
-        return ()
-    if not isinstance(told, dict):
-        return ()
-    job = told.get("distributedInfo")
-    all_of_it = {**told, **(job if isinstance(job, dict) else {})}
-    return tuple(f"{said} {all_of_it[key]}" for key, said in _SOFTWARE.items() if key in all_of_it)
+        return ask()
+    except MissingData:
+        return None
+
+
+def _facts(trace: Trace) -> runs.Facts:
+    kinds = set(trace.events["kind"].unique().cast(pl.String))
+    extras = tuple(said for kind, said in _EXTRAS.items() if kind in kinds)
+    return runs.Facts(**vars(trace.meta), extras=extras, cut_off=is_cut_off(trace))
 
 
 def _with_behaviour(found: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:

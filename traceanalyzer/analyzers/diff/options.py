@@ -1,17 +1,11 @@
 """The options of ``diff``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 from traceanalyzer.errors import OptionError
-
-if TYPE_CHECKING:
-    from traceanalyzer.reading import Inputs
 
 #: Smaller changes do not count, however sure they are.
 MIN_CHANGE = 0.02
@@ -40,9 +34,7 @@ class Options(AnalyzerOptions):
         minimum=0,
         command_line=False,
     )
-    before: Inputs | None = option(
-        None, help="The run to compare with.", inputs=True, command_line=False
-    )
+    before: object = option(None, help="The run to compare with.", inputs=True, command_line=False)
     window: tuple[int | None, int | None] = option(
         (None, None), help="The time window, which ``run`` sets.", command_line=False
     )

@@ -1,7 +1,5 @@
 """What changed from one run to another, by how much, and how sure that is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.diff.noise import ERRORS, GONE, NEW, SAME, STATE, UNSURE
+from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
+from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.result import Chart, Flame, Result, Table, View
@@ -135,7 +134,7 @@ def _verdict(result: Diff) -> str:
     measure = result.measure
     if measure is None:
         return f"Cannot be compared: {result.why}."
-    said = [
+    return sentences(
         _outcome(measure),
         _explained(result, measure),
         _mean(result, measure),
@@ -143,8 +142,7 @@ def _verdict(result: Diff) -> str:
         _collectives(result),
         _functions(result),
         _peak(result, measure),
-    ]
-    return " ".join(sentence for sentence in said if sentence)
+    )
 
 
 def _outcome(measure: Measure) -> str:
@@ -161,7 +159,8 @@ def _outcome(measure: Measure) -> str:
     if measure.outcome == "no change" and not _is_small(measure):
         outcome += " beyond the noise"
     same = "for the same work " if measure.work != 1 else ""
-    after, before = (_worded(value, measure) for value in (measure.after, measure.before))
+    values = (measure.after, measure.before)
+    after, before = (format_weight(value, measure.unit) for value in values)
     return (
         f"{outcome}: {same}{_SUBJECTS[measure.name]} {after}, before {before} "
         f"({middle}{change}{sure}).{loud}"
@@ -171,10 +170,6 @@ def _outcome(measure: Measure) -> str:
 def _is_small(measure: Measure) -> bool:
     """Whether the change is below what counts, however sure it is."""
     return abs(measure.change) <= measure.least * min(measure.before, measure.after)
-
-
-def _worded(value: float, measure: Measure) -> str:
-    return format_weight(value, measure.unit)
 
 
 def signed_frac(frac: float) -> str:
@@ -200,24 +195,24 @@ def _explained(result: Diff, measure: Measure) -> str:
         f"{format_ns(abs(n))} is {part}" for part, n in along.select("part", "change_ns").rows()
     ]
     step = "a typical step" if measure.name == "step" else "it"
-    said = f"Of the {format_ns(abs(whole))} {more} that {step} takes, {_and(named)}."
+    said = f"Of the {format_ns(abs(whole))} {more} that {step} takes, {listed(named)}."
     if against.height:
         others = [
             f"{format_ns(abs(n))} {less} {part}"
             for part, n in against.select("part", "change_ns").rows()
         ]
-        said += f" Against that {_and(others)}."
+        said += f" Against that {listed(others)}."
     return said
 
 
 def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
     """Parts that changed for sure where the whole did not."""
     rows = parts.filter(
-        pl.col("state").is_in(("slower", "faster", NEW, GONE)),
+        pl.col("state").is_in(("slower", "faster", runs.NEW, runs.GONE)),
         pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
     ).head(_NAMED)
     named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
-    return f"Yet parts of it changed: {_and(named)}." if named else ""
+    return f"Yet parts of it changed: {listed(named)}." if named else ""
 
 
 def _mean(result: Diff, measure: Measure) -> str:
@@ -239,7 +234,7 @@ def _kernels(result: Diff, measure: Measure) -> str:
     if result.kernels is None or measure.unit != "ns":
         return ""
     rows = result.kernels.filter(
-        ~pl.col("state").is_in((SAME, UNSURE)),
+        ~pl.col("state").is_in((runs.SAME, runs.UNSURE)),
         pl.col("change_ns").abs() >= _KERNEL_FRAC * measure.before,
     ).head(_NAMED - 1)
     if rows.is_empty():
@@ -250,9 +245,9 @@ def _kernels(result: Diff, measure: Measure) -> str:
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
-    if row["state"] == NEW:
+    if row["state"] == runs.NEW:
         return f"{name} is new ({format_ns(row['after_ns'])})"
-    if row["state"] == GONE:
+    if row["state"] == runs.GONE:
         return f"{name} is gone ({format_ns(row['before_ns'])})"
     return f"{name} from {format_ns(row['before_ns'])} to {format_ns(row['after_ns'])}"
 
@@ -278,7 +273,7 @@ def _collectives(result: Diff) -> str:
 def _functions(result: Diff) -> str:
     if result.functions is None:
         return ""
-    rows = result.functions.filter(~pl.col("state").is_in((SAME, UNSURE))).head(_NAMED)
+    rows = result.functions.filter(~pl.col("state").is_in((runs.SAME, runs.UNSURE))).head(_NAMED)
     named = [
         f"{row['name'] or '(no name)'} from {format_frac(row['before_frac'] or 0)} to "
         f"{format_frac(row['after_frac'] or 0)}"
@@ -295,19 +290,12 @@ def _peak(result: Diff, measure: Measure) -> str:
     if memory is None:
         return ""
     if measure.name == "memory":
-        return _lines(memory)
+        return memory.largest_changes()
     before, after = memory.base_bytes, memory.peak_bytes
     if abs(after - before) <= measure.least * min(before, after):
         return ""
     frac = f" ({signed_frac(after / before - 1)})" if before else ""
     return f"The memory peak went from {format_bytes(before)} to {format_bytes(after)}{frac}."
-
-
-def _lines(memory: MemoryDiff) -> str:
-    """The lines of code that hold more or less at the peak."""
-    rows = memory.tables[0].frame.select("at", "changed_bytes").head(_NAMED).rows()
-    named = [f"{at} {'+' if n > 0 else '-'}{format_bytes(abs(n))}" for at, n in rows]
-    return f"The largest changes: {', '.join(named)}." if named else ""
 
 
 def _notes(result: Diff) -> tuple[str, ...]:
@@ -318,7 +306,7 @@ def _notes(result: Diff) -> tuple[str, ...]:
     least = format_frac(measure.least)
     counts = (
         f"A change counts where it is more than {least} (--min-change) and more than the noise: "
-        f"{ERRORS} standard errors of the difference."
+        f"{runs.ERRORS} standard errors of the difference."
     )
     said = [counts]
     if measure.name == "step" and result.parts is not None:
@@ -329,45 +317,22 @@ def _notes(result: Diff) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _and(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-_TIMES = {
-    "before_ns": "before",
-    "after_ns": "after",
-    "change_ns": "change",
-    "change_frac": "change",
-    "noise_ns": "noise",
-    "state": "verdict",
-}
+_TIMES = headings(
+    "before_ns: before, after_ns: after, change_ns: change, change_frac: change, noise_ns: noise, "
+    "state: verdict"
+)
 _ALIKE = (("before_ns", "after_ns"), ("change_ns", "noise_ns"))
 _COUNTS = {"before_n": "n before", "after_n": "n after"}
-_RUNS = {
-    "run": "run",
-    "path": "path",
-    "files": "files",
-    "ranks": "ranks",
-    "steps": "steps",
-    "format": "format",
-    "gpus": "GPU",
-}
-_FILES = {
-    "run": "run",
-    "path": "file",
-    "rank": "rank",
-    "format": "format",
-    "gpus": "GPU",
-    "cut_off": "cut off",
-}
+_RUNS = headings("run, path, files, ranks, steps, format, gpus: GPU")
+_FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: cut off")
 _BARS = 15
 
 
 def _tables(result: Diff) -> tuple[Table, ...]:
     """What is known of both runs, the most telling first."""
     found = list(_comparisons(result))
-    runs = Table("runs", "What was compared", result.runs, _told(result.runs, _RUNS))
-    return (*found[:1], runs, *found[1:]) if len(found) > 1 else (runs, *found)
+    compared = Table("runs", "What was compared", result.runs, _told(result.runs, _RUNS))
+    return (*found[:1], compared, *found[1:]) if len(found) > 1 else (compared, *found)
 
 
 def _comparisons(result: Diff) -> Iterator[Table]:
@@ -402,28 +367,20 @@ def _comparisons(result: Diff) -> Iterator[Table]:
 
 def _told(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
     """The columns of which anything is known; counts only where they differ."""
-    told = {
-        name: label
-        for name, label in columns.items()
-        if name in frame.columns and frame[name].null_count() < max(frame.height, 1)
-    }
+    told = known_columns(frame, columns)
+    if frame.is_empty():
+        told = {name: label for name, label in columns.items() if name in frame.columns}
     if _COUNTS.keys() <= told.keys() and frame["before_n"].equals(frame["after_n"]):
         return {name: label for name, label in told.items() if name not in _COUNTS}
     return told
 
 
 def _function_table(frame: pl.DataFrame) -> Table:
-    columns = {
-        "name": "function",
-        "place": "file:lines",
-        "before_frac": "before",
-        "after_frac": "after",
-        "change_frac": "change",
-        "noise_frac": "noise",
-        "state": "verdict",
-        "before_total_frac": "with callees before",
-        "after_total_frac": "after",
-    }
+    columns = headings(
+        "name: function, place: file:lines, before_frac: before, after_frac: after, "
+        "change_frac: change, noise_frac: noise, state: verdict, "
+        "before_total_frac: with callees before, after_total_frac: after"
+    )
     return Table("functions", "Functions by their share of the samples, by themselves", frame,
                  _told(frame, columns))  # fmt: skip
 
@@ -456,6 +413,6 @@ def _changes(frame: pl.DataFrame, what: str, title: str) -> Chart:
     return Chart(
         name=f"{what}s", title=title, mark="span",
         frame=rows.select(what, pl.lit(0, pl.Int64).alias("zero_ns"), "change_ns",
-                          pl.col("state").cast(STATE)),
+                          pl.col("state").cast(runs.STATE)),
         x="zero_ns", x2="change_ns", y=what, x_label="change", y_label="", color="state",
     )  # fmt: skip

@@ -1,18 +1,19 @@
 """One run: what each rank's file gives, all ranks together, and the number it is judged by."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.analyzers.base import Analyzer, R
 from traceanalyzer.analyzers.comm_outliers import compute as comm
+from traceanalyzer.analyzers.comm_outliers.collectives import Part as CommPart
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.diff.noise import is_change, noise_of, standard_errors
 from traceanalyzer.analyzers.flamegraph.weights import Part as Stacks
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -23,33 +24,45 @@ from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps import compute as steps
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
+from traceanalyzer.trace import Meta
+
+#: Keys of metadata that hold a version.
+_SOFTWARE = {
+    "cuda_driver_version": "CUDA driver",
+    "cuda_runtime_version": "CUDA runtime",
+    "nccl_version": "NCCL",
+}
 
 
 @dataclass(frozen=True)
-class Facts:
-    """How a file was recorded, as far as that bears on a comparison.
+class Facts(Meta):
+    """What a file says about itself, as far as that bears on a comparison.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
-        path: the file.
-        format: the parser's name.
-        version: the format's version or layout, where the file tells.
-        software: versions of what ran, as far as the file tells: ``CUDA driver 12080``.
-        world_size: ranks in the job, or None.
-        gpus: names of the GPUs.
         extras: what was recorded beside the usual, and costs time itself.
         cut_off: the end of the file is missing.
     """
 
-    rank: int | None
-    path: str
-    format: str
-    version: str | None
-    software: tuple[str, ...]
-    world_size: int | None
-    gpus: tuple[str, ...]
-    extras: tuple[str, ...]
-    cut_off: bool
+    extras: tuple[str, ...] = ()
+    cut_off: bool = False
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Names of the GPUs."""
+        return tuple(device.name for device in self.devices if device.name)
+
+    @property
+    def software(self) -> tuple[str, ...]:
+        """Versions of what ran, as far as the file tells: ``CUDA driver 12080``."""
+        try:
+            told = json.loads(self.extra or "{}")
+        except ValueError:
+            return ()
+        if not isinstance(told, dict):
+            return ()
+        job = told.get("distributedInfo")
+        facts = {**told, **(job if isinstance(job, dict) else {})}
+        return tuple(f"{name} {facts[key]}" for key, name in _SOFTWARE.items() if key in facts)
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,6 @@ class Part:
         comm: its collectives.
         memory: its memory.
         stacks: its sampled stacks.
-        lacking: why there is no answer, by question.
     """
 
     facts: Facts
@@ -78,10 +90,9 @@ class Part:
     kernels: kernels.Part | None
     work: pl.DataFrame | None
     operators: pl.DataFrame | None
-    comm: comm.Part | None
-    memory: memory.Part | None
+    comm: CommPart | None
+    memory: Memory | None
     stacks: Stacks | None
-    lacking: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -129,21 +140,23 @@ class Run:
 def run_of(parts: Sequence[Part]) -> Run:
     """The parts of one run put together."""
     parts = sorted(parts, key=_place)
-    of_steps = [part.steps for part in parts if part.steps]
-    idle = [part.idle for part in parts if part.idle]
-    work = [part.kernels for part in parts if part.kernels]
-    held = [part.memory for part in parts if part.memory]
     return Run(
         facts=tuple(part.facts for part in parts),
-        steps=steps.combine(of_steps, steps.STEPS.options()) if of_steps else None,
-        idle=gpu_idle.combine(idle, gpu_idle.GPU_IDLE.options()) if idle else None,
-        kernels=kernels.combine(work, kernels.KERNELS.options()) if work else None,
+        steps=_combined(parts, "steps", steps.STEPS),
+        idle=_combined(parts, "idle", gpu_idle.GPU_IDLE),
+        kernels=_combined(parts, "kernels", kernels.KERNELS),
         work=_joined(parts, "work"),
         operators=_joined(parts, "operators"),
         comm=_collectives(parts),
-        memory=memory.combine(held, memory.MEMORY.options()) if held else None,
+        memory=_combined(parts, "memory", memory.MEMORY),
         stacks=tuple(part.stacks for part in parts if part.stacks),
     )
+
+
+def _combined(parts: Sequence[Part], name: str, analyzer: Analyzer[Any, Any, R]) -> R | None:
+    """The result of an analyzer, whose parts have this name; None where there are none."""
+    own = [getattr(part, name) for part in parts if getattr(part, name)]
+    return analyzer.combine(own, analyzer.options(), ()) if own else None
 
 
 def _place(part: Part) -> tuple[bool, int, str]:
@@ -151,9 +164,8 @@ def _place(part: Part) -> tuple[bool, int, str]:
 
 
 def _collectives(parts: Sequence[Part]) -> CommOutliers | None:
-    found = [part.comm for part in parts if part.comm]
     try:
-        return comm.combine(found, comm.COMM_OUTLIERS.options()) if found else None
+        return _combined(parts, "comm", comm.COMM_OUTLIERS)
     except MissingData:
         return None
 
@@ -300,13 +312,10 @@ def _value(name: Name, run: Run) -> Value | None:
     """A run's measure, or None where it has none."""
     if name == "step":
         return _step(run)
-    if name == "device":
+    if name in ("device", "thread"):
         # as gpu-idle has it, so that the parts of the time add up to it
-        own = None if run.idle is None or run.idle.on_host else run.idle
-        return None if own is None else Value(own.span_ns / own.units.height)
-    if name == "thread":
-        own = run.idle if run.idle and run.idle.on_host else None
-        return None if own is None else Value(own.span_ns / own.units.height)
+        idle = run.idle if run.idle and run.idle.on_host == (name == "thread") else None
+        return None if idle is None else Value(idle.span_ns / idle.units.height)
     if name == "samples":
         return _samples(run)
     held = run.memory
@@ -329,3 +338,106 @@ def _samples(run: Run) -> Value | None:
     total = float(sum(part.weights[0].sum() for part in run.stacks))
     counted = run.stacks[0].unit == "samples"
     return Value(total, total**0.5 if counted else None) if total else None
+
+
+# --- noise -----------------------------------------------------------------------------------
+
+Floats = npt.NDArray[np.float64]
+
+#: A change within so many standard errors may be chance.
+ERRORS = 3
+
+#: One value of so many is left out.
+_LEFT_OUT = 5
+
+#: What the mean distance of so many normal values is multiplied by: 1 / its mean in 40,000 draws;
+#: from ten values on between 1.72 and 1.95.
+_SCALE = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 1.93, 7: 1.88, 8: 1.74, 9: 1.71}
+_SCALE_OF_MANY = 1.85
+
+#: The standard error of a mean over half of n values is the square root of this over n times their
+#: standard deviation; that of the median of all is smaller (1.57).
+_OF_HALF = 2.0
+
+#: How a row may have changed.
+STATES = ("slower", "faster", "in the noise", "no change", "new", "gone")
+STATE = pl.Enum(STATES)
+SLOWER, FASTER, UNSURE, SAME, NEW, GONE = STATES
+
+
+def standard_errors(values: Floats, count: int | None = None) -> Floats:
+    """The standard error of what is usual, of each row of values; NaN for fewer than two.
+
+    Args:
+        values: a row of values each, one a step.
+        count: how many of them are independent, where not all are.
+    """
+    n = values.shape[1] if count is None else count
+    if n < 2:
+        return np.full(values.shape[0], np.nan)
+    away = np.sort(np.abs(values - np.median(values, axis=1, keepdims=True)), axis=1)
+    near = away[:, : away.shape[1] - away.shape[1] // _LEFT_OUT].mean(axis=1)
+    # where most are equal, the few others still tell something
+    spread = _SCALE.get(n, _SCALE_OF_MANY) * np.where(near > 0, near, away.mean(axis=1))
+    found: Floats = np.sqrt(_OF_HALF / n) * spread
+    return found
+
+
+def noise_of(before: Any, after: Any) -> Any:
+    """What a difference may be by chance, from two standard errors: numbers, arrays or columns."""
+    return ERRORS * (before**2 + after**2) ** 0.5
+
+
+def is_change(before: float, after: float, noise: float | None, least: float) -> bool:
+    """Whether two values differ by more than the noise and the least change."""
+    change, floor = abs(after - before), least * min(abs(before), abs(after))
+    return change > floor and change > (noise or 0)
+
+
+def judged(rows: pl.DataFrame, unit: str, least: float) -> pl.DataFrame:
+    """The rows with ``change_*``, ``change_frac`` and ``state``.
+
+    Args:
+        rows: ``before_*`` and ``after_*`` (null where only the other run has the row), ``noise_*``
+            (null where it is not known).
+        unit: of the values, the suffix of their columns.
+        least: the least change that counts, as a part of the smaller value.
+    """
+    before, after, noise = (pl.col(f"{name}_{unit}") for name in ("before", "after", "noise"))
+    change = after.fill_null(0) - before.fill_null(0)
+    both = before.is_not_null() & after.is_not_null()
+    floor = least * pl.min_horizontal(before.abs(), after.abs())
+    return rows.with_columns(
+        change.alias(f"change_{unit}"),
+        pl.when(both & (before != 0)).then(change / before).alias("change_frac"),
+        state=_state(before, after, change, floor, noise),
+    )
+
+
+def judged_shares(rows: pl.DataFrame, least: float) -> pl.DataFrame:
+    """The same for shares of a whole, which change by a difference, to ``more`` or ``less``.
+
+    The largest change comes first.
+    """
+    before, after, noise = (pl.col(f"{name}_frac") for name in ("before", "after", "noise"))
+    change = after.fill_null(0) - before.fill_null(0)
+    floor = least * pl.min_horizontal(before, after)
+    state = _state(before, after, change, floor, noise).cast(pl.String)
+    shares = state.replace({SLOWER: "more", FASTER: "less"})
+    found = rows.with_columns(change_frac=change, state=shares)
+    return found.sort(pl.col("change_frac").abs(), "name", "place", descending=[True, False, False])
+
+
+def _state(
+    before: pl.Expr, after: pl.Expr, change: pl.Expr, floor: pl.Expr, noise: pl.Expr
+) -> pl.Expr:
+    sure = (change.abs() > floor) & (change.abs() > noise.fill_null(0))
+    cases = (
+        (before.is_null(), NEW),
+        (after.is_null(), GONE),
+        (sure & (change > 0), SLOWER),
+        (sure, FASTER),
+        (change.abs() > floor, UNSURE),
+    )
+    found = [pl.when(holds).then(pl.lit(state)) for holds, state in cases]
+    return pl.coalesce(*found, pl.lit(SAME)).cast(STATE)

@@ -1,9 +1,9 @@
 """Which functions does the time go into? Weighted stacks as a flamegraph.
 
 In go traces with sampled stacks, or with slices that nest; out comes a ``FlameGraph``, whose
-picture any renderer can draw. ``compute`` takes from a file its call tree and weights (``weights``,
-of the events that ``groups`` chooses) and adds those of several files up, or compares them with
-others (``tree``); ``drawing`` makes the boxes and ``result`` says what they show.
+picture any renderer can draw. ``compute`` takes from a file its call tree and weights (``weights``)
+and adds those of several files up, or compares them with others, and makes the boxes (``tree``);
+``result`` says what they show.
 """
 
 from __future__ import annotations

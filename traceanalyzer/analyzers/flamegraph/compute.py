@@ -1,7 +1,5 @@
 """From the stacks of each file to the flamegraph of all of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,12 +8,8 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.libraries import by_component
 from traceanalyzer.analyzers.common.weights import of_one_unit
-from traceanalyzer.analyzers.flamegraph.drawing import drawn, known_functions
-from traceanalyzer.analyzers.flamegraph.groups import groups, of_threads
+from traceanalyzer.analyzers.flamegraph import result, tree, weights
 from traceanalyzer.analyzers.flamegraph.options import Options
-from traceanalyzer.analyzers.flamegraph.result import FlameGraph, count_notes
-from traceanalyzer.analyzers.flamegraph.tree import Joined, focused, functions, joined
-from traceanalyzer.analyzers.flamegraph.weights import Part, part, sampled, sliced
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Flame
 from traceanalyzer.trace import Trace, record_hint
@@ -32,7 +26,7 @@ def needs(options: Options) -> Needs:
     return Needs(frozenset(("sample", "lane", *kinds)), samples=True)
 
 
-def measure(trace: Trace, options: Options) -> Part:
+def measure(trace: Trace, options: Options) -> weights.Part:
     """A trace's stacks and their weights; of a memory snapshot the bytes live at the peak.
 
     Raises:
@@ -46,7 +40,7 @@ def measure(trace: Trace, options: Options) -> Part:
         trace = at_peak(trace) if is_snapshot(trace) else trace
     window = _window(trace, *options.window)
     chosen = _chosen(trace, options.kinds)
-    wanted = of_threads(trace, options.threads) & chosen
+    wanted = weights.of_threads(trace, options.threads) & chosen
     if window != (None, None):
         wanted &= _inside(*window)
     rows = trace.events.with_row_index("_row").filter(wanted)
@@ -54,13 +48,15 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{trace.meta.path}: no events that are asked for")
     number = rows["_row"]
     if (rows["kind"] == "sample").all():
-        calls = sampled(trace, number, options.weight)
+        calls = weights.sampled(trace, number, options.weight)
     else:
-        calls = sliced(trace, number, options.weight, window)
-    return part(trace.meta.path, calls, *groups(trace, calls.events, options.by))
+        calls = weights.sliced(trace, number, options.weight, window)
+    return weights.part(trace.meta.path, calls, *weights.groups(trace, calls.events, options.by))
 
 
-def combine(parts: Sequence[Part], options: Options, bases: Sequence[Part] = ()) -> FlameGraph:
+def combine(
+    parts: Sequence[weights.Part], options: Options, bases: Sequence[weights.Part] = ()
+) -> result.FlameGraph:
     """Where the weight of the files' stacks lies.
 
     Args:
@@ -74,19 +70,19 @@ def combine(parts: Sequence[Part], options: Options, bases: Sequence[Part] = ())
         OptionError: a pattern that no function matches.
         MissingData: the stacks have no weight.
     """
-    everything = joined(parts, bases)
-    whole = focused(everything, options.focus) if options.focus else everything
-    known = known_functions(
+    everything = tree.joined(parts, bases)
+    whole = tree.focused(everything, options.focus) if options.focus else everything
+    known = tree.known_functions(
         whole.frames, by_component(options.library_names) if options.library_names else None
     )
-    table = functions(whole, known)
-    boxes = drawn(whole, known, options)
+    table = tree.functions(whole, known)
+    boxes = tree.drawn(whole, known, options)
     total = float(whole.weights[0].sum())
     counts = sum((part.counts for part in (*parts, *bases)), Counter[str]())
     facts = [_focus_fact(options.focus, total, everything)] if options.focus else []
     if whole.base is not None:
         facts.append(_base_fact(whole, bases))
-    return FlameGraph(
+    return result.FlameGraph(
         total=total,
         unit=whole.unit,
         base=whole.base,
@@ -103,14 +99,11 @@ def combine(parts: Sequence[Part], options: Options, bases: Sequence[Part] = ())
         least_frac=boxes.least_frac,
         hidden=boxes.hidden,
         hidden_frac=boxes.hidden_weight / total,
-        remarks=(
-            *facts,
-            *count_notes(counts, table),
-        ),
+        remarks=(*facts, *result.count_notes(counts, table)),
     )
 
 
-def _of_time(trace: Trace, options: Options) -> Part:
+def _of_time(trace: Trace, options: Options) -> weights.Part:
     """For a report, the stacks of time or samples; bytes of a snapshot answer another question."""
     if trace.meta.format == _SNAPSHOT:
         raise MissingData(
@@ -185,13 +178,15 @@ def _whose(libraries: Sequence[str]) -> str:
     return f"the code of {' or '.join(libraries)}" if libraries else "your own code"
 
 
-def _title(parts: Sequence[Part]) -> str:
+def _title(parts: Sequence[weights.Part]) -> str:
     names = list(dict.fromkeys(part.path for part in parts))
     more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
     return ", ".join(names[:_SHOWN_FILES]) + more
 
 
-def _subtitle(whole: Joined, total: float, options: Options, bases: Sequence[Part]) -> str:
+def _subtitle(
+    whole: tree.Joined, total: float, options: Options, bases: Sequence[weights.Part]
+) -> str:
     said = [format_weight(total, whole.unit)]
     if options.focus:
         said.append(f"stacks through {options.focus}")
@@ -204,12 +199,12 @@ def _subtitle(whole: Joined, total: float, options: Options, bases: Sequence[Par
     return ", ".join(said)
 
 
-def _focus_fact(focus: str, total: float, everything: Joined) -> str:
+def _focus_fact(focus: str, total: float, everything: tree.Joined) -> str:
     share = format_frac(total / everything.weights[0].sum())
     return f"Only stacks through functions that match {focus}: {share} of everything recorded."
 
 
-def _base_fact(whole: Joined, bases: Sequence[Part]) -> str:
+def _base_fact(whole: tree.Joined, bases: Sequence[weights.Part]) -> str:
     recorded = format_weight(whole.base or 0, whole.unit)
     of = _title(bases) if bases else 'the files\' column "before"'
     return f"The base, {of}, has {recorded} in all; its weights are scaled to the same sum."

@@ -1,15 +1,15 @@
 """The flamegraph and the functions that weigh most, and what is shown of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.flamegraph.weights import NO_STACK, TOO_DEEP
 from traceanalyzer.result import Flame, Result, Table, View
-from traceanalyzer.units import format_frac, format_weight
+from traceanalyzer.units import format_count, format_frac, format_weight
 
 #: What counts of a part say, where there is something to count.
 _COUNTS = {
@@ -107,13 +107,11 @@ def _verdict(result: FlameGraph) -> str:
     functions, unit = result.functions, result.unit
     heaviest = functions.row(0, named=True)
     sentences = [
-        f"{format_weight(result.total, unit)} in {_counted(functions.height, 'function')}.",
+        f"{format_weight(result.total, unit)} in {format_count(functions.height, 'function')}.",
         f"The heaviest by itself is {_called(heaviest)}: {format_frac(heaviest['self_frac'])}.",
     ]
     inner = column("inner", unit)
-    own = functions.filter(pl.col("own")).sort(
-        inner, "name", "place", descending=[True, False, False]
-    )
+    own = largest_first(functions.filter("own"), inner, "name", "place")
     if own.height:
         most = own.row(0, named=True)
         sentences.append(
@@ -135,9 +133,7 @@ def _verdict(result: FlameGraph) -> str:
 
 
 def _change(functions: pl.DataFrame) -> str:
-    change = pl.col("change_self_frac")
-    most = functions.sort(change.abs(), "name", "place", descending=[True, False, False])
-    row = most.row(0, named=True)
+    row = _most_changed(functions).row(0, named=True)
     if not row["change_self_frac"]:
         return "No function's share differs from the base's."
     return (
@@ -146,17 +142,9 @@ def _change(functions: pl.DataFrame) -> str:
     )
 
 
-def _called(function: dict[str, object]) -> str:
-    place = function["place"]
-    return (
-        f"{function['name'] or '(no name)'} ({place})"
-        if place
-        else str(function["name"] or "(no name)")
-    )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _called(function: dict[str, Any]) -> str:
+    name, place = function["name"] or "(no name)", function["place"]
+    return f"{name} ({place})" if place else name
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -170,44 +158,26 @@ def _tables(frame: pl.DataFrame, unit: str, whose: str) -> tuple[Table, ...]:
         unit: of the weights.
         whose: whose code is the own: ``your own code`` or ``the code of torch``.
     """
+    own = f"{whose[0].upper()}{whose[1:]}: where stacks leave it, or end in it"
+    by_inner, by_total = _ranked(frame.filter("own"), "inner", unit), _ranked(frame, "total", unit)
     made = [
         _table("by_self", "Heaviest functions by themselves", frame, "self", unit),
-        _table(
-            "own_code",
-            f"{whose[0].upper()}{whose[1:]}: where stacks leave it, or end in it",
-            _ranked(frame.filter(pl.col("own")), "inner", unit),
-            "inner",
-            unit,
-        ),
-        _table(
-            "by_total",
-            "Functions with all that they call",
-            _ranked(frame, "total", unit),
-            "total",
-            unit,
-        ),
+        _table("own_code", own, by_inner, "inner", unit),
+        _table("by_total", "Functions with all that they call", by_total, "total", unit),
     ]
     if "change_self_frac" in frame.columns:
-        change = pl.col("change_self_frac")
-        changed = frame.filter(change != 0).sort(
-            change.abs(), "name", "place", descending=[True, False, False]
-        )
-        shown = {
-            **_HEADINGS,
-            "base_self_frac": "base",
-            "self_frac": "here",
-            "change_self_frac": "change",
-        }
+        changed = _most_changed(frame).filter(pl.col("change_self_frac") != 0)
+        shown = {"base_self_frac": "base", "self_frac": "here", "change_self_frac": "change"}
+        shown = {**_HEADINGS, **shown}
         made.insert(0, Table("changes", "What changed most, by itself", changed, shown))
     return tuple(made)
 
 
 def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Table:
-    others = {"self": "total", "inner": "self", "total": "self"}
     heads = {"self": "self", "total": "total", "inner": "as innermost"}
+    other = "total" if by == "self" else "self"
     shown = {**_HEADINGS, column(by, unit): heads[by], f"{by}_frac": "share"}
-    other = others[by]
-    shown[f"{other}_frac"] = heads[other]
+    shown[f"{other}_frac"] = other
     if by == "inner":
         del shown["own"]
     return Table(name, title, frame, shown, detail=by == "total")
@@ -215,5 +185,8 @@ def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Ta
 
 def _ranked(frame: pl.DataFrame, by: str, unit: str) -> pl.DataFrame:
     weight = column(by, unit)
-    heavy = frame.filter(pl.col(weight) > 0)
-    return heavy.sort(weight, "name", "place", descending=[True, False, False])
+    return largest_first(frame.filter(pl.col(weight) > 0), weight, "name", "place")
+
+
+def _most_changed(functions: pl.DataFrame) -> pl.DataFrame:
+    return largest_first(functions, pl.col("change_self_frac").abs(), "name", "place")

@@ -1,18 +1,17 @@
 """The weights of one file's stacks: those of samples, and of slices by how they nest."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import looked_up
 from traceanalyzer.analyzers.common.names import python_frame
 from traceanalyzer.errors import InputError, MissingData, OptionError
-from traceanalyzer.frames import intervals, nesting
-from traceanalyzer.frames.intervals import Bools, Ints
-from traceanalyzer.frames.stack_weights import ROOT, Forest, Weights, merge
+from traceanalyzer.frames import intervals, nesting, numbering, stack_weights
 from traceanalyzer.trace import Trace
 
 #: Levels of a stack that are told apart; deeper frames become one.
@@ -54,52 +53,61 @@ class Calls:
     """
 
     frames: pl.DataFrame
-    parent: Ints
-    row: Ints
-    weight: Weights
-    before: Bools
+    parent: intervals.Ints
+    row: intervals.Ints
+    weight: stack_weights.Weights
+    before: intervals.Bools
     events: pl.Series
     unit: str
     counts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A file's weighted stacks, a function being one frame whatever its line.
+class Weighted:
+    """Weights on a call tree, a function being one frame whatever its line.
 
     Attributes:
-        path: the file.
         unit: of the weights.
         frames: the functions by (name, file), columns :data:`FRAMES`; row numbers are the numbers
             that ``forest`` has.
         forest: the call tree, in order.
         node: the node of each weight.
         group: the number of the group it belongs to.
-        weights: the weights; the second series is of the run that the file compares with.
+        weights: the weights; the second series, if there is one, is of the run compared with.
         groups: what the groups are called.
+    """
+
+    unit: str
+    frames: pl.DataFrame
+    forest: stack_weights.Forest
+    node: intervals.Ints
+    group: intervals.Ints
+    weights: stack_weights.Weights
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part(Weighted):
+    """A file's weighted stacks.
+
+    Attributes:
+        path: the file.
         counts: what was left out or is odd, by the words of the notes.
     """
 
     path: str
-    unit: str
-    frames: pl.DataFrame
-    forest: Forest
-    node: Ints
-    group: Ints
-    weights: Weights
-    groups: tuple[str, ...]
     counts: Counter[str]
 
 
-def part(path: str, calls: Calls, group: Ints, groups: tuple[str, ...]) -> Part:
+def part(path: str, calls: Calls, group: intervals.Ints, groups: tuple[str, ...]) -> Part:
     """One file's part, of the weights of its rows and the group of each."""
     frames, number = _functions(calls.frames)
     rest, no_stack = frames.height, frames.height + 1
     extra = pl.DataFrame({"name": [TOO_DEEP, NO_STACK]})
-    bare = calls.row == ROOT
-    parent = np.append(calls.parent, ROOT) if bare.any() else calls.parent
+    bare = calls.row == stack_weights.ROOT
+    parent = np.append(calls.parent, stack_weights.ROOT) if bare.any() else calls.parent
     frame = np.append(number, no_stack) if bare.any() else number
-    forest, node = merge(parent, frame, DEEPEST, rest)
+    forest, node = stack_weights.merge(parent, frame, DEEPEST, rest)
     pairs = node[np.where(bare, parent.size - 1, calls.row)] * len(groups) + group
     used, place = np.unique(pairs, return_inverse=True)
     weights = [
@@ -152,9 +160,11 @@ def sampled(trace: Trace, rows: pl.Series, weight: str | None) -> Calls:
     keep = counted.to_series()
     counts["unweighted"] = chosen.height - int(keep.sum())
     chosen, rows = chosen.filter(keep), rows.filter(keep)
-    parent = trace.stacks["parent"].cast(pl.Int64).fill_null(ROOT).to_numpy()
-    row = chosen["stack"].cast(pl.Int64).fill_null(ROOT).to_numpy()
-    if (parent >= np.arange(parent.size)).any() or row.max(initial=ROOT) >= parent.size:
+    parent = trace.stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
+    row = chosen["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
+    if (parent >= np.arange(parent.size)).any() or row.max(
+        initial=stack_weights.ROOT
+    ) >= parent.size:
         raise InputError(trace.meta.path, "the table of stacks is no tree", hint="convert it again")
     return Calls(
         frames=trace.stacks.select("name", "file", "line"),
@@ -198,7 +208,7 @@ def sliced(
     at = np.flatnonzero(own.to_numpy() > 0)
     return Calls(
         frames=_frames(slices["name"]),
-        parent=slices["parent"].cast(pl.Int64).fill_null(ROOT).to_numpy(),
+        parent=slices["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy(),
         row=at,
         weight=own.to_numpy()[at].astype(np.float64),
         before=np.zeros(at.size, np.bool_),
@@ -208,19 +218,10 @@ def sliced(
     )
 
 
-def _functions(frames: pl.DataFrame) -> tuple[pl.DataFrame, Ints]:
+def _functions(frames: pl.DataFrame) -> tuple[pl.DataFrame, intervals.Ints]:
     """The distinct (name, file), sorted, with the first and last line; the number of each row."""
-    found = (
-        frames.with_row_index("_row")
-        .group_by("name", "file")
-        .agg(pl.col("line").min().alias("first"), pl.col("line").max().alias("last"), "_row")
-        .with_columns(pl.col("name", "file").cast(pl.String))
-        .sort("name", "file")
-    )
-    number = np.empty(frames.height, np.int64)
-    number[found["_row"].explode(empty_as_null=False).to_numpy()] = np.repeat(
-        np.arange(found.height), found["_row"].list.len().to_numpy()
-    )
+    first, last = pl.col("line").min().alias("first"), pl.col("line").max().alias("last")
+    found, number = numbering.summed_by_text(frames, ["name", "file"], first, last)
     return found.select(pl.col(name).cast(dtype) for name, dtype in FRAMES.items()), number
 
 
@@ -234,7 +235,92 @@ def _frames(names: pl.Series) -> pl.DataFrame:
         file=told.field("file"),
         line=told.field("line"),
     )
-    frames = names.to_frame("slice").join(
-        known, on="slice", how="left", nulls_equal=True, maintain_order="left"
-    )
-    return frames.select("name", "file", "line")
+    return looked_up(names.to_frame("slice"), known, "slice").drop("slice")
+
+
+# --- groups ----------------------------------------------------------------------------------
+
+_KEYS = {"process": ["rank", "pid"], "thread": ["rank", "pid", "tid"], "rank": ["rank"]}
+_SHOWN_THREADS = 5
+
+
+def of_threads(trace: Trace, threads: Sequence[str]) -> pl.Expr:
+    """The events of threads, each told by its number or by a part of its name.
+
+    Raises:
+        OptionError: no thread of the trace is called so; some that there are are named.
+    """
+    if not threads:
+        return pl.lit(value=True)
+    known = _labels(trace).filter(pl.col("tid").is_not_null())
+    present = trace.events.select("pid", "tid").unique().drop_nulls("tid")
+    named = present.join(known, on=["pid", "tid"], how="left", nulls_equal=True)
+    wanted = pl.lit(value=False)
+    for thread in threads:
+        by_name = pl.col("label").str.contains(thread, literal=True).fill_null(value=False)
+        by_number = pl.col("tid").cast(pl.String) == thread
+        wanted |= by_name | by_number
+    chosen = named.filter(wanted)
+    if chosen.is_empty():
+        some = named.select(pl.coalesce("label", pl.col("tid").cast(pl.String))).to_series()
+        words = ", ".join(sorted(set(some))[:_SHOWN_THREADS]) or "none"
+        raise OptionError(f"--thread {threads[0]}: no such thread; there are {words}")
+    key = pl.struct(pl.col("pid", "tid").cast(pl.Int64))
+    return key.is_in(chosen.select(key).to_series().implode())
+
+
+def groups(trace: Trace, rows: pl.Series, by: str | None) -> tuple[intervals.Ints, tuple[str, ...]]:
+    """The number of the group of each event, and what the groups are called.
+
+    Args:
+        trace: the trace.
+        rows: its rows of ``events``.
+        by: ``process``, ``thread``, ``rank`` or ``file``; None for a single group.
+    """
+    if by is None or (by == "file" and len(trace.sources) == 1):
+        return np.zeros(rows.len(), np.int64), (_file(trace.meta.path),)
+    keys = _KEYS["rank" if by == "file" else by]
+    found, (number,) = numbering.group_numbers(keys, trace.events.select(keys)[rows])
+    if by == "file":
+        paths = {meta.rank: _file(meta.path) for meta in trace.sources}
+        labels = [paths.get(rank, _rank(rank)) for rank in found["rank"]]
+    elif by == "rank":
+        labels = [_rank(rank) for rank in found["rank"]]
+    else:
+        labels = _lane_words(trace, found)
+    distinct = sorted(set(labels))
+    places = np.array([distinct.index(label) for label in labels], np.int64)
+    return places[number], tuple(distinct)
+
+
+def _labels(trace: Trace) -> pl.DataFrame:
+    """A label for each process and thread that has one."""
+    lanes = trace.lanes.select("rank", "pid", "tid", "label").drop_nulls("label")
+    return lanes.unique(["rank", "pid", "tid"], keep="first", maintain_order=True)
+
+
+def _lane_words(trace: Trace, lanes: pl.DataFrame) -> list[str]:
+    """``rank 3, process 2311: python train.py, thread 2316: MainThread``."""
+    known = {(rank, pid, tid): label for rank, pid, tid, label in _labels(trace).iter_rows()}
+    several = lanes["rank"].n_unique() > 1
+    words = []
+    for lane in lanes.iter_rows(named=True):
+        rank, pid, tid = lane["rank"], lane["pid"], lane.get("tid")
+        parts = [_rank(rank)] if several or rank is not None else []
+        parts.append(_named("process", pid, known.get((rank, pid, None))))
+        if "tid" in lane:
+            parts.append(_named("thread", tid, known.get((rank, pid, tid))))
+        words.append(", ".join(parts))
+    return words
+
+
+def _named(what: str, number: int | None, label: str | None) -> str:
+    return f"{what} {'unknown' if number is None else number}{f': {label}' if label else ''}"
+
+
+def _rank(rank: int | None) -> str:
+    return "no rank" if rank is None else f"rank {rank}"
+
+
+def _file(path: str) -> str:
+    return PurePath(path).name or path

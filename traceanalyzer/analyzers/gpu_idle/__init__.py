@@ -2,8 +2,7 @@
 
 ``host`` takes of a rank's trace what its device and the threads that feed it were at, and when each
 cause applies; ``compute`` divides the gaps of each device among the causes and joins all ranks;
-``causes`` names and describes causes; ``result`` holds the numbers and their verdict, ``tables``
-what is shown of them.
+``causes`` names and describes causes; ``result`` holds the numbers and what is shown of them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A moment of idleness that fits several causes belongs to the first of them. What
 judged by the names of the slices that were running on the threads that launch the device's kernels.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
@@ -23,20 +21,21 @@ LAUNCH = "launch_overhead"
 HOST_CODE = "host_code"
 UNKNOWN = "unknown"
 
-#: Causes of idleness, the first that fits counts.
-CAUSES = (
-    PROFILER,
-    SHORT_GAP,
-    DATALOADING,
-    BATCH_COPY,
-    SYNCHRONISATION,
-    MEMORY_MANAGEMENT,
-    CHECKPOINT_IO,
-    PEER,
-    LAUNCH,
-    HOST_CODE,
-    UNKNOWN,
-)
+#: Causes of idleness and their headings in tables; the first that fits counts.
+NAMES = {
+    PROFILER: "profiler overhead",
+    SHORT_GAP: "short gaps",
+    DATALOADING: "data loading",
+    BATCH_COPY: "copying batches to the GPU",
+    SYNCHRONISATION: "synchronisation",
+    MEMORY_MANAGEMENT: "memory management",
+    CHECKPOINT_IO: "checkpoints and files",
+    PEER: "waiting for other ranks",
+    LAUNCH: "launch overhead",
+    HOST_CODE: "other host code",
+    UNKNOWN: "unknown",
+}
+CAUSES = tuple(NAMES)
 CAUSE = pl.Enum(CAUSES)
 
 #: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, its
@@ -85,21 +84,6 @@ OPERATOR = r"::|Backward\d*$|^triton_"
 
 
 # --- texts ---------------------------------------------------------------------------------
-
-#: Headings of tables.
-NAMES = {
-    PROFILER: "profiler overhead",
-    SHORT_GAP: "short gaps",
-    DATALOADING: "data loading",
-    BATCH_COPY: "copying batches to the GPU",
-    SYNCHRONISATION: "synchronisation",
-    MEMORY_MANAGEMENT: "memory management",
-    CHECKPOINT_IO: "checkpoints and files",
-    PEER: "waiting for other ranks",
-    LAUNCH: "launch overhead",
-    HOST_CODE: "other host code",
-    UNKNOWN: "unknown",
-}
 
 #: Causes in a sentence: "the largest part is waiting for the data loader".
 WAITING = {

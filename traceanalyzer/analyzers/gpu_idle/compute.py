@@ -1,9 +1,6 @@
 """From the gaps of each rank's devices to the idle time of all ranks, by cause."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,14 +10,14 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.libraries import by_component, is_own
-from traceanalyzer.analyzers.common.names import ADDRESS, named, python_frame
+from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
 from traceanalyzer.analyzers.gpu_idle import causes, host
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, steps_pattern
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
 
 #: Columns of times: what ran, then idleness by cause. They add up to end - start.
 TIMES = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
@@ -36,7 +33,7 @@ LONGEST = 200
 
 def needs(_options: Options) -> Needs:
     """Device work, and all that shows what the host was at."""
-    kinds = frozenset((*DEVICE_WORK, *host.HOST, host.OVERHEAD))
+    kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD}
     return Needs(kinds, unused=("external_id", "stream"))
 
 
@@ -90,15 +87,10 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     why = [loader, copies, *_other_causes(near, gaps), host.extents(excerpt)]
     pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
-    with ThreadPoolExecutor(1) as pool:  # what fills the longest needs nothing of how much it is
-        filled = pool.submit(_longest, excerpt, gaps, pieces, options.library_names)
-        hidden = intervals.intersect(loader, busy, _UNIT)
-        windows = [*pieces, loader, copies, hidden, _exposed(excerpt)]
-        marked = excerpt.steps.select("step", "start", "end").join(
-            units.select("unit"), how="cross"
-        )
-        measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-        by_cause = _by_cause(pieces)
+    hidden = intervals.intersect(loader, busy, _UNIT)
+    windows = [*pieces, loader, copies, hidden, _exposed(excerpt)]
+    marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
+    measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -107,9 +99,9 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         host_known=excerpt.slices.height > 0,
         launches_known=excerpt.launched.height > 0,
         units=measured.head(units.height).drop("step"),
-        causes=by_cause,
+        causes=_by_cause(pieces),
         steps=measured.tail(marked.height).drop("device", "pid"),
-        gaps=filled.result(),
+        gaps=_longest(excerpt, gaps, pieces, options.library_names),
         gap_count=gaps.height,
         hints=excerpt.hints,
     )
@@ -296,7 +288,7 @@ def _told(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> p
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
         "own_code": python.filter(_belongs(python["name"], libraries)),
-        "annotation": around.filter(ranges, ~named(around, [steps_pattern()])),
+        "annotation": around.filter(ranges, ~is_step(around)),
     }
     found = pl.DataFrame({"gap": np.arange(middle.height)})
     for name, rows in told.items():

@@ -1,23 +1,18 @@
 """A rank's devices, the host threads that feed them, and when each cause of idleness applies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common import device_work, step_marks
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import distinct, named
-from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.common.names import distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import intervals, linking
-from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.frames import intervals, linking, numbering
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
@@ -29,7 +24,7 @@ _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("d
 #: What the profiler itself recorded as its own doing.
 OVERHEAD = "overhead"
 
-_RUNS_COLLECTIVE = "^(?:" + "|".join(HOST_COLLECTIVE_PREFIXES) + ")"
+_RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 
 _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
 _LANE = ["pid", "tid"]
@@ -92,13 +87,11 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: neither device work nor operators were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    with ThreadPoolExecutor(1) as pool:
-        marking = pool.submit(step_marks, trace, options.step_name)
-        work = device_work(trace, options.patterns)
-        steps = marking.result()
+    steps = step_marks.step_marks(trace, options.step_name)
+    work = device_work.device_work(trace, options.patterns)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
-    groups, (number,) = group_numbers(keys, work)
+    groups, (number,) = numbering.group_numbers(keys, work)
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
@@ -122,7 +115,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         threads=feeding.select("unit", "thread"),
         slices=_slices(trace, known),
         names=names,
-        work_lost=is_cut_off(trace) or (work.is_empty() and _launches_any(trace)),
+        work_lost=is_cut_off(trace) or (work.is_empty() and _calling(trace).height > 0),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
         overhead=_overhead(trace, work, pids),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
@@ -218,12 +211,8 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return (kernels if kernels.height else made).select("unit", *_LANE).unique()
 
 
-def _launches_any(trace: Trace) -> bool:
-    """Whether any thread calls a launch, joined to device work or not."""
-    return _calling(trace).height > 0
-
-
 def _calling(trace: Trace) -> pl.DataFrame:
+    """The threads that call a launch, joined to device work or not: pid, tid."""
     launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
     return _host_slices(trace).filter(launch).select(*_LANE).unique().collect()
 
@@ -295,7 +284,7 @@ def pending(excerpt: Excerpt) -> pl.DataFrame:
     """When communication is launched and has not begun, or runs on the host itself."""
     begun = excerpt.work.select("unit", "sort", begin="start")[excerpt.launched["work"]]
     rows = pl.concat([excerpt.launched, begun], how="horizontal")
-    waiting = rows.filter(pl.col("sort") == COMMUNICATION)
+    waiting = rows.filter(pl.col("sort") == device_work.COMMUNICATION)
     return pl.concat([waiting.select("unit", start="end", end="begin"), excerpt.collectives])
 
 

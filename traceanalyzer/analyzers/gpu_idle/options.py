@@ -1,12 +1,10 @@
 """The options of ``gpu_idle``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
 
 By = Literal["device", "process", "step"]
 
@@ -34,12 +32,7 @@ class Options(AnalyzerOptions):
         help="Host slices whose names match are data loading too. Repeatable.",
         metavar="REGEX",
     )
-    patterns: Sequence[str] = option(
-        (),
-        help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
-        metavar="REGEX",
-    )
+    patterns: Sequence[str] = patterns()
     by: By = option(
         "device",
         help="Judge devices, each process's part of them, or show steps first.",

@@ -1,17 +1,16 @@
 """The idle time of all ranks by cause, and what is shown of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.places import at_start, places
-from traceanalyzer.analyzers.gpu_idle import causes, tables
+from traceanalyzer.analyzers.common import kernel_names, places
+from traceanalyzer.analyzers.common.display import stacked
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
-from traceanalyzer.result import Result, View
+from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
 
 #: Share of steps' time from which on the training is bound by its loader, if nothing costs more.
@@ -24,6 +23,11 @@ _LITTLE = 0.05
 CUT_OFF = "A file is cut off; GPU work that it lost counts as idle, so this may be too much."
 
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
+
+#: What tells units apart.
+_UNIT = ("rank", "path", "device", "pid")
+
+_KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,7 +110,7 @@ class GpuIdle(Result):
             title="Why is the training waiting?" if self.on_host else "Why is the GPU idle?",
             verdict=_verdict(self),
             notes=tuple(_notes(self)),
-            tables=tables.tables(self),
+            tables=_tables(self),
             scalars={
                 **self.numbers("span_ns", "busy_ns", "idle_ns"),
                 "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
@@ -116,7 +120,7 @@ class GpuIdle(Result):
                 "hidden_loader_ns": int(self.units["hidden_loader_ns"].sum()),
                 "gap_count": self.gap_count,
             },
-            charts=partial(tables.charts, self),
+            charts=partial(_charts, self),
         )
 
 
@@ -128,7 +132,8 @@ def _verdict(result: GpuIdle) -> str:
     if not result.span_ns:
         return "Nothing took any time."
     idle = result.idle_ns / result.span_ns
-    said = [f"{_who(result)} {format_frac(idle)} of the time ({_of_span(result)})."]
+    of_span = f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
+    said = [f"{_who(result)} {format_frac(idle)} of the time ({of_span})."]
     if result.work_lost and not result.on_host:
         said.append(CUT_OFF)
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
@@ -168,13 +173,9 @@ def _worst(result: GpuIdle) -> list[str]:
         return []
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
-    who = at_start(places(units)[0])
+    who = places.at_start(places.places(units)[0])
     mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
     return [f"{who} stands out: {longest} against {mean} (median)."]
-
-
-def _of_span(result: GpuIdle) -> str:
-    return f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -247,3 +248,207 @@ def _notes(result: GpuIdle) -> list[str]:
         least = format_ns(result.min_gap_ns)
         said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
     return said
+
+
+# --- tables --------------------------------------------------------------------------------
+
+
+def _tables(result: GpuIdle) -> tuple[Table, ...]:
+    """Causes, units, steps, the longest gaps; the steps first where they are asked for."""
+    found = [_causes(result), _units(result), _steps(result), _gaps(result)]
+    if result.by == "step":
+        found.insert(0, found.pop(2))
+    return tuple(found)
+
+
+def _causes(result: GpuIdle) -> Table:
+    summed = result.causes.group_by("cause").agg(
+        pl.col("gaps", "idle_ns").sum(), pl.col("longest_ns").max()
+    )
+    frame = summed.with_columns(
+        why=pl.col("cause").cast(pl.String).replace_strict(causes.NAMES),
+        idle_frac=pl.col("idle_ns") / max(result.idle_ns, 1),
+        span_frac=pl.col("idle_ns") / max(result.span_ns, 1),
+    ).sort("idle_ns", "why", descending=[True, False])
+    columns = {
+        "why": "cause", "idle_ns": "idle", "span_frac": "share of time",
+        "idle_frac": "share of idle", "gaps": "stretches", "longest_ns": "longest",
+    }  # fmt: skip
+    waiting = "Waiting" if result.on_host else "Idle"
+    ordered = frame.select("cause", "why", pl.exclude("cause", "why"))
+    return Table("causes", f"{waiting} by cause", ordered, columns, empty="never idle")
+
+
+def _units(result: GpuIdle) -> Table:
+    frame = _with_idle(result.units, "span_ns", busy_frac=f"{causes.BUSY}_ns").with_columns(
+        idle_frac=pl.col("idle_ns") / pl.col("span_ns")
+    )
+    columns = {
+        "span_ns": "span", "busy_ns": "busy", "idle_ns": "idle", "idle_frac": "idle",
+        "dataloading_ns": "data loading", "batch_copy_ns": "batch copies",
+        "other_ns": "other idle", "loader_ns": "loader took", "hidden_loader_ns": "of it hidden",
+    }  # fmt: skip
+    for name in ("batch_copy_ns", "loader_ns", "hidden_loader_ns"):
+        if not frame[name].sum():
+            del columns[name]
+    title = "Training threads" if result.on_host else "Devices, the most idle first"
+    frame = frame.sort("idle_frac", descending=True, nulls_last=True, maintain_order=True)
+    return Table("units", title, frame, {**_told(result, frame), **columns})
+
+
+def _steps(result: GpuIdle) -> Table:
+    frame = _with_idle(result.steps, "step_ns", dataloading_frac=f"{causes.DATALOADING}_ns")
+    columns = {
+        "step": "step", "step_ns": "step time", "busy_ns": "busy",
+        "exposed_communication_ns": "exposed communication", "dataloading_ns": "data loading",
+        "dataloading_frac": "data loading", "batch_copy_ns": "batch copies",
+        "other_ns": "other idle", "loader_ns": "loader took",
+    }  # fmt: skip
+    for name in ("exposed_communication_ns", "batch_copy_ns", "loader_ns"):
+        if not frame[name].sum():
+            del columns[name]
+    if "loader_ns" in columns and frame["loader_ns"].equals(frame[f"{causes.DATALOADING}_ns"]):
+        del columns["loader_ns"]
+    title = "Steps"
+    if result.units.height > 1:
+        title += ", those that wait most first"
+        frame = frame.sort("idle_ns", descending=True, maintain_order=True)
+    if result.by == "step":
+        del columns["other_ns"]
+        columns |= {
+            f"{cause}_ns": causes.NAMES[cause]
+            for cause in causes.CAUSES
+            if cause not in (causes.DATALOADING, causes.BATCH_COPY) and result.idle_by_cause[cause]
+        }
+    empty = "no steps are marked"
+    return Table("steps", title, frame, {**_told(result, frame), **columns}, empty=empty)
+
+
+def _gaps(result: GpuIdle) -> Table:
+    names = pl.concat([result.gaps["before"], result.gaps["after"]]).drop_nulls()
+    short = kernel_names.short_names(names)
+    frame = result.gaps.with_columns(
+        file=_files(result.gaps),
+        gap_ns=pl.col("end") - pl.col("start"),
+        why=pl.col("cause").cast(pl.String).replace_strict(causes.NAMES),
+        range=pl.when(pl.col("annotation") != pl.col("host_event")).then("annotation"),
+        kernel_before=pl.col("before").replace(short),
+        kernel_after=pl.col("after").replace(short),
+    )
+    columns = {"start_ns": "start", "gap_ns": "gap", "step": "step", "why": "mostly"}
+    columns |= {
+        name: heading
+        for name, heading in (
+            ("host_event", "host meanwhile"),
+            ("own_code", "own code"),
+            ("range", "annotation"),
+            ("kernel_before", "before it"),
+            ("kernel_after", "after it"),
+        )
+        if frame[name].drop_nulls().len()
+    }
+    title = "Longest waits" if result.on_host else "Longest gaps"
+    empty = "none" if result.gap_count == 0 else "not looked at"
+    return Table("gaps", title, frame, {**_told(result, frame), **columns}, empty=empty)
+
+
+def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame:
+    """Adds the file, the span by this name, the idle time, and how much of it is not input.
+
+    ``shares`` names columns that hold a share of the span, and what they are the share of.
+    """
+    span = pl.col("end") - pl.col("start")
+    idle = span - pl.col(f"{causes.BUSY}_ns")
+    return frame.with_columns(
+        _files(frame).alias("file"),
+        span.alias(span_ns),
+        idle.alias("idle_ns"),
+        other_ns=idle - pl.col(f"{causes.DATALOADING}_ns") - pl.col(f"{causes.BATCH_COPY}_ns"),
+        **{name: pl.col(column) / span for name, column in shares.items()},
+    )
+
+
+def _files(frame: pl.DataFrame) -> pl.Series:
+    return places.short_paths(frame["path"]) if frame.height else frame["path"]
+
+
+def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
+    """The columns that tell units apart, where there are several."""
+    if result.units.height < 2:
+        return {}
+    told = {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
+    if places.told_by_rank(result.units):
+        told.pop("file", None)
+    return told
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def _charts(result: GpuIdle) -> tuple[Chart, ...]:
+    """Idle by cause per step; per device, where there are several; the longest gaps over time."""
+    return (
+        *([_step_chart(result)] if result.steps.height else []),
+        *([_unit_chart(result)] if result.units.height > 1 else []),
+        _gap_chart(result),
+    )
+
+
+def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds ``on``: what a unit is called."""
+    called = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
+    words = places.places(called).tail(frame.height)
+    process = pl.format("{} process {}", words, "pid")
+    return frame.with_columns(on=pl.coalesce(process, words))
+
+
+def _colors(result: GpuIdle) -> pl.Enum:
+    """The causes that occur, and being busy: each has one colour in all charts."""
+    occur = [causes.NAMES[cause] for cause, lost in result.idle_by_cause.items() if lost]
+    return pl.Enum([*occur, causes.BUSY])
+
+
+def _times(frame: pl.DataFrame, keep: list[str], colors: pl.Enum) -> pl.DataFrame:
+    """A row for each of ``colors``, in their order: ``cause`` and ``time_ns``, beside ``keep``."""
+    columns = {f"{causes.BUSY}_ns": causes.BUSY} | {
+        f"{cause}_ns": causes.NAMES[cause] for cause in causes.CAUSES
+    }
+    rows = frame.with_row_index("_row").unpivot(
+        list(columns), index=["_row", *keep], variable_name="cause", value_name="time_ns"
+    )
+    cause = pl.col("cause").replace_strict(columns)
+    shown = rows.with_columns(cause).filter(pl.col("cause").is_in(colors.categories.to_list()))
+    return shown.with_columns(pl.col("cause").cast(colors)).sort("cause", "_row").drop("_row")
+
+
+def _step_chart(result: GpuIdle) -> Chart:
+    frame = _with_unit(result, result.steps)
+    rows = _times(frame, ["step", "on"], _colors(result)).filter(pl.col("cause") != causes.BUSY)
+    waiting = "Waiting" if result.on_host else "Idle"
+    title, label = f"{waiting} time of each step, by cause", waiting.lower()
+    panel = "on" if result.units.height > 1 else None
+    return stacked("steps", title, rows, "step", y_label=label, color="cause", panel=panel)
+
+
+def _unit_chart(result: GpuIdle) -> Chart:
+    rows = _times(_with_unit(result, result.units), ["on"], _colors(result))
+    return stacked("devices", "What the time of each went into", rows, "on", color="cause")
+
+
+def _gap_chart(result: GpuIdle) -> Chart:
+    cause = pl.col("cause").cast(pl.String).replace_strict(causes.NAMES).cast(_colors(result))
+    rows = _with_unit(result, result.gaps).with_columns(
+        cause=cause, end_ns=pl.col("start_ns") + pl.col("end") - pl.col("start")
+    )
+    return Chart(
+        "gaps",
+        "The longest gaps, by their main cause",
+        "span",
+        rows.sort("rank", "device", "pid", "start"),
+        x="start_ns",
+        y="on" if result.units.height > 1 else "cause",
+        x_label="time from the start",
+        y_label="",
+        color="cause",
+        x2="end_ns",
+    )

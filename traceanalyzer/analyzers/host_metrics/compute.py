@@ -1,15 +1,12 @@
 """From the counters of each file to those of all files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.names import matcher
-from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common import names, places
 from traceanalyzer.analyzers.host_metrics.options import Options
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics
 from traceanalyzer.errors import MissingData
@@ -30,13 +27,16 @@ _CUMULATIVE = r"^(?:disk|network)/"
 #: goes so far.
 _UNIX = 10**18
 
+#: What the numbers of a series count, by the end of its name.
+_UNITS = {"_bytes": "bytes", "_percent": "%", "_ms": "ms"}
+
 #: Counters named where none matches.
 _NAMED = 10
 
 
 def needs(_options: Options) -> Needs:
     """Counters, and the names of processes."""
-    return Needs(frozenset(("counter", "lane")))
+    return Needs({"counter", "lane"})
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _chosen(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     )  # fmt: skip
     if not patterns:
         return counters
-    test = matcher(patterns)
+    test = names.matcher(patterns)
     pairs = counters.select("counter", "series").unique()
     hits = [test(f"{counter}/{series}") for counter, series in pairs.iter_rows()]
     return counters.join(
@@ -162,18 +162,9 @@ def _rates(counters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 def _unit() -> pl.Expr:
     """By the series' ending: what its numbers count; empty where that is not told."""
     series, rate = pl.col("series"), pl.when("rate").then(pl.lit("/s")).otherwise(pl.lit(""))
-    unit = (
-        pl.when(series.str.ends_with("_bytes"))
-        .then(pl.lit("bytes"))
-        .when(series.str.ends_with("_percent"))
-        .then(pl.lit("%"))
-        .when(series.str.ends_with("_ms"))
-        .then(pl.lit("ms"))
-        .when("rate")
-        .then(pl.lit("1"))
-        .otherwise(pl.lit(""))
-    )
-    return pl.concat_str(unit, rate)
+    known = [pl.when(series.str.ends_with(e)).then(pl.lit(unit)) for e, unit in _UNITS.items()]
+    count = pl.when("rate").then(pl.lit("1")).otherwise(pl.lit(""))
+    return pl.concat_str(pl.coalesce(*known, count), rate)
 
 
 def _processes(trace: Trace) -> pl.DataFrame:
@@ -234,7 +225,7 @@ def _named(readings: pl.DataFrame) -> pl.DataFrame:
     key = ["rank", "path"]
     files = readings.select(key).unique(maintain_order=True)
     found = readings.select(*_PROCESS, "process").unique(maintain_order=True)
-    found = found.join(files.with_columns(places(files)), on=key, nulls_equal=True)
+    found = found.join(files.with_columns(places.places(files)), on=key, nulls_equal=True)
     alone = files.height == 1 and files["rank"][0] is None
     own = pl.coalesce("process", pl.format("process {}", "pid"))
     both = own if alone else pl.concat_str("on", own, separator=" ")

@@ -1,7 +1,5 @@
 """The options of ``host_metrics``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,13 +1,12 @@
 """The counters of the host, and what is shown of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_times
 
@@ -106,17 +105,9 @@ _DISK_BUSY_MS = 800
 
 def _verdict(result: HostMetrics) -> str:
     """What stands out of processors, memory, swap, the allocator, disks and networks."""
-    found = [
-        _processors(result),
-        _memory(result),
-        _swap(result),
-        _retries(result),
-        _disks(result),
-    ]
-    alarming = [sentence for sentence in found if sentence]
-    if not alarming:
-        alarming = [_nothing(result)]
-    return " ".join([*alarming, *_busiest(result)])
+    tests = (_processors, _memory, _swap, _retries, _disks)
+    alarming = sentences(*(test(result) for test in tests))
+    return sentences(alarming or _nothing(result), *_busiest(result))
 
 
 def _notes(result: HostMetrics) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.info.options import Options
 
 if TYPE_CHECKING:
-    from traceanalyzer.analyzers.info.result import Info
+    from traceanalyzer.analyzers.info.compute import Info
     from traceanalyzer.reading import Inputs
 
 

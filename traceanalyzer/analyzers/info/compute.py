@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -11,47 +12,28 @@ import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.common import step_marks
+from traceanalyzer.analyzers.common.display import headings, known_columns, sentences
+from traceanalyzer.analyzers.common.ranks import ranges
 from traceanalyzer.analyzers.info.options import Options
-from traceanalyzer.analyzers.info.result import LOSSES, Info
 from traceanalyzer.frames import nesting
+from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Device, Meta, Trace
+from traceanalyzer.units import format_count, format_ns
 
-_FILES: dict[str, Any] = {
-    "path": pl.String,
-    "format": pl.String,
-    "version": pl.String,
-    "rank": pl.Int32,
-    "world_size": pl.Int32,
-    "host": pl.String,
-    "devices": pl.String,
-    "start_utc": pl.String,
-    "epoch_ns": pl.Int64,
-}
-_CONTENTS: dict[str, Any] = {
-    "path": pl.String,
-    "rank": pl.Int32,
-    "span_ns": pl.Int64,
-    "steps": pl.Int64,
-    "events": pl.Int64,
-    "communication": pl.Int64,
-    "communication_ns": pl.Int64,
-    "lost": pl.Int64,
-}
-_KINDS: dict[str, Any] = {
-    "kind": pl.String,
-    "files": pl.Int64,
-    "events": pl.Int64,
-    "sum_ns": pl.Int64,
-}
-_ISSUES: dict[str, Any] = {
-    "path": pl.String,
-    "severity": pl.String,
-    "code": pl.String,
-    "count": pl.Int64,
-    "first": pl.String,
-}
-_SKIPPED: dict[str, Any] = {"path": pl.String, "reason": pl.String}
+_FILES = (
+    "path", "format", "version", "rank", "world_size", "host", "devices", "start_utc", "epoch_ns",
+)  # fmt: skip
+_CONTENTS = (
+    "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "lost",
+)  # fmt: skip
+_KINDS = ("kind", "events", "sum_ns")
+_ISSUES = ("path", "severity", "code", "count", "first")
+_SKIPPED = ("path", "reason")
+
+#: Columns of text and of small numbers; the others are whole numbers of 64 bits.
+_TEXTS = {*_FILES, "kind", *_ISSUES, *_SKIPPED} - {"rank", "world_size", "epoch_ns", "count"}
+_SMALL = ("rank", "world_size")
 
 _SEVERITIES = ("error", "data_loss", "notice", "info")
 
@@ -67,7 +49,7 @@ class Part:
 
     files: list[dict[str, Any]]
     contents: list[dict[str, Any]]
-    kinds: list[pl.DataFrame]
+    kinds: list[dict[str, Any]]
     issues: list[dict[str, Any]]
 
 
@@ -77,7 +59,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     for meta, own in _by_source(trace):
         part.files.append(_file(meta, own.events))
         part.contents.append(_content(meta, own))
-        part.kinds.append(_kinds(own))
+        part.kinds.extend(_kinds(own))
         part.issues.extend({"path": meta.path, **row} for row in own.issues.drop("rank").to_dicts())
         part.issues.extend({"path": meta.path, **row} for row in _overlapping(own.events))
     return part
@@ -85,15 +67,12 @@ def measure(trace: Trace, _options: Options) -> Part:
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Info:
     """What all traces are and hold."""
-    files = [row for part in parts for row in part.files]
-    contents = [row for part in parts for row in part.contents]
-    issues = [row for part in parts for row in part.issues]
     return Info(
-        files=pl.DataFrame(files, schema=_FILES, orient="row"),
-        contents=pl.DataFrame(contents, schema=_CONTENTS, orient="row"),
-        kinds=_all_kinds(pl.concat([_empty_kinds(), *(k for part in parts for k in part.kinds)])),
-        issues=_worst_first(pl.DataFrame(issues, schema=_ISSUES, orient="row")),
-        skipped=pl.DataFrame(list(options.skipped), schema=_SKIPPED, orient="row"),
+        files=_frame(_FILES, (row for part in parts for row in part.files)),
+        contents=_frame(_CONTENTS, (row for part in parts for row in part.contents)),
+        kinds=_all_kinds(_frame(_KINDS, (row for part in parts for row in part.kinds))),
+        issues=_worst_first(_frame(_ISSUES, (row for part in parts for row in part.issues))),
+        skipped=_frame(_SKIPPED, options.skipped),
     )
 
 
@@ -142,7 +121,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "path": meta.path,
         "rank": meta.rank,
         "span_ns": None if start is None or end is None else end - start,
-        "steps": step_marks(trace)["step"].n_unique() or None,
+        "steps": step_marks.step_marks(trace)["step"].n_unique() or None,
         "events": events.height,
         "communication": communication.height,
         "communication_ns": communication["dur"].sum(),
@@ -187,17 +166,14 @@ def _utc(epoch: int | None) -> str | None:
     return text
 
 
-def _kinds(trace: Trace) -> pl.DataFrame:
+def _kinds(trace: Trace) -> list[dict[str, Any]]:
     by_kind = trace.events.group_by(pl.col("kind").cast(pl.String)).agg(
-        events=pl.len().cast(pl.Int64),
+        events=pl.len(),
         sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").sum()),
     )
-    rows = [
-        {"kind": kind, "events": frame.height, "sum_ns": None}
-        for kind, frame in (("counter", trace.counters), ("flow", trace.flows))
-        if frame.height
-    ]
-    return pl.concat([by_kind, pl.DataFrame(rows, schema=by_kind.schema, orient="row")])
+    tables = (("counter", trace.counters), ("flow", trace.flows))
+    rows = [{"kind": kind, "events": frame.height} for kind, frame in tables if frame.height]
+    return [*by_kind.to_dicts(), *rows]
 
 
 def _whole(value: object) -> int | None:
@@ -207,8 +183,12 @@ def _whole(value: object) -> int | None:
 # --- all files -------------------------------------------------------------------------------
 
 
-def _empty_kinds() -> pl.DataFrame:
-    return pl.DataFrame(schema={name: _KINDS[name] for name in ("kind", "events", "sum_ns")})
+def _frame(columns: Sequence[str], rows: Iterable[Any]) -> pl.DataFrame:
+    types = {
+        name: pl.String if name in _TEXTS else pl.Int32 if name in _SMALL else pl.Int64
+        for name in columns
+    }
+    return pl.DataFrame(list(rows), schema=types, orient="row")
 
 
 def _all_kinds(kinds: pl.DataFrame) -> pl.DataFrame:
@@ -227,3 +207,128 @@ def _all_kinds(kinds: pl.DataFrame) -> pl.DataFrame:
 def _worst_first(issues: pl.DataFrame) -> pl.DataFrame:
     severity = pl.col("severity").cast(pl.Enum(_SEVERITIES)).to_physical()
     return issues.sort(severity, maintain_order=True)
+
+
+# --- result ----------------------------------------------------------------------------------
+
+#: Severities of issues that are losses.
+LOSSES = ("error", "data_loss")
+
+_FILES_SHOWN = headings(
+    "rank, world_size: of, format, version, host, devices, start_utc: start (UTC)"
+)
+_CONTENTS_SHOWN = headings(
+    "span_ns: span, steps, events, communication, communication_ns: comm. sum, lost"
+)
+_KINDS_SHOWN = headings("kind, files, events, sum_ns: sum of durations")
+_ISSUES_SHOWN = headings("severity, code: finding, count, first")
+_NOTE = "A sum of durations counts nested and concurrent events each in full."
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Info(Result):
+    """What :func:`traceanalyzer.info` found.
+
+    Attributes:
+        files: a row a source file: what it says about itself. ``epoch_ns`` is the absolute time of
+            its first event.
+        contents: a row a source file: how much is in it. ``communication`` counts communication
+            kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
+            durations, ``lost`` counts what findings of severity data_loss or error lost.
+        kinds: a row an event kind over all files; ``sum_ns`` adds up durations, nested ones too.
+            The pseudo-kinds counter and flow count readings and arrow points.
+        issues: what was odd or lost, a row a file and finding.
+        skipped: files that were not read, and why.
+    """
+
+    files: pl.DataFrame
+    contents: pl.DataFrame
+    kinds: pl.DataFrame
+    issues: pl.DataFrame
+    skipped: pl.DataFrame
+
+    def view(self) -> View:
+        """Files, contents, kinds and issues; skipped files where there are any."""
+        return View(
+            title="What is in these files?",
+            verdict=_verdict(self),
+            notes=(_NOTE,),
+            tables=_tables(self),
+        )
+
+
+# --- verdict ---------------------------------------------------------------------------------
+
+
+def _verdict(result: Info) -> str:
+    """One sentence on each: the files and ranks, the events, the losses, the skipped."""
+    skipped = result.skipped.height
+    return sentences(
+        _which(result.files, result.contents["steps"].drop_nulls()),
+        _how_much(result.contents),
+        _lost(result.issues),
+        f"{format_count(skipped, 'file')} skipped." if skipped else "",
+    )
+
+
+def _which(files: pl.DataFrame, steps: pl.Series) -> str:
+    text = format_count(files.height, "file")
+    ranks = sorted(files["rank"].drop_nulls().unique())
+    if ranks:
+        world = files["world_size"].max()
+        of = f" of {world}" if isinstance(world, int) and world else ""
+        text += f" of {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}{of}"
+    if len(steps):
+        low, high = int(steps.min()), int(steps.max())  # type: ignore[arg-type]
+        many = f"{low}" if low == high else f"{low} to {high}"
+        text += ", one step" if high == 1 else f", {many} steps"
+        text += " each" if files.height > 1 else ""
+    return f"{text}."
+
+
+def _how_much(contents: pl.DataFrame) -> str:
+    if contents.is_empty():
+        return ""
+    longest = contents["span_ns"].max()
+    over = f" over {format_ns(longest)}" if isinstance(longest, int) else ""
+    at_most = " at most" if over and contents.height > 1 else ""
+    communication = contents["communication"].sum()
+    share = f", {communication:,} of them communication" if communication else ""
+    return f"{contents['events'].sum():,} events{over}{at_most}{share}."
+
+
+def _lost(issues: pl.DataFrame) -> str:
+    lost = issues.filter(pl.col("severity").is_in(LOSSES))
+    if lost.is_empty():
+        return ""
+    codes = ", ".join(sorted(lost["code"].unique()))
+    return f"{format_count(lost['path'].n_unique(), 'file')} lost events ({codes})."
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _tables(result: Info) -> tuple[Table, ...]:
+    folder = _common_folder(result.files["path"].to_list())
+    files, contents, issues, skipped = (
+        frame.with_columns(file=pl.col("path").str.strip_prefix(folder))
+        for frame in (result.files, result.contents, result.issues, result.skipped)
+    )
+    named = {"file": "file"}
+    title = f"Files in {folder}" if folder else "Files"
+    tables = (
+        Table("files", title, files, named | known_columns(files, _FILES_SHOWN)),
+        Table("contents", "Contents", contents, named | known_columns(contents, _CONTENTS_SHOWN)),
+        Table("kinds", "Events by kind", result.kinds, _KINDS_SHOWN),
+        Table("issues", "Odd or lost", issues, named | _ISSUES_SHOWN),
+    )
+    unread = Table("skipped", "Skipped files", skipped, named | {"reason": "why"})
+    return (*tables, unread) if skipped.height else tables
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """The folder that all files lie in, with its slash; empty for a single file or none."""
+    if len(paths) < 2:
+        return ""
+    start = commonprefix(paths)  # noqa: RUF071 - by characters, then back to a slash
+    return start[: start.rfind("/") + 1]

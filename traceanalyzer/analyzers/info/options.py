@@ -1,7 +1,5 @@
 """The options of ``info``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,12 +1,10 @@
 """The options of ``kernels``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
 
 By = Literal["device", "stream", "rank", "operator", "annotation"]
 
@@ -19,9 +17,4 @@ class Options(AnalyzerOptions):
     """
 
     by: By | None = option(None, help="Tell kernels apart by this too.", choices=get_args(By))
-    patterns: Sequence[str] = option(
-        (),
-        help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
-        metavar="REGEX",
-    )
+    patterns: Sequence[str] = patterns()

@@ -1,15 +1,14 @@
 """The kernels of all ranks, and what is shown of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.common.display import bars, rank_column
-from traceanalyzer.analyzers.common.kernel_families import OTHER, is_plain_float
+from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
+from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_times
@@ -19,18 +18,15 @@ _NAMED = 3
 #: Shares of the busy time from which something is worth a sentence.
 _WORTH_SAYING = 0.1
 
-_SHARES = {"n": "n", "total_ns": "total", "busy_frac": "of busy", "span_frac": "of span"}
-_LENGTHS = {
-    "mean_ns": "mean",
-    "min_ns": "min",
-    "median_ns": "median",
-    "p99_ns": "p99",
-    "max_ns": "max",
-}
+_SHARES = headings("n, total_ns: total, busy_frac: of busy, span_frac: of span")
+_LENGTHS = headings("mean_ns: mean, min_ns: min, median_ns: median, p99_ns: p99, max_ns: max")
 #: What is told at first of kernels, whose names need room; the rest is a table of its own.
 _FIRST = ("n", "total_ns", "busy_frac", "mean_ns", "max_ns")
 _GROUPED = ("n", "total_ns", "busy_frac", "mean_ns", "median_ns", "max_ns")
 _LATER = ("n", "span_frac", "min_ns", "median_ns", "p99_ns")
+_DEVICES = headings(
+    "device, n, total_ns: total, busy_ns: busy, span_ns: span, busy_frac: busy/span"
+)
 
 _UNKNOWN = {"operator": "(none known)", "annotation": "(none known)"}
 
@@ -88,8 +84,9 @@ class Kernels(Result):
         """``key`` (``family`` or ``name``), ``n`` and ``total_ns`` over all groups."""
         rows = self.families if key == "family" else self.names
         keys = ["family"] if key == "family" else ["name", "kernel", "family"]
-        sums = rows.group_by(keys).agg(pl.col("n", "total_ns").sum())
-        return sums.sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
+        return largest_first(
+            rows.group_by(keys).agg(pl.col("n", "total_ns").sum()), "total_ns", *keys
+        )
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -106,13 +103,8 @@ def _verdict(result: Kernels) -> str:
         f"The {who} busy for {format_ns(result.busy_ns)}, {span} of the span of {whose} work: "
         f"{', '.join(parts)}."
     )
-    said = (
-        busy,
-        _heaviest(result),
-        _communication(result, families),
-        _plain_float(result),
-    )
-    return " ".join(part for part in said if part)
+    more = (_heaviest(result), _communication(result, families), _plain_float(result))
+    return sentences(busy, *more)
 
 
 def _heaviest(result: Kernels) -> str:
@@ -204,7 +196,8 @@ def _tables(result: Kernels) -> tuple[Table, ...]:
         by = f"By {result.by}"
         found.insert(0, _table("groups", by, result.groups, {**group, **_SHARES, **mostly}))
     if result.devices.height > 1:
-        found.append(_devices(result.devices))
+        columns = {**rank_column(result.devices), **_DEVICES}
+        found.append(Table("devices", "Devices", result.devices, columns))
     return tuple(found)
 
 
@@ -219,19 +212,6 @@ def _group(result: Kernels) -> dict[str, str]:
     group = result.group
     outer = [name for name in group[:-1] if result.devices[name].n_unique() > 1]
     return {name: name for name in (*outer, *group[-1:])}
-
-
-def _devices(devices: pl.DataFrame) -> Table:
-    columns = {
-        **rank_column(devices),
-        "device": "device",
-        "n": "n",
-        "total_ns": "total",
-        "busy_ns": "busy",
-        "span_ns": "span",
-        "busy_frac": "busy/span",
-    }
-    return Table("devices", "Devices", devices, columns)
 
 
 def _charts(result: Kernels) -> tuple[Chart, ...]:

@@ -2,7 +2,7 @@
 
 ``calls`` joins device work to launch calls and follows the queues, ``stretches`` finds when devices
 wait for launches and what synchronising calls cost, ``compute`` measures a rank and joins all
-ranks; ``result`` holds the numbers and their verdict, ``tables`` what is shown of them.
+ranks; ``result`` holds the numbers and what is shown of them.
 """
 
 from __future__ import annotations

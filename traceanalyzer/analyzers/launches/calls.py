@@ -1,13 +1,10 @@
 """Launch calls with the device work that they started, and the queue of each stream."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.frames.intervals import Ints, nullable, stable_order
-from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.frames import intervals, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
@@ -68,7 +65,7 @@ def _places(rows: pl.Series, height: int) -> pl.Series:
     """Of each number below ``height`` its place among the rows, null where it is not there."""
     place, known = np.zeros(height, np.uint32), np.zeros(height, np.bool_)
     place[rows], known[rows] = np.arange(rows.len()), True
-    return nullable("place", place, known)
+    return intervals.nullable("place", place, known)
 
 
 def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
@@ -85,21 +82,17 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         to the start of the first piece, 0 where that started earlier) and waited (whether earlier
         work of its stream had not ended when the call had).
     """
-    launched = work.filter(pl.col("launch").is_not_null()) if work["launch"].null_count() else work
-    pieces = pl.lit(1, pl.UInt32)
-    if launched["launch"].n_unique() < launched.height:
-        pieces = pl.len().over("launch").cast(pl.UInt32)
-        launched = launched.with_columns(pieces=pieces).unique(
-            "launch", keep="first", maintain_order=True
-        )
-        pieces = pl.col("pieces")
+    launched = (
+        work.filter(pl.col("launch").is_not_null())
+        .with_columns(pieces=pl.len().over("launch").cast(pl.UInt32))
+        .unique("launch", keep="first", maintain_order=True)
+    )
     call_end = pl.col("launch_end")
     return launched.select(
         "launch", "launch_name", "launch_start", "launch_end", "device", "process",
-        "stream", "start",
+        "stream", "start", "pieces",
         pid="launch_pid",
         tid="launch_tid",
-        pieces=pieces,
         call_ns=call_end - pl.col("launch_start"),
         delay_ns=(pl.col("start") - call_end).clip(0),
         waited=(pl.col("stream_free") > call_end).fill_null(value=False),
@@ -148,12 +141,12 @@ def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
         queue (its number), device, process, stream, ts, length, lasted (to the next change, at last
         to the end of the stream's last work); by queue and ts, a row for each moment of a change.
     """
-    groups, (group, of_work) = group_numbers(STREAM, calls, work)
+    groups, (group, of_work) = numbering.group_numbers(STREAM, calls, work)
     leave = calls["start"].to_numpy()
     # work that seems to start before its call: the clocks differ
     enter = np.minimum(calls["launch_start"].to_numpy(), leave)
     both, time = np.tile(group, 2), np.concatenate([enter, leave])
-    order = stable_order(both, time)
+    order = intervals.stable_order(both, time)
     group, time = both[order], time[order]
     length = np.cumsum(np.where(order < enter.size, 1, -1))
     settled = np.ones(time.size, np.bool_)
@@ -222,7 +215,7 @@ def drawn(changes: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(pl.Series("length", both))
 
 
-def _firsts(values: Ints, starts: Ints) -> Ints:
+def _firsts(values: intervals.Ints, starts: intervals.Ints) -> intervals.Ints:
     """Where the largest value of each part is first reached; parts begin at ``starts``."""
     size = values.size
     # the value decides, then the place, the first ahead

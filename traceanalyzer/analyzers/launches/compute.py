@@ -1,30 +1,41 @@
-"""What a rank's trace says about launches: what is read, taken and measured."""
+"""From the launches of each rank to those of all ranks."""
 
-from __future__ import annotations
-
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import whereabouts
-from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.common.step_marks import MARK_KINDS, MARK_NAMES, step_marks
-from traceanalyzer.analyzers.launches import calls as launching
-from traceanalyzer.analyzers.launches import stretches as stretching
-from traceanalyzer.analyzers.launches.all_ranks import combine
+from traceanalyzer.analyzers.common import device_work, step_marks, whereabouts
+from traceanalyzer.analyzers.common.columns import joined, ratio
+from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
+from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
+from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.launches.stretches import PLACE
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, record_hint
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+
+#: A launch call that takes longer than this is slow.
+SLOW_CALL_NS = 50_000
+
+#: Work that starts later than this after its launch call is late: it had to wait for something.
+LATE_NS = 100_000
+
+#: Lower bounds of the classes of delays above 0, from 1 us to 1 s.
+_BOUNDS = (*(first * 10**power for power in range(3, 9) for first in (1, 2, 5)), 10**9)
+_CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 
 
 def needs(_options: Options) -> Needs:
     """Device work, launch calls, and what tells where in the program they were made."""
-    kinds = frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *MARK_KINDS, "python_function"))
-    return Needs(kinds, MARK_NAMES, unused=("external_id", "bytes"))
+    kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function"}
+    return Needs(kinds, step_marks.MARK_NAMES, unused=("external_id", "bytes"))
 
 
 @dataclass(frozen=True)
@@ -100,11 +111,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: no device work, or not the calls that launched it.
         OptionError: ``step_name`` is no regular expression.
     """
-    with ThreadPoolExecutor(1) as pool:
-        placing = pool.submit(whereabouts.places_of, trace)
-        marking = pool.submit(step_marks, trace, options.step_name)
-        work = launching.with_launches(trace, device_work(trace))
-        places, steps = placing.result(), marking.result()
+    steps = step_marks.step_marks(trace, options.step_name)
+    work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
@@ -121,7 +129,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         calls=calls,
         waits=waits,
         python=whereabouts.python_frames(trace, _moments(waits)),
-        places=places,
+        places=whereabouts.places_of(trace),
         steps=steps,
         without_work=launching.without_work(runtime, calls),
         after_last=after_last,
@@ -131,49 +139,76 @@ def take(trace: Trace, options: Options) -> Excerpt:
 def measure(excerpt: Excerpt, _options: Options) -> Part:
     """One rank's launches, queues, stretches and synchronising calls."""
     work, calls = excerpt.work, excerpt.calls
-    with ThreadPoolExecutor(1) as pool:  # where calls were is half of it, and needs nothing else
-        placed = pool.submit(_placed, excerpt)
-        streams, course = _queues(calls, work)
-        idle = stretching.device_gaps(work)
-        gaps = stretching.launch_gaps(idle, excerpt.waits)
-        found = stretching.stretches(gaps, idle, work)
-        waiting = stretching.waiting_for(calls, gaps, found)
-        costs = stretching.costs(excerpt.waits, work)
-        launched, waited = placed.result()
-        where = stretching.most_launched_in(found, calls, launched)
-        waits = stretching.by_place(costs, waited)
-        devices, short = _devices(work), _short_kernels(work)
-        in_steps = _measured_steps(excerpt.steps, found, gaps)
+    launched, waited = _placed(excerpt)
+    changes = launching.queue_changes(calls, work)
+    idle = stretching.device_gaps(work)
+    gaps = stretching.launch_gaps(idle, excerpt.waits)
+    found = stretching.stretches(gaps, idle, work)
+    where = stretching.most_launched_in(found, calls, launched)
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited",
-            **launched, waiting_ns=waiting,
+            **launched, waiting_ns=stretching.waiting_for(calls, gaps, found),
         ),
-        devices=devices,
-        streams=streams,
-        queue=course,
+        devices=_by_device(work),
+        streams=launching.streams(changes, calls),
+        queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
-        steps=in_steps,
-        short=short,
-        synchronising=waits,
+        steps=_measured_steps(excerpt.steps, found, gaps),
+        short=_short_kernels(work),
+        synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
         clock_odd=calls.filter(pl.col("start") < pl.col("launch_start")).height,
         after_last=excerpt.after_last,
     )  # fmt: skip
 
 
+def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
+    """The launches of all ranks."""
+    calls, stretches = joined(parts, "calls"), _stretches(parts)
+    devices = _devices(parts, calls, stretches)
+    on = devices.select(*DEVICE, "on")
+    synchronising = _synchronising(parts)
+    overall = delay_columns(calls, [])
+    return Launches(
+        span_ns=int(devices["span_ns"].sum()),
+        idle_ns=int(devices["idle_ns"].sum()),
+        stretch_ns=int(stretches["length_ns"].sum()),
+        waiting_ns=int(stretches["waiting_ns"].sum()),
+        synchronised_ns=int(stretches["synchronised_ns"].sum()),
+        launches=calls.height,
+        median_delay_ns=overall["median_delay_ns"][0],
+        p99_delay_ns=overall["p99_delay_ns"][0],
+        kernels=int(devices["kernels"].sum()),
+        short_kernels=int(devices["short_kernels"].sum()),
+        synchronising_ns=int(synchronising["host_ns"].sum()),
+        synchronising_idle_ns=int(synchronising["idle_ns"].sum()),
+        synchronising_after_ns=int(synchronising["idle_after_ns"].sum()),
+        devices=devices,
+        streams=_named(_streams(parts), on),
+        stretches=_named(stretches, on),
+        synchronising=synchronising,
+        calls=_most_first(delay_columns(calls, ["launch_name"])),
+        graphs=_most_first(delay_columns(calls.filter(pl.col("pieces") > 1), ["launch_name"])),
+        operators=_most_first(delay_columns(calls, ["operator"]), "waiting_ns"),
+        places=_named(_places(calls), on),
+        short=_short(parts),
+        steps=_named(_steps(parts), on),
+        delays=_delays(calls),
+        queue=_named(_queue(parts), on),
+        unlaunched=int(devices["unlaunched"].sum()),
+        without_work=sum(part.without_work for part in parts),
+        after_last=sum(part.after_last for part in parts),
+        clock_odd=sum(part.clock_odd for part in parts),
+    )
+
+
 LAUNCHES = Analyzer("launches", Options, needs, measure, combine, take=take)
 
 
 # --- one rank ------------------------------------------------------------------------------
-
-
-def _queues(calls: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Each stream's queue, and its course."""
-    changes = launching.queue_changes(calls, work)
-    return launching.streams(changes, calls), launching.drawn(changes)
 
 
 def _placed(excerpt: Excerpt) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
@@ -188,12 +223,12 @@ def _placed(excerpt: Excerpt) -> tuple[dict[str, pl.Series], dict[str, pl.Series
     return launched, {**waited, "outer_operator": outer, "python": excerpt.python}
 
 
-def _moments(calls: pl.DataFrame) -> whereabouts.Moments:
+def _moments(calls: pl.DataFrame) -> pl.DataFrame:
     """When and on which threads calls start."""
-    return whereabouts.moments(calls.select("pid", "tid", ts="start"))
+    return calls.select("pid", "tid", ts="start")
 
 
-def _devices(work: pl.DataFrame) -> pl.DataFrame:
+def _by_device(work: pl.DataFrame) -> pl.DataFrame:
     """Each device's span and how much of it was busy, and what there was to launch."""
     idle = (pl.col("start") - pl.col("device_free")).clip(0).sum()
     length = pl.col("end") - pl.col("start")
@@ -244,3 +279,161 @@ def _measured_steps(steps: pl.DataFrame, found: pl.DataFrame, gaps: pl.DataFrame
         waiting_ns=intervals.overlap_with(rows, waiting, ["device"])["overlap"],
     )
     return measured.drop("end").sort("device", "start")
+
+
+# --- all ranks -----------------------------------------------------------------------------
+
+
+def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Delays and durations of launch calls, in groups.
+
+    Returns:
+        ``by``, launches, pieces, mean_, median_, p99_ and max_delay_ns, late, waited_frac, mean_,
+        median_ and max_call_ns, slow_calls, waiting_ns (how long devices waited for them, in
+        stretches); without ``by`` one row. The percentile is a delay that occurred: the nearest to
+        its rank.
+    """
+    delay, call = pl.col("delay_ns"), pl.col("call_ns")
+    measured = (
+        pl.len().alias("launches"),
+        pl.col("pieces").sum(),
+        delay.mean().alias("mean_delay_ns"),
+        delay.median().alias("median_delay_ns"),
+        delay.quantile(0.99, "nearest").alias("p99_delay_ns"),
+        delay.max().alias("max_delay_ns"),
+        (delay > LATE_NS).sum().alias("late"),
+        pl.col("waited").mean().alias("waited_frac"),
+        call.mean().alias("mean_call_ns"),
+        call.median().alias("median_call_ns"),
+        call.max().alias("max_call_ns"),
+        (call > SLOW_CALL_NS).sum().alias("slow_calls"),
+        pl.col("waiting_ns").sum(),
+    )
+    return calls.group_by(by).agg(measured) if by else calls.select(measured)
+
+
+def _named(frame: pl.DataFrame, on: pl.DataFrame) -> pl.DataFrame:
+    """The rows with what their devices are called."""
+    return frame.join(on, on=DEVICE, how="left", maintain_order="left", nulls_equal=True)
+
+
+def _devices(parts: Sequence[Part], calls: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+    counts = ("stretches", "stretch_ns", "launches", "late", "slow_calls", "waiting_ns")
+    devices = joined(parts, "devices").with_columns(span_ns=pl.col("end") - pl.col("start"))
+    held = stretches.group_by(DEVICE).agg(stretches=pl.len(), stretch_ns=pl.col("length_ns").sum())
+    for sums in (delay_columns(calls, DEVICE), held):
+        devices = devices.join(sums, on=DEVICE, how="left", nulls_equal=True)
+    measured = devices.with_columns(pl.col(counts).fill_null(0)).sort(DEVICE)
+    return measured.select(
+        places(measured), *DEVICE, "span_ns", "idle_ns", "stretches", "stretch_ns", "waiting_ns",
+        "launches", "mean_delay_ns", "median_delay_ns", "p99_delay_ns", "max_delay_ns", "late",
+        "waited_frac", "mean_call_ns", "median_call_ns", "slow_calls", "kernels", "short_kernels",
+        "short_ns",
+        busy_frac=ratio(pl.col("span_ns") - pl.col("idle_ns"), "span_ns"),
+        stretch_frac=ratio("stretch_ns", "span_ns"),
+        waiting_frac=ratio("waiting_ns", "span_ns"),
+        short_frac=ratio("short_kernels", "kernels"),
+        unlaunched=pl.col("work") - pl.col("launched_work"),
+    )  # fmt: skip
+
+
+def _streams(parts: Sequence[Part]) -> pl.DataFrame:
+    """Those with most launches first."""
+    found = joined(parts, "streams").select(
+        *DEVICE, "process", "stream", "launches", "mean_queue", "max_queue", "queue_ns",
+        empty_frac=ratio("empty_ns", "queue_ns"),
+        full_frac=ratio("full_ns", "queue_ns"),
+    )  # fmt: skip
+    return found.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
+
+
+def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
+    """Those in which a device waited most first."""
+    begun = joined(parts, "devices").select(*DEVICE, origin="start")
+    found = joined(parts, "stretches").join(begun, on=DEVICE, nulls_equal=True, how="left")
+    length = pl.col("end") - pl.col("start")
+    return found.select(
+        *DEVICE, "step", "gaps", "pieces", "busy_ns", "waiting_ns", "synchronised_ns", "annotation",
+        "operator",
+        at_ns=pl.col("start") - pl.col("origin"),
+        length_ns=length,
+        busy_frac=ratio("busy_ns", length),
+        synchronised_frac=ratio("synchronised_ns", "waiting_ns"),
+    ).sort("waiting_ns", *DEVICE, "at_ns", descending=[True] + [False] * 4)  # fmt: skip
+
+
+def _steps(parts: Sequence[Part]) -> pl.DataFrame:
+    found = joined(parts, "steps").sort(*DEVICE, "start")
+    return found.select(
+        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns",
+        stretch_frac=ratio("stretch_ns", "step_ns"),
+        waiting_frac=ratio("waiting_ns", "step_ns"),
+    )  # fmt: skip
+
+
+def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
+    """By place over all ranks; those that leave devices idle longest first."""
+    sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
+    found = joined(parts, "synchronising").group_by(PLACE).agg(sums, ranks=pl.len())
+    idle = pl.col("idle_ns") + pl.col("idle_after_ns")
+    order = [idle, pl.col("host_ns"), *map(pl.col, PLACE)]
+    return found.sort(order, descending=[True, True] + [False] * len(PLACE)).select(
+        *PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
+    )
+
+
+def _short(parts: Sequence[Part]) -> pl.DataFrame:
+    """Short kernels by name over all ranks, the most frequent first."""
+    kernels = int(joined(parts, "devices")["kernels"].sum())
+    sums = pl.col("kernels", "short_kernels", "short_ns").sum()
+    named = joined(parts, "short").with_columns(pl.col("name").cast(pl.String))
+    found = named.group_by("name").agg(sums)
+    return found.with_columns(
+        short_frac=ratio("short_kernels", "kernels"),
+        share_frac=ratio("short_kernels", pl.lit(kernels)),
+        mean_ns=ratio("short_ns", "short_kernels"),
+    ).sort("short_kernels", "name", descending=[True, False])
+
+
+def _delays(calls: pl.DataFrame) -> pl.DataFrame:
+    """How many launches had a delay of which class, apart by whether earlier work was before them.
+
+    A class is named for its lower bound; those between the lowest and the highest are all there.
+    """
+    number = np.searchsorted([0, 1, *_BOUNDS], calls["delay_ns"].to_numpy(), side="right") - 1
+    numbered = calls.select("waited").with_columns(number=pl.Series(number, dtype=pl.UInt32))
+    counted = numbered.group_by("number", "waited").agg(n=pl.len())
+    lowest, highest = int(number.min()), int(number.max())
+    grid = pl.DataFrame({"number": range(lowest, highest + 1)}, schema={"number": pl.UInt32}).join(
+        pl.DataFrame({"waited": [False, True]}), how="cross"
+    )
+    told = grid.join(counted, on=["number", "waited"], how="left").sort("number", "waited")
+    names = pl.Series(_CLASSES).gather(told["number"])
+    return told.select(names.alias("delay"), "waited", pl.col("n").fill_null(0))
+
+
+def _queue(parts: Sequence[Part]) -> pl.DataFrame:
+    """The course of each queue, from its device's first launch call."""
+    start = pl.col("ts").min().over(DEVICE)
+    return joined(parts, "queue").select(
+        *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") - start
+    )
+
+
+def _most_first(found: pl.DataFrame, *first: str) -> pl.DataFrame:
+    """By the columns, then by the number of launches, the most first; ties by name."""
+    name = found.columns[0]
+    order = [*first, "launches", name]
+    return found.with_columns(pl.col(name).cast(pl.String)).sort(
+        order, descending=[True] * (len(order) - 1) + [False], nulls_last=True
+    )
+
+
+def _places(calls: pl.DataFrame) -> pl.DataFrame:
+    """How long each device waited for launches in which annotation, or else operator."""
+    names = pl.col("annotation", "operator").cast(pl.String)
+    waiting = calls.filter(pl.col("waiting_ns") > 0).with_columns(names)
+    sums = waiting.group_by(*DEVICE, place=pl.coalesce("annotation", "operator")).agg(
+        pl.col("waiting_ns").sum()
+    )
+    return sums.sort("waiting_ns", *DEVICE, "place", descending=[True] + [False] * 4)

@@ -1,17 +1,14 @@
 """The launches of all ranks, and their verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.launches import tables
+from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
-from traceanalyzer.result import Result, View
+from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: From this share of the recorded time on, waiting for launches is a fault worth naming, and the
@@ -33,6 +30,37 @@ _FASTER = (
 )
 _UNSYNCHRONISED = "fewer synchronising calls: .item(), .cpu(), .nonzero(), printing a loss"
 
+_DELAYS = """launches, mean_delay_ns: mean delay, median_delay_ns: median, p99_delay_ns: p99,
+    max_delay_ns: max"""
+
+_QUEUED = "late: > 100 us, waited_frac: queued behind work"
+
+_CALL = "median_call_ns: median call"
+
+#: Columns of each table and their headings.
+_COLUMNS = {
+    "devices": f"""on: device, busy_frac: busy, waiting_frac: waits for launches, {_DELAYS},
+        {_QUEUED}""",
+    "stretches": """on: device, step, at_ns: at, length_ns: length, gaps, pieces, busy_frac: busy,
+        synchronised_frac: after a sync, annotation: mostly in, operator""",
+    "synchronising": """call, operator, annotation, python: Python, ranks, n, host_ns: host time,
+        idle_ns: device idle, idle_after_ns: idle after""",
+    "streams": """on: device, process, stream, launches, mean_queue: mean queue, max_queue: max,
+        empty_frac: empty, full_frac: 1,024 or more""",
+    "calls": f"""launch_name: launch call, {_DELAYS}, late: > 100 us, {_CALL},
+        max_call_ns: max call, slow_calls: > 50 us""",
+    "graphs": f"""launch_name: launch call, launches, pieces: pieces of work,
+        median_delay_ns: median delay to the first, max_delay_ns: max, {_CALL},
+        max_call_ns: max call""",
+    "short": """name: kernel, short_kernels: short, short_frac: of its kind,
+        share_frac: of all kernels, short_ns: time in all, mean_ns: mean""",
+    "operators": f"operator, waiting_ns: device waits, {_DELAYS}, {_QUEUED}, {_CALL}",
+    "steps": """on: device, step, step_ns: length, stretch_frac: in stretches,
+        waiting_ns: waits for launches, waiting_frac: of the step""",
+}
+
+#: Streams whose queues are drawn: those with most launches.
+_STREAMS = 6
 
 _SCALARS = (
     "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
@@ -124,9 +152,9 @@ class Launches(Result):
             title="How fast does the host feed the device?",
             verdict=_verdict(self),
             notes=_notes(self),
-            tables=tables.tables(self),
+            tables=_tables(self),
             scalars=self.numbers(*_SCALARS),
-            charts=partial(tables.charts, self),
+            charts=lambda: (_queues(self), _delay_classes(self)),
         )
 
 
@@ -138,13 +166,12 @@ def _verdict(result: Launches) -> str:
     order = result.devices.sort("waiting_ns", *DEVICE, descending=[True] + [False] * 3)
     worst = order.row(0, named=True)
     bound = (worst["waiting_frac"] or 0) >= _SOME
-    said = [
+    return sentences(
         _bound(result, worst) if bound else _not_bound(result, worst),
         _delays(result, worst),
         _short(worst) if bound else "",
         _synchronising(result),
-    ]
-    return " ".join(sentence for sentence in said if sentence)
+    )
 
 
 def _notes(result: Launches) -> tuple[str, ...]:
@@ -326,3 +353,75 @@ def _of(frame: pl.DataFrame, device: Mapping[str, Any]) -> pl.DataFrame:
 def _whose(result: Launches, device: Mapping[str, Any]) -> str:
     """``the device``, or which of several."""
     return "the device" if result.devices.height == 1 else str(device["on"])
+
+
+# --- tables --------------------------------------------------------------------------------
+
+
+def _tables(result: Launches) -> tuple[Table, ...]:
+    """Devices, stretches, synchronising calls, streams, launch calls, short kernels; details."""
+    graphs = "Launch calls that started several pieces of work"
+    return (
+        _table(result, "devices", "Devices"),
+        _table(result, "stretches", "Stretches in which a device ran out of work again and again"),
+        _table(result, "synchronising", "Calls in which the host waits for the device"),
+        _table(result, "streams", "Launches waiting in each stream"),
+        _table(result, "calls", "Launch calls"),
+        *([_table(result, "graphs", graphs)] if result.graphs.height else []),
+        _table(result, "short", "Kernels shorter than 10 us"),
+        _table(
+            result, "operators", "Launches by operator", detail=True, missing={"operator": "(none)"}
+        ),
+        _table(result, "steps", "Steps", detail=True, empty="no steps are marked"),
+    )
+
+
+def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
+    """One table; what tells devices or ranks apart only where there are several devices."""
+    single = () if result.devices.height > 1 or name == "devices" else ("on", "ranks")
+    columns = {key: label for key, label in headings(_COLUMNS[name]).items() if key not in single}
+    return table_of_known(name, title, getattr(result, name), columns, **more)
+
+
+# --- charts --------------------------------------------------------------------------------
+
+
+def _queues(result: Launches) -> Chart:
+    key = [*DEVICE, "process", "stream"]
+    chosen = result.streams.head(_STREAMS).select(*key).with_row_index("_order")
+    rows = result.queue.join(chosen, on=key, nulls_equal=True, maintain_order="left")
+    frame = rows.sort("_order", maintain_order=True)
+    label = pl.format("stream {}", "stream")
+    if result.streams["process"].n_unique() > 1:
+        label = pl.format("process {}, {}", "process", label)
+    if result.devices.height > 1:
+        label = pl.format("{}, {}", "on", label)
+    more = result.streams.height - chosen.height
+    busiest = f" (the {chosen.height} streams with most launches)" if more else ""
+    return Chart(
+        "queue",
+        f"Launches waiting in each stream{busiest}",
+        "line",
+        frame.select("at_ns", "length", label.alias("queue")),
+        x="at_ns",
+        y="length",
+        x_label="time since the first launch",
+        y_label="launches in the queue",
+        panel="queue",
+    )
+
+
+def _delay_classes(result: Launches) -> Chart:
+    words = (
+        pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
+    )
+    return stacked(
+        "delays",
+        "Delay from launch call to start, by what was before it",
+        result.delays.with_columns(words.alias("waited_for")),
+        "delay",
+        y="n",
+        x_label="delay: from this up to the next",
+        y_label="launches",
+        color="waited_for",
+    )

@@ -1,7 +1,5 @@
 """When devices run out of work again and again, and what synchronising calls cost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import polars as pl

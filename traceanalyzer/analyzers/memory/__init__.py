@@ -3,9 +3,9 @@
 Traces of one rank each come in: memory snapshots, or traces with ``[memory]`` instants or
 allocations of the process. ``ledger`` makes of them one history of each device and the allocations
 it consists of, ``attribution`` finds the code and the purpose of each, ``rank_memory`` has both
-for one rank. ``regions`` tells what memory was held at a moment and where in it there was room,
-``drawing`` makes the picture. The analyzers are in ``compute`` (what is live at the peak), ``oom``,
-``growth``, ``diff`` and ``fill``; ``result`` is what the first of them returns.
+for one rank. ``regions`` tells what memory was held at a moment and where in it there was room. The
+analyzers are in ``compute`` (what is live at the peak, and the picture), ``oom``, ``growth``,
+``diff`` and ``fill``; ``result`` is what the first of them returns.
 """
 
 from __future__ import annotations

@@ -9,30 +9,24 @@ the optimizer makes its state, ``AccumulateGrad`` gradients, modules activations
 code in a stack counts. Rules are asked one after the other; the first that holds decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.names import python_frame
-from traceanalyzer.analyzers.common.whereabouts import moments, places_of, python_frames
+from traceanalyzer.analyzers.common import columns, libraries, names, whereabouts
 from traceanalyzer.analyzers.memory.ledger import Ledger
-from traceanalyzer.frames.intervals import Bools, Ints
-from traceanalyzer.frames.stack_weights import ROOT, nearest
+from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.trace import Trace
 
 #: A test of a frame by its function and file.
 Test = Callable[[str | None, str | None], bool]
 
 #: What stands in the place of a line that is not known.
-NO_STACK: Final = "(no stack recorded)"
+NO_STACK = "(no stack recorded)"
 _PYTHON = re.compile(r"\.(?:py|pyx|pyi|ipynb)$|^<(?:stdin|string|ipython-input.*|ipykernel.*)>$")
 #: What a backward pass calls of each function.
 _NODE = re.compile(r"^torch::autograd::.*::apply\(")
@@ -42,22 +36,22 @@ _PLUMBING = re.compile(
     r"at::native::(?:new_)?empty|gather_with_cpp|std::)"
 )
 #: Frames shown of a stack from its leaf and from its root, and letters of each.
-_INNER: Final = 200
-_OUTER: Final = 20
-_LONGEST: Final = 1000
+_INNER = 200
+_OUTER = 20
+_LONGEST = 1000
 _ANONYMOUS = "(anonymous namespace)::"
-_SCHEMA: Final = {
+_SCHEMA = {
     "function": pl.String,
     "file": pl.String,
     "line": pl.Int32,
     "own": pl.Boolean,
 }
 #: The columns that name a line of code.
-LINE: Final = tuple(_SCHEMA)
+LINE = tuple(_SCHEMA)
 _SEPARATOR = re.compile(r"[/\\]")
 
-UNKNOWN: Final = "unknown"
-CATEGORIES: Final = (
+UNKNOWN = "unknown"
+CATEGORIES = (
     "parameters",
     "gradients",
     "activations",
@@ -67,14 +61,14 @@ CATEGORIES: Final = (
     "temporary",
     UNKNOWN,
 )
-CONFIDENCES: Final = ("sure", "likely", "guess", "none")
+CONFIDENCES = ("sure", "likely", "guess", "none")
 CATEGORY = pl.Enum(CATEGORIES)
 CONFIDENCE = pl.Enum(CONFIDENCES)
 
-_ANY: Final = ""
-_MODULES: Final = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
+_ANY = ""
+_MODULES = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
 #: What a frame shows, by regular expressions of its function and of its file; one pair must match.
-_SIGNS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+_SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
     "optimizer": (
         (_ANY, r"torch[/\\]optim[/\\]|apex[/\\](?:contrib[/\\])?optimizers[/\\]"),
         (
@@ -115,9 +109,9 @@ _SIGNS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
 }
 #: Of these the innermost in a stack tells what the code was at: an optimizer may call a closure
 #: that runs forward, a backward pass may run forward again.
-_DOING: Final = ("optimizer", "accumulate", "backward", "communication", "loading", "forward")
+_DOING = ("optimizer", "accumulate", "backward", "communication", "loading", "forward")
 #: What lasts so many events is no temporary of one call.
-_LASTING: Final = 100
+_LASTING = 100
 
 
 @dataclass(frozen=True)
@@ -132,10 +126,10 @@ class Lines:
             the backward pass, else the innermost one that not every allocation has.
     """
 
-    parent: Ints
+    parent: intervals.Ints
     frames: pl.DataFrame
-    own: Ints
-    shown: Ints
+    own: intervals.Ints
+    shown: intervals.Ints
 
     def of(self, stacks: pl.Series) -> pl.DataFrame:
         """``function``, ``file``, ``line`` of stacks, and if it is ``own``; null without one."""
@@ -144,7 +138,10 @@ class Lines:
         if not self.parent.size:
             return pl.DataFrame(schema=_SCHEMA).clear(stacks.len())
         told = self.frames[self.shown[known]].select(
-            function="name", file="file", line="line", own=pl.Series(self.own[known] != ROOT)
+            function="name",
+            file="file",
+            line="line",
+            own=pl.Series(self.own[known] != stack_weights.ROOT),
         )
         there = pl.Series(rows.is_not_null())
         shown = [pl.when(there).then(pl.col(name)).alias(name) for name in told.columns]
@@ -154,7 +151,7 @@ class Lines:
     def path(self, stack: int) -> list[str]:
         """The frames of a stack as text, the innermost first; of a very deep one both ends."""
         rows = []
-        while stack != ROOT:
+        while stack != stack_weights.ROOT:
             rows.append(stack)
             stack = int(self.parent[stack])
         left_out = len(rows) - _INNER - _OUTER
@@ -184,7 +181,7 @@ def lines(trace: Trace, library_names: Sequence[str] = ()) -> Lines:
         library_names: libraries whose frames count as one's own; by default the user's code does.
     """
     stacks = trace.stacks
-    parent = stacks["parent"].cast(pl.Int64).fill_null(ROOT).to_numpy()
+    parent = stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     frames = stacks.select(pl.col("name", "file").cast(pl.String), "line")
     is_own = _own(library_names)
     # that which is best to show comes first
@@ -197,9 +194,9 @@ def lines(trace: Trace, library_names: Sequence[str] = ()) -> Lines:
     )
     shown = np.arange(parent.size)
     for flag in reversed(flags.get_columns()):
-        found = nearest(parent, flag.to_numpy())
-        shown = np.where(found == ROOT, shown, found)
-    return Lines(parent, frames, nearest(parent, flags["own"].to_numpy()), shown)
+        found = stack_weights.nearest(parent, flag.to_numpy())
+        shown = np.where(found == stack_weights.ROOT, shown, found)
+    return Lines(parent, frames, stack_weights.nearest(parent, flags["own"].to_numpy()), shown)
 
 
 def _own(library_names: Sequence[str]) -> Test:
@@ -221,17 +218,7 @@ def _tested(frames: pl.DataFrame, **tests: Test) -> pl.DataFrame:
         for key, test in tests.items()
     }
     keys = ["name", "file"]
-    return (
-        frames.select(keys)
-        .join(
-            distinct.with_columns(**flags),
-            on=keys,
-            how="left",
-            nulls_equal=True,
-            maintain_order="left",
-        )
-        .drop(keys)
-    )
+    return columns.looked_up(frames.select(keys), distinct.with_columns(**flags), keys).drop(keys)
 
 
 def frame_text(name: str | None, file: str | None, line: int | None) -> str:
@@ -258,15 +245,13 @@ def code_running(trace: Trace, library_names: Sequence[str], events: pl.Series) 
         events: rows.
     """
     is_own = _own(library_names)
-    at = moments(trace.events.select("pid", "tid", "ts")[events.drop_nulls()])
-    frame = python_frames(trace, at, is_own).cast(pl.String)
-    functions = frame.unique().to_frame("slice").with_columns(told=python_frame(pl.col("slice")))
-    told = (
-        frame.to_frame("slice")
-        .join(functions, on="slice", how="left", nulls_equal=True, maintain_order="left")
-        .unnest("told")
+    at = trace.events.select("pid", "tid", "ts")[events.drop_nulls()]
+    frame = whereabouts.python_frames(trace, at, is_own).cast(pl.String)
+    functions = (
+        frame.unique().to_frame("slice").with_columns(told=names.python_frame(pl.col("slice")))
     )
-    operator = places_of(trace).operator(at).cast(pl.String)
+    told = columns.looked_up(frame.to_frame("slice"), functions, "slice").unnest("told")
+    operator = whereabouts.places_of(trace).operator(at).cast(pl.String)
     found = told.select(pl.coalesce("name", operator), "file", "line")
     own = _tested(found, own=lambda name, file: file is not None and is_own(name, file))
     row = pl.select(pl.when(events.is_not_null()).then(events.is_not_null().cum_sum() - 1))
@@ -282,13 +267,15 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     allocations = of.allocations
     stack, freed_by = allocations["stack"], allocations["freed_by"]
     innermost = np.stack([at[sign] for sign in _DOING])
-    doing = np.where(innermost.max(axis=0) == ROOT, len(_DOING), innermost.argmax(axis=0))
+    doing = np.where(
+        innermost.max(axis=0) == stack_weights.ROOT, len(_DOING), innermost.argmax(axis=0)
+    )
 
-    def by(sign: str) -> Bools:
+    def by(sign: str) -> intervals.Bools:
         return _at(doing == _DOING.index(sign), stack)
 
-    def freed(sign: str) -> Bools:
-        return _at(at[sign] != ROOT, freed_by)
+    def freed(sign: str) -> intervals.Bools:
+        return _at(at[sign] != stack_weights.ROOT, freed_by)
 
     stays = (allocations["end"] >= of.positions).to_numpy()
     length = (allocations["end"] - allocations["start"]).to_numpy()
@@ -297,7 +284,7 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     # of one freed only, the stack is that of its free, which tells less
     only_freed = (allocations["origin"] == "freed").to_numpy()
     known = ~only_freed & stack.is_not_null().to_numpy()
-    rules: tuple[tuple[Bools, str, str], ...] = (
+    rules: tuple[tuple[intervals.Bools, str, str], ...] = (
         (only_freed & freed("zeroing"), "gradients", "likely"),
         (only_freed & freed("backward"), "activations", "likely"),
         (~known, UNKNOWN, "none"),
@@ -316,8 +303,8 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
         (by("loading"), "parameters", "likely"),
         (by("forward") & freed("backward"), "activations", "sure"),
         (by("forward"), "activations", "likely"),
-        (_at(at["data"] != ROOT, stack), "inputs", "likely"),
-        (_at(at["copying"] != ROOT, stack), "inputs", "guess"),
+        (_at(at["data"] != stack_weights.ROOT, stack), "inputs", "likely"),
+        (_at(at["copying"] != stack_weights.ROOT, stack), "inputs", "guess"),
     )
     category = np.full(allocations.height, CATEGORIES.index(UNKNOWN), np.uint32)
     confidence = np.full(allocations.height, CONFIDENCES.index("none"), np.uint32)
@@ -332,7 +319,7 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     )
 
 
-def _signs(lines: Lines) -> dict[str, Ints]:
+def _signs(lines: Lines) -> dict[str, intervals.Ints]:
     """For each stack the innermost frame that shows each sign; ROOT where none does.
 
     Rows of a stack grow towards its leaf, so that of two frames the larger number lies deeper.
@@ -342,13 +329,13 @@ def _signs(lines: Lines) -> dict[str, Ints]:
     for sign, pairs in _SIGNS.items():
         shown = [pl.col("name").str.contains(n) & pl.col("file").str.contains(f) for n, f in pairs]
         shows = told.select(pl.any_horizontal(shown)).to_series().to_numpy()
-        found[sign] = nearest(lines.parent, shows)
+        found[sign] = stack_weights.nearest(lines.parent, shows)
     return found
 
 
-def _at(flags: Bools, stacks: pl.Series) -> Bools:
+def _at(flags: intervals.Bools, stacks: pl.Series) -> intervals.Bools:
     """Flags of stacks; False where there is none."""
     if not flags.size:
         return np.zeros(stacks.len(), np.bool_)
-    found: Bools = flags[stacks.fill_null(0).to_numpy()] & stacks.is_not_null().to_numpy()
+    found: intervals.Bools = flags[stacks.fill_null(0).to_numpy()] & stacks.is_not_null().to_numpy()
     return found

@@ -1,92 +1,40 @@
 """The peak of each device, what is live then, and how well that is known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.memory import rank_memory
-from traceanalyzer.analyzers.memory.drawing import occupancy
-from traceanalyzer.analyzers.memory.ledger import ACTIVE, NEEDS, Ledger
+from traceanalyzer.analyzers.common.columns import together
+from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, regions, result
 from traceanalyzer.analyzers.memory.options import Options
-from traceanalyzer.analyzers.memory.rank_memory import RankMemory, peak_position
-from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.result import Occupancy
 from traceanalyzer.trace import Trace, is_cut_off
+from traceanalyzer.units import format_bytes
 
-#: Columns of the table of devices; see :class:`~.result.Memory`.
-DEVICES: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+#: Types of columns of the table of devices that are no whole numbers of 64 bits.
+_TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "rank": pl.Int32,
     "path": pl.String,
     "device": pl.Int32,
     "noted": pl.String,
-    "events": pl.Int64,
-    "peak_bytes": pl.Int64,
-    "peak_ns": pl.Int64,
-    "peak_event": pl.Int64,
-    "peak_n": pl.Int64,
-    "reserved_at_peak_bytes": pl.Int64,
-    "reserved_peak_bytes": pl.Int64,
-    "reserved_peak_ns": pl.Int64,
-    "start_bytes": pl.Int64,
-    "end_bytes": pl.Int64,
-    "reserved_end_bytes": pl.Int64,
-    "allocated_end_bytes": pl.Int64,
     "fragmentation_frac": pl.Float64,
-    "inactive_bytes": pl.Int64,
-    "inactive_split_bytes": pl.Int64,
-    "inactive_split_n": pl.Int64,
-    "largest_free_bytes": pl.Int64,
-    "allocations": pl.Int64,
-    "segment_allocs": pl.Int64,
-    "segment_frees": pl.Int64,
-    "retries": pl.Int64,
-    "ooms": pl.Int64,
-    "before_n": pl.Int64,
-    "before_bytes": pl.Int64,
-    "reused_n": pl.Int64,
-    "twice_n": pl.Int64,
-    "resized_n": pl.Int64,
-    "lost_n": pl.Int64,
-    "difference_bytes": pl.Int64,
 }
 
-_WINDOWED: Final = "Only what lies in the stretch asked for counts, but for the blocks at the end."
-_CUT_OFF: Final = (
+_WINDOWED = "Only what lies in the stretch asked for counts, but for the blocks at the end."
+_CUT_OFF = (
     "A file is cut off: its blocks are of a later moment than its last event, and what was "
     "allocated in between counts as if it had been there before the first."
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One rank's devices.
-
-    Attributes:
-        devices: a row a device: see :class:`~.result.Memory`.
-        alive: a row a stack that holds memory at the peak of its device.
-        timeline: live and reserved bytes over time.
-        maps: the picture of each device.
-        truncated: the end of the file is missing, and with it the end of the history.
-    """
-
-    devices: pl.DataFrame
-    alive: pl.DataFrame
-    timeline: pl.DataFrame
-    maps: tuple[Occupancy, ...]
-    truncated: bool = False
-
-
 def needs(_options: Options) -> Needs:
     """Allocations and the code that was running, whatever is asked about them."""
-    return NEEDS
+    return ledger.NEEDS
 
 
-def measure(trace: Trace, options: Options, *, drawn: bool = True) -> Part:
+def measure(trace: Trace, options: Options, *, drawn: bool = True) -> result.Memory:
     """The memory of the devices of a trace of one rank.
 
     Args:
@@ -98,57 +46,53 @@ def measure(trace: Trace, options: Options, *, drawn: bool = True) -> Part:
         MissingData: it tells nothing of memory.
     """
     rank = rank_memory.rank_memory(trace, options)
-    return Part(
-        devices=pl.DataFrame([_device(of, rank) for of in rank.ledgers], schema=DEVICES),
+    devices = [_device(of, rank) for of in rank.ledgers]
+    types = {name: _TYPES.get(name, pl.Int64) for name in devices[0]}
+    return result.Memory(
+        devices=pl.DataFrame(devices, schema=types),
         alive=pl.concat(
-            [rank_memory.alive(of, rank, peak_position(of, rank.window)) for of in rank.ledgers]
+            rank_memory.alive(of, rank, rank_memory.peak_position(of, rank.window))
+            for of in rank.ledgers
         ),
-        timeline=pl.concat([_timeline(of, rank) for of in rank.ledgers]),
+        timeline=pl.concat(rank.placed(of, rank_memory.timeline(of)) for of in rank.ledgers),
         maps=tuple(occupancy(of, rank) for of in rank.ledgers) if drawn else (),
-        truncated=is_cut_off(trace),
+        remarks=(_CUT_OFF,) if is_cut_off(trace) else (),
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Memory:
+def combine(
+    parts: Sequence[result.Memory], options: Options, _base: Sequence[result.Memory] = ()
+) -> result.Memory:
     """The memory of all ranks."""
-    remarks = [_CUT_OFF] if any(part.truncated for part in parts) else []
-    if options.windowed:
-        remarks.append(_WINDOWED)
-    return Memory(
-        devices=pl.concat([part.devices for part in parts]).sort(
-            "rank", "path", "device", nulls_last=True
-        ),
-        alive=pl.concat([part.alive for part in parts]),
-        timeline=pl.concat([part.timeline for part in parts]),
+    remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+    devices, alive, timeline = together(parts, "devices", "alive", "timeline")
+    return result.Memory(
+        devices=devices.sort("rank", "path", "device", nulls_last=True),
+        alive=alive,
+        timeline=timeline,
         maps=tuple(one for part in parts for one in part.maps),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *([_WINDOWED] if options.windowed else [])),
     )
 
 
 MEMORY = Analyzer("memory", Options, needs, measure, combine, whole_file=True)
 
 
-def _device(of: Ledger, rank: RankMemory) -> dict[str, Any]:
+def _device(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
     """A row of the table of devices."""
     first, last = of.between(*rank.window)
     return {
         "rank": rank.rank,
         "path": rank.path,
         "device": of.device,
-        **_curve(of, peak_position(of, rank.window), first, last),
+        **_curve(of, rank_memory.peak_position(of, rank.window), first, last),
         **_held(of, rank),
         **_churn(of, first, last),
         **vars(of.quality),
     }
 
 
-def _timeline(of: Ledger, rank: RankMemory) -> pl.DataFrame:
-    place = {"rank": rank.rank, "path": rank.path, "device": of.device}
-    known = [pl.lit(value, DEVICES[name]).alias(name) for name, value in place.items()]
-    return rank_memory.timeline(of).select(*known, pl.all())
-
-
-def _curve(of: Ledger, at: int, first: int, last: int) -> dict[str, Any]:
+def _curve(of: ledger.Ledger, at: int, first: int, last: int) -> dict[str, Any]:
     reserved = of.reserved
     top = None if reserved is None else first + int(reserved[first : last + 1].argmax())
     return {
@@ -167,35 +111,26 @@ def _curve(of: Ledger, at: int, first: int, last: int) -> dict[str, Any]:
     }
 
 
-def _held(of: Ledger, rank: RankMemory) -> dict[str, Any]:
+def _held(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
     """What the blocks tell of the end; None where there are none."""
     segments, blocks = rank.of_device(of.device)
-    names = (
-        "allocated_end_bytes", "fragmentation_frac", "inactive_bytes", "inactive_split_bytes",
-        "inactive_split_n", "largest_free_bytes",
-    )  # fmt: skip
-    if blocks.is_empty():
-        return dict.fromkeys(names)
-    active = pl.col("state").cast(pl.String).is_in(ACTIVE)
-    size = pl.col("size_bytes")
-    whole = blocks.group_by("segment").agg(split=active.any())
-    idle = blocks.filter(~active).join(whole, on="segment")
+    active = pl.col("state").cast(pl.String).is_in(ledger.ACTIVE)
+    idle = blocks.with_columns(split=active.any().over("segment")).filter(~active)
     allocated = int(blocks.filter(active)["size_bytes"].sum())
     reserved = int(segments["total_bytes"].sum())
     split = idle.filter("split")
-    largest = idle.select(size.max()).item()
-    told = (
-        allocated,
-        1 - allocated / reserved if reserved else None,
-        int(idle["size_bytes"].sum()),
-        int(split["size_bytes"].sum()),
-        split.height,
-        int(largest or 0),
-    )
-    return dict(zip(names, told, strict=True))
+    found = {
+        "allocated_end_bytes": allocated,
+        "fragmentation_frac": 1 - allocated / reserved if reserved else None,
+        "inactive_bytes": int(idle["size_bytes"].sum()),
+        "inactive_split_bytes": int(split["size_bytes"].sum()),
+        "inactive_split_n": split.height,
+        "largest_free_bytes": int(idle["size_bytes"].max() or 0),  # type: ignore[arg-type]
+    }
+    return dict.fromkeys(found) if blocks.is_empty() else found
 
 
-def _churn(of: Ledger, first: int, last: int) -> dict[str, Any]:
+def _churn(of: ledger.Ledger, first: int, last: int) -> dict[str, Any]:
     """How often memory was asked of the driver and given back, from one position to another."""
     rows = of.rows[first:last]
     kind = rows["kind"].cast(pl.String)
@@ -211,3 +146,152 @@ def _churn(of: Ledger, first: int, last: int) -> dict[str, Any]:
         "retries": int(retry.sum()),
         "ooms": int((kind == "oom").sum()),
     }
+
+
+# --- drawing ---------------------------------------------------------------------------------
+
+#: What sizes are, by who noted them.
+_SUBTITLES = {
+    "snapshot": "Bytes that the code asked for, by PyTorch's history of its allocator",
+    "instants": "Bytes of blocks, as torch.profiler noted them",
+    "calls": "Bytes that the process got of the driver, as nsys noted them",
+}
+#: Allocations drawn one by one, and moments of the curves.
+BOXES = 2000
+LEVELS = 4000
+
+
+def occupancy(of: ledger.Ledger, rank: rank_memory.RankMemory) -> Occupancy:
+    """What fills a device, the largest allocations one by one.
+
+    Largest is by bytes x time, time being counted in events.
+    """
+    told = of.allocations
+    area = told["bytes"].cast(pl.Float64) * (told["end"] - told["start"])
+    chosen = area.arg_sort(descending=True)[:BOXES].sort()
+    boxes = told[chosen]
+    rest = told.filter(~pl.int_range(pl.len()).is_in(chosen.implode()))
+    total = float(area.sum())
+    frac = float(area[chosen].sum()) / total if total else 1.0
+    at = rank_memory.peak_position(of, rank.window)
+    held = regions.regions(of, *rank.of_device(of.device), at)
+    blocks = _blocks(held)
+    labels = _labels(rank.code(of, boxes))
+    boxes = boxes.with_columns(stack=rank_memory.known_stack(boxes))
+    stacks, numbers = _stacks(rank, pl.concat([boxes["stack"], blocks["stack"]]))
+    return Occupancy(
+        name=f"memory_{rank.rank}_{of.device}",
+        title=_title(of, rank),
+        subtitle=_SUBTITLES[of.noted],
+        boxes=pl.DataFrame(
+            {
+                "start": boxes["start"],
+                "end": boxes["end"],
+                "start_ns": of.times(boxes["start"]),
+                "end_ns": of.times(boxes["end"]),
+                "live_bytes": boxes["bytes"],
+                "stack": numbers[: boxes.height],
+                "label": labels,
+                "category": _known(boxes["category"]),
+            }
+        ),
+        levels=_levels(of, rest),
+        marks=_marks(of, at),
+        spans=_spans(of, rank),
+        stacks=stacks,
+        segments=_segments(held),
+        blocks=blocks.with_columns(
+            stack=numbers[boxes.height :], label=_labels(rank.lines.of(blocks["stack"]))
+        ),
+        events=of.positions,
+        boxed_frac=frac,
+    )
+
+
+def _title(of: ledger.Ledger, rank: rank_memory.RankMemory) -> str:
+    of_rank = f"rank {rank.rank}" if rank.rank is not None else ""
+    where = f"{of_rank} device {of.device}".strip() if len(rank.ledgers) > 1 else of_rank
+    return f"Memory of {where}" if where else "Memory over time"
+
+
+def _known(categories_: pl.Series) -> pl.Series:
+    """Categories as text; null where nothing is known."""
+    told = categories_.cast(pl.String)
+    return told.set(told == attribution.UNKNOWN, None)
+
+
+def _levels(of: ledger.Ledger, rest: pl.DataFrame) -> pl.DataFrame:
+    """The curves, and what of them the boxes leave out."""
+    told = rank_memory.timeline(of, LEVELS)
+    return told.select(
+        "event",
+        time_ns=of.times(told["event"], whole=True),
+        live_bytes="live_bytes",
+        rest_bytes=pl.Series(ledger.running(rest, of.rows.height)[told["event"].to_numpy()]),
+        reserved_bytes="reserved_bytes",
+    )
+
+
+def _marks(of: ledger.Ledger, at: int) -> pl.DataFrame:
+    """The peak, and each time memory ran out."""
+    failed = (of.rows["kind"].cast(pl.String) == "oom").arg_true()
+    sizes = of.rows["bytes"][failed].to_list()
+    event = pl.Series([at, *(failed + 1).to_list()], dtype=pl.Int64)
+    labels = [
+        f"peak {format_bytes(int(of.live[at]))}",
+        *(f"out of memory: {format_bytes(size)} asked for" for size in sizes),
+    ]
+    return pl.DataFrame(
+        {
+            "event": event,
+            "time_ns": of.times(event, whole=True),
+            "kind": ["peak", *("oom" for _ in sizes)],
+            "label": labels,
+        }
+    )
+
+
+def _spans(of: ledger.Ledger, rank: rank_memory.RankMemory) -> pl.DataFrame:
+    steps = rank.steps_of(of.device)
+    if of.rows["ts"].null_count():
+        steps = steps.clear()
+    return pl.DataFrame(
+        {
+            "start": rank_memory.positions(of, steps["ts"]),
+            "end": rank_memory.positions(of, steps["end"]),
+            "start_ns": steps["ts"],
+            "end_ns": steps["end"],
+            "label": steps["name"],
+        }
+    )
+
+
+def _segments(held: regions.Regions | None) -> pl.DataFrame:
+    if held is None:
+        types = {"id": pl.UInt32, "address": pl.UInt64, "total_bytes": pl.Int64, "label": pl.String}
+        return pl.DataFrame(schema=types)
+    labels = [f"segment of {format_bytes(size)}" for size in held.segments["total_bytes"]]
+    return held.segments.with_columns(label=pl.Series(labels, dtype=pl.String))
+
+
+def _blocks(held: regions.Regions | None) -> pl.DataFrame:
+    numbers = dict.fromkeys(("offset_bytes", "total_bytes"), pl.Int64)
+    types = {"segment": pl.UInt32, **numbers, "state": pl.String, "stack": pl.UInt32}
+    return pl.DataFrame(schema=types) if held is None else held.blocks
+
+
+def _stacks(rank: rank_memory.RankMemory, used: pl.Series) -> tuple[pl.DataFrame, pl.Series]:
+    """The stacks that occur, and the number of each row's."""
+    named = used.drop_nulls().unique().sort()
+    number = dict(zip(named.to_list(), range(named.len()), strict=True))
+    frames = [rank.lines.path(row) for row in named]
+    table = pl.DataFrame(
+        {"id": range(named.len()), "frames": frames},
+        schema={"id": pl.UInt32, "frames": pl.List(pl.String)},
+    )
+    return table, used.replace_strict(number, default=None, return_dtype=pl.UInt32)
+
+
+def _labels(code: pl.DataFrame) -> pl.Series:
+    told = code.select("function", "file", "line").rows()
+    return pl.Series([attribution.frame_text(*row) for row in told], dtype=pl.String)

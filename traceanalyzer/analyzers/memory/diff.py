@@ -10,38 +10,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.columns import largest_first, looked_up
+from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.memory import compute
-from traceanalyzer.analyzers.memory.compute import Part, measure, needs
 from traceanalyzer.analyzers.memory.options import DiffOptions
 from traceanalyzer.analyzers.memory.result import Memory, with_line
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes
 
-_FILE: Final = r"^.*?((?:[^/\\]+[/\\])?[^/\\]+)$"
-_PLACE: Final = r"\((?:[^()]*[/\\])?([^/\\()]+[/\\][^/\\()]+)\)"
-_CODE: Final = ("function", "code")
-_AMOUNTS: Final = ("n", "base_n", "live_bytes", "base_bytes", "changed_bytes")
-_PLACED: Final = ("rank", "path", "device")
+_FILE = r"^.*?((?:[^/\\]+[/\\])?[^/\\]+)$"
+_PLACE = r"\((?:[^()]*[/\\])?([^/\\()]+[/\\][^/\\()]+)\)"
+_CODE = ("function", "code")
+_AMOUNTS = ("n", "base_n", "live_bytes", "base_bytes", "changed_bytes")
+_PLACED = ("rank", "path", "device")
 
-_NAMED: Final = 3
-_PEAKS: Final = {"run": "run", "on": "device", "peak_bytes": "peak in use"}
-_CHANGES: Final = {
-    "at": "line of code",
-    "base_bytes": "before",
-    "live_bytes": "now",
-    "changed_bytes": "change",
-    "base_n": "n before",
-    "n": "n now",
-}
+_NAMED = 3
+_PEAKS = {"run": "run", "on": "device", "peak_bytes": "peak in use"}
+_CHANGES = headings(
+    "at: line of code, base_bytes: before, live_bytes: now, changed_bytes: change, "
+    "base_n: n before, n: n now"
+)
 
 
-def combine(parts: Sequence[Part], options: DiffOptions, base: Sequence[Part] = ()) -> MemoryDiff:
+def combine(
+    parts: Sequence[Memory], options: DiffOptions, base: Sequence[Memory] = ()
+) -> MemoryDiff:
     """What changed between two runs."""
     return diff_of(compute.combine(parts, options), compute.combine(base, options))
 
@@ -49,8 +47,8 @@ def combine(parts: Sequence[Part], options: DiffOptions, base: Sequence[Part] = 
 MEMORY_DIFF = Analyzer(
     "memory_diff",
     DiffOptions,
-    needs,
-    partial(measure, drawn=False),
+    compute.needs,
+    partial(compute.measure, drawn=False),
     combine,
     base="other",
     whole_file=True,
@@ -101,7 +99,7 @@ def _difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
         "base_bytes",
         changed_bytes=pl.col("live_bytes") - pl.col("base_bytes"),
     )
-    return _largest_first(found, ("function", "file", "line", "stack"))
+    return _largest_first(found, "function", "file", "line", "stack")
 
 
 def _by_line(changes: pl.DataFrame) -> pl.DataFrame:
@@ -119,16 +117,15 @@ def _by_line(changes: pl.DataFrame) -> pl.DataFrame:
         & (pl.col("theirs").drop_nulls().n_unique() == 1),
         now=pl.col("ours").drop_nulls().first(),
     )
-    told = changes.join(lines, on=_CODE, how="left", nulls_equal=True, maintain_order="left")
+    told = looked_up(changes, lines, _CODE)
     kept = told.with_columns(line=pl.when("moved").then("now").otherwise("line"))
     sums = kept.group_by(*_CODE, "line").agg(pl.col("file").first(), pl.col(_AMOUNTS).sum())
-    return _largest_first(sums.drop("code"), ("function", "file", "line"))
+    return _largest_first(sums.drop("code"), "function", "file", "line")
 
 
 def _fullest(devices: pl.DataFrame, alive: pl.DataFrame) -> pl.DataFrame:
     """The rows of ``alive`` of the device with the highest peak."""
-    order = [True, *(False for _ in _PLACED)]
-    first = devices.sort("peak_bytes", *_PLACED, descending=order).head(1).select(_PLACED)
+    first = largest_first(devices, "peak_bytes", *_PLACED).head(1).select(_PLACED)
     return alive.join(first, on=_PLACED, nulls_equal=True, maintain_order="left")
 
 
@@ -144,13 +141,8 @@ def _by_stack(alive: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _largest_first(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
-    return frame.sort(
-        pl.col("changed_bytes").abs(),
-        *keys,
-        descending=[True, *(False for _ in keys)],
-        nulls_last=True,
-    )
+def _largest_first(frame: pl.DataFrame, *keys: str) -> pl.DataFrame:
+    return largest_first(frame, pl.col("changed_bytes").abs(), *keys, nulls_last=True)
 
 
 # --- result ----------------------------------------------------------------------------------
@@ -180,6 +172,15 @@ class MemoryDiff(Result):
         """The changes by line of code."""
         return _by_line(self.changes)
 
+    def largest_changes(self) -> str:
+        """The lines of code that hold more or less at the peak, as a sentence."""
+        rows = with_line(self.lines.filter(pl.col("changed_bytes") != 0)).head(_NAMED)
+        named = [
+            f"{at} {'+' if n > 0 else '-'}{format_bytes(abs(n))}"
+            for at, n in rows.select("at", "changed_bytes").rows()
+        ]
+        return f"The largest changes: {', '.join(named)}." if named else ""
+
     def view(self) -> View:
         """Changes by line and by stack."""
         return View(
@@ -194,7 +195,6 @@ class MemoryDiff(Result):
 def _verdict(result: MemoryDiff) -> str:
     """How the peak changed, and by which code."""
     changed = result.peak_bytes - result.base_bytes
-    rows = with_line(result.lines.filter(pl.col("changed_bytes") != 0)).head(_NAMED)
     word = "grew" if changed > 0 else "shrank"
     peak = (
         f"The peak {word} by {format_bytes(abs(changed))}, from "
@@ -202,14 +202,7 @@ def _verdict(result: MemoryDiff) -> str:
         if changed
         else f"The peak is {format_bytes(result.peak_bytes)} in both."
     )
-    if rows.is_empty():
-        return f"{peak} The same code holds the same memory."
-    named = [
-        f"{row['at']} {'+' if row['changed_bytes'] > 0 else '-'}"
-        f"{format_bytes(abs(row['changed_bytes']))}"
-        for row in rows.rows(named=True)
-    ]
-    return f"{peak} The largest changes: {', '.join(named)}."
+    return f"{peak} {result.largest_changes() or 'The same code holds the same memory.'}"
 
 
 def _notes(result: MemoryDiff) -> tuple[str, ...]:

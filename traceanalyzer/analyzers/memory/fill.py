@@ -1,15 +1,12 @@
 """How much of a device's memory was taken, at absolute times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.memory.ledger import ALLOCATIONS, ledgers, origin
-from traceanalyzer.analyzers.memory.options import Options
+from traceanalyzer.analyzers.memory import ledger, options
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Trace
@@ -46,12 +43,12 @@ class Fill:
         return int(self.taken_bytes[first : last + 1].max()), True
 
 
-def needs(_options: Options) -> Needs:
+def needs(_options: options.Options) -> Needs:
     """What the curve of taken memory is made of."""
-    return Needs(ALLOCATIONS, samples=True)
+    return Needs(ledger.ALLOCATIONS, samples=True)
 
 
-def measure(trace: Trace, _options: Options) -> list[Fill]:
+def measure(trace: Trace, _options: options.Options) -> list[Fill]:
     """The memory of each device of a trace of one rank.
 
     Raises:
@@ -59,7 +56,7 @@ def measure(trace: Trace, _options: Options) -> list[Fill]:
     """
     epoch = trace.meta.epoch_ns
     found = []
-    for of in ledgers(trace):
+    for of in ledger.ledgers(trace):
         times = of.rows["ts"]
         known = epoch is not None and not times.null_count()
         found.append(
@@ -67,7 +64,7 @@ def measure(trace: Trace, _options: Options) -> list[Fill]:
                 path=trace.meta.path,
                 rank=trace.meta.rank,
                 device=of.device,
-                at_ns=times.to_numpy() + (epoch or 0) + origin(trace) if known else None,
+                at_ns=times.to_numpy() + (epoch or 0) + ledger.origin(trace) if known else None,
                 taken_bytes=of.live if of.reserved is None else of.reserved,
             )
         )
@@ -75,10 +72,10 @@ def measure(trace: Trace, _options: Options) -> list[Fill]:
 
 
 def combine(
-    _parts: Sequence[list[Fill]], _options: Options, _base: Sequence[list[Fill]] = ()
+    _parts: Sequence[list[Fill]], _options: options.Options, _base: Sequence[list[Fill]] = ()
 ) -> Result:
     """Nothing is shown of it: the parts are for other analyzers."""
     return Result()
 
 
-MEMORY_FILL = Analyzer("memory_fill", Options, needs, measure, combine)
+MEMORY_FILL = Analyzer("memory_fill", options.Options, needs, measure, combine)

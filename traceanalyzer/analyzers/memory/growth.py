@@ -6,19 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.analyzers.memory import rank_memory
-from traceanalyzer.analyzers.memory.attribution import LINE
-from traceanalyzer.analyzers.memory.compute import needs
-from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.analyzers.common import columns, places
+from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.memory import attribution, compute, ledger, rank_memory
 from traceanalyzer.analyzers.memory.options import GrowthOptions
-from traceanalyzer.analyzers.memory.rank_memory import RankMemory, known_stack, positions
 from traceanalyzer.analyzers.memory.result import shown_table, with_line
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
@@ -28,50 +24,24 @@ from traceanalyzer.units import format_bytes, parse_ns
 from traceanalyzer.vocabulary import PROFILER_STEP
 
 #: From so many steps in a row on in which a line's live bytes grow, it is suspected.
-SUSPECT_STEPS: Final = 3
+SUSPECT_STEPS = 3
 
-_MOST_STEPS: Final = 10_000
-_EVENTS: Final = re.compile(r"\d+")
+_MOST_STEPS = 10_000
+_EVENTS = re.compile(r"\d+")
 
-_NAMED: Final = 3
-_GROWTH: Final = {
-    "on": "device",
-    "at": "line of code",
-    "first_bytes": "after the first step",
-    "last_bytes": "after the last",
-    "grown_bytes": "grown",
-    "per_step_bytes": "a step",
-    "grew_n": "steps",
-}
-_STEPS: Final = {
-    "on": "device",
-    "step": "step",
-    "name": "name",
-    "time_ns": "ends at",
-    "live_bytes": "live",
-}
-_NOTE: Final = (
+_NAMED = 3
+_GROWTH = headings(
+    "on: device, at: line of code, first_bytes: after the first step, last_bytes: after the last, "
+    "grown_bytes: grown, per_step_bytes: a step, grew_n: steps"
+)
+_STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
+_NOTE = (
     "Live bytes are taken at the end of each step; what the first steps set up once (optimizer "
     "state, caches) grows, but not steadily."
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One rank's growth.
-
-    Attributes:
-        steps: a row a boundary: rank, path, device, step, name, event, time_ns, live_bytes.
-        growth: a row a stack: rank, path, device, function, file, line, own, first_bytes,
-            last_bytes, grown_bytes, grown_steps (in a row, up to the last), grew_n and shrank_n
-            (steps in which they did), per_step_bytes (of those in which they grew), stack.
-    """
-
-    steps: pl.DataFrame
-    growth: pl.DataFrame
-
-
-def measure(trace: Trace, options: GrowthOptions) -> Part:
+def measure(trace: Trace, options: GrowthOptions) -> MemoryGrowth:
     """How the memory of a trace of one rank grows.
 
     Raises:
@@ -92,14 +62,9 @@ def measure(trace: Trace, options: GrowthOptions) -> Part:
                 "or look at a part with --since and --until"
             )
         at = marks["position"].to_numpy()
-        place = [
-            pl.lit(own.rank, pl.Int32).alias("rank"),
-            pl.lit(own.path).alias("path"),
-            pl.lit(of.device, pl.Int32).alias("device"),
-        ]
-        steps.append(marks.select(*place, "step", "name", event="position", time_ns="time_ns",
-                                  live_bytes=pl.Series(of.live[at])))  # fmt: skip
-        growth.append(_growth(of, own, at).select(*place, pl.all()))
+        marks = marks.rename({"position": "event"}).with_columns(live_bytes=pl.Series(of.live[at]))
+        steps.append(own.placed(of, marks))
+        growth.append(own.placed(of, _growth(of, own, at)))
     if not steps:
         untimed = any(of.rows["ts"].null_count() for of in own.ledgers)
         hint = (
@@ -108,20 +73,19 @@ def measure(trace: Trace, options: GrowthOptions) -> Part:
             else "call profiler.step() while memory is recorded, or say --step-every TIME"
         )
         raise MissingData(f"{own.path}: fewer than two steps are marked; {hint}")
-    return Part(pl.concat(steps), pl.concat(growth))
+    return MemoryGrowth(pl.concat(steps), pl.concat(growth))
 
 
 def combine(
-    parts: Sequence[Part], _options: GrowthOptions, _base: Sequence[Part] = ()
+    parts: Sequence[MemoryGrowth], _options: GrowthOptions, _base: Sequence[MemoryGrowth] = ()
 ) -> MemoryGrowth:
     """The growth of all ranks."""
-    return MemoryGrowth(
-        steps=pl.concat([part.steps for part in parts]),
-        growth=pl.concat([part.growth for part in parts]),
-    )
+    return MemoryGrowth(*columns.together(parts, "steps", "growth"))
 
 
-def _boundaries(of: Ledger, own: RankMemory, step_every: str | None) -> pl.DataFrame:
+def _boundaries(
+    of: ledger.Ledger, own: rank_memory.RankMemory, step_every: str | None
+) -> pl.DataFrame:
     """The ends of steps: step (a number), name, position, time_ns."""
     if step_every is not None:
         at, times = _every(of, step_every)
@@ -130,14 +94,15 @@ def _boundaries(of: Ledger, own: RankMemory, step_every: str | None) -> pl.DataF
         if of.rows["ts"].null_count():
             return pl.DataFrame(schema={"position": pl.Int64})
         marked = _one_family(own, of.device)
-        at, times, names = positions(of, marked["end"]), marked["end"], marked["name"].to_list()
+        times, names = marked["end"], marked["name"].to_list()
+        at = rank_memory.positions(of, times)
     return pl.DataFrame(
         {"step": range(at.size), "name": names, "position": at, "time_ns": times},
         schema={"step": pl.Int64, "name": pl.String, "position": pl.Int64, "time_ns": pl.Int64},
     )
 
 
-def _one_family(rank: RankMemory, device: int | None) -> pl.DataFrame:
+def _one_family(rank: rank_memory.RankMemory, device: int | None) -> pl.DataFrame:
     """The steps of one name but for its number: a range in a step may be called a step too.
 
     Of several names the profiler's, else that of which there are most; of a device that has none,
@@ -153,7 +118,7 @@ def _one_family(rank: RankMemory, device: int | None) -> pl.DataFrame:
     return own.filter(pl.col("family").is_in(best.implode())).sort("end", "name")
 
 
-def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
+def _every(of: ledger.Ledger, step_every: str) -> tuple[Ints, pl.Series]:
     ts = of.rows["ts"]
     if _EVENTS.fullmatch(step_every):
         size = int(step_every)
@@ -169,16 +134,15 @@ def _every(of: Ledger, step_every: str) -> tuple[Ints, pl.Series]:
     if (int(ts[-1]) - int(ts[0])) // length > ts.len():
         raise OptionError(f"--step-every {step_every}: shorter than the time between two events")
     times = pl.Series(np.arange(int(ts[0]) + length, int(ts[-1]) + 1, length), dtype=pl.Int64)
-    return positions(of, times), times
+    return rank_memory.positions(of, times), times
 
 
-def _growth(of: Ledger, own: RankMemory, at: Ints) -> pl.DataFrame:
+def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
     """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
     recorded = of.allocations.filter(pl.col("origin") != "freed")
-    code = own.code(of, recorded).with_columns(row=known_stack(recorded))
+    code = own.code(of, recorded).with_columns(row=rank_memory.known_stack(recorded))
     groups = code.unique(maintain_order=True).with_row_index("group")
-    numbered = code.join(groups, on=code.columns, nulls_equal=True, maintain_order="left")
-    group = numbered["group"].to_numpy()
+    group = columns.looked_up(code, groups, code.columns)["group"].to_numpy()
     first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
     last = np.searchsorted(at, recorded["end"].to_numpy(), side="left")
     change = np.zeros((groups.height, at.size + 1), np.int64)
@@ -190,26 +154,20 @@ def _growth(of: Ledger, own: RankMemory, at: Ints) -> pl.DataFrame:
     grew = change > 0
     # how many steps in a row up to the last
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
-    grown = live[:, -1] - live[:, 0]
-    found = (
-        groups.select(*LINE, "row")
-        .with_columns(
-            first_bytes=pl.Series(live[:, 0]),
-            last_bytes=pl.Series(live[:, -1]),
-            grown_bytes=pl.Series(grown),
-            grown_steps=pl.Series(steady).cast(pl.Int64),
-            grew_n=pl.Series(grew.sum(axis=1)).cast(pl.Int64),
-            shrank_n=pl.Series((change < 0).sum(axis=1)).cast(pl.Int64),
-            per_step_bytes=pl.Series(
-                np.where(grew, change, 0).sum(axis=1) // np.maximum(grew.sum(axis=1), 1)
-            ),
-        )
-        .filter(pl.col("grown_bytes") != 0)
-    )
-    keys = (*LINE[:3], "stack")
-    return found.with_columns(stack=own.lines.paths(found["row"])).drop("row").sort(
-        "grown_bytes", *keys, descending=[True, *(False for _ in keys)]
-    )  # fmt: skip
+    often = grew.sum(axis=1)
+    numbers = {
+        "first_bytes": live[:, 0],
+        "last_bytes": live[:, -1],
+        "grown_bytes": live[:, -1] - live[:, 0],
+        "grown_steps": steady,
+        "grew_n": often,
+        "shrank_n": (change < 0).sum(axis=1),
+        "per_step_bytes": np.where(grew, change, 0).sum(axis=1) // np.maximum(often, 1),
+    }
+    found = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
+    found = found.filter(pl.col("grown_bytes") != 0)
+    found = found.with_columns(stack=own.lines.paths(found["row"])).drop("row")
+    return columns.largest_first(found, "grown_bytes", *attribution.LINE[:3], "stack")
 
 
 # --- result ----------------------------------------------------------------------------------
@@ -237,16 +195,14 @@ class MemoryGrowth(Result):
 
     def view(self) -> View:
         """Suspects, all that changed, steps; live bytes over steps."""
-        suspects = self.suspects
+        suspects, grown = self.suspects, with_line(self.growth)
         return View(
             title="What grows from step to step?",
             verdict=_verdict(suspects, self.steps["step"].n_unique()),
             notes=(_NOTE,),
             tables=(
                 shown_table("suspects", "Grows steadily", with_line(suspects), _GROWTH),
-                shown_table(
-                    "growth", "All that changed", with_line(self.growth), _GROWTH, detail=True
-                ),
+                shown_table("growth", "All that changed", grown, _GROWTH, detail=True),
                 shown_table("steps", "Live at the end of each step", self.steps, _STEPS),
             ),
             scalars={"gained_bytes": int(suspects["grown_bytes"].sum())},
@@ -261,7 +217,7 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """
     keys = ["rank", "path", "device"]
     counted = steps.group_by(keys).agg(intervals=pl.len().cast(pl.Int64) - 1)
-    told = growth.join(counted, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    told = columns.looked_up(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
     wanted = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
     return told.filter(wanted, pl.col("grown_bytes") > 0).drop("intervals")
@@ -289,7 +245,7 @@ def _verdict(found: pl.DataFrame, n: int) -> str:
 
 def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
     """Live bytes over steps."""
-    frame = steps.with_columns(places(steps))
+    frame = steps.with_columns(places.places(steps))
     return (
         Chart(
             name="steps", title="Live at the end of each step", mark="line", frame=frame,
@@ -298,4 +254,6 @@ def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
     )  # fmt: skip
 
 
-MEMORY_GROWTH = Analyzer("memory_growth", GrowthOptions, needs, measure, combine, whole_file=True)
+MEMORY_GROWTH = Analyzer(
+    "memory_growth", GrowthOptions, compute.needs, measure, combine, whole_file=True
+)

@@ -7,11 +7,9 @@ A position is a moment between events: 0 before the first, k after the k-th. An 
 at the positions from its ``start`` up to, not including, its ``end``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -36,16 +34,16 @@ NEEDS = Needs(
 
 #: How an allocation is known: from its event, only from its free, only from the blocks at the end.
 ORIGIN = pl.Enum(("recorded", "freed", "held"))
-ACTIVE: Final = ("active_allocated", "active_pending_free")
+ACTIVE = ("active_allocated", "active_pending_free")
 
-_SNAPSHOT: Final = "memory-snapshot"
-_CPU: Final = 0
+_SNAPSHOT = "memory-snapshot"
+_CPU = 0
 #: Sorts of memory that nsys notes beside a device's own.
-_HOST_MEMORY: Final = ("Pinned", "Pageable")
+_HOST_MEMORY = ("Pinned", "Pageable")
 #: Memory is free when a free is completed; where ``skip_actions`` left that out, when it was asked.
-_CLOSING: Final = ("free_completed", "free_requested")
-_GROWING: Final = ("segment_alloc", "segment_map")
-_SHRINKING: Final = ("segment_free", "segment_unmap")
+_CLOSING = ("free_completed", "free_requested")
+_GROWING = ("segment_alloc", "segment_map")
+_SHRINKING = ("segment_free", "segment_unmap")
 
 
 @dataclass(frozen=True)
@@ -91,13 +89,10 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """One device's allocations.
+class Ledger(Operations):
+    """One device's history, and its allocations.
 
     Attributes:
-        device: its ordinal, or None.
-        noted: what the history is made of.
-        rows: the events, as :class:`Operations` has them.
         allocations: a row an allocation: ``start``, ``end`` (positions), ``bytes``, ``address``,
             ``stack`` (that allocated it; of one freed only, that freed it), ``freed_by`` (the
             stack, or null), ``origin``.
@@ -106,9 +101,6 @@ class Ledger:
         quality: how well the history fits its end.
     """
 
-    device: int | None
-    noted: Noted
-    rows: pl.DataFrame
     allocations: pl.DataFrame
     live: Ints
     reserved: Ints | None
@@ -118,10 +110,6 @@ class Ledger:
     def positions(self) -> int:
         """Moments there are: events and one."""
         return self.live.size
-
-    def with_columns(self, more: pl.DataFrame) -> Ledger:
-        """The ledger, more being known of its allocations."""
-        return replace(self, allocations=self.allocations.with_columns(more.get_columns()))
 
     def alive(self, position: int) -> pl.DataFrame:
         """The allocations that are there at a position."""
@@ -136,10 +124,21 @@ class Ledger:
 
     def time_ns(self, position: int) -> int | None:
         """When a position begins; None before the first event, and where there are no times."""
-        if not 0 < position <= self.rows.height:
-            return None
-        found = self.rows["ts"][position - 1]
-        return None if found is None else int(found)
+        found: int | None = self.times(pl.Series([position])).item()
+        return found
+
+    def times(self, positions: pl.Series, *, whole: bool = False) -> pl.Series:
+        """When each position begins; null before the first event and after the last.
+
+        Args:
+            positions: the positions.
+            whole: give these the times of the events next to them.
+        """
+        n = self.rows.height
+        if not n:
+            return pl.repeat(None, positions.len(), dtype=pl.Int64, eager=True)
+        time = self.rows["ts"].gather((positions - 1).clip(0, n - 1))
+        return time if whole else time.set(~positions.is_between(1, n), None)
 
 
 def ledgers(trace: Trace) -> list[Ledger]:
@@ -264,45 +263,37 @@ def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> 
     """
     rows = of.rows
     n = rows.height
-    pairs = _pairs(rows)
+    pairs, twice = _pairs(rows)
     held = blocks.filter(pl.col("state").cast(pl.String).is_in(ACTIVE)).select(
         "address", "stack", bytes=pl.coalesce("requested_bytes", "size_bytes")
     )
     opened = pairs.filter(pl.col("end") > n)
     ghosts = held.join(opened.select("address"), on="address", how="anti", maintain_order="left")
-    before = ghosts.select(
-        start=pl.lit(0, pl.Int64), end=pl.lit(n + 1, pl.Int64), bytes="bytes", address="address",
-        stack="stack", freed_by=pl.lit(None, pl.UInt32), origin=pl.lit("held", ORIGIN),
-    )  # fmt: skip
-    found = pl.concat([pairs.drop("resized", "reused"), before]).sort(
+    found = pl.concat([pairs.drop("resized", "reused"), _there_before(ghosts, n)]).sort(
         "start", "end", "address", maintain_order=True
     )
     live = running(found, n)
     noted_before = _unaccounted(rows, live)
     if noted_before:
         live = live + noted_before
-        found = pl.concat([_anonymous(noted_before, n), found])
+        # nothing but their sum is known
+        anonymous = ghosts.clear(1).with_columns(bytes=pl.lit(noted_before, pl.Int64))
+        found = pl.concat([_there_before(anonymous, n), found])
     counts = of.noted == "snapshot" and reserved_bytes is not None
     return Ledger(
-        device=of.device,
-        noted=of.noted,
-        rows=rows,
+        **vars(of),
         allocations=found,
         live=live,
         reserved=_reserved(rows, reserved_bytes),
-        quality=_quality(rows, pairs, found, held if counts else None, int(live[-1])),
+        quality=_quality(pairs, found, held if counts else None, live, twice),
     )
 
 
 def _quality(
-    rows: pl.DataFrame,
-    pairs: pl.DataFrame,
-    found: pl.DataFrame,
-    held: pl.DataFrame | None,
-    live_bytes: int,
+    pairs: pl.DataFrame, found: pl.DataFrame, held: pl.DataFrame | None, live: Ints, twice: int
 ) -> Quality:
     """How well a history fits the blocks held at its end; None where these are not known."""
-    opened = pairs.filter(pl.col("end") > rows.height)
+    opened = pairs.filter(pl.col("end") >= live.size)
     old = found.filter(pl.col("start") == 0)
     lost = resized = 0
     if held is not None:
@@ -313,15 +304,18 @@ def _quality(
         before_n=old.height,
         before_bytes=int(old["bytes"].sum()),
         reused_n=int(pairs["reused"].sum()),
-        twice_n=_freed_twice(rows),
+        twice_n=twice,
         resized_n=int(pairs["resized"].sum()) + resized,
         lost_n=lost,
-        difference_bytes=None if held is None else live_bytes - int(held["bytes"].sum()),
+        difference_bytes=None if held is None else int(live[-1]) - int(held["bytes"].sum()),
     )
 
 
-def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
-    """Allocations with the event that ends each: the next one at the same address."""
+def _pairs(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Allocations with the event that ends each: the next one at the same address.
+
+    And how many frees there are of what was freed before.
+    """
     n = rows.height
     at = (
         rows.select("address", "bytes", "stack", "change", start=pl.int_range(1, n + 1))
@@ -348,13 +342,8 @@ def _pairs(rows: pl.DataFrame) -> pl.DataFrame:
         pl.col("stack").alias("freed_by"), pl.lit("freed", ORIGIN).alias("origin"),
         pl.lit(value=False).alias("resized"), pl.lit(value=False).alias("reused"),
     )  # fmt: skip
-    return pl.concat([recorded, freed])
-
-
-def _freed_twice(rows: pl.DataFrame) -> int:
-    at = rows.filter(pl.col("change") != 0).sort("address", maintain_order=True)
-    again = (pl.col("address").shift(1) == pl.col("address")) & (pl.col("change").shift(1) == -1)
-    return int(at.select((again & (pl.col("change") == -1)).sum()).item())
+    twice = (pl.col("change") == -1) & (pl.col("change").shift(1) == -1) & ~pl.col("first")
+    return pl.concat([recorded, freed]), int(found.select(twice.sum()).item())
 
 
 def running(allocations: pl.DataFrame, n: int) -> Ints:
@@ -375,17 +364,12 @@ def _unaccounted(rows: pl.DataFrame, live: Ints) -> int:
     return max(int(total) - int(live[position]), 0)
 
 
-def _anonymous(size: int, n: int) -> pl.DataFrame:
-    """What was there before the first event, of which nothing but the sum is known."""
-    return pl.select(
-        start=pl.lit(0, pl.Int64),
-        end=pl.lit(n + 1, pl.Int64),
-        bytes=pl.lit(size, pl.Int64),
-        address=pl.lit(None, pl.UInt64),
-        stack=pl.lit(None, pl.UInt32),
-        freed_by=pl.lit(None, pl.UInt32),
-        origin=pl.lit("held", ORIGIN),
-    )
+def _there_before(allocations: pl.DataFrame, n: int) -> pl.DataFrame:
+    """What was there before the first event and stays: ``address``, ``stack``, ``bytes``."""
+    return allocations.select(
+        start=pl.lit(0, pl.Int64), end=pl.lit(n + 1, pl.Int64), bytes="bytes", address="address",
+        stack="stack", freed_by=pl.lit(None, pl.UInt32), origin=pl.lit("held", ORIGIN),
+    )  # fmt: skip
 
 
 def _reserved(rows: pl.DataFrame, at_end: int | None) -> Ints | None:

@@ -3,107 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, fields
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
-from traceanalyzer.analyzers.memory import regions
-from traceanalyzer.analyzers.memory.attribution import frame_text
-from traceanalyzer.analyzers.memory.compute import needs
-from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.analyzers.common.columns import together
+from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.memory import attribution, compute, ledger, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
-from traceanalyzer.analyzers.memory.regions import ROUND, Regions
-from traceanalyzer.analyzers.memory.result import shown_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.result import ALIVE, shown_table, summed, times_of, with_line
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_bytes
 
-FRAGMENTATION: Final = "fragmentation"
-LIMIT: Final = "limit"
-ELSEWHERE: Final = "another pool or stream"
-OUTSIDE: Final = "outside PyTorch"
-DEMAND: Final = "real demand"
-UNKNOWN: Final = "not known"
+FRAGMENTATION = "fragmentation"
+LIMIT = "limit"
+ELSEWHERE = "another pool or stream"
+OUTSIDE = "outside PyTorch"
+DEMAND = "real demand"
+UNKNOWN = "not known"
 CAUSE = pl.Enum((FRAGMENTATION, LIMIT, ELSEWHERE, OUTSIDE, DEMAND, UNKNOWN))
 
 #: What the allocator asks of the driver: 2 MiB, 20 MiB up to 10 MiB, then multiples of 2 MiB.
-_LARGE_SEGMENT: Final = 20 << 20
-_LARGE_REQUEST: Final = 10 << 20
+_LARGE_SEGMENT = 20 << 20
+_LARGE_REQUEST = 10 << 20
 #: Memory that others hold is worth naming from this share of the device on.
-_OUTSIDE_FRAC: Final = 0.1
+_OUTSIDE_FRAC = 0.1
 #: A request of so many times all that the device has is no matter of memory.
-_ABSURD: Final = 16
+_ABSURD = 16
 
 #: Segments from here on are those whose division ``max_split_size_mb`` would prevent.
-_SPLIT_BYTES: Final = 200 << 20
+_SPLIT_BYTES = 200 << 20
 
-_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    "rank": pl.Int32,
-    "path": pl.String,
-    "device": pl.Int32,
-    "event": pl.Int64,
-    "time_ns": pl.Int64,
-    "request_bytes": pl.Int64,
-    "device_free_bytes": pl.Int64,
-    "reserved_bytes": pl.Int64,
-    "allocated_bytes": pl.Int64,
-    "unused_bytes": pl.Int64,
-    "usable_bytes": pl.Int64,
-    "largest_free_bytes": pl.Int64,
-    "pending_bytes": pl.Int64,
-    "outside_bytes": pl.Int64,
-    "missing_bytes": pl.Int64,
-    "cause": CAUSE,
-    "advice": pl.String,
-    "function": pl.String,
-    "file": pl.String,
-    "line": pl.Int32,
-}
-_ERRORS: Final = {
-    "on": "device",
-    "event": "event",
-    "time_ns": "at",
-    "request_bytes": "asked for",
-    "device_free_bytes": "free on the device",
-    "reserved_bytes": "reserved",
-    "allocated_bytes": "allocated",
-    "usable_bytes": "usable",
-    "largest_free_bytes": "largest piece",
-    "outside_bytes": "outside PyTorch",
-    "cause": "cause",
-}
-_TO_TRY: Final = {"cause": "cause", "n": "errors", "advice": "what to try"}
-_ALIVE: Final = {
-    "on": "device",
-    "event": "event",
-    "at": "line of code",
-    "category": "category",
-    "n": "n",
-    "live_bytes": "bytes",
-    "live_frac": "share",
-}
+_ERRORS = headings(
+    "on: device, event, time_ns: at, request_bytes: asked for, "
+    "device_free_bytes: free on the device, reserved_bytes: reserved, allocated_bytes: allocated, "
+    "usable_bytes: usable, largest_free_bytes: largest piece, outside_bytes: outside PyTorch, cause"
+)
+_TO_TRY = {"cause": "cause", "n": "errors", "advice": "what to try"}
 
 
-@dataclass(frozen=True)
-class Part:
-    """One rank's errors.
-
-    Attributes:
-        errors: a row an error.
-        alive: what was live at each, by stack, with ``event``.
-        devices: rank, path, device, events of each device looked at.
-    """
-
-    errors: pl.DataFrame
-    alive: pl.DataFrame
-    devices: pl.DataFrame
-
-
-def measure(trace: Trace, options: OomOptions) -> Part:
+def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
     """The out-of-memory errors of a trace of one rank.
 
     Raises:
@@ -112,37 +56,28 @@ def measure(trace: Trace, options: OomOptions) -> Part:
     """
     own = rank_memory(trace, options)
     told = dict(trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
-    rows: list[dict[str, Any]] = []
-    held: list[pl.DataFrame] = []
+    errors, places = [], []
+    # nothing may be live, and there may be no error
+    live = [alive(own.ledgers[0], own, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
     for of in own.ledgers:
-        for row, live in _errors(of, own, told, options.capacity_bytes):
-            rows.append(row)
-            held.append(live)
-    nothing = alive(own.ledgers[0], own, 0).clear().with_columns(event=pl.lit(None, pl.Int64))
-    places = [(own.rank, own.path, of.device, of.rows.height) for of in own.ledgers]
-    return Part(
-        errors=pl.DataFrame(rows, schema=_SCHEMA),
-        alive=pl.concat([nothing, *held]),
-        devices=pl.DataFrame(
-            places,
-            schema={"rank": pl.Int32, "path": pl.String, "device": pl.Int32, "events": pl.Int64},
-            orient="row",
-        ),
-    )
+        found = list(_errors(of, own, told, options.capacity_bytes))
+        rows = pl.DataFrame([row for row, _ in found], schema=_SCHEMA)
+        errors.append(own.placed(of, rows))
+        live += [frame for _, frame in found]
+        places.append(own.placed(of, pl.select(events=pl.lit(of.rows.height, pl.Int64))))
+    return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(places))
 
 
-def combine(parts: Sequence[Part], options: OomOptions, _base: Sequence[Part] = ()) -> MemoryErrors:
+def combine(
+    parts: Sequence[MemoryErrors], options: OomOptions, _base: Sequence[MemoryErrors] = ()
+) -> MemoryErrors:
     """The errors of all ranks."""
-    return MemoryErrors(
-        errors=pl.concat([part.errors for part in parts]),
-        alive=pl.concat([part.alive for part in parts]),
-        devices=pl.concat([part.devices for part in parts]),
-        windowed=options.windowed,
-    )
+    errors, alive, devices = together(parts, "errors", "alive", "devices")
+    return MemoryErrors(errors, alive, devices, windowed=options.windowed)
 
 
 def _errors(
-    of: Ledger, own: RankMemory, told: dict[int, int], capacity: int | None
+    of: ledger.Ledger, own: RankMemory, told: dict[int, int], capacity: int | None
 ) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
     failed = of.rows.with_row_index("at").filter(pl.col("kind").cast(pl.String) == "oom")
     first, last = of.between(*own.window)
@@ -154,14 +89,11 @@ def _errors(
         known = _known(of, own, row, held, told.get(row["event"]), capacity)
         divided = held is not None and held.divided(_SPLIT_BYTES)
         at = situation(known, own.settings, divided=divided)
-        unclear = None in (known["unused_bytes"], known["device_free_bytes"])
+        unclear = known.get("unused_bytes") is None or known["device_free_bytes"] is None
         why = UNKNOWN if unclear else cause(at)
         line = own.lines.of(pl.Series([row["stack"]], dtype=pl.UInt32))
         yield (
             {
-                "rank": own.rank,
-                "path": own.path,
-                "device": of.device,
                 "event": row["at"],
                 "time_ns": row["ts"],
                 **known,
@@ -175,49 +107,44 @@ def _errors(
 
 
 def _known(
-    of: Ledger,
+    of: ledger.Ledger,
     own: RankMemory,
     row: dict[str, Any],
-    held: Regions | None,
+    held: regions.Regions | None,
     free: int | None,
     capacity: int | None,
 ) -> dict[str, Any]:
-    """The sizes of a row of errors."""
+    """The sizes of a row of errors that are known."""
     position = int(row["at"]) + 1
     reserved = None if of.reserved is None else int(of.reserved[position])
     if capacity is not None and capacity < (reserved or 0) + (free or 0):
         there = f"{format_bytes(reserved)} reserved and {format_bytes(free)} free"
         raise OptionError(f"--capacity {format_bytes(capacity)}: {own.path} has {there}")
     request = row["bytes"]
-    serving = None if held is None else held.serving(request or 0, row["stream"])["total_bytes"]
-    largest = None if serving is None else serving.max()
-    return {
+    known = {
         "request_bytes": request,
         "device_free_bytes": free,
         "reserved_bytes": reserved,
         "allocated_bytes": int(of.live[position]),
-        "unused_bytes": None if held is None else int(held.free()["total_bytes"].sum()),
-        "usable_bytes": None if serving is None else int(serving.sum()),
-        "largest_free_bytes": 0 if serving is not None and largest is None else largest,
         "pending_bytes": _pending(of, position),
-        "outside_bytes": _outside(capacity, reserved, free),
     }
+    if held is not None:
+        serving = held.serving(request or 0, row["stream"])["total_bytes"]
+        known["unused_bytes"] = int(held.free()["total_bytes"].sum())
+        known["usable_bytes"] = int(serving.sum())
+        known["largest_free_bytes"] = serving.max() or 0
+    if capacity is not None and reserved is not None and free is not None:
+        known["outside_bytes"] = max(capacity - reserved - free, 0)
+    return known
 
 
-def _pending(of: Ledger, position: int) -> int:
+def _pending(of: ledger.Ledger, position: int) -> int:
     """Bytes that were freed and stay until another stream is done with them."""
     asked = of.rows[:position].select("kind", "address", asked=pl.int_range(1, pl.len() + 1))
     requests = asked.filter(pl.col("kind").cast(pl.String) == "free_requested")
     last = requests.group_by("address").agg(pl.col("asked").max())
     waiting = of.alive(position).join(last, on="address").filter(pl.col("asked") > pl.col("start"))
     return int(waiting["bytes"].sum())
-
-
-def _outside(capacity: int | None, reserved: int | None, free: int | None) -> int | None:
-    """What neither PyTorch's allocator holds nor is free."""
-    if capacity is None or reserved is None or free is None:
-        return None
-    return max(capacity - reserved - free, 0)
 
 
 # --- causes ----------------------------------------------------------------------------------
@@ -227,56 +154,55 @@ def _outside(capacity: int | None, reserved: int | None, free: int | None) -> in
 class Situation:
     """What there was when a request failed.
 
+    What is not known is 0.
+
     Attributes:
         request: bytes asked for.
-        device_free: free on the device, 0 where that is not told.
-        reserved: held by the allocator, 0 where that is not known.
+        device_free: free on the device.
+        reserved: held by the allocator.
+        allocated: of it in use.
         unused: free of it.
         usable: free of it in segments that serve such requests: of the size's class, the stream,
             and no private pool.
-        largest: the largest run of those.
+        largest_free: the largest run of those.
         pending: live only because another stream may still use it.
-        outside: neither held by the allocator nor free; None where the capacity is not known.
-        capacity: memory of the device, or None.
+        outside: neither held by the allocator nor free; 0 where the capacity is not known.
         expandable: segments are expandable.
         limited: large blocks are not split.
         divided: there are large segments that are in use in part.
     """
 
-    request: int
-    device_free: int
-    reserved: int
-    unused: int
-    usable: int
-    largest: int
-    pending: int
-    outside: int | None
-    capacity: int | None
-    expandable: bool
-    limited: bool
-    divided: bool
+    request: int = 0
+    device_free: int = 0
+    reserved: int = 0
+    allocated: int = 0
+    unused: int = 0
+    usable: int = 0
+    largest_free: int = 0
+    pending: int = 0
+    outside: int = 0
+    expandable: bool = False
+    limited: bool = False
+    divided: bool = False
 
     @property
     def missing(self) -> int:
         """What all free memory together falls short of the request."""
         return max(self.request - self.unused - self.device_free, 0)
 
+    @property
+    def capacity(self) -> int:
+        """Memory of the device, less what is held outside where that is not known."""
+        return self.reserved + self.device_free + self.outside
 
-def situation(known: dict[str, Any], settings: dict[str, Any], *, divided: bool) -> Situation:
-    """The situation of a row of errors; what is not known counts as 0."""
+
+def situation(
+    known: dict[str, int | None], settings: dict[str, Any], *, divided: bool
+) -> Situation:
+    """The situation of a row of errors."""
     split = settings.get("max_split_size")
-    reserved, free = known["reserved_bytes"] or 0, known["device_free_bytes"] or 0
-    outside = known["outside_bytes"]
     return Situation(
-        request=known["request_bytes"] or 0,
-        device_free=free,
-        reserved=reserved,
-        unused=known["unused_bytes"] or 0,
-        usable=known["usable_bytes"] or 0,
-        largest=known["largest_free_bytes"] or 0,
-        pending=known["pending_bytes"],
-        outside=outside,
-        capacity=None if outside is None else outside + reserved + free,
+        **{name.removesuffix("_bytes"): size or 0 for name, size in known.items()},
         expandable=settings.get("expandable_segments") is True,
         limited=isinstance(split, int) and split > 0,
         divided=divided,
@@ -292,18 +218,18 @@ def cause(at: Situation) -> str:
     """
     if at.device_free >= segment_size(at.request, expandable=at.expandable):
         return LIMIT
-    if at.largest < at.request <= at.usable + at.device_free and at.usable:
+    if at.largest_free < at.request <= at.usable + at.device_free and at.usable:
         return FRAGMENTATION
     if at.unused and not at.missing:
         return ELSEWHERE
-    if at.outside and at.capacity and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing):
+    if at.outside and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing):
         return OUTSIDE
     return DEMAND
 
 
 def segment_size(request: int, *, expandable: bool) -> int:
     """What the allocator asks of the driver for a request that no cached block serves."""
-    size = -(-request // ROUND) * ROUND
+    size = -(-request // regions.ROUND) * regions.ROUND
     if size <= regions.SMALL_REQUEST:
         return regions.SMALL_SEGMENT
     if expandable:
@@ -317,7 +243,7 @@ def segment_size(request: int, *, expandable: bool) -> int:
 
 def advice(at: Situation, why: str) -> str:
     """What to try."""
-    if at.request > _ABSURD * max(at.reserved + at.device_free, at.capacity or 0):
+    if at.request > _ABSURD * at.capacity:
         return "no device has as much: look at the shape that was asked for"
     if at.pending and 2 * at.pending >= at.missing:
         return (
@@ -339,28 +265,35 @@ def _advice(at: Situation, why: str) -> str:
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place, so that "
             f"free pieces add up{more}"
         )
-    if why == UNKNOWN:
-        return "take the snapshot with torch.cuda.memory._dump_snapshot, which tells what was free"
-    if why == LIMIT:
-        return (
-            "the device had room: look for torch.cuda.set_per_process_memory_fraction, or for "
-            "memory that another process gave back since"
-        )
-    if why == ELSEWHERE:
-        return (
-            "what is free belongs to other streams, to private pools of CUDA graphs or to the "
-            "other class of sizes: allocate on one stream, share the pool, or call "
-            "torch.cuda.empty_cache() between phases"
-        )
-    if why == OUTSIDE:
-        return (
-            "other processes, NCCL, CUDA contexts and libraries hold it: look at nvidia-smi; "
-            "NCCL_BUFFSIZE and fewer process groups make NCCL smaller"
-        )
-    return (
-        "no setting of the allocator helps: a smaller batch, activation checkpointing, sharding or "
-        "offloading does"
-    )
+    return _ADVICE[why]
+
+
+_ADVICE = {
+    UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which tells what was free",
+    LIMIT: "the device had room: look for torch.cuda.set_per_process_memory_fraction, or for "
+    "memory that another process gave back since",
+    ELSEWHERE: "what is free belongs to other streams, to private pools of CUDA graphs or to the "
+    "other class of sizes: allocate on one stream, share the pool, or call "
+    "torch.cuda.empty_cache() between phases",
+    OUTSIDE: "other processes, NCCL, CUDA contexts and libraries hold it: look at nvidia-smi; "
+    "NCCL_BUFFSIZE and fewer process groups make NCCL smaller",
+    DEMAND: "no setting of the allocator helps: a smaller batch, activation checkpointing, "
+    "sharding or offloading does",
+}
+
+
+#: Columns of the table of errors without its place: sizes as a situation has them.
+_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "event": pl.Int64,
+    "time_ns": pl.Int64,
+    **{f"{one.name}_bytes": pl.Int64 for one in fields(Situation) if one.type == "int"},
+    "missing_bytes": pl.Int64,
+    "cause": CAUSE,
+    "advice": pl.String,
+    "function": pl.String,
+    "file": pl.String,
+    "line": pl.Int32,
+}
 
 
 # --- result ----------------------------------------------------------------------------------
@@ -413,7 +346,7 @@ def _verdict(result: MemoryErrors) -> str:
     first = result.errors.row(0, named=True)
     n = result.errors.height
     times = times_of(n)
-    line = frame_text(first["function"], first["file"], first["line"])
+    line = attribution.frame_text(first["function"], first["file"], first["line"])
     return f"Memory ran out {times}. The first: {_failure(first, line)}"
 
 
@@ -445,9 +378,8 @@ def _failure(row: dict[str, Any], line: str) -> str:
 
 def _notes(result: MemoryErrors) -> tuple[str, ...]:
     """How numbers are meant."""
-    said = []
-    for why, what in result.errors.select("cause", "advice").unique(maintain_order=True).rows()[1:]:
-        said.append(f"Other errors, {why}: {what}.")
+    causes = result.errors.select("cause", "advice").unique(maintain_order=True).rows()
+    said = [f"Other errors, {why}: {what}." for why, what in causes[1:]]
     if result.errors.height:
         said.append(
             "What was unused is reconstructed from the history; blocks freed since are counted "
@@ -473,9 +405,9 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     return (
         shown_table("errors", "Errors", result.errors, _ERRORS),
         Table("advice", "What to try", advice, _TO_TRY, detail=True, whole=True),
-        shown_table("first", "Live at the first error", at_first, _ALIVE),
-        shown_table("alive", "Live at each error", with_line(result.alive), _ALIVE, detail=True),
+        shown_table("first", "Live at the first error", at_first, ALIVE),
+        shown_table("alive", "Live at each error", with_line(result.alive), ALIVE, detail=True),
     )
 
 
-MEMORY_OOM = Analyzer("memory_oom", OomOptions, needs, measure, combine, whole_file=True)
+MEMORY_OOM = Analyzer("memory_oom", OomOptions, compute.needs, measure, combine, whole_file=True)

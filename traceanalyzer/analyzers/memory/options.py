@@ -1,7 +1,5 @@
 """The options of the analyses of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

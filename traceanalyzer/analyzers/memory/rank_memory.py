@@ -1,19 +1,14 @@
 """The memory of one rank's devices: its history, the code of it, and what is live at a position."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common import columns, names
 from traceanalyzer.analyzers.memory import attribution
-from traceanalyzer.analyzers.memory.attribution import LINE, Lines
 from traceanalyzer.analyzers.memory.ledger import Ledger, ledgers, of_device, origin
 from traceanalyzer.analyzers.memory.options import Options, Window
 from traceanalyzer.errors import MissingData
@@ -22,9 +17,9 @@ from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, steps_pattern
 
 #: Points kept of a curve.
-POINTS: Final = 2000
+POINTS = 2000
 
-_SETTINGS: Final = "allocator_settings"
+_SETTINGS = "allocator_settings"
 
 
 @dataclass(frozen=True)
@@ -32,41 +27,58 @@ class RankMemory:
     """One rank.
 
     Attributes:
-        rank: of the file, or None.
-        path: the file.
-        settings: the allocator's, where the file tells them.
+        trace: read with :data:`~.ledger.NEEDS`.
+        options: the libraries that name allocations, and the window.
         ledgers: one for each device; its allocations have ``category`` and ``confidence`` too.
-        segments: held at the end, on all devices.
-        blocks: what is in them.
         lines: the code of each stack.
-        running: the code that was running at rows of events, for allocations that have no stack;
-            None where they have.
         steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each step that is marked.
-        window: (since, until) in ns after the first event: what happens outside is not asked for.
     """
 
-    rank: int | None
-    path: str
-    settings: dict[str, Any]
+    trace: Trace
+    options: Options
     ledgers: tuple[Ledger, ...]
-    segments: pl.DataFrame
-    blocks: pl.DataFrame
-    lines: Lines
-    running: Callable[[pl.Series], pl.DataFrame] | None
+    lines: attribution.Lines
     steps: pl.DataFrame
-    window: Window
+
+    @property
+    def rank(self) -> int | None:
+        """Of the file, or None."""
+        return self.trace.meta.rank
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.trace.meta.path
+
+    @property
+    def window(self) -> Window:
+        """(since, until) in ns after the first event: what happens outside is not asked for."""
+        return self.options.window
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The allocator's, where the file tells them."""
+        told = json.loads(self.trace.meta.extra or "{}")
+        found = told.get(_SETTINGS) if isinstance(told, dict) else None
+        return found if isinstance(found, dict) else {}
 
     def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
         """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
-        if self.running is None:
+        if of.noted != "instants":
             return self.lines.of(known_stack(allocations))
         begun = pl.col("start") > 0
         event = allocations.select(pl.when(begun).then(pl.col("start") - 1)).to_series()
-        return self.running(of.rows["event"].gather(event))
+        events = of.rows["event"].gather(event)
+        return attribution.code_running(self.trace, self.options.library_name, events)
 
     def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Segments of a device, and the blocks in them."""
-        return of_device(self.segments, self.blocks, device)
+        return of_device(self.trace.segments, self.trace.blocks, device)
+
+    def placed(self, of: Ledger, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame of a ledger with ``rank``, ``path`` and ``device`` as its first columns."""
+        device = pl.lit(of.device, pl.Int32).alias("device")
+        return columns.with_source(frame.select(device, pl.all()), self)
 
     def steps_of(self, device: int | None) -> pl.DataFrame:
         """Steps of a device, and those that tell none."""
@@ -89,34 +101,17 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
     if options.windowed and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
     code = attribution.lines(trace, options.library_name)
-    found = [of.with_columns(attribution.categories(of, code)) for of in ledgers(trace)]
-    instants = any(of.noted == "instants" for of in found)
-    return RankMemory(
-        rank=trace.meta.rank,
-        path=trace.meta.path,
-        settings=_settings(trace.meta.extra),
-        ledgers=tuple(found),
-        segments=trace.segments,
-        blocks=trace.blocks,
-        lines=code,
-        running=(
-            partial(attribution.code_running, trace, options.library_name) if instants else None
-        ),
-        steps=_steps(trace, step_name),
-        window=options.window,
-    )
+    found = [
+        replace(of, allocations=of.allocations.hstack(attribution.categories(of, code)))
+        for of in ledgers(trace)
+    ]
+    return RankMemory(trace, options, tuple(found), code, _steps(trace, step_name))
 
 
 def known_stack(allocations: pl.DataFrame) -> pl.Series:
     """The stacks of allocations; of one freed only, the stack is that of who freed it."""
     own = pl.when(pl.col("origin") != "freed").then("stack")
     return allocations.select(own).to_series()
-
-
-def _settings(extra: str | None) -> dict[str, Any]:
-    told = json.loads(extra) if extra else {}
-    found = told.get(_SETTINGS) if isinstance(told, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
@@ -128,7 +123,7 @@ def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
         .sort("ts", "end")
         .collect()
     )
-    return told.filter(named(told, [step_name or steps_pattern()]))
+    return told.filter(names.named(told, [step_name or steps_pattern()]))
 
 
 # --- positions -------------------------------------------------------------------------------
@@ -156,30 +151,25 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
     """
     told = of.alive(position)
     told = told.with_columns(*rank.code(of, told), known_stack(told).alias("row"))
-    keys = ("row", "category", "confidence", *LINE)
-    summed = (
-        told.group_by(keys)
-        .agg(
-            n=pl.len().cast(pl.Int64),
-            live_bytes=pl.col("bytes").sum(),
-            before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
-        )
-        .sort("live_bytes", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
+    keys = ("row", "category", "confidence", *attribution.LINE)
+    sums = told.group_by(keys).agg(
+        n=pl.len().cast(pl.Int64),
+        live_bytes=pl.col("bytes").sum(),
+        before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
     )
+    summed = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True)
     total = int(summed["live_bytes"].sum())
-    return summed.select(
-        pl.lit(rank.rank, pl.Int32).alias("rank"),
-        pl.lit(rank.path).alias("path"),
-        pl.lit(of.device, pl.Int32).alias("device"),
+    found = summed.select(
         "category",
         "confidence",
-        *LINE,
+        *attribution.LINE,
         "n",
         "live_bytes",
         live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),
         before_n="before_n",
         stack=rank.lines.paths(summed["row"]),
     )
+    return rank.placed(of, found)
 
 
 def timeline(of: Ledger, points: int = POINTS) -> pl.DataFrame:
@@ -189,18 +179,13 @@ def timeline(of: Ledger, points: int = POINTS) -> pl.DataFrame:
         event (position), time_ns, live_bytes, reserved_bytes.
     """
     at = thinned(of, points)
-    time = of.rows["ts"]
-    first = at[at > 0] - 1
-    known = pl.Series([None] * int((at == 0).sum()) + time[first].to_list(), dtype=pl.Int64)
-    reserved = None if of.reserved is None else of.reserved[at]
+    reserved = [None] * at.size if of.reserved is None else of.reserved[at]
     return pl.DataFrame(
         {
             "event": at,
-            "time_ns": known,
+            "time_ns": of.times(pl.Series(at)),
             "live_bytes": of.live[at],
-            "reserved_bytes": pl.Series(
-                [None] * at.size if reserved is None else reserved, dtype=pl.Int64
-            ),
+            "reserved_bytes": pl.Series(reserved, dtype=pl.Int64),
         }
     )
 

@@ -1,9 +1,6 @@
 """The memory that a device held at a moment, and where in it there was room."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import polars as pl
@@ -12,10 +9,10 @@ from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.limits import MOST_ADDRESS
 
 #: The allocator rounds sizes up to a multiple of this.
-ROUND: Final = 512
+ROUND = 512
 #: Segments of this size are for requests up to SMALL_REQUEST, and no others use them.
-SMALL_SEGMENT: Final = 2 << 20
-SMALL_REQUEST: Final = 1 << 20
+SMALL_SEGMENT = 2 << 20
+SMALL_REQUEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -97,15 +94,11 @@ def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
         pl.col("segment_change") != 0, pl.col("address") < MOST_ADDRESS
     )
     kind = later["kind"].cast(pl.String)
-    start = np.concatenate([segments["address"].to_numpy(), later["address"].to_numpy()]).astype(
-        np.int64
-    )
-    size = np.concatenate(
-        [segments["total_bytes"].to_numpy(), later["bytes"].fill_null(0).to_numpy()]
-    )
-    weight = np.concatenate(
-        [np.ones(segments.height, np.int64), -later["segment_change"].cast(pl.Int64).to_numpy()]
-    )
+    own = segments.select("address", size="total_bytes", weight=pl.lit(1, pl.Int64))
+    undone = -pl.col("segment_change").cast(pl.Int64)
+    since = later.select("address", size=pl.col("bytes").fill_null(0), weight=undone)
+    runs = pl.concat([own, since]).cast(pl.Int64)
+    start, size, weight = (column.to_numpy() for column in runs)
     # an expandable segment is mapped piece by piece, and yet one run of addresses
     apart = segments.filter(~pl.col("expandable").fill_null(value=False))
     asked = later.filter(kind.is_in(["segment_alloc", "segment_free"]))
@@ -160,37 +153,22 @@ def _filled(held: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
     inside = (segment >= 0) & (at < (start + size)[segment]) if start.size else segment >= 0
     kept = taken.filter(pl.Series(inside))
     segment, at, length = segment[inside], at[inside], length[inside]
-    live = pl.DataFrame(
-        {"segment": segment, "offset": at - start[segment] if start.size else at, "size": length,
-         "stack": kept["stack"]}
-    )  # fmt: skip
-    end = pl.col("offset") + pl.col("size")
-    totals = held.select(segment=pl.col("id").cast(pl.Int64), total="total_bytes")
-    after = live.with_columns(begins=end, until=pl.col("offset").shift(-1).over("segment")).join(
-        totals, on="segment"
-    )
-    behind = after.select(
-        "segment", offset="begins", size=pl.coalesce("until", "total") - pl.col("begins")
-    )
-    first = live.group_by("segment").agg(pl.col("offset").min().alias("size"))
+    offset = at - start[segment] if start.size else at
+    columns = {"segment": segment, "offset_bytes": offset, "total_bytes": length}
+    live = pl.DataFrame({**columns, "stack": kept["stack"]}).with_columns(state=pl.lit("live"))
+    totals = held.select(segment=pl.col("id").cast(pl.Int64), whole="total_bytes")
+    after = live.with_columns(
+        end=pl.col("offset_bytes") + pl.col("total_bytes"),
+        until=pl.col("offset_bytes").shift(-1).over("segment"),
+    ).join(totals, on="segment")
+    gap = pl.coalesce("until", "whole") - pl.col("end")
+    behind = after.select("segment", offset_bytes="end", total_bytes=gap)
+    first = live.group_by("segment").agg(first=pl.col("offset_bytes").min())
     ahead = totals.join(first, on="segment", how="left").select(
-        "segment", offset=pl.lit(0, pl.Int64), size=pl.coalesce("size", "total")
+        "segment", offset_bytes=pl.lit(0, pl.Int64), total_bytes=pl.coalesce("first", "whole")
     )
-    free = pl.concat([ahead, behind]).filter(pl.col("size") > 0)
-    return (
-        pl.concat(
-            [
-                live.with_columns(state=pl.lit("live")),
-                free.with_columns(stack=pl.lit(None, pl.UInt32), state=pl.lit("free")),
-            ],
-            how="diagonal",
-        )
-        .sort("segment", "offset")
-        .select(
-            pl.col("segment").cast(pl.UInt32),
-            offset_bytes="offset",
-            total_bytes="size",
-            state="state",
-            stack="stack",
-        )
+    free = pl.concat([ahead, behind]).filter(pl.col("total_bytes") > 0)
+    both = pl.concat([live, free.with_columns(state=pl.lit("free"))], how="diagonal")
+    return both.sort("segment", "offset_bytes").select(
+        pl.col("segment").cast(pl.UInt32), "offset_bytes", "total_bytes", "state", "stack"
     )

@@ -1,87 +1,63 @@
 """How much memory was used, when most, and by what; and what is shown of it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
 from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.result import Chart, Occupancy, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
-_NAMED: Final = 3
+_NAMED = 3
 #: From this share of reserved memory on, what lies unused is worth a sentence.
-_UNUSED_FRAC: Final = 0.2
+_UNUSED_FRAC = 0.2
 #: A device whose peak differs from the median by more than this share is the odd one out.
-_ODD_FRAC: Final = 0.1
+_ODD_FRAC = 0.1
 #: It takes so many to tell.
-_ODD_OF: Final = 3
+_ODD_OF = 3
 #: From this share on, what has no stack is worth a clause.
-_BARE_FRAC: Final = 0.1
+_BARE_FRAC = 0.1
 #: How a history is recorded; without one, only what was held at the end is known.
-_RECORD: Final = "torch.cuda.memory._record_memory_history()"
+_RECORD = "torch.cuda.memory._record_memory_history()"
 
 #: What sizes are, by who noted them.
-_SIZES: Final = {
+_SIZES = {
     "snapshot": "requested",
     "instants": "allocated",
     "calls": "allocated by the process from the driver",
 }
+_MEANT = {
+    "snapshot": "Live bytes are what was asked for; the allocator rounds each up to 512 bytes, so "
+    "torch.cuda.memory_allocated() tells a little more.",
+    "instants": "Live bytes are of blocks, as PyTorch's allocator rounds sizes up.",
+    "calls": "Live bytes are what the process got of the driver, PyTorch's cache included.",
+}
 
-_DEVICES: Final = {
-    "on": "device",
-    "peak_bytes": "peak in use",
-    "peak_ns": "at",
-    "reserved_peak_bytes": "peak reserved",
-    "end_bytes": "in use at the end",
-    "fragmentation_frac": "unused",
-    "inactive_split_bytes": "split",
-    "largest_free_bytes": "largest free",
-}
-_LINES: Final = {
-    "on": "device",
-    "at": "line of code",
-    "n": "n",
-    "live_bytes": "bytes",
-    "live_frac": "share",
-}
-_CATEGORIES: Final = {
-    "on": "device",
-    "category": "category",
-    "confidence": "how sure",
-    "n": "n",
-    "live_bytes": "bytes",
-    "live_frac": "share",
-}
-_STACKS: Final = {
-    "on": "device",
-    "at": "line of code",
-    "leaf": "innermost frame",
-    "category": "category",
-    "n": "n",
-    "live_bytes": "bytes",
-    "live_frac": "share",
-}
-_CHURN: Final = {
-    "on": "device",
-    "start_bytes": "in use at the start",
-    "reserved_at_peak_bytes": "reserved at the peak",
-    "reserved_end_bytes": "reserved at the end",
-    "events": "events",
-    "allocations": "allocations",
-    "segment_allocs": "segments taken",
-    "segment_frees": "given back",
-    "retries": "cudaMalloc retries",
-    "ooms": "out of memory",
-    "before_n": "before the history",
-    "before_bytes": "their bytes",
-}
-_QUALITY: Final = {
+_DEVICES = headings(
+    "on: device, peak_bytes: peak in use, peak_ns: at, reserved_peak_bytes: peak reserved, "
+    "end_bytes: in use at the end, fragmentation_frac: unused, inactive_split_bytes: split, "
+    "largest_free_bytes: largest free"
+)
+_CATEGORIES = headings(
+    "on: device, category, confidence: how sure, n, live_bytes: bytes, live_frac: share"
+)
+#: Of what is live, by any columns.
+ALIVE = headings(
+    "on: device, event, at: line of code, leaf: innermost frame, category, n, live_bytes: bytes, "
+    "live_frac: share"
+)
+_CHURN = headings(
+    "on: device, start_bytes: in use at the start, reserved_at_peak_bytes: reserved at the peak, "
+    "reserved_end_bytes: reserved at the end, events, allocations, segment_allocs: segments taken, "
+    "segment_frees: given back, retries: cudaMalloc retries, ooms: out of memory, "
+    "before_n: before the history, before_bytes: their bytes"
+)
+_QUALITY = {
     "on": "device",
     "reused_n": "address in use",
     "twice_n": "freed twice",
@@ -89,13 +65,9 @@ _QUALITY: Final = {
     "lost_n": "never freed, in no block",
     "difference_bytes": "live at the end less blocks",
 }
-_TIMELINE: Final = {
-    "on": "device",
-    "event": "event",
-    "time_ns": "time",
-    "live_bytes": "in use",
-    "reserved_bytes": "reserved",
-}
+_TIMELINE = headings(
+    "on: device, event, time_ns: time, live_bytes: in use, reserved_bytes: reserved"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,6 +119,18 @@ class Memory(Result):
         """The highest peak."""
         return int(self.devices["peak_bytes"].max() or 0)  # type: ignore[arg-type]
 
+    def odd_one(self) -> dict[str, Any] | None:
+        """The device whose peak differs most from the median of all; None of too few devices.
+
+        Its row with ``on``, ``median`` (bytes) and ``by`` (the difference as a share of it).
+        """
+        median = self.devices["peak_bytes"].median()
+        if self.devices.height < _ODD_OF or not isinstance(median, float) or not median:
+            return None
+        by = pl.col("peak_bytes") / median - 1
+        rows = self.devices.with_columns(places.places(self.devices), by=by, median=pl.lit(median))
+        return largest_first(rows, pl.col("by").abs(), "on").row(0, named=True)
+
     def view(self) -> View:
         """Devices, lines, categories; stacks, churn, quality and the timeline as details."""
         return View(
@@ -171,10 +155,10 @@ def _verdict(result: Memory) -> str:
     """The highest peak and what holds it; devices that stand out; what lies unused."""
     # an empty history beside one that is not means that nothing happened
     recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
-    devices = result.devices.with_columns(places(result.devices), recorded)
+    devices = result.devices.with_columns(places.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
-    said = [_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices)]
-    return " ".join([*(one for one in said if one), *_odd(devices)])
+    said = (_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices))
+    return sentences(*said, _odd(result))
 
 
 def _peak(row: dict[str, Any], devices: int) -> str:
@@ -224,15 +208,13 @@ def _unused(row: dict[str, Any]) -> str:
 
 def _retries(devices: pl.DataFrame) -> str:
     retries, ooms = int(devices["retries"].sum()), int(devices["ooms"].sum())
-    said = []
-    if ooms:
-        said.append(f"Memory ran out {times_of(ooms)}: traceanalyzer memory --oom says why.")
-    if retries:
-        said.append(
-            f"{times_of(retries).capitalize()} cached memory had to be given back before "
-            "cudaMalloc could be tried again, which stops the device."
-        )
-    return " ".join(said)
+    return sentences(
+        f"Memory ran out {times_of(ooms)}: traceanalyzer memory --oom says why." if ooms else "",
+        f"{times_of(retries).capitalize()} cached memory had to be given back before "
+        "cudaMalloc could be tried again, which stops the device."
+        if retries
+        else "",
+    )
 
 
 def times_of(n: int) -> str:
@@ -240,35 +222,22 @@ def times_of(n: int) -> str:
     return {1: "once", 2: "twice"}.get(n, f"{n:,} times")
 
 
-def _odd(devices: pl.DataFrame) -> Iterator[str]:
+def _odd(result: Memory) -> str:
     """The device whose peak differs most from the others'."""
-    median = devices["peak_bytes"].median()
-    if devices.height < _ODD_OF or not isinstance(median, float) or not median:
-        return
-    apart = devices.with_columns(by=(pl.col("peak_bytes") / median - 1))
-    row = apart.sort(pl.col("by").abs(), "on", descending=[True, False]).row(0, named=True)
-    if abs(row["by"]) > _ODD_FRAC:
-        more = "more" if row["by"] > 0 else "less"
-        yield (
-            f"The odd one out is {row['on']}: {format_bytes(row['peak_bytes'])}, "
-            f"{format_frac(abs(row['by']))} {more} than the median of "
-            f"{format_bytes(median)}."
-        )
+    row = result.odd_one()
+    if row is None or abs(row["by"]) <= _ODD_FRAC:
+        return ""
+    more = "more" if row["by"] > 0 else "less"
+    return (
+        f"The odd one out is {row['on']}: {format_bytes(row['peak_bytes'])}, "
+        f"{format_frac(abs(row['by']))} {more} than the median of {format_bytes(row['median'])}."
+    )
 
 
 def _notes(result: Memory) -> tuple[str, ...]:
     """How numbers are meant, and what is not known."""
     devices = result.devices
-    said = []
-    if (devices["noted"] == "snapshot").any():
-        said.append(
-            "Live bytes are what was asked for; the allocator rounds each up to 512 bytes, so "
-            "torch.cuda.memory_allocated() tells a little more."
-        )
-    if (devices["noted"] == "instants").any():
-        said.append("Live bytes are of blocks, as PyTorch's allocator rounds sizes up.")
-    if (devices["noted"] == "calls").any():
-        said.append("Live bytes are what the process got of the driver, PyTorch's cache included.")
+    said = [text for noted, text in _MEANT.items() if (devices["noted"] == noted).any()]
     before = int(devices.filter(pl.col("events") > 1)["before_bytes"].sum())
     if before:
         said.append(
@@ -305,9 +274,9 @@ def _notes(result: Memory) -> tuple[str, ...]:
 def _tables(result: Memory) -> tuple[Table, ...]:
     placed = [
         ("devices", "Devices", result.devices, _DEVICES, False),
-        ("lines", "Live at the peak, by line of code", with_line(result.lines), _LINES, False),
+        ("lines", "Live at the peak, by line of code", with_line(result.lines), ALIVE, False),
         ("categories", "Live at the peak, by category", result.categories, _CATEGORIES, False),
-        ("stacks", "Live at the peak, by stack", _with_leaf(result.alive), _STACKS, True),
+        ("stacks", "Live at the peak, by stack", _with_leaf(result.alive), ALIVE, True),
         ("churn", "Allocator", result.devices, _CHURN, True),
         ("quality", "How well the history fits the blocks", result.devices, _QUALITY, True),
         ("timeline", "Over time", result.timeline, _TIMELINE, True),
@@ -322,7 +291,7 @@ def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
     """The peaks side by side, where there are several devices."""
     if devices.height < 2:
         return ()
-    frame = devices.with_columns(places(devices))
+    frame = devices.with_columns(places.places(devices))
     return (
         Chart(
             name="peaks", title="Peak of each device", mark="bar", frame=frame, x="on",
@@ -340,31 +309,22 @@ def shown_table(
     name: str, title: str, frame: pl.DataFrame, columns: dict[str, str], *, detail: bool = False
 ) -> Table:
     """A table without the columns of which nothing is known, nor that of the only device."""
-    shown = frame.with_columns(places(frame))
+    shown = frame.with_columns(places.places(frame))
+    columns = {one: heading for one, heading in columns.items() if one in shown.columns}
+    if frame.select("rank", "path", "device").n_unique() < 2:
+        del columns["on"]
     if frame.is_empty():
-        return Table(
-            name, title, shown, {n: columns[n] for n in columns if n != "on"}, detail=detail
-        )
-    alone = frame.select("rank", "path", "device").n_unique() < 2
-    known = {
-        column: heading
-        for column, heading in columns.items()
-        if shown[column].null_count() < shown.height and not (alone and column == "on")
-    }
-    return Table(name, title, shown, known or columns, detail=detail)
+        return Table(name, title, shown, columns, detail=detail)
+    return table_of_known(name, title, shown, columns, detail=detail)
 
 
 def with_line(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame with ``at``: function, file and line as one text."""
-    return frame.with_columns(
-        at=pl.Series(
-            [frame_text(*row) for row in frame.select("function", "file", "line").rows()],
-            dtype=pl.String,
-        )
-    )
+    texts = [frame_text(*row) for row in frame.select("function", "file", "line").rows()]
+    return frame.with_columns(at=pl.Series(texts, dtype=pl.String))
 
 
 def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Rows of ``alive`` by fewer columns, the most bytes first."""
     sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
-    return sums.sort("live_bytes", *keys, descending=[True, *(False for _ in keys)])
+    return largest_first(sums, "live_bytes", *keys)

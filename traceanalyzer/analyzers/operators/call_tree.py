@@ -1,19 +1,14 @@
 """The calls of each thread as PyTorch builds them: who made which, their device work and memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.launching import launch_rows, with_told_by_id
+from traceanalyzer.analyzers.common import columns, launching
 from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames.holding import hold, innermost, nearest, parents
-from traceanalyzer.frames.intervals import Ints, nullable
-from traceanalyzer.frames.nesting import ROOT, Rows
-from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, HOST_KINDS
 
@@ -59,18 +54,18 @@ def build(calls: pl.DataFrame) -> pl.DataFrame:
         The calls, each with ``depth``, ``parent`` (row), and ``self_time``, which adds up to the
         time in which the thread was in any call.
     """
-    return hold(calls, ["thread"])
+    return holding.hold(calls, ["thread"])
 
 
-def counted_as(tree: pl.DataFrame) -> Rows:
+def counted_as(tree: pl.DataFrame) -> nesting.Rows:
     """The call that each call is counted as: itself but for an operator, the only one in its like.
 
     PyTorch takes a call whose only call has the same name for one with it: a wrapper and what it
     wraps. A function that calls itself is called again.
     """
-    parent, name = parents(tree), tree["name"].to_physical().to_numpy()
+    parent, name = holding.parents(tree), tree["name"].to_physical().to_numpy()
     is_operator = (tree["kind"] == "cpu_op").to_numpy()
-    held = np.flatnonzero((parent != ROOT) & is_operator).astype(np.int32)
+    held = np.flatnonzero((parent != nesting.ROOT) & is_operator).astype(np.int32)
     like = held[name[held] == name[parent[held]]]
     calls = np.bincount(parent[held], minlength=tree.height)
     again = like[calls[parent[like]] == 1]
@@ -112,7 +107,7 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     if event.is_empty():
         hint = record_hint(trace.meta, "cpu_op")
         raise MissingData(f"{trace.meta.path}: no operators were recorded; {hint}")
-    thread = numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
+    thread = numbering.numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
     steps = one_name_for_steps(names)
     calls = trace.events.select("kind", "name", "external_id", "ts", "dur")[event]
     return calls.select(
@@ -137,8 +132,8 @@ class Memory:
         outside: in no call, host and device.
     """
 
-    host: Ints | None
-    device: Ints | None
+    host: intervals.Ints | None
+    device: intervals.Ints | None
     outside: int
 
 
@@ -156,15 +151,18 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
     recorded = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
     rows = trace.events.select(recorded).to_series().arg_true()
     work = trace.events.select("pid", "correlation", "external_id", "ts", "dur")[rows]
-    events, launch = calls.to_numpy(), launch_rows(trace, work)
+    events, launch = calls.to_numpy(), launching.launch_rows(trace, work)
     at = np.minimum(np.searchsorted(events, launch), events.size - 1)
-    call = np.where(events[at] == launch, at, ROOT).astype(np.int32)
+    call = np.where(events[at] == launch, at, nesting.ROOT).astype(np.int32)
     return work.select(
-        "external_id", nullable("call", call, call != ROOT), start="ts", length_ns="dur"
+        "external_id",
+        intervals.nullable("call", call, call != nesting.ROOT),
+        start="ts",
+        length_ns="dur",
     )
 
 
-def callers(work: pl.DataFrame, tree: pl.DataFrame) -> Rows:
+def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
     """The call that each piece of device work is counted for, a row of ``tree`` or :data:`ROOT`.
 
     That is the innermost operator or annotation around the launch call, else the innermost Python
@@ -174,22 +172,22 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> Rows:
         work: rows of :func:`launched_work`.
         tree: rows of :func:`build`.
     """
-    call = work["call"].fill_null(ROOT).to_numpy()
-    caller = np.full(work.height, ROOT, np.int32)
+    call = work["call"].fill_null(nesting.ROOT).to_numpy()
+    caller = np.full(work.height, nesting.ROOT, np.int32)
     for kinds in (*MARKED, OTHER), (FRAMES,):
         wanted = tree["kind"].is_in(kinds).to_numpy()
-        still = np.flatnonzero((caller == ROOT) & (call != ROOT))
+        still = np.flatnonzero((caller == nesting.ROOT) & (call != nesting.ROOT))
         if still.size and wanted.any():
-            caller[still] = nearest(tree, wanted)[call[still]]
+            caller[still] = holding.nearest(tree, wanted)[call[still]]
     named = pl.col("kind").is_in((*MARKED, OTHER))
     ids = tree.select("start", external_id=pl.when(named).then("external_id"))
-    return with_told_by_id(caller, work, ids)
+    return launching.with_told_by_id(caller, work, ids)
 
 
-def device_time(work: pl.DataFrame, tree: pl.DataFrame) -> Ints:
+def device_time(work: pl.DataFrame, tree: pl.DataFrame) -> intervals.Ints:
     """The device work in ns that is counted for each call itself; see :func:`callers`."""
     caller = callers(work, tree)
-    known = caller != ROOT
+    known = caller != nesting.ROOT
     length = np.zeros(tree.height, np.int64)
     np.add.at(length, caller[known], work["length_ns"].to_numpy()[known])
     return length
@@ -200,9 +198,8 @@ def instants_of(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     told = trace.memory_totals.filter(pl.col("device_type").is_not_null())
     first = calls.group_by("thread").agg(pl.col("event").first())
     threads = first.select("thread").hstack(trace.events.select("pid", "tid")[first["event"]])
-    instants = trace.events.select("pid", "tid", "ts", "bytes")[told["event"]].join(
-        threads, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
-    )
+    instants = trace.events.select("pid", "tid", "ts", "bytes")[told["event"]]
+    instants = columns.looked_up(instants, threads, ["pid", "tid"])
     of_host = told["device_type"].is_in(_HOST_TYPES).alias("of_host")
     return instants.select("thread", "ts", pl.col("bytes").fill_null(0), of_host)
 
@@ -211,7 +208,7 @@ def allocations(instants: pl.DataFrame, tree: pl.DataFrame) -> Memory:
     """What each call itself allocated and freed, by the time and thread of :func:`instants_of`."""
     if instants.is_empty():
         return Memory(None, None, 0)
-    inner = innermost(instants, tree, ["thread"])
+    inner = holding.innermost(instants, tree, ["thread"])
     size, of_host = instants["bytes"], instants["of_host"]
     host, device = (
         _summed(inner.filter(kept), size.filter(kept), tree.height) if kept.any() else None
@@ -220,7 +217,7 @@ def allocations(instants: pl.DataFrame, tree: pl.DataFrame) -> Memory:
     return Memory(host, device, int(size.filter(inner.is_null()).sum()))
 
 
-def _summed(inner: pl.Series, size: pl.Series, height: int) -> Ints:
+def _summed(inner: pl.Series, size: pl.Series, height: int) -> intervals.Ints:
     known = inner.is_not_null()
     own = np.zeros(height, np.int64)
     np.add.at(own, inner.filter(known).to_numpy(), size.filter(known).to_numpy())
@@ -235,14 +232,14 @@ def python_stacks(tree: pl.DataFrame, frames: int) -> pl.Series:
 
     A frame is not around itself. Operators of the backward pass run in a thread without frames.
     """
-    around = nearest(tree, (tree["kind"] == FRAMES).to_numpy())
+    around = holding.nearest(tree, (tree["kind"] == FRAMES).to_numpy())
     names = tree["name"].cast(pl.String)
     levels: list[pl.Series] = []
     at = around
-    while len(levels) < frames and (at != ROOT).any():
-        name = nullable("name", np.maximum(at, 0), at != ROOT).cast(pl.UInt32)
+    while len(levels) < frames and (at != nesting.ROOT).any():
+        name = intervals.nullable("name", np.maximum(at, 0), at != nesting.ROOT).cast(pl.UInt32)
         levels.append(names.gather(name).alias(str(len(levels))))
-        at = np.where(at == ROOT, ROOT, around[at])
+        at = np.where(at == nesting.ROOT, nesting.ROOT, around[at])
     if not levels:
         return pl.repeat(None, tree.height, dtype=pl.String, eager=True).alias("stack")
     text = pl.concat_str(pl.all(), separator=BETWEEN, ignore_nulls=True)

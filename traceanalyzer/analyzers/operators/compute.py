@@ -1,7 +1,5 @@
 """From the calls of each rank to the operators of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,14 +8,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
-from traceanalyzer.analyzers.operators import call_tree
+from traceanalyzer.analyzers.operators import call_tree, result
 from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
-from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames.holding import with_descendants
-from traceanalyzer.frames.intervals import Bools, Ints
-from traceanalyzer.frames.nesting import Rows
-from traceanalyzer.frames.numbering import Numbers, numbered
+from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
@@ -28,9 +22,8 @@ SUMS = (
     "self_device_memory_bytes", "total_device_memory_bytes",
 )  # fmt: skip
 
-#: What is told of host and device time, and in which unit.
-_PARTS = ("self", "self", "total", "total", "mean")
-_UNITS = ("ns", "frac", "ns", "frac", "ns")
+#: What is told of the time of the host and of the device.
+_TIMES = ("self_{}_ns", "self_{}_frac", "total_{}_ns", "total_{}_frac", "mean_{}_ns")
 
 #: What is missing where there is nothing to sort by, and the kind that would tell.
 _LACKING = {
@@ -135,7 +128,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     memory = call_tree.allocations(excerpt.instants, tree)
     counted = call_tree.counted_as(tree)
     columns = _keys(tree, options, counted)
-    first, row = numbered(columns.get_columns())
+    first, row = numbering.numbered(columns.get_columns())
     keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
     own = counted == np.arange(tree.height)
     self_host = tree["self_time"].to_numpy()
@@ -150,7 +143,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         ("device_memory_bytes", memory.device),
     ):
         sums.append(_summed(f"self_{name}", values, row, keys))
-        total = None if values is None else with_descendants(values, tree) * own
+        total = None if values is None else holding.with_descendants(values, tree) * own
         sums.append(_summed(f"total_{name}", total, row, keys))
     runs = _runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
@@ -168,7 +161,9 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Operators:
+def combine(
+    parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
+) -> result.Operators:
     """The operators of all ranks, summed by row.
 
     Raises:
@@ -189,7 +184,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         descending=[True, True, *(False for _ in options.keys)],
         nulls_last=True,
     )
-    return Operators(
+    return result.Operators(
         sort_by=sort_by,
         n_calls=int(rows["calls"].sum()),
         host_ns=host_ns,
@@ -220,7 +215,9 @@ def _input_shapes(trace: Trace) -> pl.Series:
     return trace.events["input_dims"]
 
 
-def _summed(name: str, values: Ints | None, row: Numbers, keys: pl.DataFrame) -> pl.Series:
+def _summed(
+    name: str, values: intervals.Ints | None, row: numbering.Numbers, keys: pl.DataFrame
+) -> pl.Series:
     """The sum of the values of each row, exactly; null where there are none."""
     if values is None:
         return pl.Series(name, [None] * keys.height, dtype=pl.Int64)
@@ -229,7 +226,7 @@ def _summed(name: str, values: Ints | None, row: Numbers, keys: pl.DataFrame) ->
     return pl.Series(name, total)
 
 
-def _runs_operators(tree: pl.DataFrame) -> Bools:
+def _runs_operators(tree: pl.DataFrame) -> intervals.Bools:
     """Which calls are in a thread that runs operators; in any, where no thread does.
 
     Threads that only wait for others, or for the network, are in Python or in an annotation.
@@ -240,7 +237,7 @@ def _runs_operators(tree: pl.DataFrame) -> Bools:
     return tree["thread"].is_in(threads.implode()).to_numpy()
 
 
-def _keys(tree: pl.DataFrame, options: Options, counted: Rows) -> pl.DataFrame:
+def _keys(tree: pl.DataFrame, options: Options, counted: nesting.Rows) -> pl.DataFrame:
     """The columns that tell rows apart, of the call that each one is counted as."""
     columns = [tree["name"], tree["kind"].gather(counted)]
     if options.group_by_input_shape:
@@ -269,19 +266,14 @@ def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
 def _with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
     """The rows with means of a call, and with shares of all host time and all device work."""
     keys = [name for name in rows.columns if name not in SUMS]
-    host = [_share(f"{of}_host_ns", host_ns) for of in ("self", "total")]
-    device = [_share(f"{of}_device_ns", device_ns) for of in ("self", "total")]
-    means = [
-        (pl.col(f"total_{of}_ns") / pl.col("calls")).round().cast(pl.Int64).alias(f"mean_{of}_ns")
-        for of in ("host", "device")
-    ]
-    times = [
-        f"{of}_{where}_{unit}"
-        for where in ("host", "device")
-        for of, unit in zip(_PARTS, _UNITS, strict=True)
-    ]
+    added: list[pl.Expr] = []
+    for side, whole in (("host", host_ns), ("device", device_ns)):
+        added += [_share(f"{of}_{side}_ns", whole) for of in ("self", "total")]
+        mean = pl.col(f"total_{side}_ns") / pl.col("calls")
+        added.append(mean.round().cast(pl.Int64).alias(f"mean_{side}_ns"))
+    times = [name.format(side) for side in ("host", "device") for name in _TIMES]
     memory = [name for name in SUMS if "memory" in name]
-    return rows.with_columns(*host, *device, *means).select(*keys, "calls", *times, *memory)
+    return rows.with_columns(added).select(*keys, "calls", *times, *memory)
 
 
 def _share(name: str, whole: int | None) -> pl.Expr:

@@ -1,7 +1,5 @@
 """The operators of all ranks, and what is shown of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +7,10 @@ from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import bars, rank_column
+from traceanalyzer.analyzers.common.display import bars, headings, rank_column, table_of_known
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
-from traceanalyzer.analyzers.operators.call_tree import CALLS, FRAMES
-from traceanalyzer.analyzers.operators.options import SortBy
+from traceanalyzer.analyzers.operators import call_tree, options
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
@@ -23,26 +20,25 @@ _NAMED = 3
 LOADER = re.compile(r"enumerate\(Data\w+\)#")
 
 _KEYS = {"name": "operator", "input_dims": "input shapes", "stack": "called from"}
-_DEVICE = {
-    "self_device_ns": "self device",
-    "self_device_frac": "of device",
-    "total_device_ns": "total device",
-}
-_HOST = {
-    "self_host_ns": "self host",
-    "self_host_frac": "of host",
-    "total_host_ns": "total host",
-    "mean_host_ns": "host/call",
-}
+_DEVICE = headings(
+    "self_device_ns: self device, self_device_frac: of device, total_device_ns: total device"
+)
+_HOST = headings(
+    "self_host_ns: self host, self_host_frac: of host, total_host_ns: total host, "
+    "mean_host_ns: host/call"
+)
 #: Columns that give way where both sides are told, and where rows have more than a name.
 _LESS_TOLD = ("mean_host_ns",)
 _LEAST_TOLD = ("total_device_ns", "self_host_frac", "mean_host_ns")
-_MEMORY = {
-    "self_device_memory_bytes": "self device",
-    "total_device_memory_bytes": "total device",
-    "self_host_memory_bytes": "self host",
-    "total_host_memory_bytes": "total host",
-}
+_MEMORY = headings(
+    "self_device_memory_bytes: self device, total_device_memory_bytes: total device, "
+    "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
+)
+
+_SCALARS = (
+    "sort_by", "n_calls", "host_ns", "device_ns", "unlaunched_ns", "outside_bytes", "unclosed",
+)  # fmt: skip
+_RANKS = {"calls": "calls", "threads": "threads", "host_ns": "host", "device_ns": "device"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,7 +65,7 @@ class Operators(Result):
         code_hint: what shows the code that no call accounts for.
     """
 
-    sort_by: SortBy
+    sort_by: options.SortBy
     n_calls: int
     host_ns: int
     device_ns: int | None
@@ -88,15 +84,7 @@ class Operators(Result):
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
-            scalars=self.numbers(
-                "sort_by",
-                "n_calls",
-                "host_ns",
-                "device_ns",
-                "unlaunched_ns",
-                "outside_bytes",
-                "unclosed",
-            ),
+            scalars=self.numbers(*_SCALARS),
             charts=partial(_charts, self),
         )
 
@@ -151,7 +139,7 @@ def _meaning(result: Operators) -> Iterator[str]:
             f"Self time of {name} is other code, or waiting, that no operator accounts for; "
             f"{result.code_hint} shows which."
         )
-    elif row["kind"] in CALLS and "ynchronize" in name:
+    elif row["kind"] in call_tree.CALLS and "ynchronize" in name:
         yield f"{name} is the host waiting for the device, not work of its own."
 
 
@@ -193,7 +181,7 @@ def _notes(result: Operators) -> tuple[str, ...]:
     if result.unclosed:
         said.append(f"{result.unclosed} operators never end and are not counted.")
     if "stack" in result.operators.columns:
-        alone = result.operators["stack"].is_null() & (result.operators["kind"] != FRAMES)
+        alone = result.operators["stack"].is_null() & (result.operators["kind"] != call_tree.FRAMES)
         if alone.any():
             said.append(
                 "Operators of the backward pass run in a thread without Python frames; their rows "
@@ -222,25 +210,14 @@ def _tables(result: Operators) -> tuple[Table, ...]:
         used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
         found.append(_memory(held.filter(used), keys, memory))
     if result.ranks.height > 1:
-        found.append(_ranks(result.ranks))
+        columns = {**rank_column(result.ranks), **_RANKS}
+        found.append(table_of_known("ranks", "Ranks", result.ranks, columns))
     return tuple(found)
 
 
 def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) -> Table:
     shown = {**keys, "calls": "calls", **memory}
     return Table("memory", "Memory allocated less freed", rows, shown)
-
-
-def _ranks(ranks: pl.DataFrame) -> Table:
-    device = ranks["device_ns"].null_count() < ranks.height
-    columns = {
-        **rank_column(ranks),
-        "calls": "calls",
-        "threads": "threads",
-        "host_ns": "host",
-        **({"device_ns": "device"} if device else {}),
-    }
-    return Table("ranks", "Ranks", ranks, columns)
 
 
 def _charts(result: Operators) -> tuple[Chart, ...]:

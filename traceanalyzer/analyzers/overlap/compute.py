@@ -1,10 +1,7 @@
 """From the device work of each rank to the parts of all devices' time: whole and over time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import polars as pl
@@ -12,8 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.device_work import DEVICE
-from traceanalyzer.analyzers.common.parts import measure_parts, per_device
+from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
 from traceanalyzer.analyzers.overlap.options import Options
 from traceanalyzer.analyzers.overlap.result import Overlap
@@ -38,7 +34,7 @@ _NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --ste
 def needs(_options: Options) -> Needs:
     """Device work, and the annotations that mark steps."""
     unused = ("correlation", "external_id", "bytes")
-    return Needs(frozenset((*DEVICE_WORK, "user_annotation", "nvtx")), MARK_NAMES, unused=unused)
+    return Needs({*DEVICE_WORK, "user_annotation", "nvtx"}, MARK_NAMES, unused=unused)
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Part:
     """One rank's device time.
 
     All frames have rank, device, start and end, and but for ``streams`` the columns of
-    :func:`~traceanalyzer.analyzers.common.parts.measure_parts`.
+    :func:`~traceanalyzer.analyzers.common.device_work.measure_parts`.
 
     Attributes:
         path: the file.
@@ -83,19 +79,13 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span = device_work.extent(work)
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
-    whole, steps, over_time = _measured(
-        work,
-        span,
-        per_device(step_marks(trace), work),
-        stretches(span, trace.meta.epoch_ns),
-    )
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
-        devices=whole.drop("step"),
-        steps=steps,
+        devices=measure_parts(work, span),
+        steps=measure_parts(work, per_device(step_marks(trace), work)),
         streams=_streams(work),
-        stretches=over_time.drop("step"),
+        stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
         step_hint=record_hint(trace.meta, "step"),
     )
@@ -129,16 +119,6 @@ OVERLAP = Analyzer("overlap", Options, needs, measure, combine)
 
 
 # --- one rank ------------------------------------------------------------------------------
-
-
-def _measured(work: pl.DataFrame, *windows: pl.DataFrame) -> list[pl.DataFrame]:
-    """The parts of each frame's windows, all looked for at once."""
-    joined = measure_parts(work, pl.concat(windows, how="diagonal"))
-    ends = accumulate(frame.height for frame in windows)
-    return [
-        joined.slice(end - frame.height, frame.height)
-        for frame, end in zip(windows, ends, strict=True)
-    ]
 
 
 def _streams(work: pl.DataFrame) -> pl.DataFrame:

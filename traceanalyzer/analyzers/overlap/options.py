@@ -1,12 +1,10 @@
 """The options of ``overlap``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, option
+from traceanalyzer.analyzers.base import AnalyzerOptions, option, patterns
 
 By = Literal["device", "step", "stream"]
 
@@ -25,9 +23,4 @@ class Options(AnalyzerOptions):
         choices=get_args(By),
         show_default=True,
     )
-    patterns: Sequence[str] = option(
-        (),
-        help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
-        metavar="REGEX",
-    )
+    patterns: Sequence[str] = patterns()

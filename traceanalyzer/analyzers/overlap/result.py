@@ -1,7 +1,5 @@
 """The parts of device time by device, step and stream, and what is shown of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.parts import IDLE, PARTS
+from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
+from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
 from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.result import Chart, Result, Table, View
@@ -24,22 +23,12 @@ _APART_FRAC = 0.1
 #: A stretch of time in which a device is busy for less is a row of ``low_utilisation``.
 LOW_FRAC = 0.5
 
-_PARTS = {
-    "compute_ns": "compute",
-    "exposed_communication_ns": "exposed communication",
-    "exposed_memory_ns": "exposed copies",
-    "idle_ns": "idle",
-}
+_PARTS = ", ".join(f"{name}: {label}" for name, label in PART_NAMES.items())
 
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
 
-_WHOLE = {
-    "communication_ns": "communication",
-    "overlap_frac": "hidden by compute",
-    "utilisation_frac": "busy",
-}
+_WHOLE = "communication_ns: communication, overlap_frac: hidden by compute"
 
-_CHARTED = {f"{part}_ns": part.replace("memory", "copies").replace("_", " ") for part in PARTS}
 _SORTS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
 
 
@@ -48,9 +37,8 @@ class Overlap(Result):
     """How much communication is hidden behind compute, and what devices' time is made of.
 
     ``devices``, ``steps`` and ``timeline`` have the columns of
-    :func:`~traceanalyzer.analyzers.common.parts.measure_parts` and span_ns, the sum of the four
-    parts;
-    overlap_frac, hidden communication of communication, null where there is none;
+    :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` and span_ns, the sum of the
+    four parts; overlap_frac, hidden communication of communication, null where there is none;
     utilisation_frac, busy of span; compute_frac, compute of span; rank, path, device, at_ns.
 
     Attributes:
@@ -106,8 +94,8 @@ def _verdict(result: Overlap, sums: Mapping[str, Any]) -> str:
     """How much communication is exposed, what that costs, what else the time goes to."""
     if not sums["span_ns"]:
         return "All recorded device work is of no duration: there is nothing to measure."
-    parts = (_made_of(result, sums), _communication(result, sums), _copies(sums), _idle(sums))
-    return " ".join(sentence for sentence in parts if sentence)
+    communication = _communication(result, sums)
+    return sentences(_made_of(result, sums), communication, _copies(sums), _idle(sums))
 
 
 def _made_of(result: Overlap, sums: Mapping[str, Any]) -> str:
@@ -208,70 +196,34 @@ def _notes(result: Overlap) -> tuple[str, ...]:
 
 def _tables(result: Overlap) -> tuple[Table, ...]:
     """What is asked for by ``by``; the others, and when devices were little busy, in detail."""
-    tables = {
-        "device": _devices(result),
-        "step": _steps(result),
-        "stream": _streams(result),
-        "low": _low(result),
+    busy, shares = "utilisation_frac: busy", f"{_PARTS}, {_WHOLE}"
+    low = "Stretches busy for less than half of the time"
+    streams = """device, stream, events, busy_ns: busy, compute_ns: compute,
+        communication_ns: communication, memory_ns: copies, alone_ns: no other stream busy,
+        alone_frac: share of its busy"""
+    columns = {
+        "devices": f"device, span_ns: span, {shares}, {busy}",
+        "steps": f"device, step, span_ns: time, {shares}",
+        "streams": streams,
     }
+    tables = {name[:-1]: _table(result, name, name.capitalize(), columns[name]) for name in columns}
+    tables["low"] = _table(
+        result, "low_utilisation", low, f"device, at_ns: at, span_ns: length, {busy}, {_PARTS}"
+    )
     first = tables.pop(result.by)
     return (first, *(replace(table, detail=True) for table in tables.values()))
 
 
-def _devices(result: Overlap) -> Table:
-    columns = {"device": "device", "span_ns": "span", **_PARTS, **_WHOLE}
-    return _table(result, "devices", "Devices", result.devices, columns)
-
-
-def _steps(result: Overlap) -> Table:
-    columns = {"device": "device", "step": "step", "span_ns": "time", **_PARTS, **_WHOLE}
-    columns.pop("utilisation_frac")
-    return _table(result, "steps", "Steps", result.steps, columns, "no steps are marked")
-
-
-def _streams(result: Overlap) -> Table:
-    columns = {
-        "device": "device",
-        "stream": "stream",
-        "events": "events",
-        "busy_ns": "busy",
-        "compute_ns": "compute",
-        "communication_ns": "communication",
-        "memory_ns": "copies",
-        "alone_ns": "no other stream busy",
-        "alone_frac": "share of its busy",
-    }
-    return _table(result, "streams", "Streams", result.streams, columns)
-
-
-def _low(result: Overlap) -> Table:
-    columns = {
-        "device": "device",
-        "at_ns": "at",
-        "span_ns": "length",
-        "utilisation_frac": "busy",
-        **_PARTS,
-    }
-    title = "Stretches busy for less than half of the time"
-    return _table(result, "low_utilisation", title, result.low, columns)
-
-
-def _table(
-    result: Overlap,
-    name: str,
-    title: str,
-    frame: pl.DataFrame,
-    columns: Mapping[str, str],
-    empty: str = "none",
-) -> Table:
+def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
     """The columns that say something; the file where ranks are not told apart by number."""
-    devices = result.devices
+    devices, frame = result.devices, getattr(result, name.removesuffix("_utilisation"))
+    empty = "no steps are marked" if name == "steps" else "none"
     keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
     if devices["path"].n_unique() > 1 and not told_by_rank(devices):
         frame = frame.with_columns(file=short_paths(frame["path"]))
         keys = {"file": "file", **keys}
     silent = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
-    rest = {name: label for name, label in columns.items() if name not in silent}
+    rest = {name: label for name, label in headings(columns).items() if name not in silent}
     return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"})
 
 
@@ -284,59 +236,34 @@ def _charts(result: Overlap) -> tuple[Chart, ...]:
 
 
 def _parts(result: Overlap) -> Chart:
-    if result.by == "device":
-        frame = result.devices.with_columns(places(result.devices))
-        return _stacked("What the devices' time is made of", _long(frame, ["on"], _CHARTED), "on")
-    by_step = result.by == "step"
-    rows, parts = (result.steps, _CHARTED) if by_step else (result.streams, _SORTS)
-    title = "What the steps' time is made of" if by_step else "What each stream was busy with"
+    title, rows, parts = {
+        "device": ("What the devices' time is made of", result.devices, PART_NAMES),
+        "step": ("What the steps' time is made of", result.steps, PART_NAMES),
+        "stream": ("What each stream was busy with", result.streams, _SORTS),
+    }[result.by]
     frame = rows.with_columns(places(rows))
-    return _stacked(title, _long(frame, ["on", result.by], parts), result.by, panel=_panel(frame))
+    if result.by == "device":
+        return stacked("parts", title, by_part(frame, ["on"], parts), "on")
+    pieces = by_part(frame, ["on", result.by], parts)
+    return stacked("parts", title, pieces, result.by, panel=_panel(frame))
 
 
 def _timeline(result: Overlap) -> Chart:
     """Shares of each stretch; what is missing to 100 % is idle."""
     frame = result.timeline.with_columns(places(result.timeline))
-    busy = {name: label for name, label in _CHARTED.items() if label != IDLE}
+    busy = {name: label for name, label in PART_NAMES.items() if label != IDLE}
     shares = frame.with_columns(pl.col(name) / pl.col("span_ns") for name in busy)
-    return Chart(
-        name="utilisation",
-        title="How busy each device was over time",
-        mark="bar",
-        frame=_long(shares, ["on", "at_ns"], busy, "share_frac"),
-        x="at_ns",
+    return stacked(
+        "utilisation",
+        "How busy each device was over time",
+        by_part(shares, ["on", "at_ns"], busy, "share_frac"),
+        "at_ns",
         y="share_frac",
         x_label="time since the first device work",
         y_label="share of the time",
-        color="part",
         panel=_panel(frame),
-        stacked=True,
-    )
-
-
-def _stacked(title: str, frame: pl.DataFrame, x: str, panel: str | None = None) -> Chart:
-    return Chart(
-        name="parts",
-        title=title,
-        mark="bar",
-        frame=frame,
-        x=x,
-        y="time_ns",
-        x_label="" if x == "on" else x,
-        y_label="time",
-        color="part",
-        panel=panel,
-        stacked=True,
     )
 
 
 def _panel(frame: pl.DataFrame) -> str | None:
     return "on" if frame["on"].n_unique() > 1 else None
-
-
-def _long(
-    frame: pl.DataFrame, keys: list[str], parts: Mapping[str, str], value: str = "time_ns"
-) -> pl.DataFrame:
-    """A row for each row and part, parts in the order given."""
-    wide = frame.select(*keys, *(pl.col(name).alias(label) for name, label in parts.items()))
-    return wide.unpivot(index=keys, variable_name="part", value_name=value)

@@ -64,13 +64,7 @@ def py_spy_report(
     from traceanalyzer.run import run
 
     options = Options(
-        library_names,
-        match,
-        aggregate_leaf_paths,
-        group_by,
-        by,
-        drop_module,
-        exclude_idle_process,
-        rate,
-    )
+        library_names, match, aggregate_leaf_paths, group_by, by, drop_module,
+        exclude_idle_process, rate,
+    )  # fmt: skip
     return run(PY_SPY_REPORT, inputs, options, **reading)

@@ -1,7 +1,5 @@
 """From the sampled stacks of each file to one report: paths, sums, processes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,17 +8,13 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.weights import of_one_unit
+from traceanalyzer.analyzers.common import columns, libraries
+from traceanalyzer.analyzers.common.weights import is_whole, of_one_unit
 from traceanalyzer.analyzers.py_spy_report.frames import Frames, frames_of
 from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths
 from traceanalyzer.errors import InputError, OptionError
-from traceanalyzer.frames import stack_weights
-from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.frames.numbering import group_numbers
-from traceanalyzer.frames.stack_weights import ROOT, nearest
-from traceanalyzer.limits import MOST_WEIGHT
+from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_weight
 
@@ -72,14 +66,14 @@ def measure(trace: Trace, options: Options) -> Part:
     """
     samples = _weighted(trace.require("sample"))
     frames = frames_of(trace, options)
-    node = samples["stack"].cast(pl.Int64).fill_null(ROOT).to_numpy()
-    leaf = _at(nearest(frames.parent, frames.kept[frames.frame]), node)
-    without = (leaf if options.drop_module else node) == ROOT
+    node = samples["stack"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
+    leaf = _at(stack_weights.nearest(frames.parent, frames.kept[frames.frame]), node)
+    without = (leaf if options.drop_module else node) == stack_weights.ROOT
     out = without & (options.exclude_idle_process or options.drop_module)
     counted = pl.Series(~out)
     labels = _labels(samples, trace, options.by).filter(counted)
     processes = _processes(samples, trace, frames, node)
-    idle = float(samples.filter(pl.Series(node == ROOT))["weight"].sum())
+    idle = float(samples.filter(pl.Series(node == stack_weights.ROOT))["weight"].sum())
     left_out = float(samples.filter(pl.Series(out))["weight"].sum())
     samples, leaf = samples.filter(counted), leaf[~out]
     groups = None
@@ -114,8 +108,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     if options.aggregate_leaf_paths and len(parts) > 1:
         keys = ["group", *PATH, *LIBRARY, "library"]
         rows = rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
-    paths = rows.sort("samples", descending=True, maintain_order=True)
-    paths = paths.with_columns(samples_frac=_share("samples", total))
+    share = _share("samples", total).alias("samples_frac")
+    paths = rows.sort("samples", descending=True, maintain_order=True).with_columns(share)
     paths = paths.with_columns(proportion=_proportion(paths, unit))
     files = pl.concat(
         part.processes.with_columns(file=pl.lit(part.path if len(parts) > 1 else None, pl.String))
@@ -124,7 +118,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
     order = ("group", "name", "path", "line", *LIBRARY, "library", "samples", "samples_frac")
     processes = files.sort("samples", descending=True, maintain_order=True).select(
-        "file", "pid", "command", "role", "samples", samples_frac=_share("samples", total)
+        "file", "pid", "command", "role", "samples", share
     )
     leaves = rows.group_by(PATH, maintain_order=True).agg(pl.col("samples").sum())
     return LeafPaths(
@@ -161,15 +155,15 @@ def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
     return samples.filter(~before).with_columns(pl.col("weight").fill_null(1.0))
 
 
-def _at(values: Ints, node: Ints) -> Ints:
+def _at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:
     if not values.size:
         return node
-    found: Ints = np.where(node == ROOT, ROOT, values[node])
+    found: intervals.Ints = np.where(node == stack_weights.ROOT, stack_weights.ROOT, values[node])
     return found
 
 
 def _rows(
-    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, options: Options
+    frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, options: Options
 ) -> pl.DataFrame:
     """A row a sample, or a row for each leaf and library frame that are shown alike."""
     found = _library_nodes(frames, leaf, max(len(options.library_names), 1))
@@ -178,50 +172,46 @@ def _rows(
     ).with_columns(samples=weight)
     if options.aggregate_leaf_paths:
         one = _alike(frames.shown)
-        numbers = (
-            numbers.with_columns(
-                leaf=_at(one, numbers["leaf"].to_numpy()), lib=_at(one, numbers["lib"].to_numpy())
-            )
-            .group_by("group", "leaf", "lib", maintain_order=True)
-            .agg(pl.col("samples").sum())
-        )
+        alike = [pl.Series(name, _at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
+        keys = ("group", "leaf", "lib")
+        groups = numbers.with_columns(alike).group_by(keys, maintain_order=True)
+        numbers = groups.agg(pl.col("samples").sum())
     lib = numbers["lib"].to_numpy()
     named = _at(frames.library, lib)
     names = pl.Series(options.library_names or ("own code",), dtype=pl.String)
     at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
+    leaves = [frames.shown[name].gather(at_leaf) for name in PATH]
+    callers = [frames.shown[name].gather(at_lib) for name in PATH]
     return numbers.select("group", "samples").with_columns(
-        name=frames.shown["name"].gather(at_leaf).fill_null(_NO_FRAME),
-        path=frames.shown["path"].gather(at_leaf),
-        line=frames.shown["line"].gather(at_leaf),
-        library_function_name=frames.shown["name"].gather(at_lib),
-        library_function_path=frames.shown["path"].gather(at_lib),
-        library_function_line=frames.shown["line"].gather(at_lib),
+        leaves[0].fill_null(_NO_FRAME),
+        *leaves[1:],
+        *(caller.alias(name) for name, caller in zip(LIBRARY, callers, strict=True)),
         library=names.gather(_row_of(pl.Series(named))),
     )
 
 
-def _alike(shown: pl.DataFrame) -> Ints:
+def _alike(shown: pl.DataFrame) -> intervals.Ints:
     """For each frame the first one that is shown alike."""
-    _, (same,) = group_numbers(PATH, shown)
+    _, (same,) = numbering.group_numbers(PATH, shown)
     _, first = np.unique(same, return_index=True)
-    one: Ints = first[same]
+    one: intervals.Ints = first[same]
     return one
 
 
 def _row_of(numbers: pl.Series) -> pl.Series:
     """Row numbers with null for :data:`ROOT`."""
-    known = pl.when(pl.col("n") != ROOT).then("n")
+    known = pl.when(pl.col("n") != stack_weights.ROOT).then("n")
     return numbers.alias("n").to_frame().select(known.cast(pl.UInt32)).to_series()
 
 
-def _library_nodes(frames: Frames, leaf: Ints, libraries_asked: int) -> Ints:
+def _library_nodes(frames: Frames, leaf: intervals.Ints, libraries_asked: int) -> intervals.Ints:
     """The innermost node of the first listed library that is in the stack."""
-    found: Ints = np.full(leaf.size, ROOT)
+    found: intervals.Ints = np.full(leaf.size, stack_weights.ROOT)
     for number in range(libraries_asked):
         wanted = (frames.library == number) & frames.kept
         if wanted.any():
-            inner = _at(nearest(frames.parent, wanted[frames.frame]), leaf)
-            found = np.where(found == ROOT, inner, found)
+            inner = _at(stack_weights.nearest(frames.parent, wanted[frames.frame]), leaf)
+            found = np.where(found == stack_weights.ROOT, inner, found)
     return found
 
 
@@ -235,9 +225,7 @@ def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
         return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
     key = ["pid"] if by == "process" else ["pid", "tid"]
     told = _named_lanes(trace, by)
-    joined = samples.select(key).join(
-        told, on=key, how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = columns.looked_up(samples.select(key), told, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
     unknown = pl.lit(f"(no {by})")
@@ -256,12 +244,16 @@ def _named_lanes(trace: Trace, by: By) -> pl.DataFrame:
     )
 
 
-def _processes(samples: pl.DataFrame, trace: Trace, frames: Frames, node: Ints) -> pl.DataFrame:
+def _processes(
+    samples: pl.DataFrame, trace: Trace, frames: Frames, node: intervals.Ints
+) -> pl.DataFrame:
     """Each process's samples and what it is, as its stacks tell."""
     role = np.zeros(node.size, np.int64)
     for number, flags in ((1, frames.child), (2, frames.worker)):
         if flags.any():
-            role[_at(nearest(frames.parent, flags), node) != ROOT] = number
+            role[_at(stack_weights.nearest(frames.parent, flags), node) != stack_weights.ROOT] = (
+                number
+            )
     return (
         samples.select("pid", samples="weight", role=pl.Series(role))
         .group_by("pid", maintain_order=True)
@@ -277,30 +269,26 @@ def _processes(samples: pl.DataFrame, trace: Trace, frames: Frames, node: Ints) 
 
 
 def _sums(
-    frames: Frames, leaf: Ints, weight: pl.Series, labels: pl.Series, group_by: GroupBy
+    frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, group_by: GroupBy
 ) -> pl.DataFrame:
     """Self and total by what is asked for; a stack that holds one several times counts once."""
     keys = frames.shown.select(_key(frames.shown, group_by))
     special = pl.DataFrame({"key": [_DEEPER, _NO_FRAME]})
     distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
-    numbers = keys.join(
-        distinct.with_row_index("number"),
-        on=keys.columns,
-        how="left",
-        nulls_equal=True,
-        maintain_order="left",
-    )["number"]
+    numbers = columns.looked_up(keys, distinct.with_row_index("number"), keys.columns)["number"]
     parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
     forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
-    at = _at(np.append(place, ROOT)[_renumbered(frames)], leaf)
+    at = _at(np.append(place, stack_weights.ROOT)[_renumbered(frames)], leaf)
     found = [_no_sums(keys)]
     for label in labels.unique(maintain_order=True):
         mine = labels.eq_missing(label).to_numpy()
         node, inside = at[mine], weight.to_numpy()[mine]
-        own = np.bincount(node[node != ROOT], inside[node != ROOT], forest.parent.size)
+        own = np.bincount(
+            node[node != stack_weights.ROOT], inside[node != stack_weights.ROOT], forest.parent.size
+        )
         alone, total = stack_weights.by_frame(forest, own[None].astype(np.float64), distinct.height)
         for sums in (alone, total):
-            sums[0, -1] += inside[node == ROOT].sum()
+            sums[0, -1] += inside[node == stack_weights.ROOT].sum()
         found.append(
             distinct.with_columns(
                 pl.lit(label, pl.String).alias("group"),
@@ -318,20 +306,22 @@ def _no_sums(keys: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(schema={"group": pl.String, **keys.schema, **sums})
 
 
-def _kept_tree(frames: Frames, number: Ints) -> tuple[Ints, Ints]:
+def _kept_tree(frames: Frames, number: intervals.Ints) -> tuple[intervals.Ints, intervals.Ints]:
     """The tree of the frames that count, and what each is summed up by."""
     kept = frames.kept[frames.frame]
-    above = np.full(frames.parent.size, ROOT)
-    inner = frames.parent != ROOT
-    above[inner] = nearest(frames.parent, kept)[frames.parent[inner]]
+    above = np.full(frames.parent.size, stack_weights.ROOT)
+    inner = frames.parent != stack_weights.ROOT
+    above[inner] = stack_weights.nearest(frames.parent, kept)[frames.parent[inner]]
     renumbered = _renumbered(frames)
     parent = above[kept]
-    return np.where(parent == ROOT, ROOT, renumbered[parent]), number[frames.frame[kept]]
+    return np.where(parent == stack_weights.ROOT, stack_weights.ROOT, renumbered[parent]), number[
+        frames.frame[kept]
+    ]
 
 
-def _renumbered(frames: Frames) -> Ints:
+def _renumbered(frames: Frames) -> intervals.Ints:
     """The row of each kept node among the kept ones."""
-    numbers: Ints = np.cumsum(frames.kept[frames.frame]) - 1
+    numbers: intervals.Ints = np.cumsum(frames.kept[frames.frame]) - 1
     return numbers
 
 
@@ -379,26 +369,16 @@ def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
         found.group_by(keys, maintain_order=True)
         .agg(pl.col("self", "total").sum() * scale)
         .sort("self", "total", *keys, descending=[True, True, *[False] * len(keys)])
-        .select(
-            *keys,
-            "self",
-            "total",
-            self_frac=_share("self", total),
-            total_frac=_share("total", total),
-        )
+        .with_columns(self_frac=_share("self", total), total_frac=_share("total", total))
     )
 
 
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
     """Weights as whole numbers where all of them are."""
     found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all(_is_whole(frame[name]) for name in found):
+    if not all(is_whole(frame[name]) for name in found):
         return frame
     return frame.with_columns(pl.col(found).cast(pl.Int64))
-
-
-def _is_whole(weights: pl.Series) -> bool:
-    return bool(((weights == weights.round()) & (weights.abs() <= MOST_WEIGHT)).all())
 
 
 def _share(name: str, total: float) -> pl.Expr:
@@ -419,8 +399,5 @@ def _count(weight: float, unit: str) -> str:
 
 def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:
     """Numbers as text, each distinct one written once."""
-    if values.is_empty():
-        return pl.Series(dtype=pl.String)
-    distinct = values.unique()
-    told = pl.Series([write(value) for value in distinct], dtype=pl.String)
-    return values.replace_strict(distinct, told, return_dtype=pl.String)
+    texts = {value: write(value) for value in values.unique()}
+    return values.replace_strict(texts, default=None, return_dtype=pl.String)

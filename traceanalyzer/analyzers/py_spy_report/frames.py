@@ -1,7 +1,5 @@
 """The frames of one trace's stacks: whose each is, and the tree without what does not count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.py_spy_report.options import Options
-from traceanalyzer.frames.intervals import Bools, Ints
-from traceanalyzer.frames.stack_weights import ROOT
+from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
 
 BUILT_IN = "built-in"
@@ -37,12 +34,12 @@ class Frames:
     """
 
     shown: pl.DataFrame
-    frame: Ints
-    parent: Ints
-    kept: Bools
-    library: Ints
-    child: Bools
-    worker: Bools
+    frame: intervals.Ints
+    parent: intervals.Ints
+    kept: intervals.Bools
+    library: intervals.Ints
+    child: intervals.Bools
+    worker: intervals.Bools
 
 
 def frames_of(trace: Trace, options: Options) -> Frames:
@@ -53,37 +50,30 @@ def frames_of(trace: Trace, options: Options) -> Frames:
     reference's numbers are wanted).
     """
     stacks = trace.stacks
-    distinct = (
-        stacks.select("name", "file", "line")
-        .with_row_index("node")
-        .group_by("name", "file", "line", maintain_order=True)
-        .agg("node")
-        .with_columns(pl.col("name", "file").cast(pl.String))
-    )
-    frame = np.empty(stacks.height, np.int64)
-    sizes = distinct["node"].list.len().to_numpy()
-    frame[distinct["node"].explode().to_numpy()] = np.repeat(np.arange(distinct.height), sizes)
+    rows = stacks.select("name", "file", "line")
+    first, frame = numbering.numbered(rows.get_columns())
+    distinct = rows[first].with_columns(pl.col("name", "file").cast(pl.String))
     file = pl.col("file").fill_null("")
-    child = (
-        file.str.contains(_PROCESS)
-        & pl.col("name").str.contains(r"^(?:.*\._bootstrap|_bootstrap|main)$")
-    ).alias("c")
-    worker = (file.str.contains(_WORKER) & (pl.col("name") == "_worker_loop")).alias("w")
-    is_child, is_worker = (
-        distinct.select(e.fill_null(value=False)).to_series().to_numpy() for e in (child, worker)
+    is_entry = pl.col("name").str.contains(r"^(?:.*\._bootstrap|_bootstrap|main)$")
+    roles = distinct.select(
+        child=(file.str.contains(_PROCESS) & is_entry).fill_null(value=False),
+        worker=(file.str.contains(_WORKER) & (pl.col("name") == "_worker_loop")).fill_null(
+            value=False
+        ),
     )
-    parent = stacks["parent"].cast(pl.Int64).fill_null(ROOT).to_numpy()
+    is_child, is_worker = (role.to_numpy()[frame] for role in roles)
+    parent = stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     if options.match != "substring":
-        parent = np.where(is_child[frame], ROOT, parent)
+        parent = np.where(is_child, stack_weights.ROOT, parent)
     shown = distinct.select(*_shown())
     return Frames(
         shown=shown,
-        frame=frame,
+        frame=frame.astype(np.int64),
         parent=parent,
         kept=_kept(shown, options),
         library=_library(shown, options),
-        child=is_child[frame],
-        worker=is_worker[frame],
+        child=is_child,
+        worker=is_worker,
     )
 
 
@@ -98,22 +88,27 @@ def _shown() -> list[pl.Expr]:
     ]
 
 
-def _kept(shown: pl.DataFrame, options: Options) -> Bools:
+def _kept(shown: pl.DataFrame, options: Options) -> intervals.Bools:
     if not options.drop_module:
         return np.ones(shown.height, np.bool_)
     texts = pl.concat_str(pl.col("name"), pl.col("path").fill_null(""), separator="\n")
-    held: Bools = shown.select(texts.str.contains(_MODULE, literal=True)).to_series().to_numpy()
+    held: intervals.Bools = (
+        shown.select(texts.str.contains(_MODULE, literal=True)).to_series().to_numpy()
+    )
     return ~held
 
 
-def _library(shown: pl.DataFrame, options: Options) -> Ints:
+def _library(shown: pl.DataFrame, options: Options) -> intervals.Ints:
     """Which of the libraries asked for each frame belongs to."""
     if not options.library_names:
         own = map(libraries.is_own, shown["name"].to_list(), shown["file"].to_list())
-        return np.array([0 if is_own else ROOT for is_own in own], np.int64)
+        return np.array([0 if is_own else stack_weights.ROOT for is_own in own], np.int64)
     by = libraries.by_substring if options.match == "substring" else libraries.by_component
     match = by(options.library_names)
     paths = shown["path" if options.match == "substring" else "file"].to_list()
     place = {name: number for number, name in enumerate(options.library_names)}
-    told = {path: ROOT if (name := match(path)) is None else place[name] for path in set(paths)}
+    told = {
+        path: stack_weights.ROOT if (name := match(path)) is None else place[name]
+        for path in set(paths)
+    }
     return np.array([told[path] for path in paths], np.int64)

@@ -1,13 +1,11 @@
 """Leaf paths or sums, whose code they belong to, and what is shown of them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.display import known_columns
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_weight
@@ -21,14 +19,6 @@ _NOT_FOUND = "Not Found"
 
 #: The ending of a column's name that makes a table show a unit.
 _SUFFIXES = {"ns": "_ns", "bytes": "_bytes"}
-
-_GROUPED = {
-    "function": "functions",
-    "line": "lines",
-    "file": "files",
-    "module": "modules",
-    "library": "libraries",
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,7 +148,7 @@ def _paths(result: LeafPaths) -> Table:
         "Leaf paths" if result.options.aggregate_leaf_paths else "Stacks by their leaf",
         result.paths,
         {
-            **_told(result.paths, {"group": result.options.by or "group"}),
+            **known_columns(result.paths, {"group": result.options.by or "group"}),
             **{name: name for name in (*PATH, *LIBRARY)},
             "proportion": "proportion (n)",
         },
@@ -174,7 +164,7 @@ def _processes(result: LeafPaths) -> Table:
         "Processes",
         frame,
         {
-            **_told(result.processes, {"file": "file"}),
+            **known_columns(result.processes, {"file": "file"}),
             "role": "role",
             "pid": "pid",
             "command": "command",
@@ -190,19 +180,15 @@ def _groups(result: LeafPaths, groups: pl.DataFrame) -> Table:
     frame, weight = _weights(result.unit, groups, "self", "total")
     unit = f" {result.unit}" if result.unit not in _SUFFIXES else ""
     columns = {
-        **_told(groups, {"group": result.options.by or "group"}),
+        **known_columns(groups, {"group": result.options.by or "group"}),
         **{name: label for name, label in shown.items() if name in groups.columns},
         weight["self"]: f"self{unit}",
         "self_frac": "self",
         weight["total"]: f"total{unit}",
         "total_frac": "total",
     }
-    return Table(_GROUPED[by], f"By {by}", frame, columns)
-
-
-def _told(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
-    """The columns that say something."""
-    return {n: label for n, label in columns.items() if frame[n].null_count() < frame.height}
+    name = "libraries" if by == "library" else f"{by}s"
+    return Table(name, f"By {by}", frame, columns)
 
 
 def _weights(unit: str, frame: pl.DataFrame, *names: str) -> tuple[pl.DataFrame, dict[str, str]]:

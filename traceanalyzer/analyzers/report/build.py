@@ -1,7 +1,5 @@
 """From the results of all analyzers to a report: findings, a few numbers, ranks side by side."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -11,17 +9,10 @@ import polars as pl
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Examination
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.places import places
+from traceanalyzer.analyzers.common import columns, places
+from traceanalyzer.analyzers.common.display import headings, known_columns
 from traceanalyzer.analyzers.diagnosis.judge import judge
 from traceanalyzer.analyzers.diagnosis.rule import Rule
-from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-from traceanalyzer.analyzers.info.result import Info
-from traceanalyzer.analyzers.memory.oom import MemoryErrors
-from traceanalyzer.analyzers.memory.result import Memory
-from traceanalyzer.analyzers.overlap.result import Overlap
-from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
-from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 
 #: Inputs that the title names.
@@ -62,7 +53,7 @@ def _sections(found: Examination, paths: Sequence[str]) -> tuple[Section, ...]:
         Section(entry.name, entry.section or "", _command(entry.command, paths), result)
         for entry in registry.in_report()
         if (result := found.results.get(entry.name)) is not None
-        and not (isinstance(result, MemoryErrors) and result.errors.is_empty())
+        and not (entry.name == "memory_oom" and not result.scalars["ooms"])
     )
 
 
@@ -72,15 +63,11 @@ def _sections(found: Examination, paths: Sequence[str]) -> tuple[Section, ...]:
 def facts(answers: Mapping[str, Result]) -> tuple[Fact, ...]:
     """Ranks, span, steps, how busy, what waits, what fills the memory: as far as it is known."""
     return tuple(
-        fact
-        for of, told in _TOLD.items()
-        for result in answers.values()
-        if isinstance(result, of)
-        for fact in told(result)
+        fact for name, told in _TOLD.items() if name in answers for fact in told(answers[name])
     )
 
 
-def _files(result: Info) -> Iterator[Fact]:
+def _files(result: Any) -> Iterator[Fact]:
     ranks = result.files["rank"].drop_nulls().n_unique()
     name, count = ("ranks", ranks) if ranks else ("files", result.files.height)
     yield Fact(name, name, count)
@@ -89,7 +76,7 @@ def _files(result: Info) -> Iterator[Fact]:
         yield Fact("span_ns", "recorded", span)
 
 
-def _steps(result: Steps) -> Iterator[Fact]:
+def _steps(result: Any) -> Iterator[Fact]:
     sums, most = result.scalars, result.ranks["steps"].max()
     if isinstance(most, int):
         yield Fact("step_count", "steps", most)
@@ -97,7 +84,7 @@ def _steps(result: Steps) -> Iterator[Fact]:
         yield Fact("median_ns", "median step", sums["median_ns"])
 
 
-def _idleness(result: GpuIdle) -> Iterator[Fact]:
+def _idleness(result: Any) -> Iterator[Fact]:
     if not result.span_ns:
         return
     who = "training thread idle" if result.on_host else "GPU idle"
@@ -108,61 +95,51 @@ def _idleness(result: GpuIdle) -> Iterator[Fact]:
     yield Fact("dataloading_frac", "waiting for data", share)
 
 
-def _exposed(result: Overlap) -> Iterator[Fact]:
+def _exposed(result: Any) -> Iterator[Fact]:
     sums = result.scalars
     if sums["communication_ns"] and sums["span_ns"]:
         share = sums["exposed_communication_ns"] / sums["span_ns"]
         yield Fact("exposed_frac", "exposed communication", share)
 
 
-def _waiting(result: CommOutliers) -> Iterator[Fact]:
+def _waiting(result: Any) -> Iterator[Fact]:
     if result.n_matched and result.total_comm_ns:
         share = result.total_wait_ns / result.total_comm_ns
         yield Fact("wait_frac", "of communication waiting", share)
 
 
-def _filled(result: Memory) -> Iterator[Fact]:
+def _filled(result: Any) -> Iterator[Fact]:
     peak = result.devices["peak_bytes"].max()
     if isinstance(peak, int):
         yield Fact("peak_bytes", "peak memory", peak)
 
 
-def _sampled(result: LeafPaths) -> Iterator[Fact]:
+def _sampled(result: Any) -> Iterator[Fact]:
     suffix = {"ns": "_ns", "bytes": "_bytes"}.get(result.unit, "")
     yield Fact(f"total{suffix}", result.unit or "weight", result.total_samples)
 
 
-_TOLD: dict[type[Result], Callable[[Any], Iterator[Fact]]] = {
-    Info: _files,
-    Steps: _steps,
-    GpuIdle: _idleness,
-    Overlap: _exposed,
-    CommOutliers: _waiting,
-    Memory: _filled,
-    LeafPaths: _sampled,
+#: Facts of each result, by the name of its analyzer.
+_TOLD: dict[str, Callable[[Any], Iterator[Fact]]] = {
+    "info": _files,
+    "steps": _steps,
+    "gpu_idle": _idleness,
+    "overlap": _exposed,
+    "comm_outliers": _waiting,
+    "memory": _filled,
+    "py_spy_report": _sampled,
 }
 
 
 _KEYS = ("rank", "path")
 
 #: Columns and their headings; those of which nothing is known are left out.
-_SHOWN = {
-    "on": "rank",
-    "format": "format",
-    "host": "host",
-    "events": "events",
-    "lost": "lost",
-    "steps": "steps",
-    "median_ns": "median step",
-    "busy_frac": "busy",
-    "idle_frac": "idle",
-    "dataloading_frac": "waiting for data",
-    "compute_frac": "compute",
-    "exposed_frac": "exposed communication",
-    "wait_ns": "waited for others",
-    "imposed_ns": "others waited for it",
-    "peak_bytes": "peak memory",
-}
+_SHOWN = headings(
+    "on: rank, format, host, events, lost, steps, median_ns: median step, busy_frac: busy, "
+    "idle_frac: idle, dataloading_frac: waiting for data, compute_frac: compute, "
+    "exposed_frac: exposed communication, wait_ns: waited for others, "
+    "imposed_ns: others waited for it, peak_bytes: peak memory"
+)
 
 
 def overview(answers: Mapping[str, Result]) -> Table:
@@ -173,60 +150,58 @@ def overview(answers: Mapping[str, Result]) -> Table:
     its devices), compute_frac and exposed_frac (exposed communication), wait_ns (for others),
     imposed_ns (that others waited for it), peak_bytes.
     """
-    info = answers["info"]
-    if not isinstance(info, Info):
-        raise TypeError("the answer of info is that of another analysis")
+    info: Any = answers["info"]
     rows = info.files.select(*_KEYS, "format", "host").with_columns(info.contents["events", "lost"])
-    for result in answers.values():
-        known = _of(result)
-        if known is not None:
-            rows = rows.join(
-                known, on=list(_KEYS), how="left", nulls_equal=True, maintain_order="left"
-            )
+    for name, result in answers.items():
+        if name in _OF_RANKS:
+            rows = columns.looked_up(rows, _OF_RANKS[name](result), _KEYS)
     found = rows.with_columns(_names(rows))
-    empty = {name for name in found.columns if found[name].null_count() == found.height}
-    if not (found["lost"].sum() or 0):
-        empty.add("lost")
-    shown = {name: label for name, label in _SHOWN.items() if name in {*found.columns} - empty}
+    shown = known_columns(found, _SHOWN)
+    if not found["lost"].sum():
+        shown.pop("lost", None)
     shown["on"] = "rank" if found["rank"].null_count() < found.height else "file"
     return Table("overview", "Ranks", found, shown)
 
 
 def _names(rows: pl.DataFrame) -> pl.Series:
     """The rank, where files of ranks are told apart by it; of files without one the name."""
-    ranked = rows["rank"].is_not_null()
-    own, others = (
-        places(part.select(*_KEYS)).cast(pl.String)
-        for part in (rows.filter(ranked), rows.filter(~ranked))
-    )
-    number = pl.int_range(pl.len())
-    order = pl.concat([rows.select(number).filter(ranked), rows.select(number).filter(~ranked)])
-    return pl.concat([own, others]).gather(order.to_series().arg_sort()).alias("on")
+    numbered = rows.select(*_KEYS, ranked=pl.col("rank").is_not_null()).with_row_index("row")
+    parts = [
+        part.select("row", places.places(part.select(_KEYS)).cast(pl.String))
+        for part in numbered.partition_by("ranked")
+    ]
+    return pl.concat(parts).sort("row")["on"]
 
 
-def _of(result: Result) -> pl.DataFrame | None:
-    """What an answer knows of each rank: the keys, and columns of :data:`_SHOWN`."""
-    if isinstance(result, Steps):
-        return result.ranks.select(*_KEYS, "steps", "median_ns")
-    if isinstance(result, GpuIdle):
-        span = (pl.col("end") - pl.col("start")).sum()
-        busy, loading = pl.col("busy_ns").sum(), pl.col("dataloading_ns").sum()
-        return result.units.group_by(_KEYS).agg(
-            busy_frac=pl.when(span > 0).then(busy / span),
-            idle_frac=pl.when(span > 0).then(1 - busy / span),
-            dataloading_frac=pl.when(span > 0).then(loading / span),
-        )
-    if isinstance(result, Overlap):
-        span = pl.col("span_ns").sum()
-        compute, exposed = (pl.col(f"{n}_ns").sum() for n in ("compute", "exposed_communication"))
-        return result.devices.group_by(_KEYS).agg(
-            compute_frac=pl.when(span > 0).then(compute / span),
-            exposed_frac=pl.when(span > 0).then(exposed / span),
-        )
-    if isinstance(result, CommOutliers):
-        paths = result.instances.select(*_KEYS).unique()
-        own = result.ranks.select("rank", "wait_ns", "imposed_ns")
-        return paths.join(own, on="rank", nulls_equal=True)
-    if isinstance(result, Memory):
-        return result.devices.group_by(_KEYS).agg(pl.col("peak_bytes").max())
-    return None
+def _shares(rows: pl.DataFrame, whole: pl.Expr, **parts: pl.Expr) -> pl.DataFrame:
+    """Sums of each rank as shares of a whole."""
+    sums = {name: columns.ratio(part.sum(), whole.sum()) for name, part in parts.items()}
+    return rows.group_by(_KEYS).agg(**sums)
+
+
+def _of_idle(result: Any) -> pl.DataFrame:
+    span, busy, loading = pl.col("end") - pl.col("start"), pl.col("busy_ns"), "dataloading_ns"
+    rows = _shares(result.units, span, busy_frac=busy, dataloading_frac=pl.col(loading))
+    idle = 1 - pl.col("busy_frac")
+    return rows.select(*_KEYS, "busy_frac", idle.alias("idle_frac"), "dataloading_frac")
+
+
+def _of_communication(result: Any) -> pl.DataFrame:
+    own = result.ranks.select("rank", "wait_ns", "imposed_ns")
+    paths: pl.DataFrame = result.instances.select(*_KEYS).unique()
+    return paths.join(own, on="rank", nulls_equal=True)
+
+
+#: What the result of an analyzer knows of each rank: the keys, and columns of :data:`_SHOWN`.
+_OF_RANKS: dict[str, Callable[[Any], pl.DataFrame]] = {
+    "steps": lambda result: result.ranks.select(*_KEYS, "steps", "median_ns"),
+    "gpu_idle": _of_idle,
+    "overlap": lambda result: _shares(
+        result.devices,
+        pl.col("span_ns"),
+        compute_frac=pl.col("compute_ns"),
+        exposed_frac=pl.col("exposed_communication_ns"),
+    ),
+    "comm_outliers": _of_communication,
+    "memory": lambda result: result.devices.group_by(_KEYS).agg(pl.col("peak_bytes").max()),
+}

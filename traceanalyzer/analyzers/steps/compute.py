@@ -1,7 +1,5 @@
 """From each rank's trace its steps and the parts of each; from those the steps of all ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +8,9 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common import device_work, places, step_marks
+from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.names import mapped, named
-from traceanalyzer.analyzers.common.parts import step_parts
-from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.analyzers.common.step_marks import (
-    MARK_KINDS,
-    MARK_NAMES,
-    step_marks,
-    without_snapshots,
-)
 from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
@@ -52,8 +43,8 @@ _NUMBERED = re.compile(r" \[\d+\]$")
 def needs(options: Options) -> Needs:
     """Device work and what marks steps: more where steps may be any slices of the host."""
     if options.step_name is None:
-        return Needs(frozenset((*DEVICE_WORK, *_ANNOTATIONS)), MARK_NAMES)
-    return Needs(frozenset((*DEVICE_WORK, *MARK_KINDS)))
+        return Needs({*DEVICE_WORK, *_ANNOTATIONS}, step_marks.MARK_NAMES)
+    return Needs({*DEVICE_WORK, *step_marks.MARK_KINDS})
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,7 @@ class Part:
         epoch_ns: absolute time of the trace's ts 0, or None.
         steps: a row for each step and device, a row for each step where no device work was
             recorded: device, step, start, end, the columns of
-            :func:`~traceanalyzer.analyzers.common.parts.measure_parts` (null without device
+            :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` (null without device
             work), and ``dataloader_ns`` (since the step before had ended), ``forward_ns``,
             ``backward_ns`` (within the step), null where Composer did not record them.
     """
@@ -84,11 +75,11 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no steps are marked, or no slice's name matches ``step_name``.
         OptionError: ``step_name`` is not a regular expression.
     """
-    marks = step_marks(trace, options.step_name)
+    marks = step_marks.step_marks(trace, options.step_name)
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
     marks = marks.hstack(_host_parts(trace, marks))
-    measured = step_parts(device_work(trace), marks)
+    measured = device_work.step_parts(device_work.device_work(trace), marks)
     host = [f"{part}_ns" for part in HOST_PARTS]
     steps = (
         marks.select("step", "start", "end", *host)
@@ -101,19 +92,21 @@ def measure(trace: Trace, options: Options) -> Part:
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
     """The steps of all ranks, and how ranks differ."""
     rows = joined(parts)
-    on = places(rows.drop("device"))
+    on = places.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
-    within = tuple(statistics.DEVICE_PARTS if known else statistics.HOST_PARTS)
+    within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
     steps = statistics.judged(rows, within).with_columns(on)
     ranks = statistics.ranks(steps)
     return Steps(
         steps=steps,
-        ranks=ranks.with_columns(places(ranks)),
+        ranks=ranks.with_columns(places.places(ranks)),
         common=statistics.common(steps, within),
     )
 
 
-STEPS = Analyzer("steps", Options, needs, measure, combine, report_parts=without_snapshots)
+STEPS = Analyzer(
+    "steps", Options, needs, measure, combine, report_parts=step_marks.without_snapshots
+)
 
 
 # --- one rank ------------------------------------------------------------------------------
@@ -219,10 +212,7 @@ def _one(recording: Sequence[Part]) -> pl.DataFrame:
     number = pl.col("start").rank("dense").cast(pl.Int64) - 1
     previous = rows.select("start", "end").unique().sort("start")
     before = previous.with_columns(before_ns=pl.col("start") - pl.col("end").shift(1))
-    first = recording[0]
-    return rows.join(before.drop("end"), on="start", how="left", maintain_order="left").select(
-        pl.lit(first.rank, pl.Int32).alias("rank"),
-        pl.lit(first.path).alias("path"),
+    joined = rows.join(before.drop("end"), on="start", how="left", maintain_order="left").select(
         number.alias("number"),
         "step",
         "device",
@@ -231,6 +221,7 @@ def _one(recording: Sequence[Part]) -> pl.DataFrame:
         "before_ns",
         pl.exclude("step", "device", "start", "end", "before_ns"),
     )
+    return with_source(joined, recording[0])
 
 
 def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,5 @@
 """The options of ``steps``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, option

@@ -1,7 +1,5 @@
 """Every step with its parts, what is usual on each rank, and what is shown of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,14 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import table_of_known
-from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
-from traceanalyzer.analyzers.steps.statistics import (
-    DEVICE_PARTS,
-    HOST_PARTS,
-    LEAST_AFTER,
-    WARM_UP_FACTOR,
-)
+from traceanalyzer.analyzers.common import device_work, display, places
+from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
 
@@ -37,6 +29,11 @@ _FURTHER = {
 }
 
 _GROWN = {"grown": "grew most", "grown_ns": "by"}
+
+_RANKS = display.headings(
+    """steps, median_ns: median, mean_ns: mean, std_ns: std, cv_frac: std / mean, min_ns: min,
+    max_ns: max, between_ns: between steps, between_frac: of all time"""
+)
 
 #: Time between steps that is worth a column.
 _BETWEEN_FRAC = 0.01
@@ -67,7 +64,7 @@ class Steps(Result):
         """Columns of ``steps`` that hold time, and what to call them."""
         return {
             name: label
-            for name, label in (DEVICE_PARTS | HOST_PARTS).items()
+            for name, label in (device_work.PART_NAMES | statistics.HOST_PARTS).items()
             if self.steps[name].max()
         }
 
@@ -102,15 +99,8 @@ def _sums(result: Steps) -> dict[str, Any]:
 
 def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
     """The usual step and its parts, what stands out, and how ranks differ."""
-    parts = (
-        _usual(result, sums),
-        _made_of(result),
-        _warm_up(result),
-        _slowest(result, sums),
-        _between(result),
-        _apart(result),
-    )
-    return " ".join(sentence for sentence in parts if sentence)
+    usual = (_usual(result, sums), _made_of(result), _warm_up(result))
+    return display.sentences(*usual, _slowest(result, sums), _between(result), _apart(result))
 
 
 def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
@@ -142,11 +132,11 @@ def _made_of(result: Steps) -> str:
     shares = {
         label: int(rows[name].sum()) / whole
         for name, label in result.parts.items()
-        if name in DEVICE_PARTS
+        if name in device_work.PART_NAMES
     }
     labels = [f"{label} {format_frac(s)}" for label, s in shares.items() if s >= _WORTH_FRAC]
     hint = " (gpu-idle tells why)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
-    return f"Of that time on the device {_list(labels)}{hint}." if labels else ""
+    return f"Of that time on the device {display.listed(labels)}{hint}." if labels else ""
 
 
 def _warm_up(result: Steps) -> str:
@@ -220,11 +210,6 @@ def _apart(result: Steps) -> str:
     )
 
 
-def _list(items: list[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else items[0]
-
-
 def _notes(result: Steps) -> tuple[str, ...]:
     """What belongs to a step, and what is not counted."""
     notes = []
@@ -244,9 +229,9 @@ def _notes(result: Steps) -> tuple[str, ...]:
         notes.append("Ranks with several devices have a row for each; a step's time is the same.")
     if result.ranks["warm_up"].sum():
         notes.append(
-            f"A first step is warm-up if it takes more than {WARM_UP_FACTOR:g} times the median of "
-            f"the steps after it ({LEAST_AFTER} at least) and more than three quarters of them; "
-            "medians and the like are without it."
+            f"A first step is warm-up if it takes more than {statistics.WARM_UP_FACTOR:g} times "
+            f"the median of the steps after it ({statistics.LEAST_AFTER} at least) and more than "
+            "three quarters of them; medians and the like are without it."
         )
     return tuple(notes)
 
@@ -291,15 +276,7 @@ def _ranks(result: Steps) -> Table:
     frame, keys = _keys(result, result.ranks)
     columns = {
         **keys,
-        "steps": "steps",
-        "median_ns": "median",
-        "mean_ns": "mean",
-        "std_ns": "std",
-        "cv_frac": "std / mean",
-        "min_ns": "min",
-        "max_ns": "max",
-        "between_ns": "between steps",
-        "between_frac": "of all time",
+        **_RANKS,
         **({"warm_up": "warm-up"} if frame["warm_up"].sum() else {}),
     }
     title = "By rank" if _has_data(frame, "rank") else "Over all steps"
@@ -318,15 +295,17 @@ def _common(result: Steps) -> Table:
         **result.parts,
         **_GROWN,
     }
-    return table_of_known("common", "Steps over all ranks, the slowest first", frame, columns)
+    return display.table_of_known(
+        "common", "Steps over all ranks, the slowest first", frame, columns
+    )
 
 
 def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
     """The columns that tell ranks apart, where there are several."""
     known = {"rank": "rank"} if _has_data(result.ranks, "rank") else {}
-    if result.ranks.height == 1 or told_by_rank(result.ranks):
+    if result.ranks.height == 1 or places.told_by_rank(result.ranks):
         return frame, known
-    return frame.with_columns(file=short_paths(frame["path"])), {"file": "file", **known}
+    return frame.with_columns(file=places.short_paths(frame["path"])), {"file": "file", **known}
 
 
 def _has_data(frame: pl.DataFrame, name: str) -> bool:
@@ -344,7 +323,7 @@ def _charts(result: Steps) -> tuple[Chart, ...]:
 
 def _times(result: Steps) -> Chart:
     each = result.steps.unique(["rank", "path", "number"], keep="first", maintain_order=True)
-    color = "rank" if told_by_rank(result.ranks) else "on"
+    color = "rank" if places.told_by_rank(result.ranks) else "on"
     several = result.ranks.height > 1
     return Chart(
         name="times",
@@ -362,20 +341,10 @@ def _times(result: Steps) -> Chart:
 
 
 def _parts(result: Steps) -> Chart:
-    frame = result.steps.with_columns(places(result.steps))
+    frame = result.steps.with_columns(places.places(result.steps))
     # all of a device's parts, so that each has its colour whatever else there is
-    parts = DEVICE_PARTS if "compute_ns" in result.parts else result.parts
-    wide = frame.select("on", "step", *(pl.col(n).alias(label) for n, label in parts.items()))
-    return Chart(
-        name="parts",
-        title="What the steps' time is made of",
-        mark="bar",
-        frame=wide.unpivot(index=["on", "step"], variable_name="part", value_name="time_ns"),
-        x="step",
-        y="time_ns",
-        x_label="step",
-        y_label="time",
-        color="part",
-        panel="on" if frame["on"].n_unique() > 1 else None,
-        stacked=True,
-    )
+    parts = device_work.PART_NAMES if "compute_ns" in result.parts else result.parts
+    rows = display.by_part(frame, ["on", "step"], parts)
+    panel = "on" if frame["on"].n_unique() > 1 else None
+    title = "What the steps' time is made of"
+    return display.stacked("parts", title, rows, "step", panel=panel)

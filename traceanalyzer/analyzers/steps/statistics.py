@@ -1,31 +1,17 @@
 """What is usual: warm-up told apart, the spread of each rank and among ranks, what grew."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from statistics import median
 
 import polars as pl
 
-#: What a step's time on a device is made of, adding up to it, and what to call it.
-DEVICE_PARTS = {
-    "compute_ns": "compute",
-    "exposed_communication_ns": "exposed communication",
-    "exposed_memory_ns": "exposed copies",
-    "idle_ns": "idle",
-}
+from traceanalyzer.analyzers.common.device_work import PART_NAMES
 
 #: What Composer's host did within a batch.
 HOST_PARTS = {"forward_ns": "forward", "backward_ns": "backward"}
 
 #: What a part is called that grew; of communication and copies only what is exposed takes time.
-_SHORT = {
-    "compute_ns": "compute",
-    "exposed_communication_ns": "communication",
-    "exposed_memory_ns": "copies",
-    "idle_ns": "idle",
-    **HOST_PARTS,
-}
+_SHORT = {n: label.removeprefix("exposed ") for n, label in (PART_NAMES | HOST_PARTS).items()}
 
 #: What tells recordings apart.
 RECORDING = ("rank", "path")

@@ -1,7 +1,7 @@
 """What is copied and set, by direction, memory and size, how fast, and whether kernels hide it.
 
-``compute`` measures each rank's copies and sets and sums up all ranks, ``findings`` holds classes
-of size and what is worth changing, ``result`` the numbers and what is shown of them.
+``compute`` measures each rank's copies and sets and sums up all ranks; ``result`` holds the
+numbers, what is worth changing, and what is shown of them.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """From the copies and sets of each rank to those of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.columns import ratio, sum_if_known, whole
+from traceanalyzer.analyzers.common.columns import largest_first, ratio, sum_if_known, whole
 from traceanalyzer.analyzers.common.device_work import DEVICE
-from traceanalyzer.analyzers.transfers.findings import NAMELESS, findings_of, size_class, ways
 from traceanalyzer.analyzers.transfers.options import Options
-from traceanalyzer.analyzers.transfers.result import Transfers
+from traceanalyzer.analyzers.transfers.result import Transfers, findings_of, size_class, with_ways
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
@@ -26,7 +23,7 @@ _DEVICE = ("rank", "path", "device")
 def needs(_options: Options) -> Needs:
     """Copies and sets, and the kernels that may run beside them."""
     unused = ("category", "pid", "tid", "stream", "correlation", "external_id")
-    return Needs(frozenset(DEVICE_WORK), unused=unused)
+    return Needs({*DEVICE_WORK}, unused=unused)
 
 
 @dataclass(frozen=True)
@@ -73,19 +70,12 @@ def measure(trace: Trace, _options: Options) -> Part:
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
     hidden = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
     exposed = (pl.col("dur_ns") - hidden["overlap"]) if known else pl.lit(None, pl.Int64)
-    told = moves.with_columns(exposed_ns=exposed).join(ways(moves["name"]), on="name", how="left")
+    told = with_ways(moves.with_columns(exposed_ns=exposed))
     recorded = int(trace.events.select(of_moves.sum()).item())
     path = pl.lit(trace.meta.path).alias("path")
     return Part(
         path=trace.meta.path,
-        moves=told.select(
-            *DEVICE,
-            pl.col("direction").fill_null(NAMELESS),
-            "memory",
-            "moved_bytes",
-            "dur_ns",
-            "exposed_ns",
-        ),
+        moves=told.select(*DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"),
         devices=_copying(work, moves, kernels if known else None).select(
             "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
         ),
@@ -96,7 +86,7 @@ def measure(trace: Trace, _options: Options) -> Part:
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Transfers:
     """The copies and sets of all ranks, summed up by direction, memory and size."""
     moves = pl.concat(
-        [part.moves.with_columns(pl.lit(part.path).alias("path"), size_class()) for part in parts]
+        part.moves.with_columns(pl.lit(part.path).alias("path"), size_class()) for part in parts
     )
     copies = _summed(moves, _WAY)
     place = copies.select(*_WAY, place=pl.int_range(pl.len()))
@@ -165,10 +155,8 @@ def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
         exposed_n=(pl.col("exposed_ns") > 0).sum().cast(pl.Int64),
         exposed_ns=sum_if_known("exposed_ns"),
     )
-    descending = [True, *(False for _ in keys)]
-    return sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns")).sort(
-        "total_ns", *keys, descending=descending, nulls_last=True
-    )
+    shares = sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns"))
+    return largest_first(shares, "total_ns", *keys, nulls_last=True)
 
 
 def _devices(parts: Sequence[Part], moves: pl.DataFrame) -> pl.DataFrame:

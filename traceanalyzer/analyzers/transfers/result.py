@@ -1,56 +1,95 @@
 """The copies and sets of all ranks, and what is shown of them."""
 
-from __future__ import annotations
-
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import table_of_known
+from traceanalyzer.analyzers.common.columns import sum_if_known
+from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.analyzers.transfers import findings
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
+#: What a set is called among directions.
+SET = "set"
+#: The direction of a copy without a name.
+NAMELESS = "not told"
+
+_BOUNDS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+#: Copies of fewer bytes are small: the time is that of starting them.
+SMALL_BYTES = _BOUNDS[1]
+
+_WORDS = tuple(map(format_bytes, _BOUNDS))
+_CLASSES = (
+    f"< {_WORDS[0]}",
+    *(f"{low} - {high}" for low, high in pairwise(_WORDS)),
+    f">= {_WORDS[-1]}",
+)
+#: The classes of small copies.
+SMALL_SIZES = _CLASSES[: _BOUNDS.index(SMALL_BYTES) + 1]
+UNKNOWN = "unknown"
+SIZE = pl.Enum((*_CLASSES, UNKNOWN))
+
+#: ``Memcpy HtoD (Pinned -> Device)``, ``Memset (Device)``.
+_NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset) \((?P<memory>.+)\)$")
+
+PAGEABLE = "pageable"
+SMALL = "small-copies"
+EXPOSED = "exposed-copies"
+
+#: The findings, and what to do about each.
+ADVICE = {
+    PAGEABLE: "pin the host memory (pin_memory=True, tensor.pin_memory()) and copy with "
+    "non_blocking=True; traceanalyzer api tells how long they hold the host up",
+    EXPOSED: "copies between host and device from pinned memory, non_blocking=True, on a stream of "
+    "their own could run beside kernels of the step before",
+    SMALL: "gather them into one buffer and copy that once: each costs some microseconds whatever "
+    "its size",
+}
+
+_SCHEMA = pl.Schema(
+    {
+        "finding": pl.Enum(tuple(ADVICE)),
+        "what": pl.String(),
+        "n": pl.Int64(),
+        "moved_bytes": pl.Int64(),
+        "total_ns": pl.Int64(),
+        "exposed_ns": pl.Int64(),
+        "advice": pl.String(),
+    }
+)
+
+_PAGEABLE = "Pageable"
+#: Directions from or to the host.
+_HOST = r"^(?:UVM )?(?:HtoD|DtoH|HtoA|AtoH)$"
+#: Fewer small copies than this are no pattern.
+_MANY = 100
+#: From this share of its copies on, a direction is one of small copies.
+_MOSTLY = 0.5
+
 _NAMED = 3
 
-#: From this share of the devices' time on, small copies are worth a sentence.
+#: From this share of the devices' time on, copies are worth a sentence.
 _WORTH_FRAC = 0.01
 
 #: Greater rates are told without decimals.
 _GREAT_GBPS = 100
 
-
-_FINDINGS = {
-    "finding": "finding",
-    "what": "what",
-    "n": "n",
-    "moved_bytes": "moved",
-    "total_ns": "time",
-    "exposed_ns": "exposed",
-}
-_WAY = {"direction": "direction", "memory": "memory"}
-_AMOUNT = {"n": "n", "moved_bytes": "moved", "total_ns": "total"}
-_SPEED = {"rate_gbps": "bandwidth", "exposed_frac": "exposed"}
-_COPIES = {
-    **_WAY,
-    **_AMOUNT,
-    "min_ns": "min",
-    "median_ns": "median",
-    "max_ns": "max",
-    **_SPEED,
-}
-_SIZES = {**_WAY, "size": "size", **_AMOUNT, "median_ns": "median", **_SPEED}
-_DEVICES = {
-    "on": "device",
-    **_AMOUNT,
-    "busy_ns": "busy copying",
-    "busy_frac": "of its span",
-    "alone_ns": "without a kernel",
-    "alone_frac": "share of its span",
-}
+_WAY = "direction, memory"
+_AMOUNT = "n, moved_bytes: moved, total_ns: total"
+_SPEED = "rate_gbps: bandwidth, exposed_frac: exposed"
+_FINDINGS = headings("finding, what, n, moved_bytes: moved, total_ns: time, exposed_ns: exposed")
+_COPIES = headings(f"{_WAY}, {_AMOUNT}, min_ns: min, median_ns: median, max_ns: max, {_SPEED}")
+_SIZES = headings(f"{_WAY}, size, {_AMOUNT}, median_ns: median, {_SPEED}")
+_DEVICES = headings(
+    f"""on: device, {_AMOUNT}, busy_ns: busy copying, busy_frac: of its span,
+    alone_ns: without a kernel, alone_frac: share of its span"""
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,6 +146,84 @@ class Transfers(Result):
         )
 
 
+# --- what is found -------------------------------------------------------------------------
+
+
+def with_ways(moves: pl.DataFrame) -> pl.DataFrame:
+    """Adds the way of copies and sets by their ``name``.
+
+    direction is ``HtoD`` or the like, ``set``, or the whole name where it does not tell; memory is
+    ``Pinned -> Device`` or the like, null where the name does not tell.
+    """
+    distinct = moves["name"].unique().drop_nulls()
+    matches = [(name, _NAME.match(name)) for name in distinct.cast(pl.String)]
+    rows = [
+        (name, m["direction"] or SET, m["memory"]) if m else (name, name, None)
+        for name, m in matches
+    ]
+    types = {"name": pl.String, "direction": pl.String, "memory": pl.String}
+    told = pl.DataFrame(rows, schema=types, orient="row").with_columns(name=distinct)
+    found = moves.join(told, on="name", how="left")
+    return found.with_columns(pl.col("direction").fill_null(NAMELESS))
+
+
+def size_class() -> pl.Expr:
+    """The class of size of each row's ``moved_bytes``."""
+    size = pl.col("moved_bytes")
+    place = pl.sum_horizontal((size >= bound).cast(pl.UInt8) for bound in _BOUNDS)
+    known = place.replace_strict(dict(enumerate(_CLASSES)), return_dtype=pl.String)
+    return pl.when(size.is_null()).then(pl.lit(UNKNOWN)).otherwise(known).cast(SIZE).alias("size")
+
+
+def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.DataFrame:
+    """One row a finding and way: direction and memory.
+
+    Args:
+        copies: sums by direction and memory.
+        sizes: the same by class of size.
+        span_ns: first start to last end of work, summed over devices.
+
+    Returns:
+        finding, what, n, moved_bytes, total_ns, exposed_ns (null where it is not known), advice.
+    """
+    rows = [*_of_pageable(copies), *_of_exposed(copies, span_ns), *_of_small(copies, sizes)]
+    told = [{**row, "advice": ADVICE[row["finding"]]} for row in rows]
+    return pl.DataFrame(told, schema=_SCHEMA)
+
+
+def _of_pageable(copies: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    own = copies.filter(pl.col("memory").str.contains(_PAGEABLE), pl.col("direction") != SET)
+    for row in own.rows(named=True):
+        yield {"finding": PAGEABLE, "what": _way_of(row), **_sums(row)}
+
+
+def _of_exposed(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
+    own = copies.filter(pl.col("direction").str.contains(_HOST), pl.col("exposed_ns") > 0)
+    for row in own.filter(pl.col("exposed_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
+        yield {"finding": EXPOSED, "what": _way_of(row), **_sums(row), "n": row["exposed_n"]}
+
+
+def _of_small(copies: pl.DataFrame, sizes: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    small = sizes.filter(pl.col("size").is_in(SMALL_SIZES), pl.col("direction") != SET)
+    way = ["direction", "memory"]
+    sums = (pl.col("n", "moved_bytes", "total_ns").sum(), sum_if_known("exposed_ns"))
+    both = small.group_by(way).agg(sums).join(
+        copies.select(*way, of="n"), on=way, nulls_equal=True
+    )  # fmt: skip
+    many = both.filter(pl.col("n") >= _MANY, pl.col("n") >= _MOSTLY * pl.col("of"))
+    for row in many.sort("n", *way, descending=[True, False, False]).rows(named=True):
+        what = f"{_way_of(row)} < {format_bytes(SMALL_BYTES)}"
+        yield {"finding": SMALL, "what": what, **_sums(row)}
+
+
+def _way_of(row: dict[str, Any]) -> str:
+    return f"{row['direction']} ({row['memory']})" if row["memory"] else str(row["direction"])
+
+
+def _sums(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("n", "moved_bytes", "total_ns", "exposed_ns")}
+
+
 # --- verdict and notes ---------------------------------------------------------------------
 
 
@@ -116,8 +233,8 @@ def _verdict(result: Transfers) -> str:
     of = f"{format_bytes(result.moved_bytes)} in " if result.moved_bytes else ""
     subject = "1 copy or set moves" if result.n == 1 else f"{result.n:,} copies and sets move"
     took = f"{subject} {of}{format_ns(result.total_ns)}"
-    said = [f"{took}: {', '.join(ways)}.", _exposed(result), _pageable(result), _small(result)]
-    return " ".join(sentence for sentence in said if sentence)
+    took += f": {', '.join(ways)}."
+    return sentences(took, _exposed(result), _pageable(result), _small(result))
 
 
 def _way(row: dict[str, Any]) -> str:
@@ -125,7 +242,7 @@ def _way(row: dict[str, Any]) -> str:
     memory = f" ({row['memory']})" if row["memory"] else ""
     told = f"{row['direction']}{memory} {format_ns(row['total_ns'])}"
     rate = row["rate_gbps"]
-    if rate is None or row["moved_bytes"] < findings.SMALL_BYTES * row["n"]:
+    if rate is None or row["moved_bytes"] < SMALL_BYTES * row["n"]:
         return told
     return f"{told} at {rate:,.0f} GB/s" if rate >= _GREAT_GBPS else f"{told} at {rate:.3g} GB/s"
 
@@ -137,28 +254,28 @@ def _exposed(result: Transfers) -> str:
     share = format_frac(result.alone_ns / result.span_ns)
     took = f"{format_ns(result.alone_ns)}, {share} of the devices' time"
     found = f"While no kernel runs, copies and sets take {took}"
-    hideable = (result.findings["finding"] == findings.EXPOSED).any()
-    return f"{found}: {findings.ADVICE[findings.EXPOSED]}." if hideable else f"{found}."
+    hideable = (result.findings["finding"] == EXPOSED).any()
+    return f"{found}: {ADVICE[EXPOSED]}." if hideable else f"{found}."
 
 
 def _pageable(result: Transfers) -> str:
-    rows = result.findings.filter(pl.col("finding") == findings.PAGEABLE)
+    rows = result.findings.filter(pl.col("finding") == PAGEABLE)
     if rows.is_empty():
         return ""
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     copies = "1 copy is" if n == 1 else f"{n:,} copies are"
-    advice = findings.ADVICE[findings.PAGEABLE]
+    advice = ADVICE[PAGEABLE]
     return f"{copies} from or to pageable memory ({format_ns(total)}): {advice}."
 
 
 def _small(result: Transfers) -> str:
     """Small copies, where they take a share of the time worth a sentence."""
-    rows = result.findings.filter(pl.col("finding") == findings.SMALL)
+    rows = result.findings.filter(pl.col("finding") == SMALL)
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     if not total or total < _WORTH_FRAC * result.span_ns:
         return ""
-    size = format_bytes(findings.SMALL_BYTES)
-    advice = findings.ADVICE[findings.SMALL]
+    size = format_bytes(SMALL_BYTES)
+    advice = ADVICE[SMALL]
     return f"{n:,} copies are of less than {size} ({format_ns(total)}): {advice}."
 
 
@@ -203,18 +320,8 @@ def _charts(result: Transfers) -> tuple[Chart, ...]:
     """Time and bandwidth by class of size."""
     words = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
     frame = result.sizes.with_columns(way=pl.concat_str(words)).sort("size", "way")
-    total = Chart(
-        name="total",
-        title="Time of copies and sets by size",
-        mark="bar",
-        frame=frame,
-        x="size",
-        y="total_ns",
-        x_label="size",
-        y_label="total",
-        color="way",
-        stacked=True,
-    )
+    title = "Time of copies and sets by size"
+    total = stacked("total", title, frame, "size", y="total_ns", y_label="total", color="way")
     rate = Chart(
         name="bandwidth",
         title="Bandwidth by size",
