@@ -6,17 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from traceanalyzer.cli.options import Plot, Reading, Writing
+from traceanalyzer.cli.options import Reading, Writing
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from traceanalyzer.result import Result
+
+R = TypeVar("R", bound="Result")
 
 #: The exit status where an option says that what was found is a failure.
 FAILED = 3
@@ -30,27 +32,35 @@ _SAID = ("error", "data_loss", "notice")
 
 
 def answer(
-    question: Callable[..., Result],
+    question: Callable[..., R],
     paths: Sequence[str],
     reading: Reading,
     writing: Writing,
-    plot: Plot,
     **options: Any,
-) -> Result:
+) -> R:
     """Asks a function of the package about the files and writes its result, and the plot if wanted.
 
     What cannot be written is refused before anything is read.
     """
     writing.check()
-    plot.check(writing)
-
-    seen = seen_by(reading)
-    inputs = inputs_of(paths, quiet=reading.quiet)
-    with progress(inputs, quiet=reading.quiet) as meter:
-        result = question(inputs, **options, **reading.arguments(), progress=meter, seen=seen)
+    result = ask(question, inputs_of(paths, quiet=reading.quiet), reading=reading, **options)
     writing.show(result)
-    plot.show(result)
     return result
+
+
+def ask(question: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any) -> R:
+    """The result of a function of the package for these inputs, with progress and losses shown."""
+    read = [path for paths in inputs for path in paths]
+    with progress(read, quiet=reading.quiet) as meter:
+        return question(
+            *inputs,
+            **options,
+            **reading.arguments(),
+            progress=meter,
+            seen=lambda trace: report(
+                trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
+            ),
+        )
 
 
 def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) -> None:
@@ -64,11 +74,6 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
     found = [_said(issue) for issue in issues if issue["severity"] in _SAID]
     if found and not quiet:
         click.echo(prose(f"{path}: {'; '.join(found)}"), err=True)
-
-
-def seen_by(reading: Reading) -> Callable[[Any], None]:
-    """What tells of each trace, when it is read, what was lost or odd in it."""
-    return lambda trace: report(trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet)
 
 
 def inputs_of(paths: Sequence[str], *, quiet: bool) -> list[str]:

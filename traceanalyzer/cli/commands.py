@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from importlib import import_module
+from inspect import formatannotation
 from typing import Any
 
 import click
 
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import AnalyzerOptions, Option, options_of
+from traceanalyzer.analyzers.base import AnalyzerOptions, Option
 from traceanalyzer.analyzers.registry import Entry
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import Command, plotting, reading, writing
@@ -26,7 +28,12 @@ _BY_HAND = {
 #: What options call a file in their help; arguments are files all of them.
 _FILES = ("FILE", "PATH", "OTHER", "BASE", "OUT")
 
-_PARSED: dict[str, Callable[[str], int]] = {"time": parse_ns, "bytes": parse_bytes}
+#: Types of values by the annotation of the field; other values are text.
+_TYPES = {"int": int, "float": float}
+_PARSED: dict[str, tuple[Callable[[str], int], str]] = {
+    "time": (parse_ns, "ns"),
+    "bytes": (parse_bytes, "B"),
+}
 
 
 class Commands(click.Group):
@@ -91,32 +98,38 @@ def analyzer_options(
     """Adds an option for each field of an options class, or for some of them."""
 
     def add(command: Command) -> Command:
-        for name, (default, about) in reversed(list(options_of(options).items())):
+        for item in reversed(fields(options)):
+            name, about = item.name, item.metadata["option"]
+            annotation = item.type if isinstance(item.type, str) else formatannotation(item.type)
             if about.command_line and name not in skip and (not only or name in only):
-                command = _option(name, default, about)(command)
+                command = _option(name, annotation, item.default, about)(command)
         return command
 
     return add
 
 
-def _option(name: str, default: Any, about: Option) -> Callable[[Command], Command]:
+def _option(
+    name: str, annotation: str, default: Any, about: Option
+) -> Callable[[Command], Command]:
     flag = about.flag or "--" + name.replace("_", "-")
     told: dict[str, Any] = {"help": about.help, "metavar": about.metavar}
     if default is False:
         return click.option(flag, name, is_flag=True, help=about.help)
     if isinstance(default, tuple):
         return click.option(flag, name, multiple=True, **told)
+    shown = about.default_text or default
     if about.unit:
-        parse = _PARSED[about.unit]
+        parse, unit = _PARSED[about.unit]
         told["callback"] = lambda _context, _option, text: None if text is None else parse(text)
+        shown = about.default_text or f"{default}{unit}"
     elif about.choices:
         told["type"] = click.Choice(about.choices)
-    elif about.minimum is not None and isinstance(default, int):
-        told["type"] = click.IntRange(min=int(about.minimum))
-    elif isinstance(default, float) or about.minimum is not None or about.above is not None:
-        told["type"] = float
+    elif annotation.removesuffix(" | None") in _TYPES:
+        told["type"] = _TYPES[annotation.removesuffix(" | None")]
+        if about.minimum is not None and told["type"] is int:
+            told["type"] = click.IntRange(min=int(about.minimum))
     if default is not None:
-        told |= {"default": about.default_text or default, "show_default": about.show_default}
+        told |= {"default": shown, "show_default": about.show_default}
     return click.option(flag, name, **told)
 
 

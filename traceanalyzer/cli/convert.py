@@ -12,18 +12,7 @@ from traceanalyzer.cli.answering import inputs_of, progress, report
 from traceanalyzer.cli.options import Reading, reading
 from traceanalyzer.errors import OptionError
 
-_STEM_ENDS = (
-    ".gz",
-    ".zst",
-    ".zip",
-    ".json",
-    ".pfw",
-    ".parquet",
-    ".trace",
-    ".pt",
-    ".sqlite",
-    ".db",
-)
+_STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt", ".sqlite", ".db")
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli.answering import FAILED, answer
-from traceanalyzer.cli.options import Plot, Reading, Writing, reading, writing
+from traceanalyzer.cli.options import Reading, Writing, reading, writing
 
 #: The least grave first.
 SEVERITIES = ("info", "warning", "critical")
@@ -43,7 +43,7 @@ def diagnose(
     """
     import traceanalyzer as ta
 
-    result = answer(ta.diagnose, paths, reading, writing, Plot(), thresholds=thresholds)
+    result = answer(ta.diagnose, paths, reading, writing, thresholds=thresholds)
     grave = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
     if any(one.severity in grave for one in result.diagnosis):
         click.get_current_context().exit(FAILED)

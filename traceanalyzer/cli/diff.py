@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from traceanalyzer.analyzers.diff.options import Options
-from traceanalyzer.cli.answering import FAILED, inputs_of, progress, seen_by
+from traceanalyzer.cli.answering import FAILED, ask, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import Plot, Reading, Writing, plotting, reading, writing
+from traceanalyzer.cli.options import Reading, Writing, plotting, reading, writing
 
 _PERCENT = click.FloatRange(min=0)
 
@@ -42,29 +42,16 @@ def diff(
     min_change: float | None,
     reading: Reading,
     writing: Writing,
-    plot: Plot,
     **options: Any,
 ) -> None:
     """Compare two runs; the exit status says whether it is a regression."""
     import traceanalyzer as ta
 
     writing.check()
-    plot.check(writing)
-
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
     runs = [inputs_of([path], quiet=reading.quiet) for path in (before, after)]
-    with progress([path for run in runs for path in run], quiet=reading.quiet) as meter:
-        result = ta.diff(
-            runs[0],
-            runs[1],
-            **options,
-            min_change=least / 100,
-            **reading.arguments(),
-            progress=meter,
-            seen=seen_by(reading),
-        )
+    result = ask(ta.diff, *runs, reading=reading, min_change=least / 100, **options)
     writing.show(result)
-    plot.show(result)
     if fail_on_regression is not None:
         click.get_current_context().exit(_status(result, fail_on_regression))
 

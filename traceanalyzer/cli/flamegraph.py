@@ -9,12 +9,12 @@ import click
 
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
-from traceanalyzer.cli.answering import inputs_of, progress, seen_by
+from traceanalyzer.cli.answering import ask, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
-from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows
+from traceanalyzer.cli.options import ALL, Reading, Writing, limit, reading, rows
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import TOP, Form, form_of
+from traceanalyzer.render import Form, form_of
 from traceanalyzer.render.text import prose
 
 #: Forms that are written to a file unless told otherwise.
@@ -54,15 +54,12 @@ def flamegraph(
     writing.check()
     inputs = inputs_of(paths, quiet=reading.quiet)
     bases = [] if base is None else inputs_of([base], quiet=reading.quiet)
-    with progress([*inputs, *bases], quiet=reading.quiet) as meter:
-        result = ta.flamegraph(
-            inputs,
-            base=bases or None,
-            **options,
-            **reading.arguments(),
-            progress=meter,
-            seen=seen_by(reading),
-        )
+    result = ask(
+        lambda read, bases, **more: ta.flamegraph(read, base=bases or None, **more),
+        *(inputs, bases),
+        reading=reading,
+        **options,
+    )
     writing.show(result)
     if writing.output not in (None, STDOUT) and not reading.quiet:
         click.echo(prose(f"{writing.output}: {result.verdict}"), err=True)
@@ -77,8 +74,7 @@ def _writing(
         raise OptionError(f"{output}: a flamegraph is one of {', '.join(_FORMS)}")
     if output is None and form in PICTURES:
         output = default_name(first, form)
-    shown = TOP.get(form) if top is None else top
-    return Writing(output, force, form, shown if isinstance(shown, int) else None)
+    return Writing(output, force, form, limit(top, form))
 
 
 def default_name(path: str, form: str) -> str:

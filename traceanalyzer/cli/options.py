@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Result
 
 ALL = "all"
+_PICTURES = ("svg", "png")
 _DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
 
@@ -48,12 +49,12 @@ class Reading:
         quiet: no progress and no summary on standard error.
     """
 
-    format: str | None = None
-    rank: int | None = None
-    assume_rank: int | None = None
-    since_ns: int | None = None
-    until_ns: int | None = None
-    quiet: bool = False
+    format: str | None
+    rank: int | None
+    assume_rank: int | None
+    since_ns: int | None
+    until_ns: int | None
+    quiet: bool
 
     def __post_init__(self) -> None:
         both = self.since_ns is not None and self.until_ns is not None
@@ -62,13 +63,7 @@ class Reading:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the functions that read."""
-        return {
-            "format": self.format,
-            "rank": self.rank,
-            "assume_rank": self.assume_rank,
-            "since_ns": self.since_ns,
-            "until_ns": self.until_ns,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "quiet"}
 
 
 @dataclass(frozen=True)
@@ -80,21 +75,44 @@ class Writing:
         force: the file may be overwritten.
         to: the form.
         top: rows of each table, or None for all.
+        plot: the file that the charts are drawn to, or None for no plot.
     """
 
-    output: str | None = None
-    force: bool = False
-    to: Form = "table"
-    top: int | None = None
+    output: str | None
+    force: bool
+    to: Form
+    top: int | None
+    plot: str | None = None
 
     def check(self) -> None:
-        """Refuses an output that cannot be written, before any work is done."""
+        """Refuses what cannot be written, before any work is done.
+
+        Raises:
+            OptionError: the plot's name is not that of a picture, or that of the answer.
+            OutputError: a file exists and may not be overwritten.
+        """
         output.check(self.output, force=self.force, binary=self.to in BINARY)
+        if self.plot is None:
+            return
+        if form_of(self.plot) not in _PICTURES:
+            raise OptionError(f"{self.plot}: a plot's name ends in .svg or .png")
+        if self.plot == self.output:
+            raise OptionError(f"{self.plot}: the plot and the answer cannot be one file")
+        output.check(self.plot, force=self.force)
 
     def show(self, result: Result) -> None:
-        """Renders and writes the answer."""
+        """Renders and writes the answer, and draws all its charts where a plot is wanted."""
         data = render(result, self.to, top=self.top)
         output.write(data, self.output, binary=self.to in BINARY)
+        form = form_of(self.plot) if self.plot else None
+        if form is not None:
+            output.write(render(result, form), self.plot, binary=form in BINARY)
+
+
+def limit(top: int | str | None, default: str) -> int | None:
+    """Rows of each table: what ``--top`` says, else those of the form; None for all."""
+    shown = TOP.get(default) if top is None else top
+    return shown if isinstance(shown, int) else None
 
 
 def _form(output: str | None) -> Form:
@@ -113,12 +131,7 @@ def reading(command: Command) -> Command:
     """Adds the options of :class:`Reading`; the command gets one ``reading`` argument."""
 
     @click.option("--format", metavar="NAME", help="Read as this format whatever it looks like.")
-    @click.option(
-        "--rank",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Only rank N.",
-    )
+    @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N.")
     @click.option(
         "--assume-rank",
         type=click.IntRange(min=0),
@@ -127,27 +140,23 @@ def reading(command: Command) -> Command:
     )
     @click.option(
         "--since",
+        "since_ns",
         metavar="TIME",
         callback=_duration,
         help="Leave out what ends earlier than, say, 1.5s from the start.",
     )
     @click.option(
-        "--until", metavar="TIME", callback=_duration, help="Leave out what starts then or later."
+        "--until",
+        "until_ns",
+        metavar="TIME",
+        callback=_duration,
+        help="Leave out what starts then or later.",
     )
     @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary of what was lost.")
     @wraps(command)
-    def wrapped(
-        *args: Any,
-        format: str | None,  # noqa: A002 - the option's name
-        rank: int | None,
-        assume_rank: int | None,
-        since: int | None,
-        until: int | None,
-        quiet: bool,
-        **rest: Any,
-    ) -> None:
-        how = Reading(format, rank, assume_rank, since, until, quiet)
-        command(*args, reading=how, **rest)
+    def wrapped(*args: Any, **values: Any) -> None:
+        how = Reading(**{field.name: values.pop(field.name) for field in fields(Reading)})
+        command(*args, reading=how, **values)
 
     return wrapped
 
@@ -176,61 +185,16 @@ def writing(command: Command) -> Command:
         force: bool,
         to: Form | None,
         top: int | str | None,
+        plot: str | None = None,
         **rest: Any,
     ) -> None:
         form = to or _form(output)
-        rows = TOP.get(form) if top is None else top
-        limit = rows if isinstance(rows, int) else None
-        command(*args, writing=Writing(output, force, form, limit), **rest)
+        how = Writing(output, force, form, limit(top, form), plot)
+        command(*args, writing=how, **rest)
 
     return wrapped
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Where the charts go.
-
-    Attributes:
-        path: a file, or None for no plot.
-    """
-
-    path: str | None = None
-
-    def check(self, writing: Writing) -> None:
-        """Refuses a plot that cannot be written, before any work is done.
-
-        Raises:
-            OptionError: the name is not that of a picture, or that of the answer.
-            OutputError: the file exists and may not be overwritten.
-        """
-        if self.path is None:
-            return
-        if self._form() is None:
-            raise OptionError(f"{self.path}: a plot's name ends in .svg or .png")
-        if self.path == writing.output:
-            raise OptionError(f"{self.path}: the plot and the answer cannot be one file")
-        output.check(self.path, force=writing.force)
-
-    def show(self, result: Result) -> None:
-        """Draws all charts of the answer."""
-        form = self._form()
-        if form is not None:
-            output.write(render(result, form), self.path, binary=form in BINARY)
-
-    def _form(self) -> Form | None:
-        form = form_of(self.path) if self.path else None
-        return form if form in ("svg", "png") else None
-
-
 def plotting(what: str) -> Callable[[Command], Command]:
-    """Adds ``--plot FILE``, which draws ``what``; the command gets one ``plot`` argument."""
-
-    def add(command: Command) -> Command:
-        @click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")
-        @wraps(command)
-        def wrapped(*args: Any, plot: str | None, **rest: Any) -> None:
-            command(*args, plot=Plot(plot), **rest)
-
-        return wrapped
-
-    return add
+    """Adds ``--plot FILE``, which draws ``what``, to a command with the options of ``writing``."""
+    return click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")

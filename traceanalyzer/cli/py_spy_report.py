@@ -16,7 +16,7 @@ import click
 
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
-from traceanalyzer.cli.answering import progress, seen_by
+from traceanalyzer.cli.answering import ask
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writing
 from traceanalyzer.cli.output import STDOUT
@@ -72,15 +72,8 @@ def py_spy_report(
         inputs, foreign = ta.find_inputs(found)
         for path, why in () if reading.quiet else foreign:
             click.echo(f"{visible(path)}: {visible(why)}; skipped", err=True)
-        with progress(inputs, quiet=reading.quiet) as meter:
-            result = ta.py_spy_report(
-                inputs,
-                rate=rate if seconds else None,
-                **options,
-                **reading.arguments(),
-                progress=meter,
-                seen=seen_by(reading),
-            )
+        options["rate"] = rate if seconds else None
+        result = ask(ta.py_spy_report, inputs, reading=reading, **options)
     writing.show(result)
 
 

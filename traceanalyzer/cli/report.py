@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import inputs_of, progress, seen_by
-from traceanalyzer.cli.options import Reading, reading, rows
+from traceanalyzer.cli.answering import ask, inputs_of
+from traceanalyzer.cli.options import Reading, limit, reading, rows
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
 
@@ -58,17 +58,8 @@ def report(
         raise OptionError(f"{target}: a report's name ends in .html or .json")
     output.check(target, force=force)
     inputs = inputs_of(paths, quiet=reading.quiet)
-    with progress(inputs, quiet=reading.quiet) as meter:
-        result = ta.report(
-            inputs,
-            thresholds=thresholds,
-            named=paths,
-            **reading.arguments(),
-            progress=meter,
-            seen=seen_by(reading),
-        )
-    default = TOP["report"] if form == "html" else None
-    limit = default if top is None else top if isinstance(top, int) else None
-    output.write(render(result, form, top=limit), target)
+    result = ask(ta.report, inputs, reading=reading, thresholds=thresholds, named=paths)
+    shown = limit(top, "report" if form == "html" else form)
+    output.write(render(result, form, top=shown), target)
     if target != output.STDOUT and not reading.quiet:
         click.echo(f"{target}: {result.verdict}", err=True)

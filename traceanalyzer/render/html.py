@@ -1,20 +1,13 @@
 """A result as one self-contained HTML page, or as a fragment for a notebook."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from traceanalyzer.render import charts, flamegraph, occupancy, pieces
-from traceanalyzer.render.pieces import escaped
+from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import costs, shorten, shown_cells
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from types import ModuleType
-
-    from traceanalyzer.render.pieces import Viewer
-    from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
+from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
 
 # Nothing may be fetched or run, whatever a trace's names hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -22,41 +15,8 @@ _CELL_CHARS = 90
 _FRAME_HEIGHT = 640
 _OCCUPANCY_HEIGHT, _SEGMENTS_HEIGHT = 960, 360
 
-STYLE = """
-.traceanalyzer { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
-  --paper: #fff; --band: #f6f8fa; color: var(--ink); background: var(--paper);
-  font: 14px/1.5 system-ui, sans-serif; }
-@media screen and (prefers-color-scheme: dark) {
-  .traceanalyzer { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117;
-    --band: #151b23; } }
-.traceanalyzer .verdict { font-size: 1.15em; max-width: 50em; overflow-wrap: anywhere; }
-.traceanalyzer .scroll { overflow-x: auto; }
-.traceanalyzer table { border-collapse: collapse; margin: 0.5em 0; color: var(--ink); }
-.traceanalyzer caption { text-align: left; font-weight: 600; padding: 0.5em 0; }
-.traceanalyzer .scroll th, .traceanalyzer .scroll td { padding: 0.25em 0.8em; text-align: left;
-  border-bottom: 1px solid var(--line); white-space: nowrap; unicode-bidi: isolate; }
-.traceanalyzer .scroll th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-.traceanalyzer .scroll .number { text-align: right; font-variant-numeric: tabular-nums; }
-.traceanalyzer tbody tr:nth-child(even) { background: var(--band); }
-.traceanalyzer .soft { color: var(--soft); }
-.traceanalyzer svg { max-width: 100%; height: auto; }
-.traceanalyzer figure { margin: 1.5em 0; overflow-x: auto; }
-"""
-CARD_STYLE = """
-.traceanalyzer .findings { list-style: none; padding: 0; margin: 1.5em 0; display: grid; gap: 1em;
-  grid-template-columns: minmax(0, 1fr); overflow-wrap: anywhere; }
-.traceanalyzer .finding { border: 1px solid var(--line); border-left: 5px solid var(--grade);
-  border-radius: 6px; padding: 0.8em 1.1em; break-inside: avoid; background: var(--band); }
-.traceanalyzer .finding.critical { --grade: #cf222e; }
-.traceanalyzer .finding.warning { --grade: #bf8700; }
-.traceanalyzer .finding.info { --grade: #218bff; }
-.traceanalyzer .finding p { margin: 0.4em 0; max-width: 62em; overflow-wrap: anywhere; }
-.traceanalyzer .finding .what { font-weight: 600; font-size: 1.05em; }
-.traceanalyzer .finding .grade { display: inline-block; border: 1px solid var(--grade);
-  border-radius: 1em; padding: 0 0.7em; margin-right: 0.6em; font-size: 0.85em; }
-.traceanalyzer .finding .cost { font-variant-numeric: tabular-nums; }
-.traceanalyzer .finding ul { margin: 0.4em 0; padding-left: 1.3em; }
-"""
+STYLE = "\n" + pieces.resource("traceanalyzer.render", "page.css")
+CARD_STYLE = "\n" + pieces.resource("traceanalyzer.render", "cards.css")
 PAGE_STYLE = """
 body { margin: 0; }
 main { max-width: 75em; margin: 0 auto; padding: 1em 2em 3em; }

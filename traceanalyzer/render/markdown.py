@@ -5,15 +5,10 @@ which nothing means anything: no HTML, link, picture or emphasis, no ``@mention`
 links to an issue.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 from traceanalyzer.render.text import costs, prose, shorten, shown_cells
-
-if TYPE_CHECKING:
-    from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.result import Finding, Result, Table
 
 _CELL_CHARS = 90
 

@@ -1,19 +1,14 @@
 """A chart's columns as positions, units and colours; no drawing library is known here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from traceanalyzer.render.text import Scale, cells, prose, scale_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from traceanalyzer.result import Chart
+from traceanalyzer.result import Chart
 
 MUTED = "#8b949e"
 OTHERS = "others"

@@ -1,20 +1,16 @@
 """What pages and the drawings in them are made of: text, tables, data and viewers."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traceanalyzer.render.text import prose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _BREAKING = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -37,11 +33,11 @@ class Viewer:
 
     def style(self) -> str:
         """The style sheet of all that it draws."""
-        return _resource(self.package, f"{self.sheet}.css").replace("/* fills */", self.fills)
+        return resource(self.package, f"{self.sheet}.css").replace("/* fills */", self.fills)
 
     def script(self) -> str:
         """Its scripts as one, which shares nothing with the page's others."""
-        sources = "\n".join(_resource(self.package, f"{name}.js") for name in self.scripts)
+        sources = "\n".join(resource(self.package, f"{name}.js") for name in self.scripts)
         return f"(() => {{\n'use strict';\n{sources}}})();\n"
 
     def script_hash(self) -> str:
@@ -50,7 +46,8 @@ class Viewer:
 
 
 @cache
-def _resource(package: str, name: str) -> str:
+def resource(package: str, name: str) -> str:
+    """The text of a file that lies in a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 

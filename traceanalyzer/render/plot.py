@@ -1,36 +1,28 @@
 """Drawings of a result as matplotlib figures, SVG and PNG; the only place that loads matplotlib."""
 
-from __future__ import annotations
-
 import io
 import sys
 import textwrap
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render.marks import MAX_PANELS, MUTED, Marks, category, prepare
+from traceanalyzer.render.marks import MAX_PANELS, MUTED, AxisScale, Marks, category, prepare
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, shorten, spaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import SubFigure
-
-    from traceanalyzer.render.marks import AxisScale
-    from traceanalyzer.result import Chart, Occupancy, Result
+from traceanalyzer.result import Chart, Occupancy, Result
 
 INK = "#1f2328"  # text and rings
 _MAX_OCCUPANCIES = 8
@@ -389,30 +381,17 @@ def _shades(rows: pl.DataFrame, drawing: Marks) -> list[str]:
 def _legend(drawing: Marks, place: Any, where: str) -> None:
     chart = drawing.chart
     seen = set(drawing.rows["color"].to_list()) if chart.color else set()
+    shown = [(shade, _label(None, c)) for c, shade in drawing.colors.items() if c in seen]
     entries = [
-        (_swatch(shade), _label(None, c)) for c, shade in drawing.colors.items() if c in seen
+        (Line2D([], [], ls="", marker="s", ms=7, mfc=shade, mec=shade), label)
+        for shade, label in shown
     ]
     if len(entries) > _LEGEND_ENTRIES:  # a ramp of numbers: every n-th tells the rest
         entries = entries[:: -(-len(entries) // _LEGEND_ENTRIES)]
     if chart.emphasis and drawing.rows["emphasis"].any():
         ring = Line2D([], [], ls="", marker="o", ms=8, mfc="none", mec=INK)
         entries.append((ring, prose(chart.emphasis_label)))
-    if not entries:
-        return
-    legend = place.legend(
-        [handle for handle, _ in entries],
-        ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
-        loc=where,
-        title=spaced(chart.color or ""),
-        alignment="left",
-        handletextpad=0.3,
-    )
-    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
-        text.set_text(label)
-
-
-def _swatch(shade: str) -> Line2D:
-    return Line2D([], [], ls="", marker="s", ms=7, mfc=shade, mec=shade)
+    memory.legend(place, entries, title=spaced(chart.color or ""), pad=0.3, where=where)
 
 
 def _label(column: str | None, value: Any) -> str:

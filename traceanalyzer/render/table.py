@@ -1,18 +1,13 @@
 """A result as text for a terminal: verdict, tables, notes."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.render.text import costs, prose, shorten, shown_cells, visible
-
-if TYPE_CHECKING:
-    from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.result import Finding, Result, Table
 
 _FALLBACK_WIDTH = 120  # where no terminal tells its size
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
@@ -56,7 +51,7 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
         said = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
         parts.append(_filled(said, line))
     if result.notes:
-        parts.append("\n".join(_note(note, line) for note in result.notes))
+        parts.append("\n".join(_filled(prose(one), line, begin="- ") for one in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -138,25 +133,16 @@ def _finding(number: int, finding: Finding, width: int) -> str:
     """A finding: what it costs and what it is, the numbers behind it, what to try."""
     cost = ", ".join(costs(finding))
     head = prose(f"{number}. {finding.severity}: {finding.rule}{f' ({cost})' if cost else ''}")
-    said = [
-        _filled(prose(finding.title), width, indent="   "),
-        *(_filled(prose(one), width, indent="   ") for one in finding.evidence),
-        _filled(prose(f"To try: {finding.advice}"), width, indent="   ") if finding.advice else "",
-        f"   How sure: {finding.confidence}.",
-    ]
-    return "\n".join((head, *(one for one in said if one)))
+    said = [finding.title, *finding.evidence]
+    if finding.advice:
+        said.append(f"To try: {finding.advice}")
+    lines = [_filled(prose(one), width, begin="   ") for one in said]
+    return "\n".join([head, *filter(None, lines), f"   How sure: {finding.confidence}."])
 
 
-def _note(note: str, width: int) -> str:
-    return _filled(prose(note), width, bullet="- ")
-
-
-def _filled(text: str, width: int, *, bullet: str = "", indent: str = "") -> str:
-    """Lines broken between words only, and ``no-time`` is one; indented behind the bullet."""
+def _filled(text: str, width: int, *, begin: str = "") -> str:
+    """Lines broken between words only, and ``no-time`` is one; indented as far as the first."""
+    further = " " * len(begin)
     return textwrap.fill(
-        text,
-        width,
-        initial_indent=bullet or indent,
-        subsequent_indent=" " * len(bullet) or indent,
-        break_on_hyphens=False,
+        text, width, initial_indent=begin, subsequent_indent=further, break_on_hyphens=False
     )

@@ -32,11 +32,11 @@ TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
 SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 #: Suffix of a column's name -> (units, largest first).
-_SUFFIXES: dict[str, tuple[tuple[float, str], ...]] = {
-    "_ns": TIMES,
-    "_bytes": SIZES,
-    "_frac": ((0.01, "%"),),
-    "_gbps": ((1, "GB/s"),),
+_UNITS: dict[str, tuple[tuple[float, str], ...]] = {
+    "ns": TIMES,
+    "bytes": SIZES,
+    "frac": ((0.01, "%"),),
+    "gbps": ((1, "GB/s"),),
 }
 _WHOLE_UNITS = ("ns", "B")
 
@@ -105,7 +105,7 @@ class Scale:
 
 def kind_of(column: str) -> str:
     """What a column measures, by its suffix: ``ns``, ``bytes``, ``frac``, ``gbps``, or empty."""
-    return next((suffix[1:] for suffix in _SUFFIXES if column.endswith(suffix)), "")
+    return next((kind for kind in _UNITS if column.endswith(f"_{kind}")), "")
 
 
 def is_identifier(column: str) -> bool:
@@ -115,11 +115,8 @@ def is_identifier(column: str) -> bool:
 
 def scale_of(column: str, magnitude: float) -> Scale:
     """The largest unit of the column's kind in which ``magnitude`` is at least 1."""
-    for suffix, units in _SUFFIXES.items():
-        if column.endswith(suffix):
-            fitting = (pair for pair in units if magnitude >= pair[0])
-            return Scale(*next(fitting, units[-1]))
-    return Scale()
+    units = _UNITS.get(kind_of(column), ((1, ""),))
+    return Scale(*next((pair for pair in units if magnitude >= pair[0]), units[-1]))
 
 
 def shown_cells(table: Table, column: str, shown: int) -> tuple[Scale, list[str], bool]:

@@ -62,7 +62,7 @@ class Result:
 
     def view(self) -> View:
         """What is shown: verdict, notes, tables, charts."""
-        return View("", "")  # until every result has one
+        raise NotImplementedError
 
     @cached_property
     def _view(self) -> View:

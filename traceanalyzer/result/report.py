@@ -1,7 +1,5 @@
 """Several answers about one run, as one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from traceanalyzer.result.base import Result, View

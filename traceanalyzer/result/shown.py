@@ -1,7 +1,5 @@
 """What an answer shows: tables, findings and drawings, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -6,21 +6,16 @@ first rows as a table, and the data that the viewer draws (``data``). The viewer
 ``gestures.js``, ``viewer.js``. Only :mod:`traceanalyzer.render` imports this folder.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+import polars as pl
 
 from traceanalyzer.render import pieces
 from traceanalyzer.render.charts.data import pack
-from traceanalyzer.render.marks import category, prepare
+from traceanalyzer.render.marks import AxisScale, Marks, category, prepare
 from traceanalyzer.render.pieces import escaped
 from traceanalyzer.render.text import cells, is_number, shorten, spaced
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from traceanalyzer.render.marks import AxisScale, Marks
-    from traceanalyzer.result import Chart
+from traceanalyzer.result import Chart
 
 _ROWS, _CHARS, _NAMES = 10, 60, 6
 _MARKS = {"scatter": "points", "line": "points of lines", "bar": "bars", "span": "bars"}

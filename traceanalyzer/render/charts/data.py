@@ -4,21 +4,15 @@ Whole numbers are exact, and written as differences where they grow. No text can
 that holds it, and no chart is larger than a page can bear.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.render import pieces
-from traceanalyzer.render.marks import MAX_PANELS, category
+from traceanalyzer.render.marks import MAX_PANELS, AxisScale, Marks, category
 from traceanalyzer.render.text import is_identifier, kind_of, prose, scale_of, shorten, spaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from traceanalyzer.render.marks import AxisScale, Marks
 
 _ROWS = 12_000  # drawn of one chart
 _BYTES = 300_000  # of JSON
@@ -79,15 +73,9 @@ def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
     panel = (
         shown["panel"].cast(pl.String).replace_strict(names, default=None, return_dtype=pl.Int64)
     )
-    colors = pl.DataFrame(
-        {
-            "color": pl.Series(list(marks.colors), dtype=shown["color"].dtype),
-            "number": range(len(marks.colors)),
-        }
-    )
-    color = shown.select("color").join(
-        colors, on="color", how="left", nulls_equal=True, maintain_order="left"
-    )["number"]
+    colors = pl.Series(list(marks.colors), dtype=shown["color"].dtype)
+    numbers = pl.Series(range(len(colors)), dtype=pl.Int64)
+    color = shown["color"].replace_strict(colors, numbers, default=None)
     x_named = _named(marks, "x")
     rows = pl.DataFrame(
         {
@@ -138,10 +126,8 @@ def _bar_width(marks: Marks) -> float:
 def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, Any]:
     chart = marks.chart
     (x, x_from), (y, y_from) = _axis(marks, "x", rows), _axis(marks, "y", rows)
-    if "names" in x:
-        rows = rows.with_columns(pl.col("x").rank("dense").cast(pl.Int64) - 1)
-    if "names" in y:
-        rows = rows.with_columns(pl.col("y").rank("dense").cast(pl.Int64) - 1)
+    named = [axis for axis, said in (("x", x), ("y", y)) if "names" in said]
+    rows = rows.with_columns(pl.col(named).rank("dense").cast(pl.Int64) - 1)
     color, legend = _colors(marks, rows)
     columns: dict[str, Any] = {
         "x": _column(rows["x"], x_from),
@@ -179,27 +165,23 @@ def _axis(marks: Marks, axis: str, rows: pl.DataFrame) -> tuple[dict[str, Any], 
         ticks = scale.ticks or []
         return {"label": scale.label, "names": [_text(ticks[place]) for place in used]}, 0
     label, kind = prose(getattr(chart, f"{axis}_label")), kind_of(column)
-    ends = [abs(value) for value in rows[axis].to_list()]
-    origin = 0
-    if rows[axis].dtype.is_integer() and max(ends, default=0) > _EXACT:
-        origin = min(rows[axis].to_list())
+    values, whole = rows[axis].to_list(), rows[axis].dtype.is_integer()
+    low, high = min(values, default=0), max(values, default=0)
+    far = whole and max(high, -low) > _EXACT
+    origin = low if far else 0
+    if far:
         label = f"{label}, from {origin:,} {kind} on".replace("  ", " ")
-        ends = [abs(value - origin) for value in rows[axis].to_list()]
-    whole = rows[axis].dtype.is_integer()
-    unit = scale_of(column, float(max(ends, default=0))).unit
+    unit = scale_of(column, float(max(high - origin, origin - low))).unit
     spoken = {"label": label, "kind": kind, "unit": unit, "whole": whole}
     return {**spoken, "grouped": not is_identifier(column)}, origin
 
 
 def _colors(marks: Marks, rows: pl.DataFrame) -> tuple[list[int], list[list[str]]]:
     """Each mark's colour, and those that are there: what they stand for, and their hex."""
-    seen = rows["color"].unique().sort().to_list()
-    place = {number: at for at, number in enumerate(seen)}
     every = list(marks.colors.items())
-    names = [_text(category(every[number][0])) for number in seen]
-    fills = [every[number][1] for number in seen]
-    shown = [[name, fill] for name, fill in zip(names, fills, strict=True)]
-    return [place[number] for number in rows["color"].to_list()], shown
+    seen = [every[number] for number in rows["color"].unique().sort()]
+    places = rows["color"].rank("dense").cast(pl.Int64) - 1
+    return places.to_list(), [[_text(category(value)), fill] for value, fill in seen]
 
 
 def _panel(value: Any, column: str) -> str:

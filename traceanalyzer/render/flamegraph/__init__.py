@@ -6,20 +6,14 @@ scripts; ``tree.js``, ``view.js`` and ``viewer.js`` take that drawing over. Only
 :mod:`traceanalyzer.render` imports this folder.
 """
 
-from __future__ import annotations
-
 from html import escape
-from typing import TYPE_CHECKING
 
 from traceanalyzer.render.flamegraph import picture
-from traceanalyzer.render.flamegraph.layout import lay_out, share
+from traceanalyzer.render.flamegraph.layout import Layout, lay_out, share
 from traceanalyzer.render.pieces import Viewer
 from traceanalyzer.render.text import shorten
+from traceanalyzer.result import Flame
 from traceanalyzer.units import format_weight
-
-if TYPE_CHECKING:
-    from traceanalyzer.render.flamegraph.layout import Layout
-    from traceanalyzer.result import Flame
 
 _SHARE, _LINES, _CHARS = 0.02, 100, 100
 _DEEPEST = 40  # levels that are indented

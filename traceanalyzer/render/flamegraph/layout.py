@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traceanalyzer.render.text import shorten, visible
+from traceanalyzer.result import Flame
 from traceanalyzer.units import format_frac
-
-if TYPE_CHECKING:
-    from traceanalyzer.result import Flame
 
 _NAME_CHARS = 300
 

@@ -8,22 +8,15 @@ has a counterpart for dark screens; the style sheet made by :func:`dark_rules` s
 attribute's value, so that a picture without styles still has its light colours.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 from zlib import crc32
 
-from traceanalyzer.render.flamegraph.layout import share
+from traceanalyzer.render.flamegraph.layout import Box, Layout, share
 from traceanalyzer.render.text import SIZES, TIMES, prose, shorten
+from traceanalyzer.result import Flame
 from traceanalyzer.units import format_weight
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from traceanalyzer.render.flamegraph.layout import Box, Layout
-    from traceanalyzer.result import Flame
 
 PAPER, INK = "#ffffff", "#1f2328"
 
@@ -212,7 +205,8 @@ def _label(box: Box, total: float) -> str:
 
 def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
     """What the colours say, in lines from ``top`` on, and where the boxes begin."""
-    keys = _changes() if layout.compared else _groups(layout.boxes)
+    changes = [(fill, text, 8) for fill, text in zip(CHANGES, _STEPS, strict=True)]
+    keys = changes if layout.compared else _groups(layout.boxes)
     lines, x = [], MARGIN
     for fill, text, gap in keys:
         wide = 18 + len(text) * _SOFT_CHAR + gap if text else 15
@@ -225,10 +219,6 @@ def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
         )
         x += wide
     return lines, top + 24
-
-
-def _changes() -> list[tuple[str, str, int]]:
-    return [(fill, text, 8) for fill, text in zip(CHANGES, _STEPS, strict=True)]
 
 
 def _groups(boxes: Sequence[Box]) -> list[tuple[str, str, int]]:

@@ -8,25 +8,19 @@ and frame once, what grows along a column as differences, stacks as paths of one
 :mod:`traceanalyzer.render` imports this folder.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.render import pieces
 from traceanalyzer.render.occupancy import labels
-from traceanalyzer.render.occupancy.layout import lay_out
+from traceanalyzer.render.occupancy.layout import Layout, lay_out
 from traceanalyzer.render.pieces import cell, differences, escaped
 from traceanalyzer.render.text import prose, shorten, visible
+from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes, format_frac, format_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from traceanalyzer.render.occupancy.layout import Layout
-    from traceanalyzer.result import Occupancy
 
 _ROWS, _CHARS = 20, 90
 _HEADS = (
@@ -92,31 +86,25 @@ def _row(layout: Layout, box: int, peak: int) -> list[str]:
         cell(format_bytes(size), number=True),
         cell(format_frac(size / peak) if peak else "", number=True),
         cell(prose(row["category"] or "")),
-        cell(_lifetime(layout, box, row["start_ns"], row["end_ns"])),
+        cell(_lifetime(layout, row)),
         cell(short, full=shorten(label, _TEXT_CHARS) if short != label else ""),
     ]
 
 
-def _lifetime(layout: Layout, box: int, start_ns: int | None, end_ns: int | None) -> str:
+def _lifetime(layout: Layout, row: dict[str, Any]) -> str:
     """From when to when, and how long, in time where it is known, else in events."""
-    start, end = int(layout.start[box]), int(layout.end[box])
+    start, end, start_ns, end_ns = (row[key] for key in ("start", "end", "start_ns", "end_ns"))
     before, stays = start == 0, end >= layout.events
     if before and stays:
         return "always"
     if before:
-        return f"from before, until {_at(layout, end, end_ns)}"
-    since = _at(layout, start, start_ns)
+        return f"from before, until {format_ns(end_ns) or f'event {end:,}'}"
+    since = format_ns(start_ns) or f"event {start:,}"
     if stays:
         return f"from {since}, stays"
-    if layout.time is None or start_ns is None or end_ns is None:
+    if start_ns is None or end_ns is None:
         return f"from {since} for {end - start:,} events"
     return f"from {since} for {format_ns(end_ns - start_ns)}"
-
-
-def _at(layout: Layout, event: int, time_ns: int | None) -> str:
-    if layout.time is None or time_ns is None:
-        return f"event {event:,}"
-    return format_ns(time_ns - layout.origin_ns)
 
 
 # --- what the viewer draws ---------------------------------------------------------------------
@@ -126,8 +114,7 @@ def _data(occupancy: Occupancy, layout: Layout) -> dict[str, Any]:
     """All that the viewer needs, as JSON holds it."""
     texts = _Texts()
     kept = _kept(occupancy)
-    spans = occupancy.spans.sort("start")
-    short = labels.without_prefix(spans)
+    short = labels.without_prefix(layout.spans)
     blocks = occupancy.blocks.filter(pl.col("segment").is_in(kept["id"].to_list()))
     used = pl.concat([layout.boxes["stack"], blocks["stack"]]).drop_nulls().unique().to_list()
     fills = labels.category_fills(layout.boxes["category"].drop_nulls())
@@ -136,21 +123,17 @@ def _data(occupancy: Occupancy, layout: Layout) -> dict[str, Any]:
         "span": layout.end_time if layout.time is not None else None,
         "peak": layout.peak_event,
         "boxes": _boxes(layout, texts, fills),
-        "levels": _levels(occupancy, layout),
+        "levels": _levels(layout),
         "marks": [
-            [row["event"], _since(row["time_ns"], layout), row["kind"], texts.number(row["label"])]
-            for row in labels.ranked_marks(occupancy.marks).iter_rows(named=True)
+            [row["event"], row["time_ns"], row["kind"], texts.number(row["label"])]
+            for row in layout.marks.iter_rows(named=True)
         ],
         "spans": [
             [
-                row["start"],
-                row["end"],
-                _since(row["start_ns"], layout),
-                _since(row["end_ns"], layout),
-                texts.number(row["label"]),
-                texts.number(label),
+                *(row[key] for key in ("start", "end", "start_ns", "end_ns")),
+                *texts.numbers([row["label"], label]),
             ]
-            for row, label in zip(spans.iter_rows(named=True), short, strict=True)
+            for row, label in zip(layout.spans.iter_rows(named=True), short, strict=True)
         ],
         "segments": _segments(occupancy, kept, texts),
         "blocks": _blocks(blocks, kept, texts),
@@ -188,8 +171,8 @@ def _boxes(layout: Layout, texts: _Texts, fills: dict[str, int]) -> dict[str, li
     return {
         "start": differences(layout.start.tolist()),
         "length": (layout.end - layout.start).tolist(),
-        "startTime": differences([_since(t, layout) for t in boxes["start_ns"]]),
-        "endTime": differences([_since(t, layout) for t in boxes["end_ns"]]),
+        "startTime": differences(boxes["start_ns"]),
+        "endTime": differences(boxes["end_ns"]),
         "size": layout.size.tolist(),
         "stack": [-1 if stack is None else stack for stack in boxes["stack"]],
         "label": texts.numbers(names),
@@ -198,15 +181,14 @@ def _boxes(layout: Layout, texts: _Texts, fills: dict[str, int]) -> dict[str, li
     }
 
 
-def _levels(occupancy: Occupancy, layout: Layout) -> dict[str, list[Any]]:
-    levels = occupancy.levels.sort("event", maintain_order=True)
+def _levels(layout: Layout) -> dict[str, list[Any]]:
     times = [] if layout.time is None else layout.time.astype("int64").tolist()
     return {
         "event": differences(layout.event.tolist()),
         "time": differences(times),
         "live": differences(layout.live.tolist()),
         "rest": differences(layout.rest.tolist()),
-        "reserved": differences(levels["reserved_bytes"].to_list()),
+        "reserved": differences(layout.levels["reserved_bytes"]),
     }
 
 
@@ -268,7 +250,3 @@ def _stacks(stacks: pl.DataFrame, used: set[int], texts: _Texts) -> dict[str, An
             node = node_of[key]
         ends[number] = node
     return {"above": above, "frames": frames, "ends": [list(ends), list(ends.values())]}
-
-
-def _since(time_ns: int | None, layout: Layout) -> int | None:
-    return None if time_ns is None or layout.time is None else time_ns - layout.origin_ns

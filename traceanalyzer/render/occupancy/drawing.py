@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from traceanalyzer.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
+    from matplotlib.lines import Line2D
 
     from traceanalyzer.render.occupancy.layout import Floats, Ints, Layout, Stack
     from traceanalyzer.result import Occupancy
@@ -63,10 +64,10 @@ def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
             )
         ),
         loc="left",
-        pad=8 + 11 * _marks(ax, occupancy, layout),
+        pad=8 + 11 * _marks(ax, layout),
     )
     if steps:
-        _spans(axes[1], occupancy, layout)
+        _spans(axes[1], layout)
     _legend(ax, place, drawn, labels.legend(layout, fills, chosen), grey)
     return ax
 
@@ -171,15 +172,13 @@ def _top(layout: Layout) -> float:
     return max(float(layout.live.max()), float(reserved.max(initial=0)), 1.0) * _HEADROOM
 
 
-def _marks(ax: Axes, occupancy: Occupancy, layout: Layout) -> int:
+def _marks(ax: Axes, layout: Layout) -> int:
     """Lines at the peak and at failures, labels above the axes; gives the rows these take."""
     end, timed = layout.axis()[1], layout.time is not None
     rows = [-1.0] * _LABEL_ROWS
     seen: set[int] = set()  # columns that have a line
-    for mark in labels.ranked_marks(occupancy.marks).iter_rows(named=True):
-        at = mark["event"]
-        if timed:
-            at = (mark["time_ns"] or layout.origin_ns) - layout.origin_ns
+    for mark in layout.marks.iter_rows(named=True):
+        at = (mark["time_ns"] or 0) if timed else mark["event"]
         shade, style = (_OOM, "-") if mark["kind"] == "oom" else (_PEAK, ":")
         column = round(at / end * _COLUMNS)
         if column not in seen:
@@ -204,23 +203,19 @@ def _marks(ax: Axes, occupancy: Occupancy, layout: Layout) -> int:
     return sum(row >= 0 for row in rows)
 
 
-def _spans(ax: Axes, occupancy: Occupancy, layout: Layout) -> None:
+def _spans(ax: Axes, layout: Layout) -> None:
     """Steps as stripes, named where there is room."""
-    end, timed = layout.axis()[1], layout.time is not None
+    end, unit = layout.axis()[1], "" if layout.time is None else "_ns"
     ax.set_yticks([])
     ax.set_ylim(0, 1)
     ax.grid(visible=False)
     ax.spines[["left", "bottom"]].set_visible(False)
     named = -1.0
-    spans = occupancy.spans.sort("start")
-    shorter = labels.without_prefix(spans)
-    for number, row in enumerate(spans.iter_rows(named=True)):
-        since, until = row["start"], row["end"]
-        if timed:
-            times = (row["start_ns"], row["end_ns"])
-            if None in times:
-                continue
-            since, until = (time - layout.origin_ns for time in times)
+    shorter = labels.without_prefix(layout.spans)
+    for number, row in enumerate(layout.spans.iter_rows(named=True)):
+        since, until = row[f"start{unit}"], row[f"end{unit}"]
+        if since is None or until is None:
+            continue
         since, until = max(since, 0), min(until, end)
         if until - since < end / _COLUMNS:
             continue
@@ -238,25 +233,45 @@ def _legend(
     ax: Axes, place: Figure | SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
 ) -> None:
     """The colours, with what each holds at the peak."""
-    entries = [(labels.LIGHT[fill], "s", text) for text, fill in named]
     if grey:
-        entries.append((labels.LIGHT[labels.REST], "s", f"without a box {format_bytes(grey)}"))
-    handles = [
-        ax.plot([], [], ls="", marker=form, ms=7, mfc=shade, mec=shade)[0]
-        for shade, form, _ in entries
-    ]
+        named = [*named, (f"without a box {format_bytes(grey)}", labels.REST)]
+    entries: list[tuple[Line2D, str]] = []
+    for text, fill in named:
+        shade = labels.LIGHT[fill]
+        (swatch,) = ax.plot([], [], ls="", marker="s", ms=7, mfc=shade, mec=shade)
+        entries.append((swatch, text))
     if not np.isnan(drawn.reserved).all():
-        handles += ax.plot([], [], color=_RESERVED, lw=1.1, ls=(0, (4, 2)))
-        entries.append((_RESERVED, "", "reserved"))
+        (dashed,) = ax.plot([], [], color=_RESERVED, lw=1.1, ls=(0, (4, 2)))
+        entries.append((dashed, "reserved"))
+    legend(place, entries, title="at the peak", pad=0.5)
+
+
+def legend(
+    place: Any,
+    entries: list[tuple[Line2D, str]],
+    *,
+    title: str,
+    pad: float,
+    where: str = "outside right upper",
+) -> None:
+    """A legend, where there are entries, whose labels stand as they are.
+
+    Args:
+        place: the figure, or the axes, that it belongs to.
+        entries: what is shown, and its label.
+        title: what stands above them.
+        pad: the room between both, in letters.
+        where: its place.
+    """
     if not entries:
         return
-    legend = place.legend(
-        handles,
-        ["-"] * len(entries),  # set below: labels that start with "_" would be dropped
-        loc="outside right upper",
-        title="at the peak",
+    made = place.legend(
+        [handle for handle, _ in entries],
+        ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
+        loc=where,
+        title=title,
         alignment="left",
-        handletextpad=0.5,
+        handletextpad=pad,
     )
-    for text, (_, _, label) in zip(legend.get_texts(), entries, strict=True):
+    for text, (_, label) in zip(made.get_texts(), entries, strict=True):
         text.set_text(label)

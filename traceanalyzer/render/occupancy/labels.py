@@ -4,23 +4,17 @@ A box has the colour of its category, or of its label where there are no categor
 three tones, even in brightness (OKLCH: L .80, .755, .71; on dark .56, .515, .47).
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 from zlib import crc32
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.render.occupancy.layout import Ints, Layout
 from traceanalyzer.render.text import prose, shorten
+from traceanalyzer.result import Occupancy
 from traceanalyzer.units import format_bytes, format_frac, format_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from traceanalyzer.render.occupancy.layout import Ints, Layout
-    from traceanalyzer.result import Occupancy
 
 _CATEGORIES, _LABELS, _NAME_CHARS = 12, 6, 40
 
@@ -105,10 +99,9 @@ def legend(
         chosen: the boxes that are drawn one by one; without categories only they count, the others
             being part of the rest. Default: all.
     """
-    boxes, every = layout.boxes, chosen is None or bool(fills)
-    counted = np.ones(len(layout.size), np.bool_)
-    if chosen is not None and not every:
-        counted[np.setdiff1d(np.arange(len(layout.size)), chosen)] = False
+    boxes, there = layout.boxes, np.where(layout.at_peak, layout.size, 0)
+    if chosen is not None and not fills:
+        there[np.setdiff1d(np.arange(len(there)), chosen)] = 0
     if fills:
         names = [name or "no category" for name in boxes["category"].to_list()]
         shades = {name: fills[name] + 1 if name in fills else UNKNOWN for name in names}
@@ -116,7 +109,6 @@ def legend(
         labels = boxes["label"].to_list()
         names = [name or "not known" for name in labels]
         shades = {n: box_fill(t, None, {}, 0) for n, t in zip(names, labels, strict=True)}
-    there = np.where(layout.at_peak & counted, layout.size, 0)
     sizes = pl.DataFrame(
         {"name": names, "at_peak": there, "largest": layout.size},
         schema_overrides={"name": pl.String},
@@ -130,11 +122,6 @@ def legend(
         (f"{shorten(prose(name), _NAME_CHARS)} {format_bytes(size)}", shades[name])
         for name, size, _ in shown.head(_CATEGORIES if fills else _LABELS).iter_rows()
     ]
-
-
-def ranked_marks(marks: pl.DataFrame) -> pl.DataFrame:
-    """Marks in the order in which they get room for their labels: the peak, then by event."""
-    return marks.sort(pl.col("kind") != "peak", "event", maintain_order=True)
 
 
 def without_prefix(spans: pl.DataFrame) -> list[str]:

@@ -5,30 +5,31 @@ the order of their start, what has no box stands on top of them all: so at every
 the stack is the sum of the boxes and the rest, whatever happens between two levels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from traceanalyzer.result import Occupancy
 
-    from traceanalyzer.result import Occupancy
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Layout:
     """An occupancy as arrays, boxes by start and levels by event.
 
+    The times of boxes, marks and spans count from the first level, too; they are null where times
+    are not known.
+
     Attributes:
         boxes: the boxes' rows in the order of the arrays.
+        levels: the levels' rows in the order of the arrays.
+        marks: in the order in which they get room for their labels: the peak, then by event.
+        spans: by their start.
         start: event from which a box is there.
         end: event from which it is not.
         size: bytes of each box.
@@ -44,6 +45,9 @@ class Layout:
     """
 
     boxes: pl.DataFrame
+    levels: pl.DataFrame
+    marks: pl.DataFrame
+    spans: pl.DataFrame
     start: Ints
     end: Ints
     size: Ints
@@ -123,8 +127,13 @@ def lay_out(occupancy: Occupancy) -> Layout:
     peaks = occupancy.marks.filter(kind="peak")["event"].to_list()
     event = _ints(levels["event"])
     highest = int(event[int(np.argmax(live))]) if len(live) else 0
+    marks = occupancy.marks.sort(pl.col("kind") != "peak", "event", maintain_order=True)
+    since = pl.col("^.*_ns$") - pl.lit(None if time is None else origin, pl.Int64)
     return Layout(
-        boxes=boxes,
+        boxes=boxes.with_columns(since),
+        levels=levels,
+        marks=marks.with_columns(since),
+        spans=occupancy.spans.sort("start").with_columns(since),
         start=_ints(boxes["start"]),
         end=_ints(boxes["end"]),
         size=_ints(boxes["live_bytes"]),

@@ -6,17 +6,12 @@ printing. Without scripts everything can be read. Only :mod:`traceanalyzer.rende
 folder.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from traceanalyzer.render import html
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import cells
-
-if TYPE_CHECKING:
-    from traceanalyzer.result import Fact, Report, Section
+from traceanalyzer.result import Fact, Report, Section
 
 #: What draws in the page.
 VIEWER = Viewer(__name__, ("sort", "report"), sheet="report")
