@@ -56,7 +56,7 @@ fuzz-native: $(VENV)/.developer ## the same, with the C extensions under ASAN an
 	  ../$(BIN)/python setup.py -q build_ext --inplace
 	cd .native && LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 	  $$($(CC) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  FUZZ_SECONDS=$(FUZZ_SECONDS) ../$(BIN)/python -m pytest -m fuzz tests/test_fuzz_formats.py
+	  FUZZ_SECONDS=$(FUZZ_SECONDS) ../$(BIN)/python -m pytest -m fuzz tests/parsers/test_fuzz_formats.py
 
 mutants: $(VENV)/.developer ## do the tests notice when a formula is wrong?
 	$(BIN)/python -m benchmarks.mutants
@@ -67,6 +67,7 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_commands.py
 	$(BIN)/python docs/make_rules.py
 	$(BIN)/python docs/make_python.py
+	$(BIN)/python docs/make_stubs.py
 	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks -q --force -o /dev/null \
 	  --plot docs/images/comm_outliers.png
 	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \

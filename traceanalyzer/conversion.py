@@ -1,7 +1,5 @@
 """One format into another."""
 
-from __future__ import annotations
-
 import os
 from typing import Unpack
 

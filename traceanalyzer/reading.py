@@ -1,7 +1,5 @@
 """Files found and read."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

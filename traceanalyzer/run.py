@@ -100,21 +100,12 @@ def only_trace(
     if isinstance(source, Trace):
         trace = _cut(source, how)
     else:
-        trace = read(
-            source,
-            columns=columns,
-            format=how.format,
-            since_ns=how.since_ns,
-            until_ns=how.until_ns,
-            progress=how.progress,
-        )
-        if how.seen:
-            how.seen(trace)
+        trace = _read(source, how, columns=columns, since_ns=how.since_ns, until_ns=how.until_ns)
     if how.assume_rank is not None:
         trace = with_assumed_rank(trace, how.assume_rank)
     if how.rank is None:
         return trace
-    found = ranks.apart([trace])
+    found = ranks.apart(trace)
     for one in found:
         if one.meta.rank == how.rank:
             return one
@@ -184,7 +175,7 @@ class Reader:
         known = {trace.meta.path for trace in memory}
         how = _How(self.how.format)
         left = {path: stretches for path, stretches in windows.items() if path not in known}
-        again = [_read(path, needs, how, windows=stretches) for path, stretches in left.items()]
+        again = [_read_needed(path, needs, how, windows) for path, windows in left.items()]
         return [*memory, *ranks.by_rank(again)]
 
 
@@ -198,9 +189,11 @@ class Collected(Generic[P]):
     Attributes:
         items: traces in memory and paths.
         metas: of the traces read, by path.
-        parts: of all ranks.
+        parts: of all ranks, those of an analyzer that merges parts in a tree: about as many as the
+            number of ranks has binary digits.
         skipped: inputs and ranks that are not part of the result.
         truncated: paths of truncated inputs.
+        added: how many ranks there were.
     """
 
     items: Sequence[Trace | str]
@@ -208,6 +201,18 @@ class Collected(Generic[P]):
     parts: list[P] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     truncated: list[str] = field(default_factory=list)
+    added: int = 0
+
+    def add(self, parts: Iterable[P], merge: Callable[[P, P], P] | None) -> None:
+        """Add the parts of further ranks; neighbours that stand for equally many are merged."""
+        for part in parts:
+            self.parts.append(part)
+            self.added += 1
+            number = self.added
+            while merge and number % 2 == 0:
+                last = self.parts.pop()
+                self.parts[-1] = merge(self.parts[-1], last)
+                number //= 2
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -240,7 +245,7 @@ def _collect(
         if lacking and not parts:
             opened.fail(one.path, lacking[0][1])
             continue
-        found.parts += parts
+        found.add(parts, analyzer.merge)
         for rank, error in lacking:
             opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
         if one.truncated:
@@ -318,14 +323,14 @@ class _Inputs:
         items: traces in memory and paths.
         metas: of the traces opened, by path.
         skipped: what could not be read, or lacks what is needed.
-        read: how many had traces of the ranks asked for.
+        read: paths of the files that had traces of the ranks asked for.
     """
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: _How, *, split: bool = True):
         self.items = each(inputs)
         self.metas: dict[str, Meta] = {}
         self.skipped: list[Skipped] = []
-        self.read = 0
+        self.read: set[str] = set()
         self._needs, self._how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
         self._ranks: set[int | None] = set()
@@ -342,7 +347,7 @@ class _Inputs:
                 self.fail(error.path, error)
                 continue
             if opened.traces:
-                self.read += 1
+                self.read |= {m.path for trace in opened.traces for m in trace.sources}
                 yield opened
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> _Opened:
@@ -353,18 +358,17 @@ class _Inputs:
         elif self._needs:
             needs = replace_needs or self._needs
             once = replace(how, progress=None, seen=None) if replace_needs else how
-            trace = _lightened(_read(item, needs, once), needs)
+            trace = _lightened(_read_needed(item, needs, once), needs)
         else:
-            trace = _cut_but_snapshots(_read_all(item, how), how)
+            trace = _cut_but_snapshots(_read(item, how), how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
         path, truncated = trace.meta.path, is_cut_off(trace)
         self.metas |= {meta.path: meta for meta in trace.sources}
         if not self._split and how.rank is None:
             return _Opened(path, isinstance(item, str), truncated, [trace])
-        sources, held = trace.sources, [trace]
+        sources, traces = trace.sources, ranks.apart(trace)
         del trace
-        traces = ranks.apart(held)
         # a rank may have no event of the kinds that were read
         self._ranks |= {one.meta.rank for one in traces} | {meta.rank for meta in sources}
         chosen = [one for one in traces if how.rank in (None, one.meta.rank)]
@@ -416,27 +420,26 @@ def _not_there(rank: int | None, ranks_read: Collection[int | None]) -> OptionEr
     return OptionError(f"no input is of rank {rank}; there {are} {ranks.ranges(known)}")
 
 
-def _read(path: str, needs: Needs, how: _How, **more: Any) -> Trace:
+def _read_needed(
+    path: str, needs: Needs, how: _How, windows: Iterable[tuple[int, int]] = ()
+) -> Trace:
     beside = () if needs.samples else _OF_SAMPLES
-    trace = read(
+    return _read(
         path,
+        how,
         kinds=None if needs.everything else needs.kinds,
         names=needs.names,
         columns=needs.columns,
         unused=(*beside, "launch_configs", *needs.unused),
-        format=how.format,
+        windows=windows,
         since_ns=how.since_ns,
         until_ns=how.until_ns,
-        progress=how.progress,
-        **more,
     )
-    if how.seen:
-        how.seen(trace)
-    return trace
 
 
-def _read_all(path: str, how: _How) -> Trace:
-    trace = read(path, format=how.format, progress=how.progress)
+def _read(path: PathLike, how: _How, **what: Any) -> Trace:
+    """A file, read as it is asked for; ``seen`` is told."""
+    trace = read(path, format=how.format, progress=how.progress, **what)
     if how.seen:
         how.seen(trace)
     return trace
@@ -546,7 +549,7 @@ def examine(
         except MissingData as error:
             missing[name] = str(error)
     notes = (*truncated_notes(truncated), *skipped_notes(opened.skipped))
-    return Examination(results, missing, notes, opened.read)
+    return Examination(results, missing, notes, len(opened.read))
 
 
 def _ask_all(questions: Iterable[_Asked], trace: Trace, *, truncated: bool) -> None:

@@ -5,8 +5,6 @@ Each table is a tuple of :class:`Column`; the documentation page ``docs/schema.m
 sentinels, no NaN. Times are exact Int64 nanoseconds, sizes bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

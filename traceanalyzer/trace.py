@@ -11,6 +11,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 from traceanalyzer.questions import Questions
+from traceanalyzer.vocabulary import CUT_OFF
 
 #: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
 _HINTS: dict[str, str] = {
@@ -296,7 +297,8 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
 
 def is_cut_off(trace: Trace) -> bool:
     """Whether the end of a file is missing, as where a job was killed while it was written."""
-    return bool((trace.issues["code"] == "truncated").any())
+    unpacked_in_part = (pl.col("code") == "damaged-file") & pl.col("first").str.ends_with(CUT_OFF)
+    return not trace.issues.filter((pl.col("code") == "truncated") | unpacked_in_part).is_empty()
 
 
 def issue_rows(found: Iterable[tuple[str, str, int, str | None]], rank: int | None) -> pl.DataFrame:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+#: How the finding of a packed file ends that is too short.
+CUT_OFF = "the file was cut off"
+
 #: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
 ALLOCATOR_KINDS: tuple[str, ...] = (
     "alloc",

@@ -1,0 +1,37 @@
+"""Writes what type checkers read of the public names and methods; ``make docs`` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import traceanalyzer
+from traceanalyzer import questions
+
+PACKAGE = Path(traceanalyzer.__file__).parent
+_HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.\n\n"
+
+
+def names() -> str:
+    """``__init__.pyi``: where each public name is."""
+    homes = sorted((home, name) for name, home in traceanalyzer._HOME.items())
+    lines = "".join(f"from {home} import {name} as {name}\n" for home, name in homes)
+    return f"{_HEAD}{lines}\n__version__: str\n"
+
+
+def methods() -> str:
+    """``questions.pyi``: the methods of a trace, which are those functions."""
+    lines = "".join(f"    {name} = functions.{name}\n" for name in questions.METHODS)
+    return (
+        f"{_HEAD}import traceanalyzer as functions\n\nMETHODS: list[str]\n\n"
+        f"class Questions:\n{lines}"
+    )
+
+
+def main() -> None:
+    """Rewrite both files."""
+    (PACKAGE / "__init__.pyi").write_text(names(), encoding="utf-8")
+    (PACKAGE / "questions.pyi").write_text(methods(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.
+
+import traceanalyzer as functions
+
+METHODS: list[str]
+
+class Questions:
+    annotations = functions.annotations
+    comm_outliers = functions.comm_outliers
+    cuda_api = functions.cuda_api
+    diagnose = functions.diagnose
+    flamegraph = functions.flamegraph
+    gpu_idle = functions.gpu_idle
+    host_metrics = functions.host_metrics
+    info = functions.info
+    kernels = functions.kernels
+    launches = functions.launches
+    memory = functions.memory
+    memory_diff = functions.memory_diff
+    memory_growth = functions.memory_growth
+    memory_oom = functions.memory_oom
+    operators = functions.operators
+    overlap = functions.overlap
+    py_spy_report = functions.py_spy_report
+    report = functions.report
+    steps = functions.steps
+    transfers = functions.transfers
