@@ -63,7 +63,7 @@ def _bar_rows(found: Results) -> Iterable[Sequence[str]]:
             bar.what,
             _code(bar.trace),
             "not measured" if bar.value is None else _quantity(bar.value, bar),
-            f"{sign} {_quantity(bar.limit, bar)}",
+            "none" if bar.limit is None else f"{sign} {_quantity(bar.limit, bar)}",
             {True: "met", False: "**missed**", None: ""}[bar.met],
         )
 

@@ -25,8 +25,7 @@ import orjson
 import polars as pl
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import arrays, container
-from traceanalyzer.parsers.chrome_trace import piece as reading
+from traceanalyzer.parsers.chrome_trace import arrays, container, piece as reading
 from traceanalyzer.parsers.chrome_trace.arrays import Piece
 from traceanalyzer.parsers.chrome_trace.text import Text, open_text
 from traceanalyzer.parsers.source import Source
