@@ -15,8 +15,6 @@
 A message is one line: what file, where in it, what to do.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -4,8 +4,6 @@ Files may say anything. Numbers beyond these are damage or malice, and what a pa
 does not reach an analysis: see :mod:`traceanalyzer.parsers.contract`.
 """
 
-from __future__ import annotations
-
 import polars as pl
 
 #: No event starts or ends further from 0 (137 years): the time between any two moments, and a

@@ -6,8 +6,6 @@ a copy of it, so that keywords, help and types are the same. It is loaded when i
 Here and in the notebook methods of ``Result`` a lower room reaches for a higher one.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import MethodType
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers with units, to and from text: the only place that knows 1e3 and 1024."""
 
-from __future__ import annotations
-
 import re
 
 from traceanalyzer.errors import OptionError

@@ -4,8 +4,6 @@ Kinds are spelled as PyTorch's Kineto spells its activity types. Sources: Kineto
 ``ActivityType.cpp`` over the years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Commands made from the registry of analyzers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from importlib import import_module

@@ -1,7 +1,5 @@
 """``traceanalyzer convert``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``traceanalyzer diagnose``."""
 
-from __future__ import annotations
-
 import click
 
 from traceanalyzer.cli.answering import FAILED, answer

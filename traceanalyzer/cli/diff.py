@@ -1,7 +1,5 @@
 """``traceanalyzer diff``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """``traceanalyzer info``."""
 
-from __future__ import annotations
-
 import click
 
 from traceanalyzer.analyzers.info.options import Options

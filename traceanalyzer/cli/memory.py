@@ -1,7 +1,5 @@
 """``traceanalyzer memory``: one command, four analyses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """Answers to standard output, or to a file that appears whole or not at all."""
 
-from __future__ import annotations
-
 import re
 import sys
 

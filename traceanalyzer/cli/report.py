@@ -1,7 +1,5 @@
 """``traceanalyzer report``."""
 
-from __future__ import annotations
-
 import click
 
 from traceanalyzer.cli import output
