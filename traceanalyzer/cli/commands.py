@@ -110,25 +110,25 @@ def _option(
     name: str, annotation: str, default: Any, about: Option
 ) -> Callable[[Command], Command]:
     flag = about.flag or "--" + name.replace("_", "-")
-    told: dict[str, Any] = {"help": about.help, "metavar": about.metavar}
+    settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar}
     if default is False:
         return click.option(flag, name, is_flag=True, help=about.help)
     if isinstance(default, tuple):
-        return click.option(flag, name, multiple=True, **told)
+        return click.option(flag, name, multiple=True, **settings)
     shown = about.default_text or default
     if about.unit:
         parse, unit = _PARSED[about.unit]
-        told["callback"] = lambda _context, _option, text: None if text is None else parse(text)
+        settings["callback"] = lambda _context, _option, text: None if text is None else parse(text)
         shown = about.default_text or f"{default}{unit}"
     elif about.choices:
-        told["type"] = click.Choice(about.choices)
+        settings["type"] = click.Choice(about.choices)
     elif annotation.removesuffix(" | None") in _TYPES:
-        told["type"] = _TYPES[annotation.removesuffix(" | None")]
-        if about.minimum is not None and told["type"] is int:
-            told["type"] = click.IntRange(min=int(about.minimum))
+        settings["type"] = _TYPES[annotation.removesuffix(" | None")]
+        if about.minimum is not None and settings["type"] is int:
+            settings["type"] = click.IntRange(min=int(about.minimum))
     if default is not None:
-        told |= {"default": shown, "show_default": about.show_default}
-    return click.option(flag, name, **told)
+        settings |= {"default": shown, "show_default": about.show_default}
+    return click.option(flag, name, **settings)
 
 
 def completing(command: click.Command) -> click.Command:

@@ -170,10 +170,10 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
         return {name: schema.empty(name) for name in ("events", *_BESIDE)}
     order = rows.order()
     found = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
-    held = [column for column in schema.EVENTS if rows.has(column)]
+    present = [column for column in schema.EVENTS if rows.has(column)]
     with ThreadPoolExecutor(2) as pool:  # a core each; with more columns at once memory would grow
-        ordered = pool.map(lambda column: _ordered(rows.take(column), order), held)
-        events = {column.name: values for column, values in zip(held, ordered, strict=True)}
+        ordered = pool.map(lambda column: _ordered(rows.take(column), order), present)
+        events = {column.name: values for column, values in zip(present, ordered, strict=True)}
     found["events"] = pl.DataFrame(events).select(
         pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
         for c in schema.EVENTS
