@@ -18,7 +18,7 @@ from wording import check_wording, raises_wording
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.analyzers.annotations import annotations
-from traceanalyzer.analyzers.annotations.compute import attribute, take
+from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched
 from traceanalyzer.analyzers.annotations.options import By, Options
 from traceanalyzer.analyzers.annotations.result import Annotations
 from traceanalyzer.cli.main import status
@@ -292,9 +292,10 @@ def test_attribution_is_that_of_a_loop(
     for n, (ts, dur, tid, _) in enumerate(calls):
         events.append(launch(ts, n, dur, tid=tid))
     events += [work(200 - 7 * n, length, n) for n, (*_, length) in enumerate(calls)]
-    excerpt = take(trace(events), Options())
-    found = attribute(excerpt.ranges, excerpt.work)
-    inner = dict(zip(excerpt.work["event"], found.innermost.tolist(), strict=True))
+    ranges = annotated(trace(events), ())[0]
+    pieces = launched(trace(events), ranges)[0]
+    found = attribute(ranges, pieces)
+    inner = dict(zip(pieces["event"], found.innermost.tolist(), strict=True))
     assert len(inner) == len(calls)
     for row in found.ranges.iter_rows(named=True):
         ts, dur, tid = marks[int(row["name"][1:])]
@@ -307,7 +308,7 @@ def test_attribution_is_that_of_a_loop(
         assert row["projected_start"] == min(starts, default=None)
         assert row["projected_end"] == max(ends, default=None)
     start, end, thread = (found.ranges[c].to_list() for c in ("start", "end", "thread"))
-    for piece in excerpt.work.iter_rows(named=True):
+    for piece in pieces.iter_rows(named=True):
         held = [
             row
             for row in range(len(start))
@@ -319,7 +320,7 @@ def test_attribution_is_that_of_a_loop(
         assert inner[piece["event"]] == max(held, default=-1)
     own = found.ranges.select("own_n", "own_device_ns").sum().row(0)
     known = np.flatnonzero(found.innermost >= 0)
-    assert own == (known.size, (excerpt.work["end"] - excerpt.work["start"])[known].sum())
+    assert own == (known.size, (pieces["end"] - pieces["start"])[known].sum())
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.annotations.compute import attribute, needs, take
+from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched, needs
 from traceanalyzer.analyzers.annotations.options import Options
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.errors import MissingData
@@ -59,13 +59,14 @@ def attributed(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
     ranges, pieces = [], []
     for own in by_rank(kernels):
-        excerpt = take(own, Options())
-        found = attribute(excerpt.ranges, excerpt.work)
+        marked, _ = annotated(own, ())
+        work, _ = launched(own, marked)
+        found = attribute(marked, work)
         place = own.events.select("pid", "tid")[found.ranges["event"]]
         ranges.append(found.ranges.with_columns(place))
         inner = found.innermost
         held = np.flatnonzero(inner != ROOT)
-        kernel = own.events.select(kernel="name", length="dur")[excerpt.work["event"].gather(held)]
+        kernel = own.events.select(kernel="name", length="dur")[work["event"].gather(held)]
         pieces.append(found.ranges.select("name", "domain")[inner[held]].hstack(kernel))
     return pl.concat(ranges), pl.concat(pieces)
 

@@ -57,7 +57,12 @@ def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> R
         right: any number of rows for each id.
         on: the id columns; a null in any of them matches nothing.
     """
-    (of_left, of_right), size = _codes(left, right, on)
+    ids = pl.concat([left.select(on), right.select(on)], how="vertical_relaxed")
+    number, size = _as_one_number(ids)
+    for name in on:
+        if ids[name].null_count():
+            number[ids[name].is_null().to_numpy()] = -1
+    of_left, of_right = np.split(number, [left.height])
     if size <= _RANGE_PER_ROW * (left.height + right.height) + _SMALL_RANGE:
         return _by_table(of_left, of_right, size)
     return _by_search(of_left, of_right)
@@ -129,48 +134,21 @@ def _by_search(of_left: Ints, of_right: Ints) -> Rows:
     return found
 
 
-def _codes(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> tuple[list[Ints], int]:
-    """The ids of each row as one number below the second answer, -1 where one is null."""
-    codes = [np.zeros(frame.height, np.int64) for frame in (left, right)]
-    size = 1
-    for name in on:
-        own, distinct = _numbers(left[name], right[name])
-        if size * distinct > _ROOM:
-            codes, size = _dense(codes)
-        if size * distinct > _ROOM:
-            own, distinct = _dense(own)
-        for code, numbers in zip(codes, own, strict=True):
-            code *= distinct
-            code += numbers
-        size *= distinct
-    for frame, code in zip((left, right), codes, strict=True):
-        for name in on:
-            if frame[name].null_count():
-                code[frame[name].is_null().to_numpy()] = -1
-    return codes, size
+def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
+    """A number from 0 for each combination of ids, and a number that is larger than all of them.
 
-
-def _numbers(left: pl.Series, right: pl.Series) -> tuple[list[Ints], int]:
-    """The values of both columns as numbers from 0, and how many there may be."""
-    known = [column for column in (left, right) if column.null_count() < column.len()]
-    if not known:
-        return [np.zeros(1, np.int64)] * 2, 1
-    if left.dtype.is_integer() and right.dtype.is_integer():
-        low = min(int(column.min()) for column in known)  # type: ignore[arg-type]
-        high = max(int(column.max()) for column in known)  # type: ignore[arg-type]
-        if low == high:
-            return [np.zeros(1, np.int64)] * 2, 1
-        if high - low < _ROOM and high < 1 << 63:
-            found = [column.fill_null(low).cast(pl.Int64).to_numpy() for column in (left, right)]
-            return [values - low for values in found], high - low + 1
-    number = numbered([pl.concat([left, right], how="vertical")])[1].astype(np.int64)
-    return np.split(number, [left.len()]), int(number.max()) + 1
-
-
-def _dense(codes: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """The same numbers without those that do not occur."""
-    distinct, number = np.unique(np.concatenate(codes), return_inverse=True)
-    return np.split(number.astype(np.int64), [codes[0].size]), distinct.size
+    Integers whose ranges multiply to less than :data:`_ROOM` need not be looked up.
+    """
+    number, size = np.zeros(ids.height, np.int64), 1
+    for column in ids:
+        low, high = column.min(), column.max()
+        if not (isinstance(low, int) and isinstance(high, int) and size * (high - low) < _ROOM):
+            number = numbered(ids.get_columns())[1].astype(np.int64)
+            return number, int(number.max(initial=0)) + 1
+        number *= high - low + 1
+        number += (column.fill_null(low).cast(pl.Int64) - low).to_numpy()
+        size *= high - low + 1
+    return number, size
 
 
 # --- rows in which points lie ------------------------------------------------------------------

@@ -68,70 +68,21 @@ class Part:
     unclosed: int
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """One rank's annotations, and its device work.
-
-    Attributes:
-        rank: global rank, or None.
-        path: the file.
-        ranges: event (row of ``events``), name, domain, thread (a number; null where the range
-            belongs to the process), start, end: in the order of the trace.
-        work: event, thread (as that of ranges; null for one without any), since and until (of the
-            launch call), start, end, kernel (whether it is one): device work whose launch is known.
-        all_work: all device work.
-        unlaunched: part of it whose launch call was not recorded, or never ends.
-        unclosed: annotations that never end, and are not counted.
-    """
-
-    rank: int | None
-    path: str
-    ranges: pl.DataFrame
-    work: pl.DataFrame
-    all_work: Amount
-    unlaunched: Amount
-    unclosed: int
-
-
-def take(trace: Trace, options: Options) -> Excerpt:
-    """The few columns of a trace that count, so that it can be freed.
+def measure(trace: Trace, options: Options) -> Part:
+    """The device work of one rank by annotation.
 
     Raises:
         MissingData: no annotation was recorded, or none of the names that are asked for.
         OptionError: a pattern is no regular expression.
     """
-    marks = trace.events.select(_is_annotation(trace.events)).to_series().arg_true()
-    if marks.is_empty():
-        hint = record_hint(trace.meta, "user_annotation")
-        raise MissingData(f"{trace.meta.path}: no annotations were recorded; {hint}")
-    ranges, unclosed = _ranges(trace, marks, options.names)
-    if ranges.is_empty():
-        what = "none of its annotations has an end"
-        if options.names:
-            what = f"no annotation matches {', '.join(options.names)}"
-        raise MissingData(f"{trace.meta.path}: {what}")
-    threads = ranges.select(*_THREAD, "thread").unique().drop_nulls("tid")
-    work, all_work = _work(trace, threads)
-    length = int((work["end"] - work["start"]).sum())
-    return Excerpt(
+    ranges, unclosed = annotated(trace, options.names)
+    work, all_work = launched(trace, ranges)
+    known = _amount(work)
+    found = attribute(ranges, work)
+    of_any = found.innermost != nesting.ROOT
+    return Part(
         rank=trace.meta.rank,
         path=trace.meta.path,
-        ranges=ranges.drop(_THREAD),
-        work=work,
-        all_work=all_work,
-        unlaunched=Amount(all_work.n - work.height, all_work.total_ns - length),
-        unclosed=unclosed,
-    )
-
-
-def measure(excerpt: Excerpt, _options: Options) -> Part:
-    """The device work of one rank by annotation."""
-    found = attribute(excerpt.ranges, excerpt.work)
-    of_any = found.innermost != nesting.ROOT
-    beside = ~of_any & _while_any_runs(excerpt)
-    return Part(
-        rank=excerpt.rank,
-        path=excerpt.path,
         ranges=found.ranges.select(
             "name",
             "domain",
@@ -140,12 +91,12 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
             (pl.col("projected_end") - pl.col("projected_start")).alias("projected_ns"),
             *MEASURES[3:],
         ),
-        process_wide=excerpt.ranges["thread"].null_count(),
-        all_work=excerpt.all_work,
-        inside=_amount(excerpt.work, of_any),
-        beside=_amount(excerpt.work, beside),
-        unlaunched=excerpt.unlaunched,
-        unclosed=excerpt.unclosed,
+        process_wide=ranges["thread"].null_count(),
+        all_work=all_work,
+        inside=_amount(work.filter(of_any)),
+        beside=_amount(work.filter(~of_any & _while_any_runs(ranges, work))),
+        unlaunched=Amount(all_work.n - known.n, all_work.total_ns - known.total_ns),
+        unclosed=unclosed,
     )
 
 
@@ -172,13 +123,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 
 ANNOTATIONS = Analyzer(
-    "annotations",
-    Options,
-    needs,
-    measure,
-    combine,
-    take=take,
-    report_parts=step_marks.without_snapshots,
+    "annotations", Options, needs, measure, combine, report_parts=step_marks.without_snapshots
 )
 
 
@@ -194,18 +139,34 @@ def _is_annotation(events: pl.DataFrame) -> pl.Expr:
     return pl.col("kind").is_in(ANNOTATION_KINDS) | own
 
 
-def _ranges(trace: Trace, marks: pl.Series, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:
+def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """The annotations that are asked for, and how many of them never end.
 
     A mark, which is an instant, is no range; an annotation of torch.profiler that has no end was
     cut off.
+
+    Returns:
+        event (row of ``events``), name, pid, tid, domain, thread (a number; null where the range
+        belongs to the process), start, end: in the order of the trace.
+
+    Raises:
+        MissingData: no annotation was recorded, or none of the names that are asked for.
     """
+    marks = trace.events.select(_is_annotation(trace.events)).to_series().arg_true()
+    if marks.is_empty():
+        hint = record_hint(trace.meta, "user_annotation")
+        raise MissingData(f"{trace.meta.path}: no annotations were recorded; {hint}")
     rows = trace.events.select("kind", "name", "ts", "dur", "category", *_THREAD)[
         marks
     ].with_columns(event=marks)
     if patterns:
         rows = rows.filter(names.named(rows, patterns))
     ended = rows.filter(pl.col("dur") >= 0)
+    if ended.is_empty():
+        what = "none of its annotations has an end"
+        if patterns:
+            what = f"no annotation matches {', '.join(patterns)}"
+        raise MissingData(f"{trace.meta.path}: {what}")
     unclosed = rows.filter(pl.col("dur").is_null(), pl.col("kind") != "nvtx").height
     steps = names.one_name_for_steps(names.distinct(ended))
     domain = pl.when(pl.col("kind") == "nvtx").then("category")
@@ -224,8 +185,14 @@ def _ranges(trace: Trace, marks: pl.Series, patterns: Sequence[str]) -> tuple[pl
 # --- device work -------------------------------------------------------------------------------
 
 
-def _work(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
-    """Device work with its launch calls, in threads (pid, tid, thread) or others; and all of it."""
+def launched(trace: Trace, ranges: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
+    """Device work whose launch call is known; and how much device work there is in all.
+
+    Returns:
+        event, thread (as that of the ranges; null for one without any), since and until (of the
+        launch call), start, end, kernel (whether it is one).
+    """
+    threads = ranges.select(*_THREAD, "thread").unique().drop_nulls("tid")
     events = trace.events
     is_work = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
     pieces = events.select(is_work).to_series().arg_true()
@@ -257,19 +224,18 @@ def _threads(events: pl.DataFrame, calls: nesting.Rows, threads: pl.DataFrame) -
     return found
 
 
-def _while_any_runs(excerpt: Excerpt) -> intervals.Bools:
+def _while_any_runs(ranges: pl.DataFrame, work: pl.DataFrame) -> intervals.Bools:
     """Which work was launched while an annotation ran, on any thread."""
-    runs = intervals.union(excerpt.ranges.drop_nulls("thread"))
-    since = excerpt.work["since"].to_numpy()
+    runs = intervals.union(ranges.drop_nulls("thread"))
+    since = work["since"].to_numpy()
     begun = np.searchsorted(runs["start"].to_numpy(), since, side="right")
     ended = np.searchsorted(runs["end"].to_numpy(), since, side="right")
     found: intervals.Bools = begun > ended
     return found
 
 
-def _amount(work: pl.DataFrame, chosen: intervals.Bools) -> Amount:
-    length = (work["end"] - work["start"]).to_numpy()[chosen]
-    return Amount(length.size, int(length.sum()))
+def _amount(work: pl.DataFrame) -> Amount:
+    return Amount(work.height, int((work["end"] - work["start"]).sum()))
 
 
 # --- all ranks -----------------------------------------------------------------------------
