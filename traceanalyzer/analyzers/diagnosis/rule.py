@@ -75,7 +75,6 @@ class Rule:
 
 
 def rule(
-    id: str,  # noqa: A002 - as the field
     analysis: str,
     looks_for: str,
     measure: str,
@@ -83,5 +82,10 @@ def rule(
     *,
     counts: bool = False,
 ) -> Callable[[Measure], Rule]:
-    """Makes a rule of the function that measures; see :class:`Rule`."""
-    return lambda function: Rule(id, analysis, looks_for, measure, levels, function, counts)
+    """Makes a rule of the function that measures, whose name is its id; see :class:`Rule`."""
+
+    def make(function: Measure) -> Rule:
+        name = function.__name__.strip("_").replace("_", "-")
+        return Rule(name, analysis, looks_for, measure, levels, function, counts)
+
+    return make

@@ -143,7 +143,6 @@ _CALLS = {
 
 
 @rule(
-    "launch-bound",
     "launches",
     "devices run out of work again and again because the host launches too slowly",
     "waiting for launches as a share of the devices' time",
@@ -206,7 +205,6 @@ _NAMED = 3
 
 
 @rule(
-    "late-rank",
     "comm_outliers",
     "the other ranks wait for one that comes late to collectives",
     "what the rank costs the others, as a share of all steps' time (without two steps: of "
@@ -244,7 +242,6 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
 
 
 @rule(
-    "slow-collectives",
     "comm_outliers",
     "collectives took long on all ranks after the last had arrived",
     "time beyond the usual, as a share of the recorded time",
@@ -275,13 +272,12 @@ def _slow_collectives(result: CommOutliers, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "collective-outliers",
     "comm_outliers",
     "collectives took much longer than others of their kind, and nothing explains it",
     "time beyond the usual, as a share of the recorded time",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
 )
-def _outliers(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _collective_outliers(result: CommOutliers, _: Answers) -> Iterator[Measured]:
     found = result.outliers().filter(pl.col("cause").is_null())
     if found.is_empty():
         return
@@ -303,13 +299,12 @@ def _outliers(result: CommOutliers, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "nearly-full-memory",
     "comm_outliers",
     "devices were nearly full while collectives were slow",
     "share of the slow collectives during which the device was nearly full",
     {"warning": 0.1, "critical": 0.5},
 )
-def _nearly_full(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
     if result.memory is None or result.memory.is_empty():
         return
     full = result.memory.filter("near_full").sort("taken_frac", "id", descending=[True, False])
@@ -330,7 +325,6 @@ def _nearly_full(result: CommOutliers, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "exposed-communication",
     "overlap",
     "communication is not hidden behind compute",
     "exposed communication as a share of the devices' time",
@@ -373,7 +367,6 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
 
 
 @rule(
-    "exposed-copies",
     "overlap",
     "copies run while neither compute nor communication does",
     "exposed copies and sets as a share of the devices' time",
@@ -418,8 +411,8 @@ def _at(step: str | None) -> str:
 RULES = (
     _late_rank,
     _slow_collectives,
-    _outliers,
-    _nearly_full,
+    _collective_outliers,
+    _nearly_full_memory,
     _exposed_communication,
     _exposed_copies,
     *(

@@ -19,13 +19,12 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 
 
 @rule(
-    "uneven-steps",
     "steps",
     "some steps take longer than the usual one",
     "time beyond each rank's median step, as a share of all steps' time",
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
-def _uneven(result: Steps, _: Answers) -> Iterator[Measured]:
+def _uneven_steps(result: Steps, _: Answers) -> Iterator[Measured]:
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
     whole = int(each["duration_ns"].sum())
     over = pl.col("duration_ns") - pl.col("duration_ns").median().over("rank", "path")
@@ -59,13 +58,12 @@ _ENOUGH = 5
 
 
 @rule(
-    "time-between-steps",
     "steps",
     "time passes between steps: evaluation, logging, checkpoints",
     "time between steps as a share of the time from the first to the last",
     {"info": 0.05, "warning": 0.15, "critical": 0.4},
 )
-def _between(result: Steps, _: Answers) -> Iterator[Measured]:
+def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
     rows = result.ranks.drop_nulls("between_frac").sort(
         "between_frac", "on", descending=[True, False]
     )
@@ -86,13 +84,12 @@ def _between(result: Steps, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "no-tensor-cores",
     "kernels",
     "matrix multiplications and convolutions in single precision, without tensor cores",
     "their share of the busy time",
     {"warning": 0.1, "critical": 0.5},
 )
-def _plain_float(result: Kernels, _: Answers) -> Iterator[Measured]:
+def _no_tensor_cores(result: Kernels, _: Answers) -> Iterator[Measured]:
     rows = result.heaviest("name")
     plain = [
         name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
@@ -115,7 +112,6 @@ def _plain_float(result: Kernels, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "hot-line",
     "py_spy_report",
     "one line of your own code is on the stack in many samples",
     "share of the samples",
@@ -150,14 +146,13 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "out-of-memory",
     "memory_oom",
     "memory ran out",
     "errors of one cause",
     {"critical": 1},
     counts=True,
 )
-def _errors(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
+def _out_of_memory(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
     for (cause, advice), rows in result.errors.group_by("cause", "advice", maintain_order=True):
         first = rows.row(0, named=True)
         asked, n = first["request_bytes"], rows.height
@@ -173,13 +168,12 @@ def _errors(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "memory-growth",
     "memory_growth",
     "live memory grows from step to step",
     "what was gained and never given back, as a share of what is live after the last step",
     {"warning": 0.01, "critical": 0.2},
 )
-def _growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
+def _memory_growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
     found = result.suspects
     gained = int(found["grown_bytes"].sum())
     live = (
@@ -206,13 +200,12 @@ def _growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "memory-fragmentation",
     "memory",
     "much of what is reserved at the end is unused",
     "unused share of reserved memory",
     {"info": 0.2, "warning": 0.5},
 )
-def _fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
+def _memory_fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
     rows = result.devices.with_columns(places.places(result.devices)).drop_nulls(
         "fragmentation_frac"
     )
@@ -237,14 +230,13 @@ def _fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "allocator-retries",
     "memory",
     "cached memory had to be given back before more could be had",
     "times that it happened",
     {"warning": 1, "critical": 20},
     counts=True,
 )
-def _retries(result: Memory, _: Answers) -> Iterator[Measured]:
+def _allocator_retries(result: Memory, _: Answers) -> Iterator[Measured]:
     retries = int(result.devices["retries"].sum())
     if not retries:
         return
@@ -258,7 +250,6 @@ def _retries(result: Memory, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "uneven-memory",
     "memory",
     "one device's peak differs from the others'",
     "difference of its peak from the median, as a share of the median",
@@ -286,13 +277,12 @@ _LOSSES = ("error", "data_loss")
 
 
 @rule(
-    "busy-processors",
     "host_metrics",
     f"the host's processors are at {BUSY_PERCENT} % or more",
     "share of the time in which they are",
     {"warning": 0.05, "critical": 0.5},
 )
-def _processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     found = result.busy_processors()
     if found is not None:
         share, mean = found
@@ -308,13 +298,12 @@ def _processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "full-host-memory",
     "host_metrics",
     "the host's memory is nearly full",
     "share that is used at worst",
     {"warning": 0.9, "critical": 0.98},
 )
-def _host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     row = result.fullest_memory()
     if row is not None:
         yield Measured(
@@ -328,14 +317,13 @@ def _host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "swapping",
     "host_metrics",
     "swap is in use",
     "bytes of it at worst",
     {"warning": 1},
     counts=True,
 )
-def _swap(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     row = result.most_swap()
     if row is not None:
         yield Measured(
@@ -348,13 +336,12 @@ def _swap(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "busy-disk",
     "host_metrics",
     "a disk is at its limit",
     "share of the time in which it was busy, at worst",
     {"warning": 0.8},
 )
-def _disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     row = result.busiest_disk()
     if row is not None:
         yield Measured(
@@ -369,38 +356,37 @@ def _disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 @rule(
-    "lost-events",
     "info",
     "events of a file were lost: it is cut off or damaged",
     "files that lost events",
     {"warning": 1},
     counts=True,
 )
-def _lost(result: Info, _: Answers) -> Iterator[Measured]:
+def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
     lost = result.issues.filter(pl.col("severity").is_in(_LOSSES))
     files = lost["path"].n_unique()
     if not files:
         return
     first = lost.row(0, named=True)
+    place = f", first at {first['first']}" if first["first"] else ""
     yield Measured(
         size=files,
         title=f"{format_count(files, 'file')} of {result.files.height:,} lost "
         f"events: {', '.join(sorted(lost['code'].unique()))}.",
-        evidence=(f"{first['path']}: {first['code']}{_first(first['first'])}.",),
+        evidence=(f"{first['path']}: {first['code']}{place}.",),
         advice="All numbers are of what is left; stop the profiler before the job ends, so that it "
         "can finish its file.",
     )
 
 
 @rule(
-    "missing-ranks",
     "info",
     "files of some ranks are not there",
     "ranks that are missing",
     {"info": 1},
     counts=True,
 )
-def _missing(result: Info, _: Answers) -> Iterator[Measured]:
+def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
     world = result.files["world_size"].max()
     ranks = result.files["rank"].drop_nulls().n_unique()
     if not isinstance(world, int) or not ranks or ranks >= world:
@@ -412,11 +398,8 @@ def _missing(result: Info, _: Answers) -> Iterator[Measured]:
     )
 
 
-def _first(place: str | None) -> str:
-    return f", first at {place}" if place else ""
-
-
 RULES = (
-    _uneven, _between, _plain_float, _hot_line, _errors, _growth, _fragmentation, _retries,
-    _uneven_memory, _processors, _host_memory, _swap, _disk, _lost, _missing,
+    _uneven_steps, _time_between_steps, _no_tensor_cores, _hot_line, _out_of_memory,
+    _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory, _busy_processors,
+    _full_host_memory, _swapping, _busy_disk, _lost_events, _missing_ranks,
 )  # fmt: skip
