@@ -6,8 +6,7 @@ the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``
 :class:`Report` holds several results. Renderers know nothing else about them.
 """
 
-from traceanalyzer.result.base import Result, View
-from traceanalyzer.result.report import Fact, Report, Section
+from traceanalyzer.result.base import Fact, Report, Result, Section, View
 from traceanalyzer.result.shown import (
     SEVERITIES,
     Chart,

@@ -1,8 +1,8 @@
 """Which code was running: leaf frames of sampled stacks, tagged by the library that called them.
 
-In go traces with ``sample`` events; out comes a ``LeafPaths``. ``frames`` says of each frame
-whether it counts and which library it is of, ``compute`` makes of one trace the rows that it then
-joins and ranks.
+In go traces with ``sample`` events; out comes a ``LeafPaths``. ``compute`` says of each frame
+whether it counts and which library it is of, and makes of one trace the rows that it then joins
+and ranks.
 
 The method is that of itwinai's ``generate-py-spy-report``: a stack counts for its leaf, and is
 tagged by the innermost frame of the library. Unlike there, every sample counts unless it is asked
