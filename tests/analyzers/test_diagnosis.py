@@ -21,7 +21,7 @@ from traceanalyzer import run as examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.cli import diagnose as command
+from traceanalyzer.cli import job as command
 from traceanalyzer.errors import InputError, OptionError
 from traceanalyzer.result import SEVERITIES, Result
 

@@ -59,7 +59,8 @@ def all_commands() -> dict[str, click.Command]:
 def _command(name: str) -> click.Command:
     if name in _BY_HAND:
         function = name.replace("-", "_")
-        found: click.Command = getattr(import_module(f"traceanalyzer.cli.{function}"), function)
+        module = "job" if name in ("info", "diagnose", "report") else function
+        found: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
         found.short_help = _summaries()[name]
     else:
         found = command(next(e for e in registry.ENTRIES.values() if e.command == name))
