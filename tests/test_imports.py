@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
 #: Modules that say in a string what they import: a result draws itself in a notebook, a trace is
 #: asked; the package, its functions and the exporters load on demand.
 BY_STRING = {
-    *("result/base.py", "questions.py"),
+    *("result.py", "questions.py"),
     *("__init__.py", "exporters/__init__.py", "analyzers/registry.py"),
     "cli/commands.py",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,8 +14,6 @@ from traceanalyzer.cli.options import Reading, Writing
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from traceanalyzer.result import Result
 
 R = TypeVar("R", bound="Result")

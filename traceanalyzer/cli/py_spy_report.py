@@ -1,16 +1,15 @@
 """``traceanalyzer py-spy-report``."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +21,6 @@ from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writ
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Where itwinai writes its profiles.
 FOLDERS = ("py-spy-outputs", "py-spy-output")
