@@ -107,7 +107,7 @@ class Chart:
         x: column on the horizontal axis.
         y: column on the vertical axis.
         x_label: axis label without unit.
-        y_label: axis label without unit.
+        y_label: axis label without unit; empty where the axis has names.
         color: column that colours the marks (a category), or None. Charts whose columns are of one
             Enum colour its categories alike.
         x2: end column of a ``span``.
@@ -125,7 +125,7 @@ class Chart:
     x: str
     y: str
     x_label: str
-    y_label: str
+    y_label: str = ""
     color: str | None = None
     x2: str | None = None
     emphasis: str | None = None

@@ -10,7 +10,6 @@ import click
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
-from traceanalyzer.analyzers.registry import Entry
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import Command, plotting, reading, writing
 from traceanalyzer.units import parse_bytes, parse_ns
@@ -73,7 +72,7 @@ def _summaries() -> dict[str, str]:
     return {name: text for name, text in _BY_HAND.items() if text} | listed
 
 
-def command(entry: Entry) -> click.Command:
+def command(entry: registry.Entry) -> click.Command:
     """The command of an analyzer: its options, then those that all commands share."""
     options = entry.options_class()
 

@@ -286,5 +286,5 @@ def _chart(result: Annotations, name: str, title: str, whole: str, own: str) -> 
     return Chart(
         name=name, title=title, mark="span",
         frame=filled.sort("bar", "start_ns").drop("bar").with_columns(part),
-        x="end_ns", x2="start_ns", y="name", x_label="total", y_label="", color="part",
+        x="end_ns", x2="start_ns", y="name", x_label="total", color="part",
     )  # fmt: skip

@@ -103,22 +103,15 @@ def communication(
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    found, wants_launches = _device_communication(trace, work, patterns), False
+    by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
+    described = pl.col("event").is_in(trace.collectives["event"].implode())
+    found, wants_launches = _rows(trace, work.filter(by_name | described)["event"]), False
     if found.is_empty():
         found = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
         found, wants_launches = _with_host_descriptions(found, trace)
     dtype = names.mapped(found["dtype"], _plain_dtype)
     return found.with_columns(dtype=dtype, message_bytes=_message_bytes(found)), wants_launches
-
-
-def _device_communication(
-    trace: Trace, work: pl.DataFrame, patterns: Sequence[str]
-) -> pl.DataFrame:
-    """Device work that is communication by its name or its arguments, as its own row tells it."""
-    by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
-    described = pl.col("event").is_in(trace.collectives["event"].implode())
-    return _rows(trace, work.filter(by_name | described)["event"])
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:

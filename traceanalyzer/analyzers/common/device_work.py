@@ -83,16 +83,13 @@ def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
 # --- what time is made of ------------------------------------------------------------------
 
 
-def measure_parts(
-    work: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = DEVICE
-) -> pl.DataFrame:
+def measure_parts(work: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """How much of each window is which part of its device's time?
 
     Args:
         work: rows of :func:`device_work`, in any order.
-        windows: ``by``, ``start``, ``end`` and any other columns. Windows may overlap one another;
-            each is measured for itself.
-        by: the columns that tell devices apart.
+        windows: :data:`DEVICE`, ``start``, ``end`` and any other columns. Windows may overlap one
+            another; each is measured for itself.
 
     Returns:
         ``windows`` with, in ns: the parts compute_ns, exposed_communication_ns, exposed_memory_ns
@@ -101,13 +98,13 @@ def measure_parts(
         memory_ns and hidden_memory_ns (copies and sets while compute or communication runs).
         Exposed and hidden add up to the whole. Null where a window has no start or end.
     """
-    sorts = [intervals.union(_of(work, sort, by), by) for sort in (COMPUTE, COMMUNICATION, MEMORY)]
-    kernels = intervals.union(pl.concat(sorts[:2]), by)
+    sorts = [intervals.union(_of(work, sort), DEVICE) for sort in (COMPUTE, COMMUNICATION, MEMORY)]
+    kernels = intervals.union(pl.concat(sorts[:2]), DEVICE)
     busy = pl.concat([kernels, sorts[2]])
-    keys = windows.select(*by, "start", "end")
+    keys = windows.select(*DEVICE, "start", "end")
 
     def within(rows: pl.DataFrame) -> pl.Series:
-        return intervals.overlap_with(keys, rows, by)["overlap"]
+        return intervals.overlap_with(keys, rows, DEVICE)["overlap"]
 
     compute, communication, memory = map(within, sorts)
     either, any_work = within(kernels), within(busy)
@@ -153,5 +150,5 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return windows.sort("start", *DEVICE).select(*DEVICE, "step", "start", "end")
 
 
-def _of(work: pl.DataFrame, sort: str, by: Sequence[str]) -> pl.DataFrame:
-    return work.lazy().filter(pl.col("sort") == sort).select(*by, "start", "end").collect()
+def _of(work: pl.DataFrame, sort: str) -> pl.DataFrame:
+    return work.lazy().filter(pl.col("sort") == sort).select(*DEVICE, "start", "end").collect()

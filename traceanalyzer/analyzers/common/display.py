@@ -84,7 +84,6 @@ def bars(
         x2="zero_ns",
         y=label,
         x_label=x_label,
-        y_label="",
         color=color,
     )
 

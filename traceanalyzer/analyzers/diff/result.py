@@ -414,5 +414,5 @@ def _changes(frame: pl.DataFrame, what: str, title: str) -> Chart:
         name=f"{what}s", title=title, mark="span",
         frame=rows.select(what, pl.lit(0, pl.Int64).alias("zero_ns"), "change_ns",
                           pl.col("state").cast(runs.STATE)),
-        x="zero_ns", x2="change_ns", y=what, x_label="change", y_label="", color="state",
+        x="zero_ns", x2="change_ns", y=what, x_label="change", color="state",
     )  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common.columns import of_one_unit
 from traceanalyzer.analyzers.common.libraries import by_component
-from traceanalyzer.analyzers.common.weights import of_one_unit
 from traceanalyzer.analyzers.flamegraph import result, tree, weights
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.errors import MissingData

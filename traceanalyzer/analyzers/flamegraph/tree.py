@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import is_whole
 from traceanalyzer.analyzers.common.libraries import is_own, package_of
 from traceanalyzer.analyzers.common.names import mapped
-from traceanalyzer.analyzers.common.weights import is_whole
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.flamegraph.result import column
 from traceanalyzer.analyzers.flamegraph.weights import FRAMES, Part, Weighted

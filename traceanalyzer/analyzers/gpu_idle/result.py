@@ -448,7 +448,6 @@ def _gap_chart(result: GpuIdle) -> Chart:
         x="start_ns",
         y="on" if result.units.height > 1 else "cause",
         x_label="time from the start",
-        y_label="",
         color="cause",
         x2="end_ns",
     )

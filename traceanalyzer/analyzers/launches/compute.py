@@ -14,7 +14,6 @@ from traceanalyzer.analyzers.launches import calls as launching, stretches as st
 from traceanalyzer.analyzers.launches.calls import DEVICE
 from traceanalyzer.analyzers.launches.options import Options
 from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.analyzers.launches.stretches import PLACE
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, record_hint
@@ -374,11 +373,11 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
 def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
     """By place over all ranks; those that leave devices idle longest first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
-    found = joined(parts, "synchronising").group_by(PLACE).agg(sums, ranks=pl.len())
+    found = joined(parts, "synchronising").group_by(stretching.PLACE).agg(sums, ranks=pl.len())
     idle = pl.col("idle_ns") + pl.col("idle_after_ns")
-    order = [idle, pl.col("host_ns"), *map(pl.col, PLACE)]
-    return found.sort(order, descending=[True, True] + [False] * len(PLACE)).select(
-        *PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
+    order = [idle, pl.col("host_ns"), *map(pl.col, stretching.PLACE)]
+    return found.sort(order, descending=[True, True] + [False] * len(stretching.PLACE)).select(
+        *stretching.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
     )
 
 

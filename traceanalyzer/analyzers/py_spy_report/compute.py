@@ -9,7 +9,6 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns, libraries
-from traceanalyzer.analyzers.common.weights import is_whole, of_one_unit
 from traceanalyzer.analyzers.py_spy_report.options import By, GroupBy, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths
 from traceanalyzer.errors import InputError, OptionError
@@ -147,7 +146,7 @@ PY_SPY_REPORT = Analyzer(
     measure,
     combine,
     split_ranks=False,
-    report_parts=of_one_unit,
+    report_parts=columns.of_one_unit,
 )
 
 
@@ -202,7 +201,13 @@ def frames_of(trace: Trace, options: Options) -> Frames:
     parent = stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     if options.match != "substring":
         parent = np.where(is_child, stack_weights.ROOT, parent)
-    shown = distinct.select(*_shown())
+    frozen = file.str.contains("frozen importlib", literal=True)
+    shown = distinct.select(  # as itwinai's report has them: frozen modules are ``built-in``
+        pl.col("name").fill_null(""),
+        pl.when(frozen).then(pl.lit(BUILT_IN)).otherwise("file").alias("path"),
+        pl.when(frozen).then(-1).otherwise("line").cast(pl.Int64).alias("line"),
+        pl.col("file"),
+    )
     return Frames(
         shown=shown,
         frame=frame.astype(np.int64),
@@ -212,17 +217,6 @@ def frames_of(trace: Trace, options: Options) -> Frames:
         child=is_child,
         worker=is_worker,
     )
-
-
-def _shown() -> list[pl.Expr]:
-    """Name, path and line as itwinai's report has them: frozen modules are ``built-in``."""
-    frozen = pl.col("file").str.contains("frozen importlib", literal=True).fill_null(value=False)
-    return [
-        pl.col("name").fill_null(""),
-        pl.when(frozen).then(pl.lit(BUILT_IN)).otherwise("file").alias("path"),
-        pl.when(frozen).then(-1).otherwise("line").cast(pl.Int64).alias("line"),
-        pl.col("file"),
-    ]
 
 
 def _kept(shown: pl.DataFrame, options: Options) -> intervals.Bools:
@@ -481,7 +475,7 @@ def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
     """Weights as whole numbers where all of them are."""
     found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all(is_whole(frame[name]) for name in found):
+    if not all(columns.is_whole(frame[name]) for name in found):
         return frame
     return frame.with_columns(pl.col(found).cast(pl.Int64))
 

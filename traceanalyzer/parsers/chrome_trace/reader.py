@@ -175,8 +175,9 @@ def _devices(properties: Any) -> tuple[Device, ...]:
     for entry in properties:
         number = _count(entry.get("id")) if isinstance(entry, dict) else None
         if number is not None:
-            memory = _known(integer(entry.get("totalGlobalMem")))
-            found.append(Device(number, _text(entry.get("name")), memory))
+            memory = integer(entry.get("totalGlobalMem"))
+            known = None if memory == NULL else memory
+            found.append(Device(number, _text(entry.get("name")), known))
     return tuple(found)
 
 
@@ -184,10 +185,6 @@ def _count(value: Any) -> int | None:
     """A rank or a number of ranks; sometimes written as text."""
     number = integer(value) if not isinstance(value, bool) else NULL
     return number if 0 <= number <= _MAX_RANK else None
-
-
-def _known(number: int) -> int | None:
-    return None if number == NULL else number
 
 
 def _text(value: Any) -> str | None:

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from traceanalyzer.frames.stacks import Numbers
 from traceanalyzer.parsers.collapsed import labels
-from traceanalyzer.parsers.collapsed.labels import COUNT
 from traceanalyzer.parsers.collapsed.text import Dialect, is_comment
 from traceanalyzer.parsers.tables import Lanes
 
@@ -187,7 +186,7 @@ class Lines:
         stack, *counts = parts
         if self.dialect.full:
             counts = [count.partition(b",")[0] for count in counts]
-        if not all(len(count) <= _MAX_COUNT and COUNT.fullmatch(count) for count in counts):
+        if not all(len(count) <= _MAX_COUNT and labels.COUNT.fullmatch(count) for count in counts):
             return None
         weights = [float(count) * self.dialect.scale for count in counts]
         return (stack, weights) if all(map(math.isfinite, weights)) else None

@@ -13,7 +13,6 @@ import polars as pl
 from traceanalyzer.render import pieces
 from traceanalyzer.render.charts.data import pack
 from traceanalyzer.render.marks import AxisScale, Marks, category, prepare
-from traceanalyzer.render.pieces import escaped
 from traceanalyzer.render.text import cells, is_number, shorten, spaced
 from traceanalyzer.result import Chart
 
@@ -36,11 +35,11 @@ def inline(chart: Chart, key: str) -> str:
     marks = prepare(chart)
     packed = pack(marks)
     content = (
-        f'<figcaption id="{key}-title">{escaped(chart.title)}</figcaption>\n'
-        f'<p class="soft said" id="{key}-said">{escaped(summary(marks))}</p>\n'
+        f'<figcaption id="{key}-title">{pieces.escaped(chart.title)}</figcaption>\n'
+        f'<p class="soft said" id="{key}-said">{pieces.escaped(summary(marks))}</p>\n'
     )
     if packed.drawn:
-        text = escaped(packed.left_out)
+        text = pieces.escaped(packed.left_out)
         left_out = f'<p class="soft left-out">{text}</p>\n' if text else ""
         content += pieces.drawn(left_out + _outline(marks), packed.json)
     return pieces.figure("chart", key, content)
@@ -82,7 +81,7 @@ def _outline(marks: Marks) -> str:
         values = frame[name].head(_ROWS).to_list()
         scale, texts = cells(name, values)
         number = is_number(values)
-        heads.append((escaped(scale.heading(label)), number))
+        heads.append((pieces.escaped(scale.heading(label)), number))
         columns.append([pieces.cell(shorten(text, _CHARS), number=number) for text in texts])
     shown = min(_ROWS, frame.height)
     title = f"The first {shown} of {frame.height:,} rows" if shown < frame.height else "Its rows"

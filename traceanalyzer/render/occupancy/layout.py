@@ -40,7 +40,6 @@ class Layout:
         reserved: bytes reserved, NaN where not known.
         events: how many events there are.
         peak_event: the event of the peak.
-        origin_ns: the time from which ``time`` counts.
         end_time: where the axis of times ends.
     """
 
@@ -58,7 +57,6 @@ class Layout:
     reserved: Floats
     events: int
     peak_event: int
-    origin_ns: int
     end_time: float
 
     @cached_property
@@ -144,7 +142,6 @@ def lay_out(occupancy: Occupancy) -> Layout:
         reserved=levels["reserved_bytes"].cast(pl.Float64).fill_null(float("nan")).to_numpy(),
         events=occupancy.events,
         peak_event=peaks[0] if peaks else highest,
-        origin_ns=origin,
         end_time=end_time,
     )
 
