@@ -155,10 +155,13 @@ def test_a_single_call_of_no_duration() -> None:
         ("cudaMemcpy", HTOD, None, "sync-memcpy"),
         ("cudaMemcpy", PINNED, MIB, "sync-memcpy"),
         ("cudaMemcpy", PINNED, 8, None),
-        ("cudaMemcpy", DTOH, 8, "sync-memcpy"),
+        ("cudaMemcpy", DTOH, 257, "sync-memcpy"),
+        ("cudaMemcpy", DTOH, 256, "value-read"),
+        ("cudaMemcpyAsync", DTOH, 4, "value-read"),
+        ("hipMemcpyWithStream", "Memcpy DtoH (Device -> Host)", 4, "value-read"),
         ("cudaMemcpy", DTOD, MIB, None),
         ("hipMemcpyWithStream", "Memcpy HtoD (Host -> Device)", MIB, "sync-memcpy"),
-        ("cuMemcpyDtoH_v2", DTOH, 8, "sync-memcpy"),
+        ("cuMemcpyDtoH_v2", DTOH, MIB, "sync-memcpy"),
         ("cudaMemcpyPeer", "Memcpy PtoP (Device -> Device)", MIB, None),
     ],
 )
@@ -224,7 +227,7 @@ def test_calls_and_copies_belong_together_within_a_process() -> None:
 def test_calls_whose_copies_were_not_recorded_are_counted_and_said() -> None:
     alone = [call("cudaMemcpy", 0, 50, correlation=7), call("cudaMemcpy", 100, 50)]
     result = cuda_api(trace([*alone, *copied("cudaMemcpy", DTOH, 8, 1)]))
-    assert (result.alone, found(result)) == (2, {"sync-memcpy": (1, 50)})
+    assert (result.alone, found(result)) == (2, {"value-read": (1, 50)})
     assert any(note.startswith("2 calls to copy or set memory without") for note in result.notes)
 
 
@@ -320,7 +323,7 @@ def test_waiting_for_the_device() -> None:
 def test_findings_that_cost_little_get_no_sentence_each() -> None:
     long = call("cudaLaunchKernel", 10, 100_000)
     result = cuda_api(trace([long, *copied("cudaMemcpy", DTOH, 8, 200)]))
-    assert found(result) == {"sync-memcpy": (1, 50)}
+    assert found(result) == {"value-read": (1, 50)}
     check_wording(result.verdict)
 
 

@@ -146,21 +146,22 @@ def test_synchronisation_names_the_call() -> None:
 
 
 def test_launch_bound_by_hand() -> None:
-    launches = ta.launches(FIXTURES / "nsys" / "training.sqlite")
+    trace = FIXTURES / "nsys" / "training.sqlite"
+    launches, idle = ta.launches(trace), ta.gpu_idle(trace)
     waiting = {"place": ["forward", "backward", "forward", None], "waiting_ns": [150, 30, 50, 20]}
-    places = pl.DataFrame(waiting)
-    numbers = {"span_ns": 1000, "waiting_ns": 250, "kernels": 40, "short_kernels": 10}
-    result = replace(launches, **numbers, synchronised_ns=50, places=places)
-    one = measured("launch-bound", result)
-    assert (one.size, one.cost_frac, one.cost_ns) == (0.25, 0.25, 250)
-    assert one.title.startswith("Launch-bound: for 25.0 % of the devices' time (250 ns)")
-    assert one.evidence == (
-        "25.0 % of the kernels are shorter than 10 us.",
-        "80.0 % of the waiting is in forward.",
-        "20.0 % of it lies around calls that wait for the device.",
+    numbers = {"waiting_ns": 250, "kernels": 40, "short_kernels": 10, "synchronised_ns": 50}
+    result = replace(launches, **numbers, places=pl.DataFrame(waiting))
+    span = pl.col("end") - pl.col("start")
+    units = idle.units.with_columns(launch_overhead_ns=span // 8, short_launch_ns=span // 8)
+    one = measured(
+        "launch-bound", replace(idle, units=units, steps=idle.steps.clear()), launches=result
     )
-    for nothing in ({"waiting_ns": 0}, {"span_ns": 0}):
-        assert not list(BY_ID["launch-bound"].judge(replace(result, **nothing), {}))
+    assert one.size == one.cost_frac == pytest.approx(0.25, rel=1e-6)
+    assert one.cost_ns == 2 * int(units["short_launch_ns"].sum())
+    check_wording(*one.evidence)
+    nothing = units.with_columns(launch_overhead_ns=0, short_launch_ns=0)
+    without = replace(idle, units=nothing, steps=idle.steps.clear())
+    assert not list(BY_ID["launch-bound"].judge(without, {}))
 
 
 def test_only_a_share_is_of_something(late: ta.Diagnosis) -> None:

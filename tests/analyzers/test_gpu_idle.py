@@ -133,14 +133,46 @@ def test_the_profilers_own_overhead_parts_a_gap() -> None:
     adds_up(result)
 
 
-def test_queued_work_and_operators_that_launch_are_launch_overhead() -> None:
-    work = [*launched(0, 100, -10), *launched(200, 1000, 150)]
+def test_operators_that_launch_and_the_latency_of_launches_are_launch_overhead() -> None:
+    work = [*launched(0, 100, -10), *launched(200, 1000, 180)]
     op = host("cpu_op", "aten::linear", 120 * US, 40 * US)
     range_around = host("cpu_op", "Optimizer.step#SGD.step", 100 * US, 100 * US)
     result = gpu_idle(trace([*work, op, range_around]))
-    # from 120 the operator that launches, from 150 the launch and the queue, to the end
-    assert lost(result) == {"host_code": 20, "launch_overhead": 80}
+    # until 160 the operator launches nothing; from 180 the launch and its latency, to the end
+    assert lost(result) == {"host_code": 80, "launch_overhead": 20}
     assert result.gaps["host_event"].to_list() == ["Optimizer.step#SGD.step"]
+    covering = host("cpu_op", "aten::linear", 120 * US, 70 * US)
+    assert lost(gpu_idle(trace([*work, covering]))) == {"host_code": 20, "launch_overhead": 80}
+
+
+@pytest.mark.parametrize(
+    ("call", "waits"),
+    [
+        (177, 0),  # starts 21 us after its launch call: 179 to 200
+        (178, 0),
+        (100, 98),
+        (50, 100),  # queued before the gap began
+        (95, 100),
+    ],
+)
+def test_work_that_is_queued_and_not_started_waits_on_the_device(call: int, waits: int) -> None:
+    waits = 21 if call == 177 else waits
+    sync = host("cuda_runtime", "cudaStreamSynchronize", 103 * US, 97 * US)
+    loader = host("user_annotation", LOADER, 103 * US, 97 * US)
+    for event in (sync, loader):
+        result = gpu_idle(trace([*launched(0, 100, -10), *launched(200, 1000, call), event]))
+        assert lost(result).get("device_wait", 0) == waits
+        adds_up(result)
+
+
+def test_a_device_side_wait_names_the_call_that_made_the_stream_wait() -> None:
+    work = [*launched(0, 100, -10), *launched(200, 1000, 90)]
+    event = host("cuda_runtime", "cudaStreamWaitEvent", 80 * US, 2 * US)
+    (gap,) = gpu_idle(trace([*work, event])).gaps.to_dicts()
+    assert (gap["cause"], gap["waits_for"]) == ("device_wait", "cudaStreamWaitEvent")
+    earlier = {**event, "ts": -20 * US}  # before the launch of other work
+    (gap,) = gpu_idle(trace([*work, earlier])).gaps.to_dicts()
+    assert (gap["cause"], gap["waits_for"]) == ("device_wait", None)
 
 
 def test_a_batch_copied_is_no_host_code() -> None:
@@ -159,25 +191,31 @@ def test_a_batch_copied_is_no_host_code() -> None:
         assert ("batch_copy" in found) is counts
 
 
-def test_pending_communication_is_waiting_for_a_peer() -> None:
+def test_communication_that_has_not_begun_waits_for_its_stream_not_for_a_rank() -> None:
     work = [
         *launched(0, 100, -10),
         *launched(300, 400, 110, ALL_REDUCE, stream=20),
         *launched(400, 500, 390),
     ]
     assert lost(gpu_idle(trace(work))) == {
-        "waiting_for_peer": 188, "launch_overhead": 2, "host_code": 10,
+        "device_wait": 188, "launch_overhead": 2, "host_code": 10,
     }  # fmt: skip
 
 
 def test_short_gaps_have_no_other_cause() -> None:
     loader = host("user_annotation", LOADER, 0, 1000 * US)
-    work = [*launched(0, 100, -10), *launched(105, 200, 90), *launched(230, 300, 190)]
+    work = [*launched(0, 100, -10), *launched(105, 200, 98), *launched(230, 300, 226)]
     result = gpu_idle(trace([*work, loader]))
     assert lost(result) == {"short_gap": 5, "dataloading": 30}
+    # the kernel after the short gap was launched in time; had it not been, it counts apart
+    assert result.units["short_launch_ns"].to_list() == [0]
+    late = [*launched(0, 100, -10), *launched(105, 200, 101), *launched(230, 300, 226)]
+    assert gpu_idle(trace([*late, loader])).units["short_launch_ns"].to_list() == [5 * US]
     assert result.gap_count == 1
     assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=40 * US)) == {"short_gap": 35}
-    assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=0)) == {"dataloading": 35}
+    assert lost(gpu_idle(trace([*work, loader]), min_gap_ns=0)) == {
+        "device_wait": 5, "dataloading": 30,
+    }  # fmt: skip
     # one that is just as long is not shorter
     exactly = gpu_idle(trace([*work, loader]), min_gap_ns=30 * US)
     assert lost(exactly) == {"short_gap": 5, "dataloading": 30}
@@ -499,7 +537,8 @@ def test_a_file_that_gives_nothing_is_named(tmp_path: Any) -> None:
 def test_every_cause_has_its_words() -> None:
     from traceanalyzer.analyzers.gpu_idle import causes
 
-    for table in (causes.NAMES, causes.WAITING, causes.ADVICE):
+    assert all(causes.advice(cause, "1 ms", code="X") for cause in causes.CAUSES)
+    for table in (causes.NAMES, causes.WAITING):
         assert tuple(table) == CAUSES
 
 

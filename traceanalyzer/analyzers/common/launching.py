@@ -1,10 +1,13 @@
 """Which call of the host launched each piece of device work, on which thread, in which operator."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import polars as pl
 
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
+from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 
@@ -43,6 +46,42 @@ def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     launched = found != nesting.ROOT
     found[launched] = calls.to_numpy()[found[launched]]
     return found
+
+
+#: A recording whose device work begins within this of its first event may hold work of before.
+_AT_START_NS = 2_000_000
+
+
+def launched_before_ns(trace: Trace, work: pl.DataFrame) -> int | None:
+    """How long device work ran that was launched before the recording started, summed up.
+
+    That is work without a launch call in a trace that has launch calls for other work. None where
+    no launch calls were read although the trace may hold such work: its device work begins within
+    2 ms of its first event.
+    """
+    calls = trace.events.select(pl.col("kind").is_in(LAUNCH_KINDS).any()).item()
+    if calls and work["correlation"].null_count() < work.height:
+        rows = launch_rows(trace, work)
+        unknown = rows == nesting.ROOT
+        return 0 if unknown.all() else int((work["end"] - work["start"]).to_numpy()[unknown].sum())
+    first, start = work["start"].min(), trace.meta.start_ns
+    at_start = isinstance(first, int) and start is not None and first - start <= _AT_START_NS
+    return None if at_start and not calls else 0
+
+
+def sum_of_known(values: Iterable[int | None]) -> int | None:
+    """The sum of the values that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def note_launched_before(before_ns: int | None, whole_ns: int) -> tuple[str, ...]:
+    """The note that device work was launched before the recording started, where some was."""
+    if not before_ns or not whole_ns:
+        return ()
+    share = f"{format_frac(before_ns / whole_ns)} of the time of device work"
+    missing = "was launched before the recording started: no launch call was recorded for it."
+    return (f"{share} ({format_ns(before_ns)}) {missing}",)
 
 
 def with_told_by_id(caller: nesting.Rows, work: pl.DataFrame, slices: pl.DataFrame) -> nesting.Rows:

@@ -17,13 +17,18 @@ from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 ASYNC_PAGEABLE = "async-pageable"
 SYNC_MEMCPY = "sync-memcpy"
 SYNC_MEMSET = "sync-memset"
+VALUE_READ = "value-read"
 SYNC_CALL = "sync-call"
 ALLOC_IN_LOOP = "alloc-in-loop"
 
 #: Synchronous copies of at most so many bytes to the device return before they are done.
 _STAGED_BYTES = 64 * 1024
 
+#: A copy of at most so many bytes from the device reads a value or a few, not a buffer.
+_VALUE_BYTES = 256
+
 _PAGEABLE = r"Pageable"
+_FROM_DEVICE = r"DtoH"
 _TO_DEVICE = r"HtoD"
 _ON_DEVICE = r"[DA]to[DA] |PtoP"
 #: Memory whose sets by a synchronous call wait; those of device memory do not.
@@ -108,14 +113,22 @@ FINDINGS: Mapping[str, Finding] = {
         what="synchronous copy",
         one="copy by a synchronous call",
         several="copies by synchronous calls",
-        advice="copy with cudaMemcpyAsync from or to pinned memory on a stream",
+        advice="copy asynchronously on a stream, from or to pinned memory",
     ),
     SYNC_MEMSET: Finding(
         rule="cuda_memset_sync",
         what="synchronous set, host memory",
         one="set of pinned or managed memory by a synchronous call",
         several="sets of pinned or managed memory by synchronous calls",
-        advice="set with cudaMemsetAsync",
+        advice="set the memory asynchronously on a stream",
+    ),
+    VALUE_READ: Finding(
+        rule=None,
+        what="value read from the device",
+        one=f"blocking read of a value (at most {_VALUE_BYTES} B) from the device",
+        several=f"blocking reads of values (at most {_VALUE_BYTES} B each) from the device",
+        advice="read values less often, or several at once, and keep them on the device until "
+        "then; pinned memory does not help. Where the device is busy meanwhile, nothing is lost",
     ),
     SYNC_CALL: Finding(
         rule="cuda_api_sync",
@@ -130,8 +143,8 @@ FINDINGS: Mapping[str, Finding] = {
         what="allocates between launches",
         one="call that allocates or frees memory between the first and the last launch",
         several="calls that allocate or free memory between the first and the last launch",
-        advice="allocate before the loop and reuse the memory, or take it from a pool (PyTorch's "
-        "caching allocator, cudaMallocAsync)",
+        advice="allocate before the loop and reuse the memory, or take it from a pool (stream-"
+        "ordered allocation, the caching allocator of the framework)",
     ),
 }
 
@@ -150,8 +163,12 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
     copies = pl.col("kind") == "gpu_memcpy"
     staged = name.str.contains(_TO_DEVICE) & (pl.col("moved_bytes") <= _STAGED_BYTES)
     blocks = copies & ~staged.fill_null(value=False) & ~name.str.contains(_ON_DEVICE)
+    blocking = (waits & blocks) | (~waits & name.str.contains(_PAGEABLE))
+    is_value = name.str.contains(_FROM_DEVICE) & (pl.col("moved_bytes") <= _VALUE_BYTES)
     found = (
-        pl.when(copies & ~waits & name.str.contains(_PAGEABLE))
+        pl.when(copies & blocking & is_value)
+        .then(pl.lit(VALUE_READ))
+        .when(copies & ~waits & name.str.contains(_PAGEABLE))
         .then(pl.lit(ASYNC_PAGEABLE))
         .when(waits & blocks)
         .then(pl.lit(SYNC_MEMCPY))

@@ -37,5 +37,6 @@ def diagnose(
     from traceanalyzer.run import examine
 
     rules = with_thresholds(thresholds)
-    found = examine(inputs, {rule.analysis for rule in rules}, **reading)
+    analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
+    found = examine(inputs, analyses, **reading)
     return judge(found.results, found.missing, rules=rules, files=found.files, notes=found.notes)

@@ -52,6 +52,7 @@ class Rule:
         levels: the least size of a finding of each severity; a severity that it lacks is not given.
         function: the function that measures.
         counts: the measure is a number of things, not a share.
+        uses: analyses whose results are evidence, where there are any.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Rule:
     levels: Mapping[Severity, float]
     function: Measure = field(repr=False)
     counts: bool = False
+    uses: tuple[str, ...] = ()
 
     def judge(self, result: Result, answers: Answers) -> Iterator[Measured]:
         """What it measures of the answer of its analysis."""

@@ -1,6 +1,6 @@
 """Rules about what devices wait for: the host, other ranks, communication."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,37 +20,37 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
-#: From this many times the median on, one device's idleness is told apart.
+#: A device with this many times the median idle time of a cause is named.
 _APART = 2
 
 _LEVELS: Mapping[Severity, float] = {"warning": 0.05, "critical": 0.2}
-#: What is not a fault, or is measured better by another rule.
-_OWN_LEVELS: Mapping[str, Mapping[Severity, float]] = {
+#: What may be no fault.
+_OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
     causes.PROFILER: {"info": 0.05, "warning": 0.2},
     causes.SHORT_GAP: {"info": 0.1, "warning": 0.3},
-    causes.LAUNCH: {"info": 0.2, "warning": 0.4},
 }
+#: The rule of each cause of idle time. The causes are disjoint, so no two findings claim one time.
 _IDS = {
     causes.PROFILER: "profiler-overhead",
     causes.SHORT_GAP: "short-gaps",
+    causes.DEVICE_WAIT: "device-wait",
     causes.DATALOADING: "data-loading",
     causes.BATCH_COPY: "batch-copies",
     causes.SYNCHRONISATION: "synchronisation",
     causes.MEMORY_MANAGEMENT: "memory-management",
     causes.CHECKPOINT_IO: "checkpoints",
     causes.PEER: "waiting-for-ranks",
-    causes.LAUNCH: "launch-overhead",
+    causes.LAUNCH: "launch-bound",
     causes.HOST_CODE: "host-code",
     causes.UNKNOWN: "unknown-idleness",
 }
-#: Names alone tell these, and people name things as they like.
+#: Names alone show these, and people name things as they like.
 _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
 
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
-    column = f"{cause}_ns"
     rows = result.steps if result.step_ns else result.units
-    whole, cost = result.step_ns or result.span_ns, int(rows[column].sum())
+    whole, cost = result.step_ns or result.span_ns, int(rows.select(_cost(cause).sum()).item())
     if not whole or not cost:
         return
     share = cost / whole
@@ -63,11 +63,19 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         title=f"For {format_frac(share)} of {of} {who}, {causes.WAITING[cause]}: "
         f"{format_ns(cost)}{_per_step(result, cost)}.",
         evidence=tuple(_evidence(result, cause, answers)),
-        advice=_advice(result, cause, cost),
+        advice=result.advice(cause, format_ns(cost)),
         cost_ns=cost,
         of=of,
         confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
     )
+
+
+def _cost(cause: str) -> pl.Expr:
+    """Idle time of a cause. Short gaps in which nothing was launched yet are launch-bound."""
+    time = pl.col(f"{cause}_ns")
+    if cause == causes.LAUNCH:
+        return time + pl.col("short_launch_ns")
+    return time - pl.col("short_launch_ns") if cause == causes.SHORT_GAP else time
 
 
 def _per_step(result: GpuIdle, cost: int) -> str:
@@ -80,37 +88,75 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
         yield "GPU work is missing in the file, so this is of the training thread alone."
     elif result.work_lost:
         yield CUT_OFF
-    column = f"{cause}_ns"
-    named = result.units.with_columns(places(result.units))
-    order = named.sort(column, "on", descending=[True, False])
-    worst, median = order.row(0, named=True), order[column].median()
-    if named.height > 1 and isinstance(median, float) and worst[column] >= _APART * median:
+    yield from _idlest(result, cause)
+    yield from _longest(result, cause)
+    if cause == causes.DATALOADING:
+        yield from _loading(result)
+    elif cause == causes.SYNCHRONISATION:
+        yield from _synchronising(answers)
+    elif cause == causes.LAUNCH:
+        yield from _launching(answers)
+    elif cause in _CALLS:
+        yield from _calls(answers, _CALLS[cause])
+
+
+def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
+    """The device that waits much longer than most."""
+    named = result.units.with_columns(places(result.units), cost=_cost(cause))
+    order = named.sort("cost", "on", descending=[True, False])
+    worst, median = order.row(0, named=True), order["cost"].median()
+    if named.height > 1 and isinstance(median, float) and worst["cost"] >= _APART * median:
         yield (
-            f"{at_start(worst['on'])} stands out: {format_ns(worst[column])} against "
+            f"{at_start(worst['on'])} stands out: {format_ns(worst['cost'])} against "
             f"{format_ns(median)} (median)."
         )
+
+
+def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
+    """What the host did in the longest gap of this cause."""
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
-    if gaps.height:
-        gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
-        step = f", in {gap['step']}" if gap["step"] else ""
-        inside = gap["host_event"] or gap["python"]
+    if gaps.is_empty():
+        return
+    gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
+    step = f", in {gap['step']}" if gap["step"] else ""
+    inside = gap["host_event"] or gap["python"]
+    code = gap["own_code"] or gap["python"]
+    frame = f" ({code})" if code and code != inside else ""
+    yield (
+        f"The longest such gap takes {format_ns(gap['end'] - gap['start'])}{step}"
+        f"{f', while the host is in {inside}{frame}' if inside else ''}."
+    )
+    if gap["sampled"]:
+        share = format_frac(gap["sampled_frac"])
+        yield f"{share} of the stacks sampled in it are in {gap['sampled']}."
+    if cause == causes.DEVICE_WAIT and gap["waits_for"]:
+        yield f"{gap['waits_for']} was called before the launch of the kernel that ends it."
+
+
+def _loading(result: GpuIdle) -> Iterator[str]:
+    """What was recognised as data loading, and the code that costs the time in it."""
+    hidden = int(result.units["hidden_loader_ns"].sum())
+    if hidden:
+        yield f"The loader took another {format_ns(hidden)} while the GPU was busy."
+    if result.loader.height:
+        top = result.loader.row(0, named=True)
+        yield f"Recognised by {top['name']}: {format_count(top['n'], 'call')}."
+    code = result.loader_code.filter(~pl.col("name").is_in(result.loader["name"].implode()))
+    whole = int(result.units["loader_ns"].sum())
+    if code.height and whole:
+        top = code.row(0, named=True)
+        share = top["self_ns"] / whole
         yield (
-            f"The longest such gap takes {format_ns(gap['end'] - gap['start'])}{step}"
-            f"{f', while the host is in {inside}' if inside else ''}."
+            f"In it {top['name']} has the highest self time: {format_ns(top['self_ns'])} "
+            f"({format_frac(share)})."
         )
-    if cause == causes.DATALOADING:
-        hidden = int(result.units["hidden_loader_ns"].sum())
-        if hidden:
-            yield f"The loader took another {format_ns(hidden)} while the GPU was busy."
-    if cause == causes.SYNCHRONISATION:
-        yield from _synchronising(answers)
 
 
 def _synchronising(answers: Answers) -> Iterator[str]:
-    """Where the host waits for the device, which launches knows."""
-    found = answers.get("launches")
-    if isinstance(found, Launches) and found.synchronising.height:
-        worst = found.synchronising.row(0, named=True)
+    """Where the host waits for the device, from the results of launches."""
+    result = answers.get("launches")
+    if isinstance(result, Launches) and result.synchronising.height:
+        worst = result.synchronising.row(0, named=True)
         where = worst["operator"] or worst["annotation"] or worst["python"]
         yield (
             f"Most of it is at {worst['call']}{f' in {where}' if where else ''}, "
@@ -118,53 +164,11 @@ def _synchronising(answers: Answers) -> Iterator[str]:
         )
 
 
-def _advice(result: GpuIdle, cause: str, cost: int) -> str:
-    code = result.hints["other code"]
-    if cause == causes.UNKNOWN:
-        return f"What the host did was not recorded: {code} shows which code runs meanwhile."
-    if cause == causes.HOST_CODE:
-        save = f"Moving it off the training loop would save {format_ns(cost)} at most."
-        return f"The longest gaps tell where (gpu-idle lists them); {code} shows which code. {save}"
-    return f"{causes.ADVICE[cause].format(code=code)} would save {format_ns(cost)} at most."
-
-
-_CALLS = {
-    findings.ASYNC_PAGEABLE: (
-        "pageable-copies",
-        "asynchronous copies from or to pageable memory block",
-    ),
-    findings.SYNC_MEMCPY: ("synchronous-copies", "copies by synchronous calls hold the host up"),
-    findings.SYNC_MEMSET: (
-        "synchronous-sets",
-        "sets of memory by synchronous calls hold the host up",
-    ),
-    findings.ALLOC_IN_LOOP: ("allocation-in-loop", "memory is allocated or freed between launches"),
-}
-
-
-@rule(
-    "launches",
-    "devices run out of work again and again because the host launches too slowly",
-    "waiting for launches as a share of the devices' time",
-    {"warning": 0.05, "critical": 0.2},
-)
-def _launch_bound(result: Launches, _: Answers) -> Iterator[Measured]:
-    if not result.waiting_ns or not result.span_ns:
+def _launching(answers: Answers) -> Iterator[str]:
+    """How short the kernels are, and where most of the waiting is, from the results of launches."""
+    result = answers.get("launches")
+    if not isinstance(result, Launches) or not result.waiting_ns:
         return
-    share = result.waiting_ns / result.span_ns
-    yield Measured(
-        size=share,
-        title=f"Launch-bound: for {format_frac(share)} of the devices' time "
-        f"({format_ns(result.waiting_ns)}) they wait for the host's next launch.",
-        evidence=tuple(_of_launches(result)),
-        advice='Fewer and larger launches: CUDA graphs, torch.compile(mode="reduce-overhead"), '
-        "fused or foreach optimizers, larger batches; and no .item(), .cpu() or print in the loop, "
-        "so that the host can run ahead.",
-        cost_ns=result.waiting_ns,
-    )
-
-
-def _of_launches(result: Launches) -> Iterator[str]:
     if result.kernels:
         short = result.short_kernels / result.kernels
         yield (
@@ -180,22 +184,22 @@ def _of_launches(result: Launches) -> Iterator[str]:
         yield f"{format_frac(share)} of it lies around calls that wait for the device."
 
 
-def _calls(finding: str, result: CudaApi, _: Answers) -> Iterator[Measured]:
-    for row in result.findings.filter(pl.col("finding").cast(pl.String) == finding).rows(
-        named=True
-    ):
-        share = row["host_ns"] / result.span_ns if result.span_ns else 0.0
-        moved = row["moved_bytes"]
-        yield Measured(
-            size=share,
-            title=f"{row['n']:,} {findings.FINDINGS[finding].sentence(row['n'])} took the host "
-            f"{format_ns(row['host_ns'])}, {format_frac(share)} of its time.",
-            evidence=(f"They moved {format_bytes(moved)}.",) if moved else (),
-            advice=f"{row['advice'][:1].upper()}{row['advice'][1:]}.",
-            cost_ns=row["host_ns"],
-            of="the host's time",
-            confidence="medium",  # the host may have had time to spare
-        )
+#: Findings of cuda_api that are evidence of a cause.
+_CALLS = {
+    causes.BATCH_COPY: (findings.ASYNC_PAGEABLE, findings.SYNC_MEMCPY),
+    causes.MEMORY_MANAGEMENT: (findings.ALLOC_IN_LOOP,),
+}
+
+
+def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
+    result = answers.get("cuda_api")
+    if not isinstance(result, CudaApi):
+        return
+    rows = result.findings.filter(pl.col("finding").cast(pl.String).is_in(names))
+    for row in rows.iter_rows(named=True):
+        text = findings.FINDINGS[row["finding"]].sentence(row["n"])
+        moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
+        yield f"Recorded: {row['n']:,} {text}{moved}."
 
 
 # --- communication ---------------------------------------------------------------------------
@@ -421,21 +425,10 @@ RULES = (
             "gpu_idle",
             f"devices are idle: {causes.WAITING[cause]}",
             "share of step time (of the recorded time, where no steps are marked)",
-            _OWN_LEVELS.get(cause, _LEVELS),
+            _OTHER_LEVELS.get(cause, _LEVELS),
             partial(_judge, cause),
+            uses=("cuda_api", "launches"),
         )
         for cause in causes.CAUSES
-    ),
-    _launch_bound,
-    *(
-        Rule(
-            name,
-            "cuda_api",
-            looks_for,
-            "time of the host in these calls, as a share of its recorded time",
-            {"info": 0.01, "warning": 0.05, "critical": 0.25},
-            partial(_calls, finding),
-        )
-        for finding, (name, looks_for) in _CALLS.items()
     ),
 )

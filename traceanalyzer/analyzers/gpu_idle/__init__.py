@@ -43,7 +43,8 @@ def gpu_idle(
     Args:
         inputs: a trace, a file or a folder, or several of them, a rank each.
         min_gap_ns: shorter gaps count as ``short_gap``, the ordinary distance of kernels.
-        dataloader: regular expressions of further host slices that are dataloading.
+        dataloader: regular expressions of the host slices that are data loading, in place of
+            :data:`~traceanalyzer.analyzers.gpu_idle.causes.DATALOADER`.
         patterns: regular expressions of further kernels that are communication.
         by: ``device``; ``process``: each process's part of a device; ``step``: steps come first.
         library_names: whose innermost Python frame is told of each gap; none: the user's own code.

@@ -11,6 +11,7 @@ from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 BUSY = "busy"
 PROFILER = "profiler_overhead"
 SHORT_GAP = "short_gap"
+DEVICE_WAIT = "device_wait"
 DATALOADING = "dataloading"
 BATCH_COPY = "batch_copy"
 SYNCHRONISATION = "synchronisation"
@@ -25,6 +26,7 @@ UNKNOWN = "unknown"
 NAMES = {
     PROFILER: "profiler overhead",
     SHORT_GAP: "short gaps",
+    DEVICE_WAIT: "device-side wait",
     DATALOADING: "data loading",
     BATCH_COPY: "copying batches to the GPU",
     SYNCHRONISATION: "synchronisation",
@@ -38,14 +40,29 @@ NAMES = {
 CAUSES = tuple(NAMES)
 CAUSE = pl.Enum(CAUSES)
 
-#: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, its
-#: frames and those of other loaders, and ranges that people name for it.
+#: Work that starts later than this after its launch call although the device is idle waits for
+#: something: an event, another process, another device. Less is the latency of a launch.
+LAUNCH_LATENCY_NS = 20_000
+
+_LOADING = (
+    r"data[ _-]?load(?:er|ers|ing)?|load(?:ing)?[ _-]?(?:data|(?:mini)?batch(?:es)?)"
+    r"|(?:next|get|fetch|prepare|wait)[ _-]?(?:for[ _-]?)?(?:next[ _-]?)?(?:data|(?:mini)?batch)"
+    r"|(?:data|batch)[ _-]?(?:fetch(?:er|ing)?|generator|iter(?:ator)?|next|prep|time|wait)"
+    r"|input[ _-]?pipeline"
+)
+
+#: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, the
+#: modules of known loaders in a Python stack, and functions and ranges that are named for loading.
+#: Folders of a path do not count by their names: models and kernels are loaded too.
 DATALOADER = (
     r"^enumerate\((?:DataLoader|DataPipe)\)#",
-    r"(?:torch[/\\]utils[/\\]data|torchdata|webdataset|ffcv|nvidia[/\\]dali)[/\\]",
-    r"(?i)data[ _-]?load|load(?:ing)?[ _-]?(?:data|batch)|(?:^|[^a-z])loader",
-    r"(?i)(?:next|get|fetch|prepare|wait)[ _-]?(?:for[ _-]?)?(?:data|batch)(?:$|[^a-z])",
-    r"(?i)(?:^|[^a-z])data[ _-]?(?:fetch|iter|next|prep|time|wait)|prefetch",
+    r"(?:^|[/\\])(?:torch[/\\]utils[/\\]data|torchdata|webdataset|ffcv|nvidia[/\\]dali)[/\\]",
+    r"(?:^|[/\\])(?:petastorm|litdata|streaming[/\\]base|tensorflow[/\\]python[/\\]data)[/\\]",
+    r"(?:^|[/\\])(?:accelerate[/\\]data_loader|datasets[/\\](?:arrow|iterable)_dataset)\.py\(",
+    r"lightning[/\\](?:pytorch[/\\])?(?:loops[/\\]fetchers|utilities[/\\]combined_loader)\.py\(",
+    rf"(?i)^(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?(?:{_LOADING})(?:$|[^a-z])",
+    r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
+    r"DataLoader(?:$|[^a-z])",
 )
 
 #: Kinds of slices whose name may say that they are dataloading.
@@ -72,7 +89,8 @@ MANAGING_MEMORY = (
 
 #: Slices in which a model is saved or loaded, or a file written.
 SAVING = (
-    r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state)",
+    r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state|(?:\w+_)?weights)",
+    r"(?i)(?:save|from)_pretrained",
     r"(?i)checkpoint[ _-]?(?:save|saving|load|write)|^checkpoint(?:ing)?$",
     r"torch[/\\](?:serialization\.py|distributed[/\\]checkpoint[/\\])|safetensors[/\\]",
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
@@ -89,6 +107,7 @@ OPERATOR = r"::|Backward\d*$|^triton_"
 WAITING = {
     PROFILER: "the profiler's own overhead, which is not there without it",
     SHORT_GAP: "the ordinary pause between kernels",
+    DEVICE_WAIT: "waiting on the device side although the next work is queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
     SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
@@ -100,8 +119,8 @@ WAITING = {
     UNKNOWN: "waiting for something that was not recorded",
 }
 
-#: What may help; said of the largest cause only. ``code`` is what shows code that nothing tells of.
-ADVICE = {
+#: What may help. ``code`` is what shows code that nothing was recorded of.
+_ADVICE = {
     PROFILER: "Recording less (fewer kinds of events, fewer steps)",
     SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
     DATALOADING: "More loader workers (num_workers, prefetch_factor, persistent_workers), "
@@ -112,10 +131,32 @@ ADVICE = {
     "tensor, torch.cuda.synchronize) lets the host run ahead, which",
     MEMORY_MANAGEMENT: "A steady pattern of allocations (no empty_cache in the loop, "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoids these calls, which",
-    CHECKPOINT_IO: "Saving asynchronously or less often",
-    PEER: "comm-outliers with the traces of all ranks tells who is late; punctual ranks",
+    CHECKPOINT_IO: "Loading before the loop, and saving asynchronously or less often "
+    "(torch.distributed.checkpoint.async_save),",
+    PEER: "comm-outliers with the traces of all ranks shows the straggler; removing its delay",
     LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
-    HOST_CODE: "The longest gaps below tell where; {code} shows which. Moving it off the "
-    "training loop",
-    UNKNOWN: "",
+    HOST_CODE: "Moving this code off the training loop",
 }
+_WITHOUT_GAIN = {
+    DEVICE_WAIT: "The next work was launched before the wait began: fewer synchronising calls or "
+    "faster launches do not shorten it. Check what the stream waits for: an event of another "
+    "stream (cudaStreamWaitEvent), another GPU, or another process on this GPU.",
+    UNKNOWN: "Host activity was not recorded: {code} shows the code that runs in these gaps.",
+}
+
+
+def advice(cause: str, saves: str, *, code: str) -> str:
+    """What may help against a cause of idle time, and the most that it can save.
+
+    Args:
+        cause: one of :data:`CAUSES`.
+        saves: the idle time of the cause, as text.
+        code: what to record to see more code; empty where Python stacks were recorded.
+    """
+    if cause in _WITHOUT_GAIN:
+        return _WITHOUT_GAIN[cause].format(code=code)
+    where = ""
+    if cause == HOST_CODE:
+        where = "The longest gaps (gpu-idle lists them) show where. "
+        where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
+    return f"{where}{_ADVICE[cause]} would save {saves} at most."

@@ -3,32 +3,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
-from traceanalyzer.analyzers.common.libraries import by_component, is_own
-from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
-from traceanalyzer.analyzers.gpu_idle import causes, host
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, PROFILER, SHORT_GAP
+from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-from traceanalyzer.frames import intervals, linking
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
+from traceanalyzer.frames import intervals
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Columns of times: what ran, then idleness by cause. They add up to end - start.
 TIMES = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
 
 #: Those, and how long the loader took, how long copies of batches took, how much of the loader was
-#: hidden behind a busy device, and communication without compute.
-MEASURES = (*TIMES, "loader_ns", "copy_ns", "hidden_loader_ns", "exposed_communication_ns")
+#: hidden behind a busy device, communication without compute, and the part of short gaps in which
+#: the next work was not launched yet.
+MEASURES = (
+    *TIMES, "loader_ns", "copy_ns", "hidden_loader_ns", "exposed_communication_ns",
+    "short_launch_ns",
+)  # fmt: skip
 _UNIT = ["unit"]
 
-#: Gaps that are looked into.
-LONGEST = 200
+#: Causes that more evidence may explain.
+_UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHECKPOINT_IO]
 
 
 def needs(_options: Options) -> Needs:
@@ -48,10 +49,14 @@ class Part:
         work_lost: the file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
+        stacks_known: Python functions or sampled stacks were read.
+        unread_samples: the file has sampled stacks, which were not read, and a gap lacks a cause.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
         steps: unit, step, start, end and :data:`MEASURES`.
-        gaps: the longest: unit, start, end, step, cause, cause_ns, and what is known of each.
+        gaps: rows of :func:`~.longest_gaps.longest`.
+        loader: rows of :func:`~.host.loader_slices`.
+        loader_code: rows of :func:`~.host.loader_code`.
         gap_count: idle stretches that are not short.
         hints: how the profiler that wrote the file records what it lacks.
     """
@@ -62,10 +67,14 @@ class Part:
     work_lost: bool
     host_known: bool
     launches_known: bool
+    stacks_known: bool
+    unread_samples: bool
     units: pl.DataFrame
     causes: pl.DataFrame
     steps: pl.DataFrame
     gaps: pl.DataFrame
+    loader: pl.DataFrame
+    loader_code: pl.DataFrame
     gap_count: int
     hints: Mapping[str, str]
 
@@ -76,21 +85,29 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    loader, copies = host.loading(excerpt, options.dataloader), host.copying(excerpt)
+    loading = host.loading(excerpt, options.dataloader)
+    loader, copies = excerpt.of_units(loading), host.copying(excerpt)
     busy = _busy(excerpt, loader)
     units = _spans(excerpt)
     profiler = intervals.subtract(excerpt.overhead, busy, _UNIT)
     idle = intervals.gaps(pl.concat([busy, profiler]), _UNIT, units)
+    idle = host.with_launches(excerpt, idle)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     gaps = idle.filter(~short)
     # most slices run while the device is busy: only the others can tell why it is not
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    why = [loader, copies, *_other_causes(near, gaps), host.extents(excerpt)]
+    queued = host.queued(gaps)
+    waits, prompt = (queued.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
+    launching = pl.concat([host.launching(near), prompt])
+    why = [waits, loader, copies, *_other_causes(near), launching, host.extents(excerpt)]
     pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
     hidden = intervals.intersect(loader, busy, _UNIT)
-    windows = [*pieces, loader, copies, hidden, _exposed(excerpt)]
+    unfed = idle.filter(short, pl.col("launched") > pl.col("start"))
+    windows = [*pieces, loader, copies, hidden, _exposed(excerpt), unfed]
     marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
+    longest = longest_gaps.longest(excerpt, gaps, pieces, options.library_names)
+    python = (excerpt.slices["kind"] == "python_function").any()
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -98,10 +115,16 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         work_lost=excerpt.work_lost,
         host_known=excerpt.slices.height > 0,
         launches_known=excerpt.launched.height > 0,
+        stacks_known=python or excerpt.samples.height > 0,
+        unread_samples=excerpt.samples_recorded
+        and not (python or excerpt.samples.height)
+        and longest["cause"].is_in(_UNEXPLAINED).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(pieces),
         steps=measured.tail(marked.height).drop("device", "pid"),
-        gaps=_longest(excerpt, gaps, pieces, options.library_names),
+        gaps=longest,
+        loader=host.loader_slices(loading),
+        loader_code=host.loader_code(excerpt, loading),
         gap_count=gaps.height,
         hints=excerpt.hints,
     )
@@ -110,6 +133,13 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """The idle time of all ranks by cause."""
     units = _joined(parts, "units")
+    loader, loader_code = (
+        pl.concat(getattr(part, table) for part in parts)
+        .group_by("name")
+        .agg(pl.exclude("name").sum())
+        .sort(pl.nth(-1), "name", descending=[True, False])
+        for table in ("loader", "loader_code")
+    )
     key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
     gaps = _joined(parts, "gaps").sort(
@@ -124,6 +154,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         work_lost=any(part.work_lost for part in parts),
         host_known=all(part.host_known for part in parts),
         launches_known=all(part.launches_known or part.on_host for part in parts),
+        stacks_known=any(part.stacks_known for part in parts),
+        loader=loader,
+        loader_code=loader_code,
         min_gap_ns=options.min_gap_ns,
         gap_count=sum(part.gap_count for part in parts),
         units=units.sort(key),
@@ -134,7 +167,15 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take)
+def more(parts: Sequence[Part], options: Options) -> Needs | None:
+    """Sampled stacks too, where they can tell what the host did in a long gap."""
+    if not any(part.unread_samples for part in parts):
+        return None
+    first = needs(options)
+    return replace(first, kinds={*first.kinds, "sample"}, samples=True)
+
+
+GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take, more=more)
 
 
 # --- when it is ------------------------------------------------------------------------------
@@ -162,14 +203,13 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
 # --- why it is -------------------------------------------------------------------------------
 
 
-def _other_causes(excerpt: Excerpt, gaps: pl.DataFrame) -> list[pl.DataFrame]:
-    """When each cause between those of the input and other host code applies, in their order."""
+def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
+    """When each cause between those of the input and launch overhead applies, in their order."""
     return [
         host.calls(excerpt, causes.SYNCHRONISING),
         host.calls(excerpt, causes.MANAGING_MEMORY),
         host.saving(excerpt),
-        host.pending(excerpt),
-        host.launching(excerpt, gaps),
+        excerpt.collectives,
     ]
 
 
@@ -214,125 +254,6 @@ def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFra
         for name, frame in zip(MEASURES, windows, strict=True)
     }
     return rows.with_columns(**times)
-
-
-# --- the longest gaps ----------------------------------------------------------------------
-
-
-def _longest(
-    excerpt: Excerpt,
-    gaps: pl.DataFrame,
-    pieces: Sequence[pl.DataFrame],
-    libraries: Sequence[str],
-) -> pl.DataFrame:
-    """The longest gaps, in order of length.
-
-    Returns:
-        unit, start, end, step (in which its middle lies), cause (that fills most of it), cause_ns,
-        before and after (names of the device work on either side), and, where one ran for half of
-        the gap or more, the innermost host_event, the innermost python frame, the innermost frame
-        of the libraries (own_code), and the innermost annotation that is no step.
-    """
-    length = pl.col("end") - pl.col("start")
-    long = gaps.filter(length >= length.top_k(LONGEST).min())
-    top = long.sort(length, "unit", "start", descending=[True, False, False]).head(LONGEST)
-    middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
-    within = linking.enclosing(middle.select("ts"), excerpt.steps)["slice"]
-    known = _between(_caused(top, pieces), excerpt.work).with_columns(
-        step=excerpt.steps["step"].gather(within)
-    )
-    return pl.concat([known, _told(middle, excerpt, libraries)], how="horizontal")
-
-
-def _caused(gaps: pl.DataFrame, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Adds the cause that most of each gap is due to, ``cause``, and how much, ``cause_ns``."""
-    numbered = gaps.with_row_index("gap")
-    parts = [
-        idle.select("unit", "start", "end", ts="start", sort=pl.lit(place, pl.UInt32))
-        for place, idle in enumerate(pieces[1:])
-        if CAUSES[place] not in (PROFILER, SHORT_GAP)  # none of these is in a long gap
-    ]
-    held = linking.label_by_interval(pl.concat(parts), gaps, ["unit"]).rename({"interval": "gap"})
-    most = (
-        held.drop_nulls("gap")
-        .group_by("gap", "sort")
-        .agg(cause_ns=(pl.col("end") - pl.col("start")).sum())
-        .sort("cause_ns", "sort", descending=[True, False])
-        .unique("gap", keep="first", maintain_order=True)
-    )
-    cause = pl.col("sort").replace_strict(dict(enumerate(CAUSES)), return_dtype=pl.String)
-    told = most.select("gap", "cause_ns", cause=cause)
-    return numbered.join(told, on="gap", how="left", maintain_order="left").drop("gap")
-
-
-def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Adds the names of the device work that ends where a gap begins, and of what ends it."""
-    for edge, at, name in (("end", "start", "before"), ("start", "end", "after")):
-        beside = work.select("unit", pl.col(edge).alias(at), pl.col("name").alias(name))
-        found = (
-            beside.join(gaps, on=["unit", at], how="semi")
-            .with_columns(pl.col(name).cast(pl.String))
-            .sort(name)
-            .unique(["unit", at], keep="first", maintain_order=True)
-        )
-        gaps = gaps.join(found, on=["unit", at], how="left", maintain_order="left")
-    return gaps
-
-
-def _told(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:
-    """What ran for half of a gap or more on the threads that feed the unit: the innermost."""
-    around = _around(middle, excerpt)
-    ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
-    python = around.filter(pl.col("kind") == "python_function")
-    told = {
-        "host_event": around.filter(pl.col("kind") != "python_function"),
-        "python": python,
-        "own_code": python.filter(_belongs(python["name"], libraries)),
-        "annotation": around.filter(ranges, ~is_step(around)),
-    }
-    found = pl.DataFrame({"gap": np.arange(middle.height)})
-    for name, rows in told.items():
-        found = found.join(_first(rows, name), on="gap", how="left", maintain_order="left")
-    return found.drop("gap")
-
-
-def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
-    """Every slice that fills half of a gap (a row of ``middle``), the innermost of each gap first.
-
-    Such a slice contains the gap's middle.
-    """
-    half = (middle["end"] - middle["start"]).to_numpy() / 2
-    long = pl.col("end") - pl.col("start") >= half.min(initial=np.inf)
-    slices = excerpt.slices.filter(long).join(excerpt.threads, on="thread")
-    unit, start, end = (slices[name].to_numpy() for name in ("unit", "start", "end"))
-    held = []
-    for own, since, until, ts in middle.iter_rows():
-        at = np.flatnonzero((start <= ts) & (end > ts) & (unit == own))
-        shared = np.minimum(end[at], until) - np.maximum(start[at], since)
-        held.append(at[2 * shared >= until - since])
-    gap = np.repeat(np.arange(len(held)), [rows.size for rows in held])
-    found = slices[np.concatenate([np.zeros(0, np.int64), *held])].with_columns(gap=pl.Series(gap))
-    length = pl.col("end") - pl.col("start")
-    return found.sort("gap", length, "start", "name", descending=[False, False, True, False])
-
-
-def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-    return rows.unique("gap", keep="first", maintain_order=True).select(
-        "gap", pl.col("name").cast(pl.String).str.replace(ADDRESS, "").alias(name)
-    )
-
-
-def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
-    """Whether a Python frame is of one of the libraries; without any, of the user's own code."""
-    distinct = names.unique().cast(pl.String).to_frame("slice")
-    told = distinct.select("slice", told=python_frame(pl.col("slice"))).unnest("told")
-    match = by_component(libraries)
-    own = [
-        name
-        for name, file, function in told.select("slice", "file", "name").iter_rows()
-        if (match(file) is not None if libraries else is_own(function, file))
-    ]
-    return pl.col("name").is_in(own)
 
 
 # --- all ranks -----------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, step_marks
 from traceanalyzer.analyzers.common.launching import launches
-from traceanalyzer.analyzers.common.names import distinct, named, starting_with
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import intervals, linking, numbering
+from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
@@ -48,6 +48,9 @@ class Excerpt:
         launched: work (row), thread, start, end: its launch calls.
         threads: unit, thread: the threads that feed each unit.
         slices: kind, name, thread, start, end: what ran on those threads.
+        samples: thread, ts, stack: sampled stacks of those threads, where they were read.
+        stacks: the table of that name, which the samples point into.
+        samples_recorded: the file has sampled stacks, read or not.
         names: all distinct names, those of slices among them.
         work_lost: the file is cut off; or there is no device work, yet some was launched.
         collectives: unit, start, end: when the host itself ran one, on any thread.
@@ -64,6 +67,9 @@ class Excerpt:
     launched: pl.DataFrame
     threads: pl.DataFrame
     slices: pl.DataFrame
+    samples: pl.DataFrame
+    stacks: pl.DataFrame
+    samples_recorded: bool
     names: list[str]
     work_lost: bool
     collectives: pl.DataFrame
@@ -114,6 +120,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
         launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
         threads=feeding.select("unit", "thread"),
         slices=_slices(trace, known),
+        samples=_samples(trace, known),
+        stacks=trace.stacks,
+        samples_recorded=trace.meta.weight_unit is not None,
         names=names,
         work_lost=is_cut_off(trace) or (work.is_empty() and _calling(trace).height > 0),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
@@ -163,6 +172,18 @@ def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         "kind", "name", pl.Series("thread", thread[order]),
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
+
+
+def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
+    if "stack" not in trace.events.columns:
+        return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
+    rows = trace.events.lazy().filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
+    return (
+        rows.join(threads.lazy(), on=_LANE, nulls_equal=True)
+        .select("thread", "ts", "stack")
+        .collect()
+    )
 
 
 def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
@@ -243,8 +264,33 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def loading(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
-    """When a feeding thread waits for its data loader."""
-    return _in(excerpt, causes.DATALOADER_KINDS, [*causes.DATALOADER, *patterns])
+    """Slices in which a feeding thread waits for its data loader: kind, name, thread, start, end.
+
+    By the patterns, or without any by those of :data:`~.causes.DATALOADER`.
+    """
+    named_so = excerpt.slices.filter(named(excerpt.names, patterns or causes.DATALOADER))
+    return named_so.filter(pl.col("kind").is_in(causes.DATALOADER_KINDS))
+
+
+def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
+    """What was recognised as data loading: name, n, total_ns; nested slices count in each other."""
+    rows = loading.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
+    total = (pl.col("end") - pl.col("start")).sum()
+    return rows.group_by("name").agg(n=pl.len().cast(pl.Int64), total_ns=total)
+
+
+def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
+    """The functions and operators that run inside data loading: name, self_ns."""
+    inside = linking.label_by_interval(
+        excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op"))).with_columns(
+            ts="start"
+        ),
+        intervals.union(loading, _THREAD),
+        _THREAD,
+    ).drop_nulls("interval")
+    nested = nesting.self_time(nesting.nest(inside, _THREAD))
+    rows = nested.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
+    return rows.group_by("name").agg(self_ns=pl.col("self_time").sum())
 
 
 def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
@@ -280,19 +326,42 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.of_units(pl.concat(found))
 
 
-def pending(excerpt: Excerpt) -> pl.DataFrame:
-    """When communication is launched and has not begun, or runs on the host itself."""
-    begun = excerpt.work.select("unit", "sort", begin="start")[excerpt.launched["work"]]
-    rows = pl.concat([excerpt.launched, begun], how="horizontal")
-    waiting = rows.filter(pl.col("sort") == device_work.COMMUNICATION)
-    return pl.concat([waiting.select("unit", start="end", end="begin"), excerpt.collectives])
+def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
+
+    Null where no launch call belongs to that work.
+    """
+    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
+    calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
+    first = calls.group_by("unit", "end").agg(pl.col("launched").min())
+    return gaps.join(first, on=["unit", "end"], how="left", maintain_order="left")
 
 
-def launching(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
-    """When work is being launched, and when the work that ends a gap waited in the queue.
+def queued(gaps: pl.DataFrame) -> pl.DataFrame:
+    """When the work that ends a gap was launched already: from the end of its launch call.
 
-    Launching are the launch calls, and the operators that launch something: the outermost, with all
-    they do before and after.
+    Args:
+        gaps: rows of :func:`with_launches`.
+
+    Returns:
+        unit, start, end, at most one a gap; waits (the work was launched before the gap began, or
+        takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
+    """
+    late = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
+    rows = gaps.drop_nulls("launched").select(
+        "unit",
+        start=pl.max_horizontal("start", "launched"),
+        end="end",
+        waits=late | (pl.col("launched") <= pl.col("start")),
+    )
+    return rows.filter(pl.col("start") < pl.col("end"))
+
+
+def launching(excerpt: Excerpt) -> pl.DataFrame:
+    """When work is being launched.
+
+    In launch calls, and in operators that launch something: the outermost, with all they do before
+    and after.
     """
     slices = excerpt.slices.lazy()
     columns = ("thread", "start", "end")
@@ -301,19 +370,7 @@ def launching(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
     held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    dispatching = excerpt.of_units(pl.concat([launch_calls, runs[held]]))
-    return pl.concat([dispatching, _queued(excerpt, gaps)])
-
-
-def _queued(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
-    """From the launch of the work that ends each gap to the gap's end."""
-    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
-    started = begun.with_columns(excerpt.launched["start"].alias("launch"))
-    ended = gaps.rename({"unit": "of"}).with_row_index("gap")
-    queued = started.join(ended, on="end").filter(pl.col("unit") == pl.col("of"))
-    launch = queued.group_by("gap").agg(pl.col("launch").min())
-    held = gaps[launch["gap"]]
-    return held.select("unit", start=pl.max_horizontal("start", launch["launch"]), end="end")
+    return excerpt.of_units(pl.concat([launch_calls, runs[held]]))
 
 
 def extents(excerpt: Excerpt) -> pl.DataFrame:

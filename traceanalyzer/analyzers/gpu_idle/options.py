@@ -29,7 +29,7 @@ class Options(AnalyzerOptions):
     )
     dataloader: Sequence[str] = option(
         (),
-        help="Host slices whose names match are data loading too. Repeatable.",
+        help="Host slices that are data loading, instead of those of known loaders. Repeatable.",
         metavar="REGEX",
     )
     patterns: Sequence[str] = patterns()

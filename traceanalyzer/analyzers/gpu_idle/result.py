@@ -22,6 +22,9 @@ _LITTLE = 0.05
 #: Where a file with device work is cut off.
 CUT_OFF = "A file is cut off; GPU work that it lost counts as idle, so this may be too much."
 
+#: So many slices are named.
+_NAMED = 2
+
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
 #: What tells units apart.
@@ -41,12 +44,17 @@ class GpuIdle(Result):
         work_lost: a file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
+        stacks_known: Python functions or sampled stacks of the training threads were recorded.
+        loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
+        loader_code: functions and operators that ran inside data loading: name, self_ns.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
         units: a row a device (or process on a device, or training thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
             up to end - start; ``loader_ns`` and ``copy_ns``, how long the loader and the copies of
-            batches took, hidden or not, and ``hidden_loader_ns``, while the device was busy.
+            batches took, hidden or not, ``hidden_loader_ns``, while the device was busy, and
+            ``short_launch_ns``, the part of short gaps at whose start the next work had not been
+            launched.
         causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
             ``idle_ns``, ``longest_ns``; those that do not occur have none.
         steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
@@ -55,8 +63,10 @@ class GpuIdle(Result):
             ``busy_ns``).
         gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
             ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
-            (device work on either side), host_event, python, own_code and annotation (the innermost
-            that ran for half of it or more).
+            (device work on either side), waits_for (the call that made the stream of the next work
+            wait), sampled (leaf function of most stacks sampled in it) and sampled_frac,
+            host_event, python, own_code and annotation (the innermost that ran for half of it or
+            more).
         hints: how the profiler that wrote the (first) file records what is missing.
     """
 
@@ -65,6 +75,9 @@ class GpuIdle(Result):
     work_lost: bool
     host_known: bool
     launches_known: bool
+    stacks_known: bool
+    loader: pl.DataFrame
+    loader_code: pl.DataFrame
     min_gap_ns: int
     gap_count: int
     units: pl.DataFrame
@@ -103,6 +116,22 @@ class GpuIdle(Result):
         """Share of the steps' time in which units waited for the data loader."""
         waited = int(self.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
+
+    def advice(self, cause: str, saves: str) -> str:
+        """What may help against a cause of idle time, and the most that it can save."""
+        if cause == causes.DATALOADING and self.loads_in_process:
+            return (
+                "Loading in the training process itself (num_workers=0) hides nothing; workers "
+                f"would save {saves} at most."
+            )
+        return causes.advice(
+            cause, saves, code="" if self.stacks_known else self.hints["other code"]
+        )
+
+    @property
+    def loads_in_process(self) -> bool:
+        """Whether PyTorch's data loader runs without worker processes."""
+        return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
 
     def view(self) -> View:
         """Causes, devices, steps, the longest gaps; charts of idle time by cause and device."""
@@ -144,8 +173,7 @@ def _verdict(result: GpuIdle) -> str:
     said += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
-        advice = causes.ADVICE[cause].format(code=result.hints["other code"])
-        said.append(f"{advice} would save {per_step} at most.")
+        said.append(result.advice(cause, per_step))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
         said.append(f"There is little to gain here; see {more}.")
@@ -197,11 +225,8 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     if frac < _LITTLE:
         return [waits]
     bound = "Loader-bound: " if largest and frac >= LOADER_BOUND else ""
-    advice = causes.ADVICE[causes.DATALOADING]
-    if result.gaps["host_event"].str.contains(_SINGLE_PROCESS, literal=True).any():
-        advice = "Loading in the training process itself (num_workers=0) hides nothing; workers"
-    saved = f"{advice} would save {_per_step(result, causes.DATALOADING)} at most."
-    return [f"{bound}{waits} {saved}"]
+    saves = _per_step(result, causes.DATALOADING)
+    return [f"{bound}{waits} {result.advice(causes.DATALOADING, saves)}"]
 
 
 def _per_step(result: GpuIdle, cause: str) -> str:
@@ -218,6 +243,7 @@ def _notes(result: GpuIdle) -> list[str]:
     """What was counted how, and what was not recorded."""
     said = []
     recording = result.hints["device work"]
+    waited = result.idle_by_cause[causes.DATALOADING]
     loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
     if loader:
         behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
@@ -242,6 +268,15 @@ def _notes(result: GpuIdle) -> list[str]:
         said.append(
             f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
             "other slices with --step-name."
+        )
+    if result.loader.height and waited:
+        names = ", ".join(result.loader["name"].head(_NAMED))
+        more = f" and {result.loader.height - _NAMED} more" * (result.loader.height > _NAMED)
+        said.append(f"Recognised as data loading: {names}{more}. --dataloader names other slices.")
+    if not result.on_host:
+        said.append(
+            "The span of a device is from its first work to its last, extended to the marked "
+            "steps; kernels and overlap take the time from the first work to the last."
         )
     short = result.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
@@ -342,6 +377,8 @@ def _gaps(result: GpuIdle) -> Table:
             ("host_event", "host meanwhile"),
             ("own_code", "own code"),
             ("range", "annotation"),
+            ("sampled", "sampled most"),
+            ("waits_for", "stream waits for"),
             ("kernel_before", "before it"),
             ("kernel_after", "after it"),
         )

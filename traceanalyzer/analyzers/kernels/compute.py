@@ -7,10 +7,10 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import launching
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, whole
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
-from traceanalyzer.analyzers.common.launching import launches, with_told_by_id
 from traceanalyzer.analyzers.common.names import is_step, mapped
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -62,6 +62,7 @@ class Part:
         kernels: name and family of each kernel, copy and set.
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
+        before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
     """
 
     path: str
@@ -69,6 +70,7 @@ class Part:
     kernels: pl.DataFrame
     devices: pl.DataFrame
     unfinished: int
+    before_ns: int | None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -91,7 +93,16 @@ def measure(trace: Trace, options: Options) -> Part:
     rows = work.select(*told, length).with_columns(number)
     if options.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, options.by))
-    return Part(trace.meta.path, rows, kernels, devices, unfinished)
+    before_ns = launching.launched_before_ns(trace, work)
+    return Part(trace.meta.path, rows, kernels, devices, unfinished, before_ns)
+
+
+def more(parts: Sequence[Part], options: Options) -> Needs | None:
+    """The launch calls too, where work may have been launched before the recording started."""
+    if all(part.before_ns is not None for part in parts):
+        return None
+    unused = {"tid", "stream", "external_id", "bytes"}
+    return Needs({*DEVICE_WORK, *LAUNCH_KINDS}, unused=tuple(unused - {options.by}))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -111,6 +122,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         busy_ns=int(devices["busy_ns"].sum()),
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
+        launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
         families=families,
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
@@ -120,7 +132,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-KERNELS = Analyzer("kernels", Options, needs, measure, combine)
+KERNELS = Analyzer("kernels", Options, needs, measure, combine, more=more)
 
 
 # --- one rank ------------------------------------------------------------------------------
@@ -148,7 +160,7 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
         trace.require(*CUDA_CALLS)
     wanted = _operators(trace) if of == "operator" else _annotations(trace)
-    launched = launches(trace, work).select("work", "pid", "tid", ts="launch_start")
+    launched = launching.launches(trace, work).select("work", "pid", "tid", ts="launch_start")
     slices = (
         trace.events.lazy()
         .filter(wanted, pl.col("dur") >= 0)
@@ -160,7 +172,7 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     caller = np.full(work.height, nesting.ROOT, np.int32)
     caller[launched["work"]] = inner
     if by_id:
-        caller = with_told_by_id(caller, work, slices)
+        caller = launching.with_told_by_id(caller, work, slices)
     row = intervals.nullable("row", caller, caller != nesting.ROOT)
     return slices["name"].gather(row).cast(pl.String).alias(of)
 

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
+from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_times
@@ -42,6 +43,8 @@ class Kernels(Result):
         busy_ns: time in which at least one of them ran, summed over the devices.
         span_ns: first start to last end of each device's work, summed over the devices.
         unfinished: pieces without an end, which are not counted.
+        launched_before_ns: time of the device work that was launched before the recording started,
+            summed up; None where that is not known.
         families: one row a family: the columns of the groups where asked for, ``family``, ``n``,
             ``total_ns``, ``busy_frac`` and ``span_frac`` (total over the busy time and the span),
             ``mean_ns``, ``min_ns``, ``median_ns``, ``p99_ns``, ``max_ns``; largest total first.
@@ -59,6 +62,7 @@ class Kernels(Result):
     busy_ns: int
     span_ns: int
     unfinished: int
+    launched_before_ns: int | None
     families: pl.DataFrame
     names: pl.DataFrame
     groups: pl.DataFrame | None
@@ -76,7 +80,9 @@ class Kernels(Result):
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
-            scalars=self.numbers("by", "n", "total_ns", "busy_ns", "span_ns", "unfinished"),
+            scalars=self.numbers(
+                "by", "n", "total_ns", "busy_ns", "span_ns", "unfinished", "launched_before_ns"
+            ),
             charts=partial(_charts, self),
         )
 
@@ -166,7 +172,7 @@ def _notes(result: Kernels) -> tuple[str, ...]:
             f"A kernel is counted for the innermost {by} around its launch call, and for none "
             "where its launch was not recorded."
         )
-    return tuple(said)
+    return (*said, *note_launched_before(result.launched_before_ns, result.total_ns))
 
 
 # --- tables and charts ---------------------------------------------------------------------

@@ -55,6 +55,7 @@ class Part:
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: what :func:`~traceanalyzer.analyzers.launches.stretches.by_place` gives.
         without_work: launch calls that started nothing that was recorded.
+        work_ns: time of the device work, summed up; before_ns: of that without a launch call.
         clock_odd: pieces of work that seem to start before their call.
         after_last: synchronising calls after the last launch, which are not counted.
     """
@@ -70,6 +71,8 @@ class Part:
     short: pl.DataFrame
     synchronising: pl.DataFrame
     without_work: int
+    work_ns: int
+    before_ns: int
     clock_odd: int
     after_last: int
 
@@ -144,6 +147,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
     gaps = stretching.launch_gaps(idle, excerpt.waits)
     found = stretching.stretches(gaps, idle, work)
     where = stretching.most_launched_in(found, calls, launched)
+    length = pl.col("end") - pl.col("start")
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -159,6 +163,8 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
+        work_ns=int(work.select(length.sum()).item()),
+        before_ns=int(work.filter(pl.col("launch").is_null()).select(length.sum()).item()),
         clock_odd=calls.filter(pl.col("start") < pl.col("launch_start")).height,
         after_last=excerpt.after_last,
     )  # fmt: skip
@@ -198,6 +204,8 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         delays=_delays(calls),
         queue=_named(_queue(parts), on),
         unlaunched=int(devices["unlaunched"].sum()),
+        launched_before_ns=sum(part.before_ns for part in parts),
+        work_ns=sum(part.work_ns for part in parts),
         without_work=sum(part.without_work for part in parts),
         after_last=sum(part.after_last for part in parts),
         clock_odd=sum(part.clock_odd for part in parts),

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
+from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -65,7 +66,8 @@ _STREAMS = 6
 _SCALARS = (
     "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
     "median_delay_ns", "p99_delay_ns", "kernels", "short_kernels", "synchronising_ns",
-    "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "without_work",
+    "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "launched_before_ns",
+    "work_ns", "without_work",
 )  # fmt: skip
 
 
@@ -110,7 +112,8 @@ class Launches(Result):
         steps: rank, path, device, step, step_ns, stretch_frac, waiting_ns, waiting_frac.
         delays: waited, delay (a class), n: how many launches waited how long.
         queue: rank, path, device, process, stream, at_ns, length: the course of each queue.
-        unlaunched: pieces of device work without a launch call.
+        unlaunched: pieces of device work without a launch call; launched_before_ns: their time,
+            summed up, and work_ns that of all work.
         without_work: launch calls without device work.
         after_last: synchronising calls after the last launch, not counted.
         clock_odd: launches whose work seems to start before their call.
@@ -142,6 +145,8 @@ class Launches(Result):
     delays: pl.DataFrame
     queue: pl.DataFrame
     unlaunched: int
+    launched_before_ns: int
+    work_ns: int
     without_work: int
     after_last: int
     clock_odd: int
@@ -182,12 +187,7 @@ def _notes(result: Launches) -> tuple[str, ...]:
             "Idle after a synchronising call lasts until the next piece of work: what the host did "
             "in between made it long, not only the call."
         )
-    if result.unlaunched:
-        pieces = format_count(result.unlaunched, "piece")
-        said.append(
-            f"{pieces} of device work without a launch call in the recording: busy time, but no "
-            "delay."
-        )
+    said += note_launched_before(result.launched_before_ns, result.work_ns)
     if result.without_work:
         calls = format_count(result.without_work, "launch call")
         said.append(f"{calls} without device work in the recording.")

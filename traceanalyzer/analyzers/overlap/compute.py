@@ -1,13 +1,13 @@
 """From the device work of each rank to the parts of all devices' time: whole and over time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work
+from traceanalyzer.analyzers.common import device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 
 #: Most stretches that a rank's recording is measured in, and that a picture shows.
 FINE, COARSE = 2_000, 200
@@ -53,6 +53,7 @@ class Part:
             (of this stream alone), alone_ns (no other stream of the device running).
         stretches: a row a device and stretch of time, see :func:`stretches`.
         unfinished: pieces of work without an end, which are not counted.
+        before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
         step_hint: how steps are marked for the profiler that wrote the file.
     """
 
@@ -63,6 +64,7 @@ class Part:
     streams: pl.DataFrame
     stretches: pl.DataFrame
     unfinished: int
+    before_ns: int | None
     step_hint: str = ""
 
 
@@ -87,8 +89,17 @@ def measure(trace: Trace, options: Options) -> Part:
         streams=_streams(work),
         stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
+        before_ns=launching.launched_before_ns(trace, work),
         step_hint=record_hint(trace.meta, "step"),
     )
+
+
+def more(parts: Sequence[Part], options: Options) -> Needs | None:
+    """The launch calls too, where work may have been launched before the recording started."""
+    if all(part.before_ns is not None for part in parts):
+        return None
+    first = needs(options)
+    return replace(first, kinds={*first.kinds, *LAUNCH_KINDS}, unused=("external_id", "bytes"))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
@@ -112,10 +123,11 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         streams=streams.with_columns(alone_frac=ratio("alone_ns", "busy_ns")),
         timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
+        launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
     )
 
 
-OVERLAP = Analyzer("overlap", Options, needs, measure, combine)
+OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more)
 
 
 # --- one rank ------------------------------------------------------------------------------

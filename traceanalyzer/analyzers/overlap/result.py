@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
+from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.result import Chart, Result, Table, View
@@ -49,6 +50,8 @@ class Overlap(Result):
             alone_ns, alone_frac, span_ns from its first start to its last end.
         timeline: a row a device and stretch of time, see :func:`~.compute.timeline`.
         unfinished: pieces of device work without an end, not counted.
+        launched_before_ns: time of the device work that was launched before the recording started,
+            summed up; None where that is not known.
     """
 
     by: By
@@ -57,6 +60,7 @@ class Overlap(Result):
     streams: pl.DataFrame
     timeline: pl.DataFrame
     unfinished: int = 0
+    launched_before_ns: int | None = None
 
     def view(self) -> View:
         """The tables of ``by`` first; the parts as bars, and how busy devices were over time."""
@@ -188,7 +192,8 @@ def _notes(result: Overlap) -> tuple[str, ...]:
         )
     if result.unfinished:
         notes.append(f"Not counted: {result.unfinished:,} pieces of device work without an end.")
-    return tuple(notes)
+    busy = int(result.streams["busy_ns"].sum())
+    return (*notes, *note_launched_before(result.launched_before_ns, busy))
 
 
 # --- tables --------------------------------------------------------------------------------
