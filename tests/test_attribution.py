@@ -83,6 +83,19 @@ def test_reading_a_value_while_the_device_is_busy_costs_nothing(copy: str) -> No
     assert findings(*events) == {}
 
 
+def test_a_copy_to_the_host_that_blocks_is_a_synchronisation_whatever_its_call() -> None:
+    events = [
+        *launched(0, 10, 90, 1),
+        host("cuda_runtime", "cudaMemcpyAsync", 20 * US, 400 * US, correlation=9),
+        device(DTOH, 110 * US, 5 * US, correlation=9, bytes=1 << 20, kind="gpu_memcpy"),
+        *launched(500, 510, 90, 2),
+    ]
+    idle = ta.gpu_idle(trace(events)).idle_by_cause
+    assert idle["synchronisation"] == (10 + 305) * US
+    pinned = [{**row, "dur": 4 * US} if row["name"] == "cudaMemcpyAsync" else row for row in events]
+    assert ta.gpu_idle(trace(pinned)).idle_by_cause["synchronisation"] == 0
+
+
 def test_no_two_findings_claim_the_same_idle_time() -> None:
     """Short gaps, blocking copies and allocations: the causes add up to the idle time once."""
     events: list[Any] = []

@@ -145,7 +145,7 @@ def test_what_shows_the_code_that_nobody_named():
     ]
     for meta, said in (
         (NSYS, "more NVTX ranges, or py-spy"),
-        (CHROME, "with_stack=True, or py-spy, shows which"),
+        (CHROME, "with_stack=True, or py-spy, shows"),
     ):
         assert said in ta.operators(with_a_range(meta)).verdict
         made = replace(traced([*calls, *work]), sources=(meta,))

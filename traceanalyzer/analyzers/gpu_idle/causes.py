@@ -74,6 +74,9 @@ COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 #: Copies from the host to a device, as CUPTI, ROCm, Intel's PTI and nsys name them.
 HOST_TO_DEVICE = r"(?i)HtoD|\bM2D\b|host[ _-]?to[ _-]?device"
 
+#: Copies from a device to the host, by the same tools.
+DEVICE_TO_HOST = r"(?i)DtoH|\bD2M\b|device[ _-]?to[ _-]?host"
+
 #: A copy of fewer bytes is a number or a flag, not a batch.
 BATCH_BYTES = 64 * 1024
 

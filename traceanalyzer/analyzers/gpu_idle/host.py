@@ -326,6 +326,15 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.of_units(pl.concat(found))
 
 
+def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
+    """When a feeding thread is in the call of a copy from a device, and returns after the copy."""
+    from_device = pl.col("kind") == "gpu_memcpy"
+    copies = excerpt.work.select("kind", "name", copied="end")[excerpt.launched["work"]]
+    calls = pl.concat([excerpt.launched, copies], how="horizontal").filter(from_device)
+    blocked = calls.filter(named(calls, [causes.DEVICE_TO_HOST]), pl.col("end") >= pl.col("copied"))
+    return excerpt.of_units(blocked)
+
+
 def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
 
