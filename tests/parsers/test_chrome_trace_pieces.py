@@ -20,11 +20,10 @@ from harness import (
 from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import arrays
+from traceanalyzer.parsers.chrome_trace import arrays, recover
 from traceanalyzer.parsers.chrome_trace.container import (
     last_event_start,
     last_object_start,
-    next_event_start,
 )
 from traceanalyzer.trace import Trace
 
@@ -216,7 +215,48 @@ def test_where_the_last_object_starts() -> None:
 
 
 def test_where_the_next_event_starts() -> None:
-    text = b'{"ph":1},\n {"name":2}'
-    assert next_event_start(text, 0) == 0
-    assert next_event_start(text, 1) == 11
-    assert next_event_start(text, 12) is None
+    damaged = recover.DamagedText(b'{"ph":1},\n {"name":2}')
+    assert [damaged.start(at) for at in (0, 1, 12)] == [0, 11, None]
+    assert damaged.start(0, nth=1) == 11
+    assert [damaged.start_before(at) for at in (0, 10, 11, 99)] == [0, 0, 11, 11]
+
+
+#: Texts without an end to any event, with faults in every token, with starts everywhere, nested.
+_DAMAGED = (
+    b"\n{",
+    b'\n{"x":1.2.3,',
+    b'\n{"s":1.2.3,',
+    b'\n{"s":',
+    b'{"s":[',
+    b'},{"ph":"',
+    b'{"ph":"X","name":"a\n',
+    b"\n     {1.2.3 {\n    {",
+    b']{"s":,',
+    b'{"ph":"X","ts":1,"args":{"a":1.2}},\n',
+)
+
+
+@pytest.mark.parametrize("pattern", _DAMAGED, ids=repr)
+@given(noise=st.binary(max_size=20))
+@settings(max_examples=5, deadline=None)
+def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
+    def work(size: int) -> int:
+        text = (b'{"ph":"X",}x' + (pattern + noise) * size)[:size]
+        looked_at = 0
+
+        def counted(function: Any) -> Any:
+            def count(text: Any, *rest: Any) -> Any:
+                nonlocal looked_at
+                looked_at += len(text) + 1
+                return function(text, *rest)
+
+            return count
+
+        names = ("value_end", "outlined", "mended", "decode_event", "decode_events")
+        with patched(recover, **{name: counted(getattr(recover, name)) for name in names}):
+            recover.recover(text, final=True)
+        return looked_at
+
+    fixed, per_byte = 1 << 22, 48
+    for size in (1 << 16, 1 << 17, 1 << 18):
+        assert work(size) <= fixed + per_byte * size

@@ -294,12 +294,6 @@ def last_object_start(text: bytes) -> int:
     return _last(_OBJECT, text)
 
 
-def next_event_start(text: bytes, at: int) -> int | None:
-    """Offset of the first event that starts at an offset or behind it, or None."""
-    match = EVENT_START.search(text, at)
-    return match.end() if match else None
-
-
 def _last(opening: re.Pattern[bytes], text: bytes) -> int:
     best, least, seen, at = 0, len(text), 0, len(text)
     while seen < _CANDIDATES and (at := text.rfind(b"{", 0, at)) > 0:

@@ -1,21 +1,31 @@
 """What can be saved of text that is not JSON: small faults are mended, what is lost is counted."""
 
+import bisect
 import re
+from array import array
 from dataclasses import dataclass, field
 
 from traceanalyzer.parsers.chrome_trace import container
 from traceanalyzer.parsers.chrome_trace.columns import Issues
 from traceanalyzer.parsers.chrome_trace.container import End, value_end
-from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event
+from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event, decode_events
 
 #: A broken event is looked at up to this many starts further on: its arguments may hold some.
 _STARTS = 8
-#: Looking for ends in vain may cost this many times the text; then it stays near.
-_PATIENCE = 8
-_WINDOW = 1 << 12
+#: Work in vain may cost this many units for each byte of text, a unit being the decoding of a byte.
+_PATIENCE = 4
+_FREE = 1 << 20
+#: What it costs to outline a byte, and to lose an event.
+_OUTLINE = 8
+_LOSS = 1 << 10
+_WINDOW = 1 << 9
+#: Events behind damage are tried together, in runs of up to so many bytes.
+_RUN = 1 << 14
 #: How far an event's indentation is looked for before it, and events indented alike behind it.
 _INDENT = 64
 _REACH = 1 << 16
+#: Searching costs less than decoding.
+_SEARCH = 8
 
 # every alternative takes its whole token at once, so that no text is looked at twice
 _token = re.compile(
@@ -35,6 +45,7 @@ _high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 _blanks = re.compile(rb"[ \t\r\n,]*+")
 #: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
+_following_blanks = re.compile(rb",[ \t\r\n]*+")
 _mendable = re.compile(r"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
@@ -61,79 +72,129 @@ class Saved:
     lost: bool = False
 
 
-class _Damaged:
-    """A text with the places where its values end."""
+class DamagedText:
+    """A text with the places where its values begin and end, and the work done on it in vain.
+
+    The work is bounded by the text's length: an event that does not end costs all the text that is
+    looked at. Without credit an event is followed to a few starts further on only, and the debt is
+    paid by text that is skipped.
+
+    Attributes:
+        text: what is damaged.
+        spent: units of work in vain.
+        runs_from: offset from which on runs of events may be tried.
+    """
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        self.characters = text.decode("latin-1")
-        self.patience = _PATIENCE * len(text)
+        self.spent = 0
+        self.runs_from = 0
+        self._starts: array[int] | None = None
+
+    def credit(self, at: int) -> int:
+        """What may still be spent when reading has come to an offset; a debt is negative."""
+        return _FREE + _PATIENCE * (len(self.text) + at) - self.spent
+
+    def start(self, at: int, nth: int = 0) -> int | None:
+        """The offset of the nth event that starts at an offset or behind it, or None."""
+        if self._starts is None:
+            found = container.EVENT_START.finditer(self.text)
+            self._starts = array("q", [match.end() for match in found])
+        place = bisect.bisect_left(self._starts, at) + nth
+        return self._starts[place] if place < len(self._starts) else None
+
+    def start_before(self, at: int) -> int:
+        """The offset of the last event that starts at an offset or before it; 0: there is none."""
+        self.start(0)
+        starts = self._starts or array("q")
+        place = bisect.bisect_right(starts, at)
+        return starts[place - 1] if place else 0
 
     def end(self, at: int) -> End:
         """Where the event at an offset ends."""
-        found = self._far(at) if self.patience > 0 else self._near(at)
+        found = self._read(at, lenient=False)
         if found.at is not None or not self._is_mendable(found.wrong):
             return found
-        horizon = self._horizon(at)
-        outline = value_end(outlined(self.text[at:horizon]).decode("latin-1"), 0)
+        outline = self._read(at, lenient=True)
         if outline.at is not None:
-            return End(at + outline.at)
-        return End(None, found.cut or (outline.cut and horizon == len(self.text)))
+            return outline
+        return End(None, found.cut or outline.cut)
 
-    def _far(self, at: int) -> End:
-        """By growing windows: an error costs the decoder all the text that it was given."""
-        size = _WINDOW
+    def _read(self, at: int, *, lenient: bool) -> End:
+        """By growing windows: an error costs the decoder all the text that it was given.
+
+        Not further than some starts on where the reader is lenient or has no credit: brackets that
+        were lost make an event swallow all that follow.
+        """
+        size, horizon = _WINDOW, self.start(at + 1, _STARTS - 1) or len(self.text)
         while True:
-            found = self._within(at, at + size)
-            if found.at is not None or not found.cut or at + size >= len(self.text):
-                break
+            is_near = lenient or size > self.credit(at)
+            stop = horizon if is_near else len(self.text)
+            found = self._within(at, min(at + size, stop), lenient=lenient)
+            if found.at is not None or not found.cut or at + size >= stop:
+                return found._replace(cut=found.cut and stop == len(self.text))
             size *= 4
-        if found.at is None:
-            self.patience -= size
-        return found
 
-    def _near(self, at: int) -> End:
-        """Without going far: brackets that were lost make an event swallow all that follow."""
-        horizon = self._horizon(at)
-        found = self._within(at, horizon)
-        return found._replace(cut=found.cut and horizon == len(self.text))
-
-    def _within(self, at: int, end: int) -> End:
-        found = value_end(self.characters[at:end], 0)
-        place = None if found.wrong is None else at + found.wrong
-        return End(None if found.at is None else at + found.at, found.cut, place)
+    def _within(self, at: int, stop: int, *, lenient: bool) -> End:
+        window = self.text[at:stop]
+        found = value_end((outlined(window) if lenient else window).decode("latin-1"), 0)
+        if found.at is not None:
+            return End(at + found.at)
+        self.spent += _OUTLINE * len(window) if lenient else found.wrong or len(window)
+        return found._replace(wrong=None if found.wrong is None else at + found.wrong)
 
     def _is_mendable(self, wrong: int | None) -> bool:
-        return wrong is not None and _mendable.match(self.characters, wrong) is not None
-
-    def _horizon(self, at: int) -> int:
-        """The offset of an event some way on."""
-        for _ in range(_STARTS):
-            start = container.next_event_start(self.text, at + 1)
-            if start is None:
-                return len(self.text)
-            at = start
-        return at
+        if wrong is None:
+            return False
+        blanks = _following_blanks.match(self.text, wrong)
+        near = self.text[wrong : (blanks.end() if blanks else wrong) + 1]
+        return _mendable.match(near.decode("latin-1")) is not None
 
 
 def recover(text: bytes, *, final: bool) -> Saved:
     """All whole events of a piece of text, whatever surrounds them.
+
+    The work is linear in the length of the text, whatever it holds. Of text without any event that
+    ends some starts are skipped.
 
     Args:
         text: begins between two events.
         final: no text follows; an event that does not end is lost.
     """
     saved = Saved()
-    damaged = _Damaged(text)
+    damaged = DamagedText(text)
     at = 0
     while (at := _behind_blanks(text, at)) < len(text):
         if text[at] == 0x7B:
-            at = _event(damaged, at, final, saved)
+            at = _run(damaged, at, saved) or _event(damaged, at, final, saved)
         elif text[at] == 0x5D:
-            at = _bracket(text, at, saved)
+            at = _bracket(damaged, at, saved)
         else:
             at = _stray(text, at, saved)
     return saved
+
+
+def _run(damaged: DamagedText, at: int, saved: Saved) -> int | None:
+    """Save the events from an offset on together, if all are well; returns where they end."""
+    stop = damaged.start_before(at + _RUN) if at >= damaged.runs_from else at
+    if stop <= at:
+        return None
+    segment, counts = damaged.text[at:stop].rstrip(b" \t\r\n,"), dict[str, int]()
+    try:
+        events = decode_events(b"[" + segment + b"]")
+    except BAD_TEXT:
+        segment, counts = mended(segment)
+        try:
+            events = decode_events(b"[" + segment + b"]")
+        except BAD_TEXT:
+            damaged.runs_from = stop
+            return None
+    for code, count in counts.items():
+        saved.issues.note(code, at, count)
+    saved.lost = saved.lost and all(event.ph is None for event in events)
+    saved.texts.append(segment)
+    saved.events += events
+    return stop
 
 
 def _behind_blanks(text: bytes, at: int) -> int:
@@ -141,14 +202,14 @@ def _behind_blanks(text: bytes, at: int) -> int:
     return match.end() if match else at
 
 
-def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
+def _event(damaged: DamagedText, at: int, final: bool, saved: Saved) -> int:
     """Save the event at an offset, or count it lost; returns where to go on."""
     text, end = damaged.text, damaged.end(at)
     if end.at is not None:
         if not _save(text[at : end.at], at, saved):
             saved.issues.note("bad-event", at)
         return end.at
-    following = _resume(text, at)
+    following = _resume(damaged, at)
     if end.cut and (not final or following is None):
         saved.tail = text[at:]
         return len(text)
@@ -160,35 +221,43 @@ def _event(damaged: _Damaged, at: int, final: bool, saved: Saved) -> int:
     return last.end() if last else len(text)
 
 
-def _resume(text: bytes, at: int) -> int | None:
+def _resume(damaged: DamagedText, at: int) -> int | None:
     """Where to go on behind the start of a lost event; None: the rest of the text belongs to it.
 
     Where events stand on lines of their own, at the next one that is indented no deeper: others may
     be inside the lost event.
     """
+    damaged.spent += _LOSS
+    debt = -damaged.credit(at)
+    if debt > 0:
+        return damaged.start(at + 1 + debt // _PATIENCE)
+    text = damaged.text
     line = text.rfind(b"\n", max(at - _INDENT, 0), at)
     indent = text[line:at]
     if line >= 0 and indent.isspace():
         no_deeper = re.compile(rb"\n[ \t\r]{0,%d}+\{" % (len(indent) - 1))
-        if aligned := no_deeper.search(text, at, at + _REACH):
+        aligned = no_deeper.search(text, at, at + _REACH)
+        damaged.spent += (aligned.end() - at if aligned else _REACH) // _SEARCH
+        if aligned:
             return aligned.end() - 1
+        damaged.spent += _REACH // _SEARCH
         on_lines = text.rfind(indent + b"{", max(line - _REACH, 0), line) >= 0
         if on_lines and len(text) - at < _REACH:
             return None
-    return container.next_event_start(text, at + 1)
+    return damaged.start(at + 1)
 
 
-def _bracket(text: bytes, at: int, saved: Saved) -> int:
+def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
     """The array's end, unless another array, or an event, follows: it is read as one with this.
 
     Nor is it the end when it may belong to a lost event and more events follow.
     """
-    if match := container.GOES_ON.match(text, at + 1):
+    if match := container.GOES_ON.match(damaged.text, at + 1):
         return match.end()
-    if saved.lost and (following := container.next_event_start(text, at)) is not None:
+    if saved.lost and (following := damaged.start(at)) is not None:
         return following
     saved.closed = at + 1
-    return len(text)
+    return len(damaged.text)
 
 
 def _stray(text: bytes, at: int, saved: Saved) -> int:
