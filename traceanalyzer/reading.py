@@ -1,14 +1,18 @@
 """Files found and read."""
 
 import ctypes
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
+
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
+from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
@@ -22,6 +26,9 @@ Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 _COLUMNS = ("args", "input_dims")
 _LAST = (1 << 63) - 1
+_NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
+#: Why a file that Composer merged is left out.
+_MERGED = "Composer merged it of the other files in its folder, whose events would count twice"
 _NO_TEXT = "its name is not UTF-8"
 #: Why a file in a folder is no input: no parser recognises it.
 NO_FORMAT = "no format we know"
@@ -136,7 +143,8 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
             raise UnreadableFile(path, what, hint="traceanalyzer info FILE says what a file is")
         inputs += found
         skipped += foreign
-    return list(dict.fromkeys(inputs)), skipped
+    inputs, merged = _ordered(list(dict.fromkeys(inputs)))
+    return inputs, [*skipped, *merged]
 
 
 def each(inputs: Inputs) -> Sequence[Trace | str]:
@@ -147,18 +155,65 @@ def each(inputs: Inputs) -> Sequence[Trace | str]:
 def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
     """As :func:`each`, and what of folders is left out, with the reason."""
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
-    found: list[Trace | str] = []
-    foreign: list[tuple[str, str]] = []
-    for item in items:
-        if isinstance(item, Trace):
-            found.append(item)
-            continue
-        files, others = find_inputs([item])
-        found += files
-        foreign += others
+    files = [item for item in items if not isinstance(item, Trace)]
+    paths, foreign = find_inputs(files) if files else ([], [])
+    found: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
     # a file that is named twice counts once; traces are told apart by who they are
     alike = {one if isinstance(one, str) else id(one): one for one in found}
     return list(alike.values()), foreign
+
+
+def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Files in the order to read them, and those that hold events of others, with the reason.
+
+    Files of Composer come last: PyTorch's events in them are left out where PyTorch's file of the
+    same rank was read. A file that Composer merged is left out beside its parts.
+    """
+    heads = {path: _head(path) for path in paths if ".json" in path} if len(paths) > 1 else {}
+    parts = [path for path, head in heads.items() if composer.is_part(head)]
+    folders = {str(Path(path).parent) for path in parts}
+    merged = [
+        path
+        for path, head in heads.items()
+        if composer.is_merged(head) and str(Path(path).parent) in folders
+    ]
+    others = [path for path in paths if path not in {*parts, *merged}]
+    return others + parts, [(path, _MERGED) for path in merged]
+
+
+def _head(path: str) -> bytes:
+    try:
+        return Source(path).head()
+    except InputError:
+        return b""
+
+
+def without_torch(trace: Trace, starts: Collection[tuple[int | None, int | None]]) -> Trace:
+    """A trace of Composer without PyTorch's events, where PyTorch's file was read too.
+
+    Args:
+        trace: of any format; others than Composer's are not changed.
+        starts: rank and time of the first event of the files that were read before.
+    """
+    extra = trace.meta.extra or ""
+    start = json.loads(extra).get(composer.TORCH_START) if composer.TORCH_START in extra else None
+    if start is None or (trace.meta.rank, start) not in starts:
+        return trace
+    own = (pl.col("kind") == "other") & (pl.col("category") != "Trace")
+    issues = trace.issues.filter(pl.col("code") != "two-clocks")
+    return replace(trace.select(own), flows=trace.flows.clear(), issues=issues)
+
+
+def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
+    """Ranks of files whose names differ in their last number only, and count from 0.
+
+    ``run_0.sqlite``, ``run_4.sqlite``. The number stands behind ``_``, ``-`` or a dot.
+    """
+    matches = {path: _NUMBERED.fullmatch(path) for path in paths}
+    found = {path: int(match[2]) for path, match in matches.items() if match}
+    stems = {(match[1], match[3]) for match in matches.values() if match}
+    is_series = len(found) == len(paths) > 1 and len(stems) == 1 and 0 in found.values()
+    return found if is_series and len({*found.values()}) == len(found) else {}
 
 
 def without_snapshots(

@@ -17,7 +17,16 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
 from traceanalyzer.errors import InputError, MissingData, OptionError
-from traceanalyzer.reading import Inputs, PathLike, Progress, each, read, with_assumed_rank
+from traceanalyzer.reading import (
+    Inputs,
+    PathLike,
+    Progress,
+    each,
+    ranks_of_series,
+    read,
+    with_assumed_rank,
+    without_torch,
+)
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Meta, Trace, is_cut_off
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
@@ -331,6 +340,8 @@ class _Inputs:
         self.metas: dict[str, Meta] = {}
         self.skipped: list[Skipped] = []
         self.read: set[str] = set()
+        self._starts: set[tuple[int | None, int | None]] = set()
+        self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self._how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
         self._ranks: set[int | None] = set()
@@ -363,6 +374,7 @@ class _Inputs:
             trace = _cut_but_snapshots(_read(item, how), how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
+        trace = self._once(trace)
         path, truncated = trace.meta.path, is_cut_off(trace)
         self.metas |= {meta.path: meta for meta in trace.sources}
         if not self._split and how.rank is None:
@@ -375,6 +387,15 @@ class _Inputs:
         if not chosen:
             chosen = _without_events(traces[0], [m for m in sources if m.rank == how.rank])
         return _Opened(path, isinstance(item, str), truncated, chosen)
+
+    def _once(self, trace: Trace) -> Trace:
+        """The trace with the rank of its series, without what another file holds too."""
+        number = self._series.get(trace.meta.path)
+        if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
+            trace = trace.with_rank(number)
+        trace = without_torch(trace, self._starts)
+        self._starts |= {(meta.rank, meta.start_ns) for meta in trace.sources}
+        return trace
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
         """Remember an input of which nothing can be used."""

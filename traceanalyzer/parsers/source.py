@@ -37,6 +37,7 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": "zstd",
 }
 _RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
+_OF_WORLD = re.compile(r"(?i)[-_.](\d{1,7})[-_]of[-_]\d{1,7}(?!\d)")
 _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
 #: More threads do not read one file any faster.
 _MOST_THREADS = 8
@@ -238,9 +239,11 @@ class Source:
 def rank_from_name(path: str) -> int | None:
     """The rank a file's name (or, if that says nothing, its folder's) gives; else None.
 
-    ``rank3.json``, ``trace_rank-3.json.gz``, ``worker3_step_12.json``, ``rank[3].json``.
+    ``rank3.json``, ``trace_rank-3.json.gz``, ``worker3_step_12.json``, ``rank[3].json``,
+    ``trace-3-of-8.json``.
     """
-    return _last(_RANK, path)
+    rank = _last(_RANK, path)
+    return _last(_OF_WORLD, path) if rank is None else rank
 
 
 def rank_or_node_from_name(path: str) -> int | None:

@@ -58,3 +58,13 @@ def short_paths(paths: pl.Series) -> pl.Series:
 def _worded(column: str, frame: pl.DataFrame) -> pl.Series:
     """``rank 3``; null where not known."""
     return frame.select(pl.format(f"{column} {{}}", column)).to_series()
+
+
+def count_devices(rows: pl.DataFrame) -> int:
+    """How many devices there are: several recordings of one rank and device are of one device.
+
+    Args:
+        rows: rank, device of each recording; without a rank each is a device.
+    """
+    known = rows.filter(pl.col("rank").is_not_null())
+    return known.select("rank", "device").n_unique() + rows.height - known.height

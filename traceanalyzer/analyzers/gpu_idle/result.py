@@ -186,7 +186,7 @@ def _who(result: GpuIdle) -> str:
         if result.work_lost:
             why = "GPU work is missing (the file is cut off, or was recorded without CUDA activity)"
         return f"{why}, so the training thread is judged: it runs no operator"
-    devices = result.units.height
+    devices = places.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
 

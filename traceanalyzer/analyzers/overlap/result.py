@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
 from traceanalyzer.analyzers.common.launching import note_launched_before
-from traceanalyzer.analyzers.common.places import places, short_paths, told_by_rank
+from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
@@ -107,7 +107,7 @@ def _made_of(result: Overlap, sums: Mapping[str, Any]) -> str:
     compute, communication, copies, idle = (
         format_frac(sums[f"{part}_ns"] / sums["span_ns"]) for part in PARTS
     )
-    devices = result.devices.height
+    devices = count_devices(result.devices)
     time = "the recorded device time" if devices == 1 else f"the recorded time of {devices} devices"
     exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
     return (

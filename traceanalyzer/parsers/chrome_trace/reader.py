@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
@@ -33,11 +34,15 @@ _NOTICES = frozenset(
         "unclosed-begin",
         "mismatched-end",
         "profile-chunk",
+        "two-clocks",
     )
 )
 
 #: What is said of an issue instead of the place where it was found.
-_DETAILS = {"profile-chunk": "a V8 CPU profile: its samples are not read"}
+_DETAILS = {
+    "profile-chunk": "a V8 CPU profile: its samples are not read",
+    "two-clocks": "PyTorch's events cannot be placed on Composer's clock",
+}
 
 #: The first event of JAX's and TensorFlow's profiler: it names its devices and hosts.
 _XLA = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
@@ -96,11 +101,34 @@ def _trace(
         frames = samples.add_samples(
             frames, metadata, collected, selection, meta.rank, assembler.row_of
         )
+    is_moved = False
+    if any(name == "global_rank" for name, *_ in collected.metadata):
+        frames, meta, is_moved = _of_composer(frames, meta, collected, assembler)
     if source.damage:
         collected.issues.note(f"damaged-file: {source.damage}", -1)
     rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
-    return Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
+    trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
+    return sort_events(trace) if is_moved else trace
+
+
+def _of_composer(
+    frames: dict[str, pl.DataFrame], meta: Meta, collected: Collected, assembler: Assembler
+) -> tuple[dict[str, pl.DataFrame], Meta, bool]:
+    """What Composer wrote: ranks of a merged file, one clock; last whether times were moved."""
+    from traceanalyzer.parsers.chrome_trace import composer
+
+    ranks = composer.ranks_by_pid(collected.metadata)
+    if meta.rank is None and len(set(ranks.values())) > 1:
+        frames = composer.with_ranks(frames, ranks, assembler.pid)
+    base = composer.torch_base(collected.metadata, collected.first)
+    if base is None:
+        collected.issues.note("two-clocks", -1)
+    if base == 0:
+        return frames, meta, False
+    extra = msgspec.json.encode({composer.TORCH_START: collected.first}).decode()
+    meta = replace(meta, start_ns=None, extra=extra)
+    return composer.on_one_clock(frames, base or 0), meta, base is not None
 
 
 def _severity(code: str) -> str:

@@ -1,0 +1,146 @@
+"""Traces of MosaicML Composer: merged files, and PyTorch's events in and beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from conftest import SHARED
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.places import count_devices
+from traceanalyzer.parsers.chrome_trace.composer import BASE_STEP_NS
+
+REPRO = SHARED / "data" / "composer" / "repro"
+START_US = 1_715_000_000_000_000
+#: The multiple of Kineto's step that lies before the start, in microseconds.
+BASE_US = START_US // (BASE_STEP_NS // 1000) * (BASE_STEP_NS // 1000)
+
+
+def composer_events(rank: int, start: int = START_US) -> list[dict[str, Any]]:
+    """Two batches of a rank, as JSONTraceHandler writes them."""
+    place = {"pid": rank, "tid": 1000 + rank}
+    batch = {"name": "event/batch", "cat": "", **place}
+    labels = {"process_name": {"name": f"Rank {rank} training loop process"}}
+    labels |= {"global_rank": {"value": rank}, "clock_sync_timestamp_us": {"value": start + 50}}
+    return [
+        *(
+            {"name": k, "cat": "", "ph": "M", "ts": start, **place, "args": a}
+            for k, a in labels.items()
+        ),
+        *(
+            {**batch, "ph": p, "ts": start + at}
+            for p, at in zip("BEBE", (100, 500, 600, 900), strict=True)
+        ),
+    ]
+
+
+def torch_events(rank: int, start: int, pid: int | None = None) -> list[dict[str, Any]]:
+    """A launch and its kernel, as Kineto writes them; ``pid`` is what Composer makes of it."""
+    host = 4000 + rank
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start, "dur": 5}
+    args = {"correlation": 7, "device": rank, "stream": 7}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": start + 10, "dur": 40, "args": args}
+    return [
+        {**launch, "pid": host if pid is None else pid, "tid": host, "args": {"correlation": 7}},
+        {**kernel, "pid": rank if pid is None else pid, "tid": 7},
+    ]
+
+
+def write(path: Path, events: list[dict[str, Any]], **top: Any) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**top, "traceEvents": events} if top else events))
+    return path
+
+
+def merged(path: Path) -> Path:
+    """As Composer's merger writes it: sort indices first, then the events of all ranks."""
+    first = {"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": 1, "args": {"sort_index": 9}}
+    kernels = [event for rank in (0, 1) for event in torch_events(rank, START_US + 200, rank)]
+    return write(path, [first, *composer_events(0), *composer_events(1), *kernels])
+
+
+def test_a_merged_file_is_divided_by_process(tmp_path: Path) -> None:
+    path = merged(tmp_path / "node0_merged.json")
+    assert ta.steps(path).steps["rank"].sort().to_list() == [0, 0, 1, 1]
+    kernels = ta.read(path).events.filter(pl.col("kind") == "kernel")
+    assert sorted(kernels.select("rank", "device").rows()) == [(0, 0), (1, 1)]
+
+
+def test_a_merged_file_beside_its_parts_counts_once(tmp_path: Path) -> None:
+    path = merged(tmp_path / "merged_trace.json")
+    parts = [write(tmp_path / f"ep0-ba0-rank{n}.json", composer_events(n)) for n in (0, 1)]
+    inputs, skipped = ta.find_inputs(tmp_path)
+    assert inputs == [str(part) for part in parts]
+    assert [left for left, _ in skipped] == [str(path)]
+    assert ta.find_inputs([path, *parts]) == (inputs, skipped)
+    assert ta.find_inputs(path) == ([str(path)], [])
+
+
+def test_torch_events_are_placed_on_the_clock_of_composer(tmp_path: Path) -> None:
+    torch = torch_events(0, START_US - BASE_US + 200, 0)
+    trace = ta.read(write(tmp_path / "ep0-ba0-rank0.json", [*composer_events(0), *torch]))
+    assert trace.events.filter(pl.col("kind") == "kernel")["ts"].item() == (START_US + 210) * 1000
+    assert trace.events["ts"].is_sorted()
+    assert trace.issues.is_empty()
+    alone = ta.read(trace.meta.path, kinds="kernel")
+    assert alone.events["ts"].to_list() == [(START_US + 210) * 1000]
+
+
+def test_torch_events_of_another_time_stay_on_their_clock(tmp_path: Path) -> None:
+    half = BASE_STEP_NS // 2000
+    torch = torch_events(0, START_US - BASE_US + half, 0)
+    trace = ta.read(write(tmp_path / "ep0-ba0-rank0.json", [*composer_events(0), *torch]))
+    assert trace.issues["code"].to_list() == ["two-clocks"]
+    kernel = trace.events.filter(pl.col("kind") == "kernel")
+    assert kernel["ts"].to_list() == [(START_US - BASE_US + half + 10) * 1000]
+
+
+@pytest.mark.parametrize("names", [("composer_profiler", "torch_profiler"), ("z", "a")])
+def test_torch_events_beside_the_file_of_torch_count_once(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    composer, torch = names
+    for rank in (0, 1):
+        inside = torch_events(rank, START_US - BASE_US + 200, rank)
+        events = [*composer_events(rank), *inside]
+        write(tmp_path / composer / f"ep0-ba0-rank{rank}.json", events)
+        own = torch_events(rank, START_US - BASE_US + 200)
+        job = {"rank": rank, "world_size": 2}
+        path = tmp_path / torch / f"rank{rank}.0.pt.trace.json"
+        write(path, own, baseTimeNanoseconds=1000 * BASE_US, distributedInfo=job)
+    assert ta.gpu_idle(tmp_path).units["busy_ns"].to_list() == [40_000, 40_000]
+    assert ta.gpu_idle(tmp_path / composer).units["busy_ns"].to_list() == [40_000, 40_000]
+
+
+def test_devices_of_the_recordings_of_both_profilers() -> None:
+    if not REPRO.exists():
+        pytest.skip("the shared Composer files are not here")
+    devices = ta.gpu_idle(REPRO / "embedded").units
+    assert devices.height == 2
+    assert abs(devices["busy_ns"].sum() / 1e6 - 244.2) < 0.1
+
+
+def test_cycles_of_one_rank_are_of_one_device(tmp_path: Path) -> None:
+    for cycle in (0, 1):
+        job = {"rank": 0, "world_size": 2}
+        events = torch_events(0, 1000 * cycle)
+        write(tmp_path / f"rank0.{cycle}.pt.trace.json", events, distributedInfo=job)
+    units = ta.gpu_idle(tmp_path).units
+    assert (units.height, count_devices(units)) == (2, 1)
+    assert count_devices(units.with_columns(rank=pl.lit(None, pl.Int32))) == 2
+
+
+def test_ranks_from_numbered_names(tmp_path: Path) -> None:
+    events = torch_events(0, 100)
+    for name in ("t-2-of-8.json", "t-5-of-8.json"):
+        assert ta.read(write(tmp_path / "of" / name, events)).meta.rank == int(name[2])
+    series = [write(tmp_path / "series" / f"run_{n}.json", events) for n in (0, 4)]
+    assert ta.info(tmp_path / "series").files["rank"].to_list() == [0, 4]
+    assert ta.info(series[1]).files["rank"].to_list() == [None]
+    for name in ("run_3.json", "run_5.json"):
+        write(tmp_path / "cycles" / name, events)
+    assert ta.info(tmp_path / "cycles").files["rank"].to_list() == [None, None]
