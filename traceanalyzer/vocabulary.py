@@ -109,11 +109,18 @@ CATEGORY_ALIASES: dict[str, str] = {
     "cuda_memcpy": "gpu_memcpy",
     "cuda_memset": "gpu_memset",
     "cudaevent": "cuda_event",
+    # work on other accelerators
+    "mtia_ccp_events": "kernel",
+    "collective_comm": "kernel",
 }
 
 #: Every spelling of ``cat`` that means a kind: what a byte search for that kind looks for.
 SPELLINGS: dict[str, tuple[str, ...]] = {
-    kind: (kind, *(alias for alias, of in CATEGORY_ALIASES.items() if of == kind)) for kind in KINDS
+    kind: (
+        *([] if kind in CATEGORY_ALIASES else [kind]),
+        *(alias for alias, of in CATEGORY_ALIASES.items() if of == kind),
+    )
+    for kind in KINDS
 }
 
 _KIND_SET = frozenset(KINDS)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from comm_traces import GEMM, US, device, host, step, trace
+from harness import without_scan
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.kernel_names import family
@@ -69,3 +72,37 @@ def test_copies_from_and_to_the_system_s_memory() -> None:
     assert [family(name, "gpu_memcpy") for name in names] == [
         "memcpy HtoD", "memcpy DtoH", "memcpy DtoD",
     ]  # fmt: skip
+
+
+def test_work_of_mtia_is_device_work(tmp_path: Path) -> None:
+    launch = {"ph": "X", "cat": "mtia_runtime", "name": "runFunction", "pid": 9, "tid": 9}
+    work = {"ph": "X", "cat": "mtia_ccp_events", "name": "FC", "pid": 1, "tid": 3, "dur": 30}
+    path = tmp_path / "mtia.json"
+    at = {"device": 1, "stream": 3, "correlation": 5}
+    events = [
+        {**launch, "ts": 0, "dur": 5, "args": {"correlation": 5}},
+        {**work, "ts": 10, "args": at},
+        {**work, "ts": 50, "args": {"device": 1, "stream": 3}},
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert ta.gpu_idle(path).units.select("device", "busy_ns").rows() == [(1, 60_000)]
+    with without_scan():
+        again = ta.read(path).events
+    assert again["kind"].to_list() == ["mtia_runtime", "kernel", "kernel"]
+    assert again["category"].to_list()[1] == "mtia_ccp_events"
+
+
+def test_slices_of_unknown_categories_and_phases(tmp_path: Path) -> None:
+    """Slices are kept whatever their category, also those of phase T; other phases are counted."""
+    rows = [("X", "npu_core"), ("T", "npu_core"), ("?", "npu_core"), ("?", "cpu_op")]
+    events = [
+        {"ph": ph, "cat": cat, "name": "a", "ts": at, "dur": 5, "pid": 1, "tid": 1}
+        for at, (ph, cat) in enumerate(rows)
+    ]
+    path = tmp_path / "npu.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    trace = ta.read(path)
+    assert trace.events.select("dur", "category").rows() == [(5_000, "npu_core")] * 2
+    assert trace.issues.select("code", "severity", "count").rows() == [
+        ("unknown-phase-?", "data_loss", 2)
+    ]

@@ -52,6 +52,23 @@ def assert_adds_up(result: Steps) -> None:
     assert known["busy_ns"].to_list() == (known["duration_ns"] - known["idle_ns"]).to_list()
 
 
+def test_steps_that_overlap_by_rounding_are_both_steps() -> None:
+    """The end of a step lies 1 ns, or 999 ns, behind the begin of the next."""
+    events = [step(1, 0, 10_001), step(2, 10_000, 10_999), step(3, 20_000, 10_000)]
+    result = steps(trace(events))
+    assert of(result, "step", "at_ns", "duration_ns") == [
+        ("ProfilerStep#1", 0, 10_000),
+        ("ProfilerStep#2", 10_000, 10_000),
+        ("ProfilerStep#3", 20_000, 10_000),
+    ]
+    assert result.steps["before_ns"].drop_nulls().to_list() == [0, 0]
+
+
+def test_a_step_inside_another_is_none_of_its_own() -> None:
+    events = [step(1, 0, 10_000), step(2, 9_500, 500), step(3, 5_000, 6_000), step(4, 11_000, 900)]
+    assert of(steps(trace(events)), "step") == [("ProfilerStep#1",), ("ProfilerStep#4",)]
+
+
 # --- steps and their parts -------------------------------------------------------------------
 
 

@@ -18,6 +18,9 @@ MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
 #: Words of which one is in every name of a step that is looked for by default.
 MARK_NAMES = (PROFILER_STEP,)
 
+#: Steps that overlap by less follow one another: profilers round times and durations.
+_ROUNDING_NS = 1_000
+
 #: What Composer calls the slice that is a batch, from its start to its end, and its category in
 #: older versions.
 _COMPOSER_BATCH = "event/batch"
@@ -28,8 +31,9 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     """The slices that mark steps: ``ProfilerStep#``, else the user's own, else Composer's batches.
 
     Of several sorts only the first that is there counts. A mark inside another one of its thread is
-    no step of its own. Where several threads mark steps, the one with the most marked time counts.
-    Steps of one name are told apart by their order: ``## train_step ## [2]``.
+    no step of its own. Where marks overlap by less than 1 us, as by rounding, both are steps, and
+    the first ends where the second begins. Where several threads mark steps, the one with the most
+    marked time counts. Steps of one name are told apart by their order: ``## train_step ## [2]``.
 
     Args:
         trace: the host's slices of :data:`MARK_KINDS`.
@@ -54,7 +58,11 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     )
     ordered = chosen.sort(*lane, "start", "end", descending=[False] * 4 + [True])
     before = pl.col("end").cum_max().shift(1).over(lane)
-    outer = ordered.filter((pl.col("start") >= before).fill_null(value=True))
+    overlap = before - pl.col("start")
+    adjacent = (overlap <= 0) | ((overlap < _ROUNDING_NS) & (pl.col("end") > before))
+    outer = ordered.filter(adjacent.fill_null(value=True))
+    following = pl.col("start").shift(-1).over(lane)
+    outer = outer.with_columns(end=pl.min_horizontal("end", following))
     length = (pl.col("end") - pl.col("start")).sum().over(lane)
     most = outer.with_columns(marked=length).sort("marked", descending=True, maintain_order=True)
     first = pl.struct("pid", "tid").first().over("rank")

@@ -38,7 +38,7 @@ def extract(
     """
     raw_args = _as_recorded(events, raw_args)
     draft = Draft(selection, offset, raw_args)
-    phases = [event.ph if type(event.ph) is str else text_of(event.ph) for event in events]
+    phases = [_phase(event) for event in events]
     rows = _slice_rows(draft, events, phases)
     slices = [events[row] for row in rows]
     times, _ = decode.nanoseconds([event.ts for event in slices])
@@ -59,6 +59,13 @@ def extract(
             numbers = array("I", part.columns.get("order", b""))
             part.columns["order"] = array("I", [order[row] for row in numbers]).tobytes()
     return batch
+
+
+def _phase(event: Event) -> Any:
+    """The phase as text; a step of an asynchronous slice (``T``) with a duration is a slice."""
+    if event.ph == "T" and event.dur != decode.ABSENT:
+        event.ph = "X"
+    return event.ph if type(event.ph) is str else text_of(event.ph)
 
 
 def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:

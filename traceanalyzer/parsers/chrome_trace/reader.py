@@ -134,7 +134,7 @@ def _of_composer(
 def _severity(code: str) -> str:
     if code == "composer-units":
         return "info"
-    if code in _NOTICES or code.startswith("unknown-phase"):
+    if code in _NOTICES:
         return "notice"
     return "data_loss"
 
