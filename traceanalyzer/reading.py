@@ -14,6 +14,7 @@ from traceanalyzer.errors import InputError, OptionError, UnreadableFile
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
+from traceanalyzer.parsers.foreign import recognise
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
@@ -29,6 +30,7 @@ _LAST = (1 << 63) - 1
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
 #: Why a file that Composer merged is left out.
 _MERGED = "Composer merged it of the other files in its folder, whose events would count twice"
+_EXPORTED = "its export (.sqlite) is read instead"
 _NO_TEXT = "its name is not UTF-8"
 #: Why a file in a folder is no input: no parser recognises it.
 NO_FORMAT = "no format we know"
@@ -139,8 +141,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
             continue
         found, foreign = _in_folder(path)
         if not found:
-            what = "no trace in this folder" + (f" ({len(foreign)} other files)" if foreign else "")
-            raise UnreadableFile(path, what, hint="traceanalyzer info FILE says what a file is")
+            raise _nothing_in(path, foreign)
         inputs += found
         skipped += foreign
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
@@ -177,8 +178,16 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
         for path, head in heads.items()
         if composer.is_merged(head) and str(Path(path).parent) in folders
     ]
-    others = [path for path in paths if path not in {*parts, *merged}]
-    return others + parts, [(path, _MERGED) for path in merged]
+    exported = [path for path in paths if _is_exported(path, paths)]
+    others = [path for path in paths if path not in {*parts, *merged, *exported}]
+    left = [*((path, _MERGED) for path in merged), *((path, _EXPORTED) for path in exported)]
+    return others + parts, left
+
+
+def _is_exported(path: str, paths: Collection[str]) -> bool:
+    """Whether a file is a report of nsys of which the export is among the files."""
+    stem, is_report, _ = path.partition(".nsys-rep")
+    return bool(is_report) and f"{stem}.sqlite" in paths
 
 
 def _head(path: str) -> bytes:
@@ -281,10 +290,30 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
                 foreign.append((path, error.what))
                 continue
             if format_ is None:
-                foreign.append((path, NO_FORMAT if source.size else "empty"))
+                foreign.append((path, _not_read(source)))
             else:
                 found.append(path)
     return found, foreign
+
+
+def _not_read(source: Source) -> str:
+    """Why a file that no parser recognises is left out."""
+    known = recognise(source.head(), source.path)
+    if known and known.is_recording:
+        return known.what
+    return NO_FORMAT if source.size else "empty"
+
+
+def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFile:
+    """The error for a folder without a trace; the first file that is known says what to do."""
+    what = "no trace in this folder"
+    if others:
+        what += f" ({len(others)} other file{'s' if len(others) > 1 else ''})"
+    for path, _ in others:
+        if known := recognise(_head(path), path):
+            what = f"{what}: {Path(path).name} is {known.what}"
+            return UnreadableFile(folder, what, hint=known.hint)
+    return UnreadableFile(folder, what, hint="traceanalyzer info FILE says what a file is")
 
 
 def _require(path: str) -> None:

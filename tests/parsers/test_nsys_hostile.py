@@ -311,7 +311,8 @@ def test_a_database_of_our_own(tmp_path, write):
         ta.read(path)
 
 
-def test_a_report_says_how_to_export_it(tmp_path):
+def test_a_report_says_how_to_export_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(b"NVIDIA report")
     with raises_wording(UnknownFormat):

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from traceanalyzer.errors import OptionError, UnknownFormat
-from traceanalyzer.parsers import collapsed, memory_snapshot, parquet, speedscope
+from traceanalyzer.parsers import collapsed, foreign, memory_snapshot, parquet, speedscope
 from traceanalyzer.parsers.chrome_trace import parser as chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.nsys_sqlite import parser as nsys_sqlite
@@ -117,6 +117,8 @@ def require(source: Source) -> Format:
             f"{pickled}, but no memory snapshot; nothing in it was executed",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
+    if known := foreign.recognise(source.head(), source.path):
+        raise UnknownFormat(source.path, known.what, hint=known.hint)
     names = ", ".join(f.name for f in formats())
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "is JSON without traceEvents" if is_object else "is no format we know"

@@ -1,6 +1,12 @@
 """The parser of Nsight Systems exports: a database in, a trace out."""
 
 import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
@@ -49,17 +55,49 @@ def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's s
     return path.lower().endswith(_REPORTS)
 
 
-def refuse_report(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001
-    """Says how to export a report.
+def parse_report(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
+    """Export a report with ``nsys``, where it is on the PATH, and read the export.
 
     Raises:
-        UnknownFormat: always.
+        UnknownFormat: there is no ``nsys``, or it fails; the message has the command.
     """
-    raise UnknownFormat(
-        source.path,
-        "a report of Nsight Systems, which only nsys can read",
-        hint=f"nsys export --type sqlite {source.path}",
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise UnknownFormat(
+            source.path,
+            "a report of Nsight Systems, which only nsys can read",
+            hint=f"nsys export --type sqlite {source.path}",
+        )
+    info = Path(source.path).stat()
+    export = _exported(nsys, str(Path(source.path).resolve()), info.st_mtime_ns, info.st_size)
+    if export.exit_code:
+        raise UnknownFormat(
+            source.path,
+            f"a report of Nsight Systems, which nsys could not export: {export.message}",
+            hint=f"nsys export --type sqlite {source.path}",
+        )
+    return parse(Source(f"{export.folder.name}/export.sqlite"), selection, progress)
+
+
+class _Export(NamedTuple):
+    """What nsys did; the folder exists as long as this process."""
+
+    folder: TemporaryDirectory[str]
+    exit_code: int
+    message: str
+
+
+@cache
+def _exported(nsys: str, report: str, _changed_ns: int, _size: int) -> _Export:
+    """Run ``nsys export`` once for each report."""
+    folder = TemporaryDirectory(prefix="traceanalyzer-")
+    options = ["--type", "sqlite", "--include-blobs=true", "--force-overwrite=true"]
+    output = f"--output={folder.name}/export.sqlite"
+    done = subprocess.run(
+        [nsys, "export", *options, output, report], capture_output=True, text=True, check=False
     )
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return _Export(folder, done.returncode, lines[-1] if lines else f"exit {done.returncode}")
 
 
 FORMAT: Format = Format(
@@ -75,9 +113,9 @@ FORMAT: Format = Format(
 REPORT: Format = Format(
     name="nsys-rep",
     suffixes=_REPORTS,
-    description="a report of Nsight Systems; says how to export it",
+    description="a report of Nsight Systems; exported with nsys where that is on the PATH",
     spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html",
     sniff=sniff_report,
-    parse=refuse_report,
+    parse=parse_report,
     priority=-1000,
 )

@@ -5,13 +5,14 @@ pyarrow, 30 MB and 0.1 s, which reading any other format does not need.
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
+from traceanalyzer.parsers.foreign import is_nsys_table
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 
 
-def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - the contract's signature
+def sniff(head: bytes, path: str) -> bool:
     """Whether the file is a Parquet file; whether it is one of ours only its end can tell."""
-    return head.startswith(b"PAR1")
+    return head.startswith(b"PAR1") and not is_nsys_table(path)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:

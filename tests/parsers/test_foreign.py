@@ -1,0 +1,118 @@
+"""Files that are no timeline, or none that is read: the error says what they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+from conftest import ROOT
+from wording import raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import UnknownFormat, UnreadableFile
+from traceanalyzer.parsers.foreign import recognise
+
+NSYS = ROOT / "fixtures" / "nsys"
+EXECUTION_TRACE = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "2026", "nodes": [{"id": 1}]}
+KNOWN = {
+    "rank0_et.json": json.dumps(EXECUTION_TRACE, indent=2),
+    "memory.json": json.dumps([[1, 2, 3], [[0, 5], [1, 6], [2, 7]]]),
+    "memory.raw.json": json.dumps([[1_690_000, 2, 1024, 1], [1_690_001, 3, 1024, 1]]),
+    "memory.html": '<html><head><title>GPU Memory Timeline HTML</title></head><img src="data:">',
+    "page.html": "<!DOCTYPE html>\n<html><body>report</body></html>",
+    "report.jsonlines": '{"Type":48,"CudaEvent":{"startNs":"1"}}\n{"Type":59}\n',
+    "node.cpuprofile": '{"nodes":[{"id":1,"callFrame":{"functionName":"(root)"}}]}',
+    "flight.json": '{"version":"2.4","pg_config":{"0":{}},"entries":[]}',
+    "rocprof.json": '{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
+    "CUPTI_ACTIVITY_KIND_KERNEL.arrow": "ARROW1",
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_file_is(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(KNOWN[name])
+    with raises_wording(UnknownFormat):
+        ta.read(path)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_tar_archive(mode: str, tmp_path: Path) -> None:
+    path = tmp_path / "traces.tar"
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        text = b'{"traceEvents": []}'
+        member = tarfile.TarInfo("rank0.json")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    with raises_wording(UnknownFormat):
+        ta.read(path)
+    with raises_wording(UnreadableFile):
+        ta.find_inputs(tmp_path)
+
+
+def test_files_that_are_not_known() -> None:
+    for text in (b"", b"{}", b'{"a": [1, 2]}', b"[1, 2]", b"PAR1", b"plain text", b"\0" * 600):
+        assert recognise(text, "x.json") is None
+
+
+def test_a_folder_of_the_tables_of_nsys(tmp_path: Path) -> None:
+    for name in ("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"):
+        pl.DataFrame({"id": [1]}).write_parquet(tmp_path / f"{name}.parquet")
+    with raises_wording(UnreadableFile):
+        ta.find_inputs(tmp_path)
+    with raises_wording(UnknownFormat):
+        ta.read(tmp_path / "StringIds.parquet")
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program called nsys that copies an export, and notes its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "nsys"
+    export = sorted(NSYS.glob("*.sqlite"))[0]
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import shutil, sys\n"
+        f"open({str(folder / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+        "if 'bad' in sys.argv[-1]:\n"
+        "    sys.exit('Error: the report is damaged')\n"
+        "output = next(a for a in sys.argv if a.startswith('--output=')).partition('=')[2]\n"
+        f"shutil.copy({str(export)!r}, output)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    return export
+
+
+def test_a_report_is_exported_by_nsys_once(nsys: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.nsys-rep"
+    path.write_bytes(b"NVIDIA report")
+    first, again = ta.read(path), ta.read(path)
+    assert first.events.equals(ta.read(nsys).events)
+    assert (first.meta.path, first.meta.format) == (str(path), "nsys-sqlite")
+    assert again.events.height == first.events.height
+    assert len((tmp_path / "bin" / "calls").read_text().splitlines()) == 1
+
+
+def test_a_report_that_nsys_cannot_export(nsys: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.nsys-rep"
+    path.write_bytes(b"NVIDIA report")
+    with raises_wording(UnknownFormat):
+        ta.read(path)
+
+
+def test_a_report_beside_its_export_counts_once(nsys: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "a.nsys-rep").write_bytes(b"NVIDIA report")
+    shutil.copy(nsys, folder / "a.sqlite")
+    inputs, skipped = ta.find_inputs(folder)
+    assert inputs == [str(folder / "a.sqlite")]
+    assert [path for path, _ in skipped] == [str(folder / "a.nsys-rep")]
