@@ -138,11 +138,13 @@ def kind_of_category(category: str | None) -> str:
 # --- communication ---------------------------------------------------------------------------
 
 #: Device work that is communication, by kernel name: NCCL and RCCL (old and new kernel names),
-#: MSCCL, oneCCL, vLLM's and TensorRT-LLM's custom all-reduce, DeepEP, NVSHMEM, and the all-reduce
-#: of PyTorch's symmetric memory (multimem, one and two shots).
+#: MSCCL, oneCCL, custom all-reduce of vLLM, SGLang, FlashInfer and TensorRT-LLM (one and two shots,
+#: Lamport, quick reduce), DeepEP, MORI, NVSHMEM, and PyTorch's symmetric memory (multimem).
 COMMUNICATION_PATTERN = (
     r"(?i)nccl|rccl|msccl|oneccl|\bccl_|cross_device_reduce|allreduce_fusion"
-    r"|userbuffers|deep_ep|nvshmem|(?:multimem|one_shot|two_shot)_all_reduce"
+    r"|userbuffers|deep_ep|nvshmem|multimem|lamport|quickreduce|symmetric_memory|symm_mem"
+    r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)|allreduce_(?:one|two)_?shot"
+    r"|\bEp(?:Dispatch|Combine)"
 )
 
 #: Words of which at least one is in every name that has to do with communication, device or host.
@@ -153,8 +155,17 @@ COMMUNICATION_WORDS: tuple[str, ...] = (
     "userbuffers",
     "deep_ep",
     "nvshmem",
-    "m_all_reduce",
-    "_shot_all_reduce",
+    "multimem",
+    "lamport",
+    "quickreduce",
+    "symmetric_memory",
+    "symm_mem",
+    "one_shot",
+    "two_shot",
+    "oneshot",
+    "twoshot",
+    "epdispatch",
+    "epcombine",
     "gloo:",
     "mpi:",
     "ucc:",
@@ -201,7 +212,8 @@ _COLLECTIVES: dict[str, str] = {
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|SendRecv|Broadcast|Reduce|Send|Recv)(?![a-z])"
 )
-_DISPATCH = re.compile(r"(?i)deep_ep.*?(dispatch|combine)")
+_CUSTOM_COLLECTIVE = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter")
+_DISPATCH = re.compile(r"(?i)(?:deep_ep.*?|\bep)(dispatch|combine)")
 
 #: Bytes of one element, by dtype as c10, NCCL and numpy spell it, lower-cased.
 DTYPE_BYTES: dict[str, int] = {
@@ -244,7 +256,9 @@ def collective_of_kernel(name: str) -> str | None:
     match = _KERNEL_COLLECTIVE.search(name)
     if match:
         return _COLLECTIVES[match[1].lower()]
-    if any(word in name for word in ("cross_device_reduce", "allreduce_fusion", "_all_reduce")):
+    if custom := _CUSTOM_COLLECTIVE.search(name):
+        return collective_of_word(custom[0])
+    if "cross_device_reduce" in name:
         return "all_reduce"
     dispatch = _DISPATCH.search(name)
     return "all_to_all" if dispatch else None

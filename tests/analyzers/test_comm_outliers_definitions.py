@@ -178,6 +178,8 @@ def test_a_z_score_must_be_above_the_threshold() -> None:
 JUDGED = {
     **INSTANCES, "pure_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
     "judged_by": pl.String,
+    "link": pl.String,
+    "link_gbps": pl.Float64,
 }  # fmt: skip
 
 
@@ -198,6 +200,8 @@ def judged(draw: st.DrawFn) -> list[Row]:
             "compute_ns": st.sampled_from([None, 0, 700]),
             "outlier": st.booleans(),
             "judged_by": st.just("group"),
+            "link": st.none(),
+            "link_gbps": st.none(),
         }
     )
     return draw(st.lists(row, min_size=1, max_size=20))

@@ -272,7 +272,7 @@ def test_experts_of_other_sizes_are_one_all_to_all(collective: str, matched: int
     result = comm_outliers(traces)
     assert result.n_collectives == matched
     assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
-    assert ("Rank 1 is late" in result.verdict) == (matched > 0)
+    assert ("Rank 1 is a straggler" in result.verdict) == (matched > 0)
     assert ("no collective of one rank was found on another" in result.verdict) == (matched == 0)
     assert "Nothing unusual" not in result.verdict
 

@@ -150,9 +150,12 @@ def with_waits(
     collectives: pl.DataFrame,
     offsets: dict[int, int],
 ) -> pl.DataFrame:
-    """Adds ``wait_ns``, ``late_rank``, ``pure_ns``, ``slow`` (null if unmatched), and ``at_ns``."""
+    """Adds what is known of the collective (null if unmatched), and ``at_ns``.
+
+    That is ``wait_ns``, ``late_rank``, ``root_rank``, ``pure_ns`` and ``slow``.
+    """
     waits = rows.select("id", "wait_ns")
-    of_collective = collectives.select("instance", "late_rank", "pure_ns", "slow")
+    of_collective = collectives.select("instance", "late_rank", "root_rank", "pure_ns", "slow")
     at = pl.col("start") - offset_of(pl.col("rank"), offsets)
     return (
         instances.join(waits, on="id", how="left", maintain_order="left")
@@ -207,12 +210,17 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
 
 
 def ranks(
-    parts: Sequence[Part], instances: pl.DataFrame, rows: pl.DataFrame, steps: pl.DataFrame
+    parts: Sequence[Part],
+    instances: pl.DataFrame,
+    rows: pl.DataFrame,
+    steps: pl.DataFrame,
+    roots: pl.DataFrame,
 ) -> pl.DataFrame:
-    """One row a rank, whoever imposed most waiting on others first.
+    """One row a rank, the root of most wait time first.
 
     ``comm_ns`` is the summed duration of its collectives; ``wait_ns`` the part of it spent waiting
-    in matched ones; ``imposed_ns`` what the others waited when it was last; ``times_first`` counts
+    in matched ones; ``imposed_ns`` the wait time of which it is the root (``roots``, of
+    :func:`~.chains.roots`), also where a rank that it had delayed was last; ``times_first`` counts
     every rank that nobody preceded. ``late_steps`` are the steps it cost at least 10 %,
     ``late_frac`` what it cost in those over all steps' time. ``busy_ns``, ``idle_ns`` and
     ``overlap_frac`` (communication hidden by compute) are of its device, over ``span_ns``.
@@ -222,11 +230,10 @@ def ranks(
         pl.col("duration_ns").sum().alias("comm_ns"),
         pl.col("outlier").sum().alias("outliers"),
     )
-    blamed = rows.with_columns(imposed=pl.col("wait_ns").sum().over("instance"))
-    met = blamed.group_by("rank").agg(
+    imposed = roots.group_by(rank="root_rank").agg(pl.col("root_ns").sum().alias("imposed_ns"))
+    met = rows.group_by("rank").agg(
         pl.len().alias("matched"),
         pl.col("wait_ns").sum(),
-        pl.col("imposed").filter("is_last").sum().alias("imposed_ns"),
         pl.col("is_last").sum().alias("times_last"),
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
@@ -236,7 +243,7 @@ def ranks(
         (pl.col("cost_ns").sum() / steps["step_ns"].sum()).alias("late_frac"),
     )
     table = devices = _devices(parts)
-    for other in (total, met, cost):
+    for other in (total, met, imposed, cost):
         table = table.join(other, on="rank", how="left")
     return table.with_columns(pl.exclude(devices.columns).fill_null(0)).sort(
         "imposed_ns", "wait_ns", "rank", descending=[True, False, False]

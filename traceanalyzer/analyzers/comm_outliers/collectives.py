@@ -66,6 +66,8 @@ class Part:
         wants_launches: reading the launch calls too would tell more about its collectives.
         rank_known: False once a rank was made up for a file that does not tell.
         record_hint: how collectives are recorded with the profiler that wrote the file.
+        gpu: name of the GPU that communicates, or None.
+        node_gpus: GPUs that the file lists, 0 where it lists none or only one.
     """
 
     rank: int | None
@@ -84,6 +86,8 @@ class Part:
     wants_launches: bool = False
     rank_known: bool = True
     record_hint: str = ""
+    gpu: str | None = None
+    node_gpus: int = 0
 
 
 def communication(
@@ -132,6 +136,12 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
     descriptions = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
     named = events.with_columns(pl.col("name").cast(pl.String))
     return named.join(descriptions, on="event", how="left", maintain_order="left")
+
+
+def gpu_name(trace: Trace, device: int | None) -> str | None:
+    """The name of a device; of another one of the node where this one is not listed."""
+    gpus = {gpu.id: gpu.name for gpu in trace.meta.devices if gpu.name}
+    return gpus.get(device if device is not None else -1, next(iter(gpus.values()), None))
 
 
 # --- the host's side -----------------------------------------------------------------------

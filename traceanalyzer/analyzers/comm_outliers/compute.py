@@ -18,7 +18,15 @@ import polars as pl
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, context, matching, outliers
+from traceanalyzer.analyzers.comm_outliers import (
+    arrivals,
+    chains,
+    collectives,
+    context,
+    links,
+    matching,
+    outliers,
+)
 from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
@@ -84,6 +92,8 @@ def measure(trace: Trace, options: Options) -> Part:
         unclosed=found.height - closed.height,
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
+        gpu=collectives.gpu_name(trace, instances["device"].drop_nulls().first()),  # type: ignore[arg-type]
+        node_gpus=len(meta.devices) if len(meta.devices) > 1 else 0,
     )
 
 
@@ -117,13 +127,17 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     offsets = arrivals.applied(clocks)
     met = arrivals.arrivals(matched, offsets)
     rows = arrivals.plausible(met)
+    roots = chains.roots(rows)
     each = outliers.slow(arrivals.collectives(rows), options.factor, options.z)
+    each = chains.with_roots(each, roots)
     waits = arrivals.with_waits(matched, rows, each, offsets)
     instances = outliers.judge(waits, options.factor, options.z)
     marks = matching.marks(parts, offsets)
     steps = arrivals.steps(rows, marks)
-    ranks = arrivals.ranks(parts, instances, rows, steps)
-    groups = outliers.summarize(instances, dict(ranks.select("rank", "span_ns").iter_rows()))
+    ranks = arrivals.ranks(parts, instances, rows, steps, roots)
+    groups = outliers.summarize(
+        links.with_links(instances, parts), dict(ranks.select("rank", "span_ns").iter_rows())
+    )
     least = options.min_wait_ns
     if least is None:
         least = arrivals.threshold(steps)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from traceanalyzer.analyzers.comm_outliers.links import LARGE_BYTES
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.vocabulary import bus_factor
@@ -161,7 +162,9 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     They are null where the size, or the group's size, is not known. ``compute_frac`` is the share
     of the duration during which compute kernels ran on the same device (null without a device).
     With several ranks ``pure_ns`` is the median time after the last arrival, and
-    ``pure_busbw_gbps`` the bus bandwidth in it.
+    ``pure_busbw_gbps`` the bus bandwidth in it. ``link`` is what joins the group's ranks and
+    ``link_gbps`` its peak per direction (:mod:`~.links`); ``link_frac`` is ``pure_busbw_gbps``
+    (``busbw_gbps`` where that is null) over the peak, for messages of 16 MiB or more.
 
     Args:
         instances: judged collectives, with ``duration_ns`` and ``pure_ns``.
@@ -183,6 +186,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
         columns.sum_if_known("compute_ns").alias("compute"),
         pl.col("outlier").sum().alias("outliers"),
         pl.col("judged_by").first(),
+        pl.col("link", "link_gbps").drop_nulls().first(),
     )
     return (
         table.with_columns(
@@ -191,9 +195,16 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
             *_speed("median_ns", ""),
         )
         .with_columns(*_speed("pure_ns", "pure_"))
+        .with_columns(link_frac=_of_link())
         .drop("span", "compute", "pure_algbw_gbps")
         .sort("total_ns", *GROUP, descending=[True, *(False for _ in GROUP)], nulls_last=True)
     )
+
+
+def _of_link() -> pl.Expr:
+    """Bus bandwidth over the link's peak; null for small messages and where it is not known."""
+    speed = pl.coalesce("pure_busbw_gbps", "busbw_gbps")
+    return pl.when(pl.col("message_bytes") >= LARGE_BYTES).then(speed / pl.col("link_gbps"))
 
 
 def compare(groups: pl.DataFrame, baseline: pl.DataFrame) -> pl.DataFrame:

@@ -29,6 +29,15 @@ _USUAL = {
     "kernel": "its kernel's median",
 }
 
+#: Slower than this share of the link's peak is worth naming.
+SLOW_LINK_FRAC = 0.25
+
+#: A collective with less than this, or shorter where its size is not known, is bound by latency.
+SMALL_BYTES, SHORT_NS = 2**20, 50_000
+
+#: So many small collectives a step and rank are many.
+MANY = 50
+
 #: From this share on one thing explains another.
 _MOST = 0.5
 
@@ -107,12 +116,18 @@ class CommOutliers(Result):
         )
 
     def late_ranks(self) -> pl.DataFrame:
-        """The ranks in ``late``, whoever imposed most waiting in the whole recording first.
+        """The root ranks in ``late``, the root of most wait time in the whole recording first.
 
-        rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, and the steps in ``late``.
+        rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, the steps in ``late``,
+        ``victims`` (ranks that arrived last because this one had delayed them) and ``passed_ns``
+        (wait time at those collectives).
         """
         steps = pl.col("step").drop_nulls().unique(maintain_order=True).alias("steps")
-        listed = self.late.sort("last_arrival_ns", "instance").group_by(rank="late_rank").agg(steps)
+        passed = pl.col("late_rank") != pl.col("root_rank")
+        victims = pl.col("late_rank").filter(passed).unique().sort().alias("victims")
+        passed_ns = pl.col("root_ns").filter(passed).sum().alias("passed_ns")
+        rows = self.late.sort("last_arrival_ns", "instance")
+        listed = rows.group_by(rank="root_rank").agg(steps, victims, passed_ns)
         totals = self.ranks.select("rank", "imposed_ns", "times_last", "matched")
         return totals.join(listed, on="rank").sort("imposed_ns", "rank", descending=[True, False])
 
@@ -120,12 +135,15 @@ class CommOutliers(Result):
         """The events that stand out, the most time lost first; ``cause`` where partners tell.
 
         ``over_ns`` is what it took beyond the usual, duration - duration / factor. ``waiting for
-        rank R``: at least half of that was waiting; ``slow on all ranks``: the communication
-        itself was an outlier.
+        rank R``: at least half of that was waiting, ``(through rank V)`` where R had delayed V,
+        which arrived last; ``slow on all ranks``: the communication itself was an outlier.
         """
         usual = pl.col("duration_ns") / pl.col("factor")
         over = (pl.col("duration_ns") - usual).round().cast(pl.Int64)
-        waited = pl.format("waiting for rank {}", "late_rank")
+        root = pl.format("waiting for rank {}", "root_rank")
+        through = pl.format(" (through rank {})", "late_rank")
+        direct = pl.col("late_rank") == pl.col("root_rank")
+        waited = pl.concat_str(root, pl.when(direct).then(pl.lit("")).otherwise(through))
         cause = (
             pl.when(2 * pl.col("wait_ns") >= over)
             .then(waited)
@@ -138,13 +156,30 @@ class CommOutliers(Result):
             .sort("over_ns", "id", descending=[True, False])
         )
 
+    @property
+    def slow_links(self) -> pl.DataFrame:
+        """The rows of ``groups`` that use little of their link, the largest total time first."""
+        return self.groups.filter(pl.col("link_frac") < SLOW_LINK_FRAC)
+
     def late_with_context(self) -> pl.DataFrame:
-        """``late`` with the largest parts of each stretch in words: ``host`` and ``device``."""
-        table = self.late.rename({"late_rank": "rank"}).with_row_index("window")
+        """``late`` with the largest parts of each stretch as text: ``host`` and ``device``.
+
+        ``rank`` is the root rank, ``late_rank`` the rank that arrived last.
+        """
+        table = self.late.rename({"root_rank": "rank"}).with_row_index("window")
         for side in ("host", "device"):
             column = labels(self.context, side)
             table = table.join(column, on="window", how="left", maintain_order="left")
         return table
+
+    def worst_of(self, rank: int) -> dict[str, Any]:
+        """The row of :meth:`late_with_context` in which this straggler cost most.
+
+        Collectives at which it arrived last itself come first.
+        """
+        rows = self.late_with_context().filter(pl.col("rank") == rank)
+        passed = pl.col("late_rank") != rank
+        return rows.sort(passed, maintain_order=True).row(0, named=True)
 
 
 # --- verdict ------------------------------------------------------------------------------
@@ -157,6 +192,8 @@ def _verdict(result: CommOutliers) -> str:
         _stragglers(result),
         _slow_everywhere(result),
         _unexplained(result),
+        *slow_links(result)[:1],
+        small_collectives(result),
     )
     more = ""
     if result.n_ranks > 1 and not result.n_matched:
@@ -212,25 +249,42 @@ def _stragglers(result: CommOutliers) -> str:
         return ""
     worst, *others = late.iter_rows(named=True)
     rank = worst["rank"]
-    more = (_meanwhile(result, rank), _habit(result, rank), _late_too(others), _victim(result))
+    more = (
+        _meanwhile(result, rank),
+        passed_on(worst),
+        _habit(result, rank),
+        _late_too(others),
+        _victim(result),
+    )
     return sentences(_late_rank(result, worst), *more)
 
 
 def _late_rank(result: CommOutliers, row: Mapping[str, Any]) -> str:
-    worst = result.late.filter(pl.col("late_rank") == row["rank"]).row(0, named=True)
+    worst = result.worst_of(row["rank"])
     share = _share(row["imposed_ns"], result.total_wait_ns)
     steps = f", most of all in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
-        f"Rank {row['rank']} is late: the others together waited {format_ns(row['imposed_ns'])} "
-        f"for it, {share} of all waiting{steps}. It came last to {row['times_last']} of "
+        f"Rank {row['rank']} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
+        f"total for it, {share} of all wait time{steps}. It arrived last at {row['times_last']} of "
         f"{format_count(row['matched'], 'collective')}, at worst {format_ns(worst['late_ns'])} "
-        f"after the median of the others, to {_what(worst)}{_at(worst['step'])}."
+        f"after the median of the others, at {_what(worst)}{_at(worst['step'])}."
+    )
+
+
+def passed_on(row: Mapping[str, Any]) -> str:
+    """The ranks that a row of ``late_ranks`` delayed, so that others waited for them too."""
+    if not row["victims"]:
+        return ""
+    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {notes.listed(row['victims'])}"
+    return (
+        f"It delayed {ranks}, which therefore arrived last at collectives of other groups: "
+        f"{format_ns(row['passed_ns'])} of that wait time."
     )
 
 
 def _meanwhile(result: CommOutliers, rank: int) -> str:
     """What the rank did in its worst stretch, and whether it was late into the step already."""
-    late = result.late_with_context().filter(pl.col("rank") == rank).row(0, named=True)
+    late = result.worst_of(rank)
     did = [f"{side}: {late[side]}" for side in ("host", "device") if late[side] is not None]
     text = f"Meanwhile on its {'; on its '.join(did)}." if did else ""
     into = late["into_step_ns"]
@@ -261,7 +315,7 @@ def _late_too(others: list[dict[str, Any]]) -> str:
         + (f", in {notes.listed(row['steps'])})" if row["steps"] else ")")
         for row in others
     ]
-    return f"They waited too for {notes.listed(named)}."
+    return f"Other stragglers: {notes.listed(named)}."
 
 
 def _victim(result: CommOutliers) -> str:
@@ -273,7 +327,7 @@ def _victim(result: CommOutliers) -> str:
         return ""
     return (
         f"The longest, {format_ns(took)} of {_what(longest)} on rank {longest['rank']}, is "
-        f"{format_ns(wait)} of waiting for rank {longest['late_rank']}."
+        f"{format_ns(wait)} of waiting for rank {longest['root_rank']}."
     )
 
 
@@ -328,14 +382,17 @@ def _nothing(result: CommOutliers) -> str:
     waiting = _share(result.total_wait_ns, result.total_comm_ns)
     of_it = f", {waiting} of it waiting for one another," if result.n_matched else ""
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
-    late = " and no rank is late" if result.n_matched else ""
+    late = " and no rank is a straggler" if result.n_matched else ""
     judged = result.n_events - result.instances["judged_by"].null_count()
     alone = result.n_ranks > 1 and not result.n_matched
     opening = "Too little to judge by"
     if judged or result.n_matched:
         opening = "No outlier" if alone else "Nothing unusual"
     kind = (
-        "none is an outlier of its kind"
+        f"{format_count(result.n_outliers, 'outlier')} of its kind, explained by wait time or slow "
+        "on every rank,"
+        if result.n_outliers
+        else "none is an outlier of its kind"
         if judged == result.n_events
         else f"of {judged:,} that could be judged none is an outlier"
         if judged
@@ -346,6 +403,48 @@ def _nothing(result: CommOutliers) -> str:
         f"{format_ns(result.total_comm_ns)} in all{of_it} and ran during {share} of the recorded "
         f"time; {kind}{late}."
     )
+
+
+def slow_links(result: CommOutliers) -> list[str]:
+    """Kinds of collective that use little of their link, the largest total time first."""
+    waiting = "" if result.n_matched else " (wait time included)"
+    found = []
+    for row in result.slow_links.iter_rows(named=True):
+        speed = row["busbw_gbps"] if row["pure_busbw_gbps"] is None else row["pure_busbw_gbps"]
+        where = (
+            "over the network" if row["link"] == "network" else f"on a machine with {row['link']}"
+        )
+        found.append(
+            f"{_what(row)} runs at {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of "
+            f"its {row['link_gbps']:g} GB/s per direction{waiting}."
+        )
+    return found
+
+
+def small_collectives(result: CommOutliers) -> str:
+    """That many collectives a step are too small to use the link; empty if they are not."""
+    small = result.instances.filter(_is_small())
+    steps = result.instances["step"].drop_nulls().n_unique()
+    per_step = small.height / result.n_ranks / max(steps, 1)
+    if per_step < MANY or 2 * small.height < result.n_events:
+        return ""
+    median = small.select(pl.col("duration_ns").median().cast(pl.Int64)).item()
+    often = "per step and rank" if steps else "per rank"
+    advice = (
+        "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)"
+        if steps
+        else "fuse them with other kernels, or coalesce the calls"
+    )
+    return (
+        f"{round(per_step):,} small collectives {often} take {format_ns(median)} each (median): "
+        f"latency dominates, {advice}."
+    )
+
+
+def _is_small() -> pl.Expr:
+    """Small by message size, or by duration where the size is not recorded."""
+    short = pl.col("duration_ns") < SHORT_NS
+    return (pl.col("message_bytes") < SMALL_BYTES).fill_null(short)
 
 
 # --- pieces of sentences -------------------------------------------------------------------

@@ -11,8 +11,9 @@ _KIND = "collective, dtype, message_bytes: message"
 _TABLES = {
     "late": (
         "Who kept the others waiting",
-        """rank: late rank, step, collective, message_bytes: message, late_ns: late by,
-        imposed_ns: others waited, host: host meanwhile, device: device meanwhile""",
+        """rank: straggler, late_rank: last, step, collective, message_bytes: message,
+        late_ns: late by, imposed_ns: others waited, host: host meanwhile,
+        device: device meanwhile""",
         "nobody",
     ),
     "ranks": (
@@ -44,7 +45,8 @@ _TABLES = {
     "groups": (
         "Collectives by kind",
         f"""{_KIND}, group, kernel, n, median_ns: median, p95_ns: p95, p99_ns: p99, max_ns: max,
-        total_ns: total, share_frac: of span, algbw_gbps: algbw, busbw_gbps: busbw, outliers""",
+        total_ns: total, share_frac: of span, algbw_gbps: algbw, busbw_gbps: busbw,
+        link, link_frac: of its peak, outliers""",
         "none",
     ),
     "collectives": (

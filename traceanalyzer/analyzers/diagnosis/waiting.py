@@ -7,7 +7,13 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.comm_outliers.result import (
+    SLOW_LINK_FRAC,
+    CommOutliers,
+    passed_on,
+    slow_links,
+    small_collectives,
+)
 from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
@@ -16,7 +22,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -222,8 +228,8 @@ def _late_rank(result: CommOutliers, _: Answers) -> Iterator[Measured]:
         share = own["late_frac"] if told else _share(row["imposed_ns"], result.total_span_ns)
         yield Measured(
             size=share,
-            title=f"Rank {row['rank']} is late: the others together waited "
-            f"{format_ns(row['imposed_ns'])} for it"
+            title=f"Rank {row['rank']} is a straggler: other ranks waited "
+            f"{format_ns(row['imposed_ns'])} in total for it"
             f"{f', {format_frac(share)} of step time' if told else ''}.",
             evidence=tuple(_of_late_rank(result, row)),
             advice=f"Look at what rank {row['rank']} does before it arrives: more data or slower "
@@ -235,9 +241,11 @@ def _late_rank(result: CommOutliers, _: Answers) -> Iterator[Measured]:
 
 
 def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
-    worst = result.late_with_context().filter(pl.col("rank") == row["rank"]).row(0, named=True)
+    worst = result.worst_of(row["rank"])
+    if row["victims"]:
+        yield passed_on(row)
     yield (
-        f"It came last to {row['times_last']:,} of {row['matched']:,} collectives, at worst "
+        f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives, at worst "
         f"{format_ns(worst['late_ns'])} after the median of the others{_at(worst['step'])}."
     )
     did = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
@@ -304,6 +312,32 @@ def _collective_outliers(result: CommOutliers, _: Answers) -> Iterator[Measured]
 
 @rule(
     "comm_outliers",
+    f"large collectives use less than {SLOW_LINK_FRAC:.0%} of their link's bandwidth",
+    f"time beyond that at {SLOW_LINK_FRAC:.0%} of the link, as a share of the recorded time",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+)
+def _slow_link(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+    sentences = slow_links(result)
+    if not sentences:
+        return
+    took = pl.coalesce("pure_ns", "median_ns") * pl.col("n")
+    over = took * (1 - pl.col("link_frac") / SLOW_LINK_FRAC)
+    cost = round(result.slow_links.select(over.sum()).item())
+    yield Measured(
+        size=_share(cost, result.total_span_ns),
+        title=sentences[0],
+        evidence=tuple(sentences[1:_NAMED]),
+        advice="See which transport NCCL chose (NCCL_DEBUG=INFO): P2P disabled, a missing NVLink "
+        "bridge, shared memory or sockets instead of NVLink or InfiniBand."
+        + ("" if result.n_matched else " The files of all ranks show how much is wait time."),
+        cost_ns=cost,
+        of="the recorded time",
+        confidence="medium" if result.n_matched else "low",
+    )
+
+
+@rule(
+    "comm_outliers",
     "devices were nearly full while collectives were slow",
     "share of the slow collectives during which the device was nearly full",
     {"warning": 0.1, "critical": 0.5},
@@ -344,15 +378,14 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     share = cost / span
     yield Measured(
         size=share,
-        title=f"Communication that no compute hides takes {format_ns(cost)}, {format_frac(share)} "
-        "of the devices' time.",
+        title=f"Exposed communication takes {format_ns(cost)}, {format_frac(share)} of the "
+        "devices' time.",
         evidence=(
-            f"Compute hides {format_frac(sums['overlap_frac'])} of {format_ns(whole)} in all.",
+            f"{format_frac(sums['overlap_frac'])} of {format_ns(whole)} is overlapped.",
+            *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
-        advice="Start collectives earlier and beside compute (smaller buckets, prefetching of "
-        "shards, bucket_cap_mb, gradient accumulation); first see whether it is waiting for a late "
-        "rank.",
+        advice=advice(result),
         cost_ns=cost,
     )
 
@@ -365,6 +398,8 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     if found.n_matched:
         share = found.total_wait_ns / found.total_comm_ns
         yield f"{format_frac(share)} of all communication is waiting for the last rank."
+    if small := small_collectives(found):
+        yield small
     top = found.groups.row(0, named=True) if found.groups.height else None
     if top is not None:
         yield f"Most time goes to {_what(top)}: {top['n']:,} take {format_ns(top['total_ns'])}."
@@ -416,6 +451,7 @@ RULES = (
     _late_rank,
     _slow_collectives,
     _collective_outliers,
+    _slow_link,
     _nearly_full_memory,
     _exposed_communication,
     _exposed_copies,

@@ -1,7 +1,7 @@
 """From the device work of each rank to the parts of all devices' time: whole and over time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -11,12 +11,16 @@ from traceanalyzer.analyzers.common import device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
+from traceanalyzer.analyzers.overlap import reasons
 from traceanalyzer.analyzers.overlap.options import Options
-from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.overlap.reasons import Exposed
+from traceanalyzer.analyzers.overlap.result import SMALL_FRAC, Overlap
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+
+_KINDS = frozenset({*DEVICE_WORK, "user_annotation", "nvtx"})
 
 #: Most stretches that a rank's recording is measured in, and that a picture shows.
 FINE, COARSE = 2_000, 200
@@ -33,8 +37,7 @@ _NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --ste
 
 def needs(_options: Options) -> Needs:
     """Device work, and the annotations that mark steps."""
-    unused = ("correlation", "external_id", "bytes")
-    return Needs({*DEVICE_WORK, "user_annotation", "nvtx"}, MARK_NAMES, unused=unused)
+    return Needs(_KINDS, MARK_NAMES, unused=("external_id", "bytes"))
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Part:
         unfinished: pieces of work without an end, which are not counted.
         before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
         step_hint: how steps are marked for the profiler that wrote the file.
+        exposed: why communication is exposed; None where that is little of the time.
     """
 
     path: str
@@ -66,6 +70,7 @@ class Part:
     unfinished: int
     before_ns: int | None
     step_hint: str = ""
+    exposed: Exposed | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -80,26 +85,35 @@ def measure(trace: Trace, options: Options) -> Part:
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span = device_work.extent(work)
+    devices = measure_parts(work, span)
+    much = (
+        devices["exposed_communication_ns"].sum()
+        >= SMALL_FRAC * (span["end"] - span["start"]).sum()
+    )
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
-        devices=measure_parts(work, span),
+        devices=devices,
         steps=measure_parts(work, per_device(step_marks(trace), work)),
         streams=_streams(work),
         stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
         before_ns=launching.launched_before_ns(trace, work),
         step_hint=record_hint(trace.meta, "step"),
+        exposed=reasons.measure(trace, work, options.patterns) if much else None,
     )
 
 
-def more(parts: Sequence[Part], options: Options) -> Needs | None:
-    """The launch calls too, where work may have been launched before the recording started."""
-    if all(part.before_ns is not None for part in parts):
-        return None
-    first = needs(options)
-    return replace(first, kinds={*first.kinds, *LAUNCH_KINDS}, unused=("external_id", "bytes"))
+def more(parts: Sequence[Part], _options: Options) -> Needs | None:
+    """The launch calls too, where they may show why communication is exposed, or what is missing.
+
+    What may be missing are launches of before the recording.
+    """
+    exposed = any(part.exposed and not part.exposed.knows_launches for part in parts)
+    if exposed or any(part.before_ns is None for part in parts):
+        return Needs(_KINDS | {*LAUNCH_KINDS}, MARK_NAMES, unused=("external_id", "bytes"))
+    return None
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
@@ -124,6 +138,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
+        reasons=reasons.divide([part.exposed for part in parts if part.exposed]),
     )
 
 

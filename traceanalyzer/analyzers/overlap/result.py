@@ -1,7 +1,7 @@
 """The parts of device time by device, step and stream, and what is shown of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,9 @@ from traceanalyzer.analyzers.common.display import by_part, headings, sentences,
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
 from traceanalyzer.analyzers.overlap.options import By
+from traceanalyzer.analyzers.overlap.reasons import LATE, OTHER, SHARED, UNKNOWN, WAITING
 from traceanalyzer.result import Chart, Result, Table, View
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Less of the devices' time is not worth working on.
 SMALL_FRAC = 0.05
@@ -29,6 +30,29 @@ _PARTS = ", ".join(f"{name}: {label}" for name, label in PART_NAMES.items())
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
 
 _WHOLE = "communication_ns: communication, overlap_frac: hidden by compute"
+
+#: Reasons for less are left out of sentences.
+_NAMED_FRAC = 0.02
+
+_REASONS = {
+    WAITING: "{share} is wait time for other ranks ({n})",
+    SHARED: "{share} shares a stream with compute, so that they take turns ({n} on {streams})",
+    LATE: "{share} was launched after earlier compute had ended ({n})",
+    OTHER: "{share} had no compute ready to run beside it ({n})",
+    UNKNOWN: "{share} has no recorded launch ({n})",
+}
+
+_ADVICE = {
+    WAITING: "Find the straggler first: comm-outliers names it.",
+    SHARED: "Run collectives on a stream of their own (async_op=True, or torch.cuda.stream).",
+    LATE: "Launch collectives before the compute that can run beside them (prefetch shards, "
+    "gradient buckets during backward), and launch faster.",
+    OTHER: "Give the device compute that does not depend on the collective (prefetch shards, "
+    "pipeline micro-batches).",
+    UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
+}
+
+_ALL_RANKS = "The files of all ranks show how much of it is wait time (comm-outliers)."
 
 _SORTS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
 
@@ -52,6 +76,8 @@ class Overlap(Result):
         unfinished: pieces of device work without an end, not counted.
         launched_before_ns: time of the device work that was launched before the recording started,
             summed up; None where that is not known.
+        reasons: why communication is exposed, see :func:`~.reasons.divide`; empty where it is less
+            than 5 % of the time.
     """
 
     by: By
@@ -61,6 +87,7 @@ class Overlap(Result):
     timeline: pl.DataFrame
     unfinished: int = 0
     launched_before_ns: int | None = None
+    reasons: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     def view(self) -> View:
         """The tables of ``by`` first; the parts as bars, and how busy devices were over time."""
@@ -128,11 +155,36 @@ def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
         return f"{opening} Hiding more of it would gain little."
-    return (
-        f"{opening} No more than that can be won by starting collectives earlier, in smaller "
-        f"buckets or beside other compute.{_ranks(result)} comm-outliers tells, from the files of "
-        "all ranks, how much of it is waiting for a late rank."
-    )
+    text = sentences(why_exposed(result), advice(result))
+    return f"{opening} No more than that can be saved. {text}{_ranks(result)}"
+
+
+def why_exposed(result: Overlap) -> str:
+    """The share of each reason in the exposed communication; empty where none is known."""
+    parts = [
+        _REASONS[row["reason"]].format(
+            share=format_frac(row["share_frac"]),
+            n=format_count(row["collectives"], "collective"),
+            streams=_streams(row),
+        )
+        for row in result.reasons.iter_rows(named=True)
+        if row["share_frac"] >= _NAMED_FRAC
+    ]
+    return f"Reasons: {', '.join(parts)}." if parts else ""
+
+
+def advice(result: Overlap) -> str:
+    """What to do about the largest reason, and what more files would show."""
+    if result.reasons.is_empty():
+        return _ALL_RANKS
+    largest = result.reasons["reason"][0]
+    unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
+    return sentences(_ADVICE[largest], _ALL_RANKS if unknown else "")
+
+
+def _streams(row: Mapping[str, Any]) -> str:
+    numbers = ", ".join(map(str, row["streams"]))
+    return f"stream {numbers}" if len(row["streams"]) == 1 else f"streams {numbers}"
 
 
 def _ranks(result: Overlap) -> str:
@@ -215,8 +267,11 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
     tables["low"] = _table(
         result, "low_utilisation", low, f"device, at_ns: at, span_ns: length, {busy}, {_PARTS}"
     )
-    first = tables.pop(result.by)
-    return (first, *(replace(table, detail=True) for table in tables.values()))
+    first = [tables.pop(result.by)]
+    if result.reasons.height:
+        labels = headings("reason, exposed_ns: exposed, share_frac: share, collectives")
+        first.append(Table("reasons", "Why communication is exposed", result.reasons, labels))
+    return (*first, *(replace(table, detail=True) for table in tables.values()))
 
 
 def _table(result: Overlap, name: str, title: str, columns: str) -> Table:

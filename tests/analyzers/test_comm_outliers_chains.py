@@ -1,0 +1,118 @@
+"""Which rank caused a wait, where a late rank was itself delayed in another process group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+import pytest
+from comm_traces import ALL_GATHER, ALL_REDUCE, GEMM, MS, US, device, step, trace
+
+import traceanalyzer as ta
+from traceanalyzer.trace import Trace
+
+FSDP = Path(__file__).parents[2].parent / "shared/data/attribution/fsdp"
+
+SHARD = ((0, 1, 2, 3), (4, 5, 6, 7))
+REPLICATE = ((0, 4), (1, 5), (2, 6), (3, 7))
+LAYERS, STEPS = 4, 4
+GATHER_NS, REDUCE_NS, GEMM_NS = 300 * US, 400 * US, MS
+
+
+def hybrid_shard(
+    extra: Mapping[tuple[int, int, int], int], *, hidden: int | None = None
+) -> list[Trace]:
+    """Simulated hybrid sharding: gathers among four ranks, one reduction between pairs a step.
+
+    Args:
+        extra: by (rank, step, layer), nanoseconds that its compute takes longer.
+        hidden: compute beside all gathers of this rank, so that their waits delay nothing.
+    """
+    now = dict.fromkeys(range(8), 0)
+    events: dict[int, list[dict]] = {rank: [] for rank in range(8)}
+
+    def meet(groups, name, number, took, base):
+        for group in groups:
+            end = max(now[rank] for rank in group) + took
+            for rank in group:
+                about = {
+                    "dtype": "bfloat16", "elements_in": 4096, "elements_out": 4096,
+                    "group": name, "group_size": len(group), "group_ranks": str(list(group)),
+                    "seq": number, "stream": 20,
+                }  # fmt: skip
+                events[rank].append(device(base, now[rank], end - now[rank], **about))
+                if rank == hidden and base == ALL_GATHER:
+                    events[rank].append(device(GEMM, now[rank], end - now[rank]))
+                now[rank] = end
+
+    for number in range(STEPS):
+        begun = dict(now)
+        for layer in range(LAYERS):
+            meet(SHARD, "1", number * LAYERS + layer, GATHER_NS, ALL_GATHER)
+            for rank in range(8):
+                took = GEMM_NS + extra.get((rank, number, layer), 0)
+                events[rank].append(device(GEMM, now[rank], took))
+                now[rank] += took
+        meet(REPLICATE, "2", number, REDUCE_NS, ALL_REDUCE)
+        for rank in range(8):
+            events[rank].append(step(number, begun[rank], now[rank] - begun[rank]))
+    return [trace(rows, rank, world_size=8) for rank, rows in events.items()]
+
+
+def caused(traces: list[Trace]) -> dict[int, int]:
+    result = ta.comm_outliers(traces)
+    assert result.ranks["imposed_ns"].sum() == result.total_wait_ns
+    return {rank: ns for rank, ns in result.ranks.select("rank", "imposed_ns").iter_rows() if ns}
+
+
+def test_ranks_delayed_by_a_straggler_are_its_victims() -> None:
+    """Rank 5 computes 5 ms longer before the last gather: 4, 6, 7 reach their pairs late."""
+    traces = hybrid_shard({(5, 1, 2): 5 * MS})
+    result = ta.comm_outliers(traces)
+    # three wait at the gather and 0, 1, 2, 3 at the reduction, 5 ms each
+    assert caused(traces) == {5: 7 * 5 * MS}
+    late = result.late_ranks()
+    assert late["rank"].to_list() == [5]
+    assert late["victims"].to_list() == [[4, 6, 7]]
+    assert late["passed_ns"].to_list() == [3 * 5 * MS]
+    assert set(result.outliers()["cause"].drop_nulls()) == {
+        "waiting for rank 5",
+        *(f"waiting for rank 5 (through rank {rank})" for rank in (4, 6, 7)),
+    }
+
+
+def test_what_a_victim_adds_is_its_own() -> None:
+    """Rank 4 is delayed 5 ms by rank 5 and then computes 2 ms longer: rank 0 waits for both.
+
+    Ranks 0 and 4 leave the reduction 2 ms after the other pairs, so that three ranks of each shard
+    group wait for them at the next gather.
+    """
+    traces = hybrid_shard({(5, 1, 2): 5 * MS, (4, 1, 3): 2 * MS})
+    assert caused(traces) == {5: 7 * 5 * MS, 4: 7 * 2 * MS}
+
+
+def test_what_is_removed_with_the_straggler_is_what_it_caused() -> None:
+    """The same run without the straggler's extra time waits less by what it is said to cause."""
+    jitter = {
+        (rank, number, layer): (rank * 37 + number * 11 + layer * 53) % 29 * US
+        for rank in range(8) for number in range(STEPS) for layer in range(LAYERS)
+    }  # fmt: skip
+    with_it = hybrid_shard(jitter | {(5, 1, 2): 5 * MS, (5, 2, 0): 3 * MS})
+    waits = [ta.comm_outliers(t).total_wait_ns for t in (with_it, hybrid_shard(jitter))]
+    assert caused(with_it)[5] == pytest.approx(waits[0] - waits[1], rel=0.03)
+
+
+def test_a_wait_beside_compute_is_no_excuse() -> None:
+    """Rank 4 computed while it waited for rank 5: that it comes late to rank 0 is its compute."""
+    traces = hybrid_shard({(5, 1, 2): 5 * MS}, hidden=4)
+    assert caused(traces) == {5: 6 * 5 * MS, 4: 5 * MS}
+
+
+@pytest.mark.skipif(not FSDP.is_dir(), reason="the shared sets of recordings are not there")
+def test_a_chain_over_two_groups() -> None:
+    result = ta.comm_outliers(FSDP)
+    totals = dict(result.ranks.select("rank", "imposed_ns").iter_rows())
+    assert result.late_ranks()["rank"].to_list() == [5]
+    assert totals[5] > 0.97 * result.total_wait_ns
+    assert set(pl.Series(result.late["root_rank"])) == {5}

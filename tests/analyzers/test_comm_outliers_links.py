@@ -1,0 +1,144 @@
+"""What a link can carry, small collectives, outliers that are explained, and kernel names."""
+
+from __future__ import annotations
+
+import pytest
+from comm_traces import ALL_REDUCE, MS, US, device, step, trace
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.trace import Device, Trace
+from traceanalyzer.vocabulary import COMMUNICATION_WORDS, collective_of_kernel
+
+H100 = "NVIDIA H100 80GB HBM3"
+MIB = 2**20
+
+
+def ranks(
+    gbps: float, gpu: str | None, hosts: tuple[str | None, ...], size: int = 64 * MIB
+) -> list[Trace]:
+    """Each rank reduces ten messages at this bus bandwidth; the last arrival is 1 ms late."""
+    n = len(hosts)
+    took = round(size * 2 * (n - 1) / n / gbps)
+    about = {
+        "dtype": "float", "elements_in": size // 4, "elements_out": size // 4, "group": "0",
+        "group_size": n, "group_ranks": str(list(range(n))),
+    }  # fmt: skip
+    return [
+        trace(
+            [
+                device(ALL_REDUCE, i * 900 * MS + late, took + MS - late, seq=i, **about)
+                for i in range(10)
+            ],
+            rank,
+            world_size=n,
+            host=host,
+            devices=tuple(Device(i, gpu) for i in range(8)) if gpu else (),
+        )
+        for rank, host in enumerate(hosts)
+        for late in [MS if rank == 0 else 0]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hosts", "link", "peak"),
+    [
+        (H100, ("a", "a"), "NVLink 4", 450),
+        (H100, (None, None), "NVLink 4", 450),
+        (H100, ("a", "b"), "network", 25),
+        (H100, (None,) * 16, "network", 25),
+        ("NVIDIA A100-SXM4-80GB", ("a", "a"), "NVLink 3", 300),
+        ("NVIDIA H100 PCIe", ("a", "a"), "PCIe 5", 64),
+        ("NVIDIA H100 NVL", ("a", "a"), None, None),
+        ("Tesla T4", ("a", "a"), "PCIe 3", 16),
+        (None, ("a", "a"), None, None),
+    ],
+)
+def test_the_bandwidth_is_compared_with_what_the_link_can_do(gpu, hosts, link, peak) -> None:
+    (row,) = ta.comm_outliers(ranks(2.0, gpu, hosts)).groups.iter_rows(named=True)
+    assert (row["link"], row["link_gbps"]) == (link, peak)
+    # wait time is not part of it: 2 GB/s were simulated
+    assert row["pure_busbw_gbps"] == pytest.approx(2.0, rel=1e-4)
+    assert row["link_frac"] == (peak and pytest.approx(2.0 / peak, rel=1e-4))
+
+
+def test_a_slow_link_is_said_and_costs_what_it_takes_too_long() -> None:
+    traces = ranks(2.0, H100, ("a", "a"))
+    check_wording(ta.comm_outliers(traces).verdict)
+    finding = {one.rule: one for one in ta.diagnose(traces).found}["slow-link"]
+    took = 10 * 64 * MIB / 2.0  # ns: the bus factor of two ranks is 1
+    assert finding.cost_ns == pytest.approx(2 * took * (1 - 2.0 / (450 * 0.25)), rel=1e-3)
+    check_wording(finding.title)
+
+
+@pytest.mark.parametrize(("gbps", "size"), [(300.0, 64 * MIB), (2.0, 8 * MIB)])
+def test_fast_or_small_messages_are_no_slow_link(gbps: float, size: int) -> None:
+    result = ta.comm_outliers(ranks(gbps, H100, ("a", "a"), size))
+    assert result.slow_links.is_empty()
+
+
+def test_many_small_collectives_need_larger_buckets() -> None:
+    """404 all-reduces a step of 11 us: the advice is larger buckets, nowhere smaller ones."""
+    about = {"dtype": "float", "elements_in": 1000, "group": "0", "group_size": 2}
+    rows = [device(ALL_REDUCE, i * 20 * US, 11 * US, seq=i, **about) for i in range(3 * 404)] + [
+        step(i, i * 8080 * US, 8080 * US) for i in range(3)
+    ]
+    traces = [trace(rows, rank, world_size=2) for rank in (0, 1)]
+    check_wording(ta.comm_outliers(traces).verdict)
+    exposed = {one.rule: one for one in ta.diagnose(traces).found}["exposed-communication"]
+    text = " ".join((exposed.advice, *exposed.evidence))
+    assert "larger buckets" in text
+    assert "smaller buckets" not in text
+
+
+def test_the_verdict_counts_the_outliers_of_the_table() -> None:
+    """An outlier that is wait time for a rank below the threshold is an outlier still."""
+    about = {"dtype": "float", "elements_in": 1000, "group": "0", "group_size": 2}
+    traces = [
+        trace(
+            [
+                device(
+                    ALL_REDUCE, i * MS + start * (i == 9), 11 * US + more * (i == 9), seq=i, **about
+                )
+                for i in range(20)
+            ],
+            rank,
+        )
+        for rank, start, more in ((0, 0, 300 * US), (1, 300 * US, 0))
+    ]  # fmt: skip
+    result = ta.comm_outliers(traces)
+    assert result.n_outliers == 1 == result.outliers().height
+    assert "none is an outlier" not in result.verdict
+    check_wording(result.verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)", "all_reduce"),
+        ("void c10d::multimem_all_gather_kernel<16>(char*)", "all_gather"),
+        ("void two_shot_all_reduce_kernel<c10::BFloat16, 16, 8>", "all_reduce"),
+        ("void two_shot_reduce_scatter_kernel<float>", "reduce_scatter"),
+        ("void (anonymous namespace)::oneShotAllReduceKernel<half, 8>", "all_reduce"),
+        ("c10d::symmetric_memory::barrier_kernel(unsigned int**)", None),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>",
+         "all_reduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<>(half const*)", "all_reduce"),
+        ("void aiter::cross_device_reduce_2stage<__hip_bfloat16, 8>", "all_reduce"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC(ncclSymkDevWorkArgs4K)", "all_reduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("mori::moe::EpDispatchIntraNodeKernel<__hip_bfloat16>", "all_to_all"),
+    ],
+)  # fmt: skip
+def test_kernels_of_every_library_are_communication(name: str, collective: str | None) -> None:
+    assert collective_of_kernel(name) == collective
+    assert any(word in name.lower() for word in COMMUNICATION_WORDS)
+    rows = [device(name, 0, 5), device("void gemm<128>(float*)", 5, 5)]
+    assert ta.overlap(trace(rows)).devices["communication_ns"].to_list() == [5]
+
+
+@pytest.mark.parametrize(
+    "name", ["void lamb_stage1<float>", "splitKreduce_kernel", "void reduce_kernel<512, 1>"]
+)
+def test_other_kernels_are_not(name: str) -> None:
+    assert ta.overlap(trace([device(name, 0, 5)])).devices["communication_ns"].to_list() == [0]

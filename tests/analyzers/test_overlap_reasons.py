@@ -1,0 +1,87 @@
+"""Why communication is exposed: the reasons and their shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, device, host, trace
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.trace import Trace
+
+FSDP = Path(__file__).parents[2].parent / "shared/data/attribution/fsdp"
+
+
+def launched(kernel: dict[str, Any], at: int, number: int) -> list[dict[str, Any]]:
+    """A kernel with its launch call."""
+    call = host("cuda_runtime", "cudaLaunchKernel", at, 1000, correlation=number)
+    return [call, {**kernel, "correlation": number, "pid": 1}]
+
+
+def iteration(collective_at: int, launch_at: int, took: int = 4 * MS, stream: int = 20) -> Trace:
+    """10 ms of compute on stream 7, and one reduction."""
+    return trace(
+        [
+            *launched(device(GEMM, MS, 10 * MS), 0, 1),
+            *launched(device(ALL_REDUCE, collective_at, took, stream=stream), launch_at, 2),
+        ]
+    )
+
+
+def shares(*traces: Trace) -> dict[str, int]:
+    rows = ta.overlap(traces).reasons.select("reason", "exposed_ns").iter_rows()
+    return dict(rows)
+
+
+@pytest.mark.parametrize(
+    ("one", "reason", "exposed"),
+    [
+        (iteration(11 * MS, 2 * MS, stream=7), "shared_stream", 4 * MS),
+        (iteration(13 * MS, 12 * MS), "launched_late", 4 * MS),
+        (iteration(11 * MS, 2 * MS), "other", 4 * MS),
+        (iteration(9 * MS, 2 * MS), "other", 2 * MS),  # 2 of its 4 ms are beside compute
+    ],
+)
+def test_each_reason(one: Trace, reason: str, exposed: int) -> None:
+    assert shares(one) == {reason: exposed}
+    check_wording(ta.overlap(one).verdict)
+
+
+def test_waiting_for_a_rank_comes_first() -> None:
+    """Rank 0 arrives at 11 ms, rank 1 at 14 ms; both leave at 15 ms: 3 ms are wait time."""
+    both = [
+        trace(
+            [
+                *launched(device(GEMM, MS, end - MS), 0, 1),
+                *launched(device(ALL_REDUCE, end, 15 * MS - end, stream=7), 2 * MS, 2),
+            ],
+            rank,
+        )
+        for rank, end in ((0, 11 * MS), (1, 14 * MS))
+    ]
+    assert shares(*both) == {"waiting": 3 * MS, "shared_stream": 2 * MS}
+    check_wording(ta.overlap(both).verdict)
+    finding = {one.rule: one for one in ta.diagnose(both).found}["exposed-communication"]
+    check_wording(*finding.evidence, finding.advice)
+
+
+def test_launch_calls_are_read_from_a_file(tmp_path: Path) -> None:
+    """The first reading leaves launch calls out; the second one is for them."""
+    path = tmp_path / "rank0.json"
+    ta.convert(iteration(13 * MS, 12 * MS), path)
+    assert set(ta.overlap(path).reasons["reason"]) == {"launched_late"}
+
+
+def test_little_exposed_communication_has_no_reasons() -> None:
+    assert ta.overlap(iteration(11 * MS, 2 * MS, took=MS // 10)).reasons.is_empty()
+
+
+@pytest.mark.skipif(not FSDP.is_dir(), reason="the shared sets of recordings are not there")
+def test_reasons_add_up_to_the_exposed_communication() -> None:
+    result = ta.overlap(FSDP)
+    assert result.reasons["exposed_ns"].sum() == result.devices["exposed_communication_ns"].sum()
+    waits = ta.comm_outliers(FSDP).total_wait_ns
+    assert dict(result.reasons.select("reason", "exposed_ns").iter_rows())["waiting"] == waits

@@ -1,0 +1,89 @@
+"""What the link between the ranks of a process group can carry, to compare bus bandwidth with.
+
+Peaks are in 10^9 bytes a second, per GPU and direction. Sources: the vendors' public data sheets,
+which state both directions together (V100, A100, H100, H200, B200, MI300X); PCIe x16 by generation.
+A bus bandwidth near the peak is reached by messages of 16 MiB and more only.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.collectives import Part
+
+#: Smaller messages are bound by latency.
+LARGE_BYTES = 16 * 2**20
+
+#: By device name, the first that matches: the link between GPUs of one node.
+_LINKS: tuple[tuple[str, str, float], ...] = (
+    (r"V100-SXM", "NVLink 2", 150),
+    (r"A100-SXM", "NVLink 3", 300),
+    (r"A800-SXM", "NVLink 3", 200),
+    (r"H100 PCIe", "PCIe 5", 64),
+    (r"H100 80GB HBM3|H100.*SXM|\bH200(?! NVL)\b|\bH20\b", "NVLink 4", 450),
+    (r"H800(?! PCIe)", "NVLink 4", 200),
+    (r"\bB200\b", "NVLink 5", 900),
+    (r"MI3(?:00|25)X", "Infinity Fabric", 448),
+    (r"A100-PCI|A800 .*PCI|\bL4\b|\bL40S?\b|\bA10G?\b", "PCIe 4", 32),
+    (r"Tesla T4|\bT4\b|V100-PCI", "PCIe 3", 16),
+)
+
+#: The slowest network that is usual between nodes, per GPU: 200 Gbit/s.
+_NETWORK = ("network", 25.0)
+
+#: GPUs of a node where the file does not list them.
+_USUAL_GPUS = 8
+
+_TYPES = {"link": pl.String, "link_gbps": pl.Float64}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where one rank runs."""
+
+    host: str | None
+    gpu: str | None
+    node_gpus: int
+
+
+def with_links(instances: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
+    """Adds ``link`` and ``link_gbps``: what joins the group's ranks, and its peak per direction.
+
+    A group lies within a node if its ranks have one host name; where host names are not known, if
+    it has no more ranks than the node has GPUs and they are of one block of that many. Otherwise it
+    is joined by the network. Null where the device, or the group's size, is not known.
+    """
+    places = {part.rank: _Place(part.host, part.gpu, part.node_gpus) for part in parts}
+    keys = ["rank", "group_size", "group_ranks"]
+    groups = instances.select(keys).unique()
+    found = [_link(places, *row) for row in groups.iter_rows()]
+    links = pl.DataFrame(found, schema=_TYPES, orient="row")
+    joined = pl.concat([groups, links], how="horizontal")
+    return instances.join(joined, on=keys, how="left", nulls_equal=True, maintain_order="left")
+
+
+def local_link(gpu: str | None) -> tuple[str | None, float | None]:
+    """The link between GPUs of one node, by the device's name; None where it is not known."""
+    for pattern, name, gbps in _LINKS:
+        if gpu and re.search(pattern, gpu):
+            return name, gbps
+    return None, None
+
+
+def _link(
+    places: dict[int | None, _Place], rank: int, size: int | None, ranks: str | None
+) -> tuple[str | None, float | None]:
+    place = places[rank]
+    if size is None or size < 2:
+        return None, None
+    members = [int(number) for number in re.findall(r"\d+", ranks or "")] or list(range(size))
+    known = [places[member].host for member in members if member in places]
+    hosts = {host for host in known if host is not None}
+    gpus = place.node_gpus or _USUAL_GPUS
+    one_block = size <= gpus and len({member // gpus for member in members}) == 1
+    one_node = len(hosts) == 1 if hosts and len(known) == size else one_block and len(hosts) < 2
+    if one_node:
+        return local_link(place.gpu)
+    return _NETWORK if len(hosts) > 1 or place.node_gpus else (None, None)

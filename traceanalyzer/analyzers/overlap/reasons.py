@@ -1,0 +1,151 @@
+"""Why communication is exposed: each collective's exposed time by reason.
+
+The exposed time of a collective is its duration without the time in which compute runs on the same
+device. It is divided in this order:
+
+- ``waiting``: up to its wait time, which is known where other ranks are given;
+- ``shared_stream``: compute is launched on the stream of the collective, so they take turns;
+- ``launched_late``: the launch call began when all earlier compute of the device had ended;
+- ``other``: launched in time on its stream, but no compute was ready to run beside it;
+- ``unknown``: its launch call was not recorded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, matching
+from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
+from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+WAITING, SHARED, LATE = "waiting", "shared_stream", "launched_late"
+
+OTHER, UNKNOWN = "other", "unknown"
+
+#: A stream with less of its device's compute is not a compute stream.
+_SHARED_FRAC = 0.01
+
+_SCHEMA = {
+    "reason": pl.String,
+    "exposed_ns": pl.Int64,
+    "collectives": pl.UInt32,
+    "streams": pl.List(pl.Int64),
+    "share_frac": pl.Float64,
+}
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """The collectives of one rank with exposed communication.
+
+    Attributes:
+        communication: them, as comm-outliers measures them.
+        streams: device, stream of each stream that compute runs on.
+        launched: device, stream, start (absolute) of each collective with a launch call, and
+            ``late``: it was launched when earlier compute had ended.
+        knows_launches: launch calls of communication kernels were read.
+    """
+
+    communication: collectives.Part
+    streams: pl.DataFrame
+    launched: pl.DataFrame
+    knows_launches: bool
+
+
+def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Exposed:
+    """What tells why the communication of one rank is exposed.
+
+    Args:
+        trace: of one rank.
+        work: its device work, of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        patterns: regular expressions of further kernel names that are communication.
+    """
+    part = measure_communication(trace, CommOptions(patterns=patterns))
+    compute = work.filter(pl.col("sort") == COMPUTE)
+    length = (pl.col("end") - pl.col("start")).sum()
+    by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
+    enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
+    launched = _launched(trace, work.filter(pl.col("sort") == COMMUNICATION))
+    ends = compute.sort("start").select(
+        "device", before="start", ended=pl.col("end").cum_max().over("device")
+    )
+    timed = launched.sort("start").join_asof(
+        ends, left_on="start", right_on="before", by="device", check_sortedness=False
+    )
+    is_late = (pl.col("launch") >= pl.col("ended")).fill_null(value=False)
+    late = timed.select("device", "stream", pl.col("start") + part.shift_ns, late=is_late)
+    streams = by_stream.filter(enough).select("device", "stream")
+    return Exposed(part, streams, late.unique(["device", "stream", "start"]), launched.height > 0)
+
+
+def _launched(trace: Trace, communication: pl.DataFrame) -> pl.DataFrame:
+    """device, stream, start of collectives, and ``launch``, the start of their launch call."""
+    calls = trace.events.filter(
+        pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation").is_not_null()
+    ).select("pid", "correlation", launch="ts")
+    kernels = communication.select(*DEVICE, "pid", "stream", "start", "correlation")
+    keys = ["correlation"] if kernels["pid"].null_count() else ["pid", "correlation"]
+    return kernels.join(calls.unique(keys, keep="first"), on=keys)
+
+
+def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
+    """The exposed time of all ranks by reason, the largest first.
+
+    Returns:
+        reason, exposed_ns (sum over collectives), collectives, streams (of these collectives) and
+        share_frac of all exposed time.
+    """
+    rows = _waits([part.communication for part in parts])
+    if rows.is_empty():
+        return pl.DataFrame(schema=_SCHEMA)
+    paths = [pl.lit(part.communication.path).alias("path") for part in parts]
+    streams = pl.concat(p.streams.with_columns(path) for p, path in zip(parts, paths, strict=True))
+    late = pl.concat(p.launched.with_columns(path) for p, path in zip(parts, paths, strict=True))
+    by = ["path", "device", "stream"]
+    flagged = rows.join(
+        streams.with_columns(shares=pl.lit(value=True)), on=by, how="left", nulls_equal=True
+    ).join(
+        late.rename({"start": "absolute"}),
+        on=[*by, "absolute"],
+        how="left",
+        nulls_equal=True,
+    )
+    rest = pl.col("exposed_ns") - pl.col("waiting_ns")
+    reason = pl.when("shares").then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
+    reason = reason.when(pl.col("late").is_null()).then(pl.lit(UNKNOWN))
+    pieces = pl.concat(
+        [
+            flagged.select("stream", reason=pl.lit(WAITING), exposed_ns="waiting_ns"),
+            flagged.select("stream", reason=reason.otherwise(pl.lit(OTHER)), exposed_ns=rest),
+        ]
+    ).filter(pl.col("exposed_ns") > 0)
+    summed = pieces.group_by("reason").agg(
+        pl.col("exposed_ns").sum(),
+        pl.len().alias("collectives"),
+        pl.col("stream").drop_nulls().unique().sort().alias("streams"),
+    )
+    return summed.with_columns(share_frac=ratio("exposed_ns", pl.col("exposed_ns").sum())).sort(
+        "exposed_ns", "reason", descending=[True, False]
+    )
+
+
+def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
+    """Every collective with path, device, stream, ``absolute`` start, exposed_ns, waiting_ns."""
+    if not any(part.instances.height for part in parts):
+        return pl.DataFrame()
+    shifts = {part.path: part.shift_ns for part in parts}
+    ordered = matching.ordered(parts)
+    matched = matching.match(matching.joined(ordered))
+    clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
+    met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
+    rows = matched.join(met.select("id", "wait_ns"), on="id", how="left")
+    exposed = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
+    shift = pl.col("path").replace_strict(shifts, return_dtype=pl.Int64)
+    return rows.with_columns(exposed_ns=exposed, absolute=pl.col("ts") + shift).with_columns(
+        waiting_ns=pl.min_horizontal(pl.col("wait_ns").fill_null(0), "exposed_ns")
+    )
