@@ -53,7 +53,7 @@ def test_habits(costs, expected):
 def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int]) -> None:
     rows = pl.DataFrame(
         [
-            {"instance": number, "path": "a", "is_last": True, "ts": 100}
+            {"instance": number, "path": "a", "device": 0, "is_last": True, "ts": 100}
             for number in range(len(delays))
         ]
     )
@@ -69,7 +69,12 @@ def test_what_others_waited_longest_for_comes_first() -> None:
     imposed = pl.Series("imposed_ns", [5, 70, 6, 70])
     found = late(
         collectives(9, 9, 9, 9).with_columns(imposed),
-        pl.DataFrame([{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(4)]),
+        pl.DataFrame(
+            [
+                {"instance": n, "path": "a", "device": 0, "is_last": True, "ts": 100}
+                for n in range(4)
+            ]
+        ),
         steps((1, 0)),
         pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]}),
         1,
@@ -80,7 +85,10 @@ def test_what_others_waited_longest_for_comes_first() -> None:
 def test_small_delays_of_a_rank_without_the_habit_are_left_out() -> None:
     delays = (1, 2, 3)
     rows = pl.DataFrame(
-        [{"instance": n, "path": "a", "is_last": True, "ts": 100} for n in range(len(delays))]
+        [
+            {"instance": n, "path": "a", "device": 0, "is_last": True, "ts": 100}
+            for n in range(len(delays))
+        ]
     )
     marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     rare = steps((1, 90), (2, 0))

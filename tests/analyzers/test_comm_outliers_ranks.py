@@ -452,7 +452,7 @@ def parts(result: CommOutliers, side: str) -> dict[str, int]:
 
 
 def test_the_stretch_runs_from_the_others_arrival_to_its_own() -> None:
-    assert late_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS),)
+    assert late_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
 
 
 def test_time_outside_any_operator_is_the_annotations() -> None:

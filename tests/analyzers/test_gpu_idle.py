@@ -395,9 +395,8 @@ def test_two_processes_on_one_device() -> None:
     assert (result.units.height, result.idle_ns) == (1, 0)
     apart = gpu_idle(trace(events), by="process")
     assert apart.units["pid"].to_list() == [1, 2]
-    assert [int(s) for s in apart.units["end"] - apart.units["start"] - apart.units["busy_ns"]] == [
-        200 * US, 200 * US,
-    ]  # fmt: skip
+    # the device works for the other process while this one has none
+    assert (apart.units["end"] - apart.units["start"] == apart.units["busy_ns"]).all()
     adds_up(apart)
 
 

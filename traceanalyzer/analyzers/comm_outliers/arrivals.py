@@ -73,12 +73,16 @@ _WINDOWS = 20
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of one rank during which others waited for it, on its own trace's clock."""
+    """A stretch of one rank during which others waited for it, on its own trace's clock.
+
+    ``device`` is the one of its collective, None where that is the host's.
+    """
 
     path: str
     rank: int
     start_ns: int
     end_ns: int
+    device: int | None = None
 
 
 def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFrame:
@@ -296,7 +300,9 @@ def late(
     enough = pl.col("late_ns") >= least_ns
     creeping = pl.col("late_rank").is_in(_habitual(steps)) & ~enough.any().over("late_rank")
     chosen = worst.filter(enough | (creeping & (order < _SAMPLES)))
-    last = rows.filter("is_last").select("instance", "path", window_end_ns="ts")
+    last = rows.filter("is_last").select(
+        "instance", "path", window_device="device", window_end_ns="ts"
+    )
     return (
         chosen.join(last, on="instance", how="left", maintain_order="left")
         .with_columns(window_start_ns=pl.col("window_end_ns") - pl.col("late_ns"))
@@ -306,7 +312,7 @@ def late(
 
 def windows(late: pl.DataFrame) -> tuple[Window, ...]:
     """The stretches of the worst rows of :func:`late`, longest imposed waiting first."""
-    columns = ("path", "late_rank", "window_start_ns", "window_end_ns")
+    columns = ("path", "late_rank", "window_start_ns", "window_end_ns", "window_device")
     return tuple(Window(*row) for row in late.head(_WINDOWS).select(columns).iter_rows())
 
 

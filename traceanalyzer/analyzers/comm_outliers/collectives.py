@@ -6,8 +6,8 @@ that shares the kernel's correlation id and lies inside the host event. ``gpu_us
 rows are projections and never work.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -43,6 +43,10 @@ INSTANCES: dict[str, type[pl.DataType]] = {
 }
 
 
+#: Span, busy time, communication and its overlap with compute, in ns, see :func:`activity`.
+Activity = tuple[int, int | None, int, int | None]
+
+
 @dataclass(frozen=True)
 class Part:
     """One file's communication.
@@ -66,6 +70,7 @@ class Part:
         wants_launches: reading the launch calls too would tell more about its collectives.
         rank_known: False once a rank was made up for a file that does not tell.
         record_hint: how collectives are recorded with the profiler that wrote the file.
+        by_device: span, busy, communication and overlap of each device, where several communicate.
         gpu: name of the GPU that communicates, or None.
         node_gpus: GPUs that the file lists, 0 where it lists none or only one.
     """
@@ -86,6 +91,7 @@ class Part:
     wants_launches: bool = False
     rank_known: bool = True
     record_hint: str = ""
+    by_device: Mapping[int, Activity] = field(default_factory=dict)
     gpu: str | None = None
     node_gpus: int = 0
 
@@ -280,7 +286,7 @@ def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataF
 
 def activity(
     trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
-) -> tuple[int, int | None, int, int | None]:
+) -> Activity:
     """Span, busy time, communication and its overlap with compute, in ns: sums over the devices.
 
     Where communication is the host's, the rank's devices count as one, and the span takes in the
@@ -304,6 +310,19 @@ def activity(
     spans = extent(pl.concat([work.select(comm.columns), comm]), ["device"])
     overlap = int(intervals.overlap_with(comm, compute, ["device"])["overlap"].sum())
     return _length(spans), _length(intervals.union(work, ["device"])), _length(comm), overlap
+
+
+def by_device(
+    trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
+) -> dict[int, Activity]:
+    """:func:`activity` of each device that communicates; empty where fewer than two do."""
+    devices = communication["device"].drop_nulls().unique().sort()
+    if len(devices) < 2:
+        return {}
+    return {
+        device: activity(trace, *(f.filter(device=device) for f in (work, communication, compute)))
+        for device in devices
+    }
 
 
 def _of_host(communication: pl.DataFrame) -> bool:

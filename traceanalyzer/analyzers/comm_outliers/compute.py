@@ -93,6 +93,7 @@ def measure(trace: Trace, options: Options) -> Part:
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
         gpu=collectives.gpu_name(trace, instances["device"].drop_nulls().first()),  # type: ignore[arg-type]
+        by_device=collectives.by_device(trace, work, closed, compute),
         node_gpus=len(meta.devices) if len(meta.devices) > 1 else 0,
     )
 
@@ -121,7 +122,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     Raises:
         MissingData: there is no communication in any part, or in the other run.
     """
-    parts = matching.ordered(parts)
+    parts = matching.ordered(matching.devices_apart(parts))
     matched = matching.match(matching.joined(parts))
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in parts})
     offsets = arrivals.applied(clocks)

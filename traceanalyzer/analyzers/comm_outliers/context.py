@@ -92,7 +92,7 @@ def divide(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
     """
     found = []
     for number, window in enumerate(windows):
-        trace = next((t for t in traces if _is_of(t, window)), None)
+        trace = _trace_of(window, traces)
         if trace is not None:
             found += [part.with_columns(window=number) for part in _sides(window, trace)]
     rows = [
@@ -134,8 +134,13 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
 
 
-def _is_of(trace: Trace, window: Window) -> bool:
-    return trace.meta.path == window.path and trace.meta.rank in (None, window.rank)
+def _trace_of(window: Window, traces: Sequence[Trace]) -> Trace | None:
+    """The trace of the window's rank; a file's only one may have another rank, see ``device``."""
+    of_file = [trace for trace in traces if trace.meta.path == window.path]
+    for trace in of_file:
+        if trace.meta.rank in (None, window.rank):
+            return trace
+    return of_file[0] if len(of_file) == 1 else None
 
 
 def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
@@ -152,6 +157,8 @@ def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
         sides.append(_largest(parts, "host", NOTHING, rest, length))
     if trace.events["kind"].is_in(vocabulary.DEVICE_WORK).any():
         device = clipped.filter(pl.col("kind").is_in(vocabulary.DEVICE_WORK))
+        if window.device is not None:
+            device = device.filter(device=window.device)
         rest = length - intervals.measure(device)["length"].item()
         sides.append(_largest(_device(device), "device", IDLE, rest, length))
     return sides

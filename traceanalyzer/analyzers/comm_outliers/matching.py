@@ -81,6 +81,32 @@ def ordered(parts: Sequence[Part]) -> list[Part]:
     ]
 
 
+def devices_apart(parts: Sequence[Part]) -> list[Part]:
+    """The parts; where all are of one rank with several GPUs, a part for each GPU.
+
+    One process then drives several GPUs, as in DataParallel: the number of a GPU is its rank here.
+    """
+    if len({part.rank for part in parts}) > 1 or not any(part.by_device for part in parts):
+        return [replace(part, by_device={}) for part in parts]
+    return [one for part in parts for one in (_of_devices(part) if part.by_device else [part])]
+
+
+def _of_devices(part: Part) -> list[Part]:
+    return [
+        replace(
+            part,
+            rank=device,
+            instances=part.instances.filter(device=device),
+            span_ns=span_ns,
+            busy_ns=busy_ns,
+            comm_ns=comm_ns,
+            overlap_ns=overlap_ns,
+            unclosed=part.unclosed if device == min(part.by_device) else 0,
+        )
+        for device, (span_ns, busy_ns, comm_ns, overlap_ns) in part.by_device.items()
+    ]
+
+
 def _with_ranks(parts: Sequence[Part]) -> list[Part]:
     taken = {part.rank for part in parts}
     free = (n for n in range(2 * len(parts)) if n not in taken)

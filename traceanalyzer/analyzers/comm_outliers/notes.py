@@ -44,7 +44,12 @@ def _given(parts: Sequence[Part]) -> list[str]:
     silent = sorted({part.rank or 0 for part in parts if part.instances.is_empty()})
     files = Counter(part.rank for part in parts)
     again = [rank for rank, count in files.items() if count > 1]
+    by_device = sum(bool(part.by_device) for part in parts)
     return [
+        _if(
+            by_device and len(given) > 1,
+            f"One rank uses {by_device} GPUs: each is compared as a rank, numbered as the device.",
+        ),
         _if(
             len(given) < world,
             f"Ranks given: {len(given)} of {world}. Lateness is judged among those only.",

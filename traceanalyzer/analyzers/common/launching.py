@@ -33,6 +33,17 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
+def is_graph_capture(trace: Trace) -> bool:
+    """Whether a trace recorded the capture of CUDA or HIP graphs, and none of their replays.
+
+    Engines record the capture apart from what they serve. Programs that go on to launch the graphs
+    are judged as usual.
+    """
+    calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))["name"].cast(pl.String)
+    captures = calls.str.contains("StreamBeginCapture").any()
+    return captures and not calls.str.contains("GraphLaunch").any()
+
+
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     """The row in ``events`` of the call that launched each piece; :data:`ROOT` where not recorded.
 

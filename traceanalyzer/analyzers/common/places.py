@@ -45,6 +45,16 @@ def told_by_rank(frame: pl.DataFrame) -> bool:
     return files["rank"].null_count() == 0 and files["rank"].n_unique() == files.height
 
 
+def count_devices(frame: pl.DataFrame) -> int:
+    """How many devices rows of rank, path and device are of.
+
+    Recordings of one rank's device (cycles of a profiler, processes that share it) are one device;
+    where the rank is not known, each file has its own.
+    """
+    where = pl.when(pl.col("rank").is_null()).then("path")
+    return frame.select("rank", where, "device").n_unique()
+
+
 def short_paths(paths: pl.Series) -> pl.Series:
     """Files by their names, with the folders in which they differ where the names do not tell."""
     parts = {path: PurePath(path).parts for path in paths.unique()}
@@ -58,13 +68,3 @@ def short_paths(paths: pl.Series) -> pl.Series:
 def _worded(column: str, frame: pl.DataFrame) -> pl.Series:
     """``rank 3``; null where not known."""
     return frame.select(pl.format(f"{column} {{}}", column)).to_series()
-
-
-def count_devices(rows: pl.DataFrame) -> int:
-    """How many devices there are: several recordings of one rank and device are of one device.
-
-    Args:
-        rows: rank, device of each recording; without a rank each is a device.
-    """
-    known = rows.filter(pl.col("rank").is_not_null())
-    return known.select("rank", "device").n_unique() + rows.height - known.height

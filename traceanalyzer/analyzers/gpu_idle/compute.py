@@ -184,9 +184,19 @@ GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take, mor
 def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
     """When each unit's work runs; when a training thread is in operators, not loading or saving."""
     if not excerpt.on_host:
-        return intervals.union(excerpt.work, _UNIT)
+        return _of_whole_devices(excerpt)
     waiting = pl.concat([loader, host.saving(excerpt)])
     return intervals.subtract(host.running(excerpt), waiting, _UNIT)
+
+
+def _of_whole_devices(excerpt: Excerpt) -> pl.DataFrame:
+    """When each unit's device is busy: of processes that share a device, with work of any."""
+    devices = excerpt.units.select("unit", "device")
+    if devices["device"].n_unique() == devices.height:
+        return intervals.union(excerpt.work, _UNIT)
+    work = excerpt.work.select("unit", "start", "end").join(devices, on="unit")
+    union = intervals.union(work, ["device"]).join(devices, on="device", nulls_equal=True)
+    return union.select("unit", "start", "end")
 
 
 def _spans(excerpt: Excerpt) -> pl.DataFrame:

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_work, step_marks
-from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
@@ -18,6 +18,11 @@ from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that say what a thread was doing.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
+
+_GRAPH_CAPTURE = (
+    "{path}: a recording of CUDA graph capture: kernels are captured, not run, so its idle time "
+    "says nothing; give the recording of the replays"
+)
 
 _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
 
@@ -90,9 +95,11 @@ def take(trace: Trace, options: Options) -> Excerpt:
     """What is needed of one rank's trace.
 
     Raises:
-        MissingData: neither device work nor operators were recorded.
+        MissingData: neither device work nor operators were recorded, or only the capture of graphs.
         OptionError: a pattern is not a regular expression.
     """
+    if is_graph_capture(trace):
+        raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
     steps = step_marks.step_marks(trace, options.step_name)
     work = device_work.device_work(trace, options.patterns)
     by_process = options.by == "process"

@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
 from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_times
@@ -102,7 +103,7 @@ def _verdict(result: Kernels) -> str:
     """Which families and which kernel take the busy time, and what that says."""
     families = result.heaviest("family")
     parts = [f"{name} {_share(result, total)}" for name, _, total in families.head(_NAMED).rows()]
-    many = result.devices.height > 1
+    many = count_devices(result.devices) > 1
     span = format_frac(result.busy_ns / result.span_ns) if result.span_ns else "all"
     who, whose = ("devices were", "their") if many else ("device was", "its")
     busy = (

@@ -58,7 +58,7 @@ class Part:
         unfinished: pieces of work without an end, which are not counted.
         before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
         step_hint: how steps are marked for the profiler that wrote the file.
-        exposed: why communication is exposed; None where that is little of the time.
+        exposed: why communication is exposed; None where none is.
     """
 
     path: str
@@ -86,10 +86,6 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span = device_work.extent(work)
     devices = measure_parts(work, span)
-    much = (
-        devices["exposed_communication_ns"].sum()
-        >= SMALL_FRAC * (span["end"] - span["start"]).sum()
-    )
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
@@ -101,7 +97,9 @@ def measure(trace: Trace, options: Options) -> Part:
         unfinished=recorded - work.height,
         before_ns=launching.launched_before_ns(trace, work),
         step_hint=record_hint(trace.meta, "step"),
-        exposed=reasons.measure(trace, work, options.patterns) if much else None,
+        exposed=reasons.measure(trace, work, options.patterns)
+        if devices["exposed_communication_ns"].sum()
+        else None,
     )
 
 
@@ -110,7 +108,8 @@ def more(parts: Sequence[Part], _options: Options) -> Needs | None:
 
     What may be missing are launches of before the recording.
     """
-    exposed = any(part.exposed and not part.exposed.knows_launches for part in parts)
+    wanting = [p.devices for p in parts if p.exposed and not p.exposed.knows_launches]
+    exposed = bool(wanting) and _is_much(pl.concat(wanting))
     if exposed or any(part.before_ns is None for part in parts):
         return Needs(_KINDS | {*LAUNCH_KINDS}, MARK_NAMES, unused=("external_id", "bytes"))
     return None
@@ -132,14 +131,25 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
     return Overlap(
         by=options.by,
-        devices=_shares(whole),
+        devices=_shares(_one_a_device(whole, ["rank", "device"])),
         steps=_shares(steps),
-        streams=streams.with_columns(alone_frac=ratio("alone_ns", "busy_ns")),
+        streams=_one_a_device(streams, ["rank", "device", "stream"]).with_columns(
+            alone_frac=ratio("alone_ns", "busy_ns")
+        ),
         timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
-        reasons=reasons.divide([part.exposed for part in parts if part.exposed]),
+        reasons=reasons.divide(
+            [part.exposed for part in parts if part.exposed and _is_much(whole)]
+        ),
     )
+
+
+def _is_much(devices: pl.DataFrame) -> bool:
+    """Whether exposed communication is worth looking into."""
+    columns = (f"{part}_ns" for part in device_work.PARTS)
+    whole = devices.select(pl.sum_horizontal(columns).sum()).item()
+    return bool(devices["exposed_communication_ns"].sum() > SMALL_FRAC * whole)
 
 
 OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more)
@@ -222,6 +232,17 @@ def _one_clock(parts: Sequence[Part]) -> bool:
     begins = pl.Series([frame["start"].min() for frame in frames])
     ends = pl.Series([frame["end"].max() for frame in frames])
     return len(epochs) == 1 and bool((begins.max() <= ends).all())
+
+
+def _one_a_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Rows of one rank's device from several recordings, such as profiler cycles, summed up.
+
+    The time between the recordings is in none of the sums. Files without a rank stay apart.
+    """
+    path = pl.when(pl.col("rank").is_null()).then("path")
+    grouped = frame.group_by(*keys, file=path, maintain_order=True)
+    summed = grouped.agg(pl.col("path", "at_ns").first(), pl.exclude(*keys, "path", "at_ns").sum())
+    return summed.select(frame.columns)
 
 
 def _sorted(frame: pl.DataFrame) -> pl.DataFrame:

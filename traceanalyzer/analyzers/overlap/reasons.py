@@ -104,7 +104,9 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     if rows.is_empty():
         return pl.DataFrame(schema=_SCHEMA)
     paths = [pl.lit(part.communication.path).alias("path") for part in parts]
-    streams = pl.concat(p.streams.with_columns(path) for p, path in zip(parts, paths, strict=True))
+    streams = pl.concat(
+        p.streams.with_columns(path) for p, path in zip(parts, paths, strict=True)
+    ).unique()
     late = pl.concat(p.launched.with_columns(path) for p, path in zip(parts, paths, strict=True))
     by = ["path", "device", "stream"]
     flagged = rows.join(
@@ -139,7 +141,7 @@ def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
     if not any(part.instances.height for part in parts):
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}
-    ordered = matching.ordered(parts)
+    ordered = matching.ordered(matching.devices_apart(parts))
     matched = matching.match(matching.joined(ordered))
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
