@@ -30,8 +30,8 @@ _LINKS: tuple[tuple[str, str, float], ...] = (
     (r"Tesla T4|\bT4\b|V100-PCI", "PCIe 3", 16),
 )
 
-#: The slowest network that is usual between nodes, per GPU: 200 Gbit/s.
-_NETWORK = ("network", 25.0)
+#: Between nodes, per GPU: 200 Gbit/s, the slowest usual network. Rings use all GPUs' adapters.
+NETWORK, _NETWORK_GBPS = "network", 25.0
 
 #: GPUs of a node where the file does not list them.
 _USUAL_GPUS = 8
@@ -53,7 +53,8 @@ def with_links(instances: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
 
     A group lies within a node if its ranks have one host name; where host names are not known, if
     it has no more ranks than the node has GPUs and they are of one block of that many. Otherwise it
-    is joined by the network. Null where the device, or the group's size, is not known.
+    is joined by the network, of 25 GB/s for each of its ranks in a node. Null where the device, or
+    the group's size, is not known.
     """
     places = {part.rank: _Place(part.host, part.gpu, part.node_gpus) for part in parts}
     keys = ["rank", "group_size", "group_ranks"]
@@ -86,4 +87,8 @@ def _link(
     one_node = len(hosts) == 1 if hosts and len(known) == size else one_block and len(hosts) < 2
     if one_node:
         return local_link(place.gpu)
-    return _NETWORK if len(hosts) > 1 or place.node_gpus else (None, None)
+    if len(hosts) < 2 and not place.node_gpus:
+        return None, None
+    blocks = len({member // gpus for member in members})
+    nodes = max(len(hosts), blocks if len(members) == size else -(-size // gpus), 2)
+    return NETWORK, _NETWORK_GBPS * max(size // nodes, 1)

@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import arrivals, notes, tables
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.context import divide, labels
+from traceanalyzer.analyzers.comm_outliers.links import NETWORK
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.result import Result, Table, View
@@ -411,12 +412,12 @@ def slow_links(result: CommOutliers) -> list[str]:
     found = []
     for row in result.slow_links.iter_rows(named=True):
         speed = row["busbw_gbps"] if row["pure_busbw_gbps"] is None else row["pure_busbw_gbps"]
-        where = (
-            "over the network" if row["link"] == "network" else f"on a machine with {row['link']}"
-        )
+        network = row["link"] == NETWORK
+        where = "between nodes" if network else f"on a machine with {row['link']}"
+        usual = ", at the usual 200 Gbit/s per GPU" if network else ""
         found.append(
             f"{_what(row)} runs at {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of "
-            f"its {row['link_gbps']:g} GB/s per direction{waiting}."
+            f"its {row['link_gbps']:g} GB/s per direction{usual}{waiting}."
         )
     return found
 

@@ -30,7 +30,7 @@ OTHER, UNKNOWN = "other", "unknown"
 #: A stream with less of its device's compute is not a compute stream.
 _SHARED_FRAC = 0.01
 
-_SCHEMA = {
+_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "reason": pl.String,
     "exposed_ns": pl.Int64,
     "collectives": pl.UInt32,
