@@ -9,7 +9,7 @@
 The GPU is idle 25.1 % of the time (32.05 ms of 127.8 ms). Loader-bound: ...
 >>> late = ta.comm_outliers("fixtures/nccl_8ranks")        # and a function of files and folders
 >>> late.to_polars("ranks").select("rank", "imposed_ns").row(0)
-(5, 185117496)
+(5, 185107732)
 >>> axes = idle.plot("gaps")                               # matplotlib axes, yours to adapt
 
 A result shows itself in a notebook; ``print(result)`` is what the command line prints. Its
