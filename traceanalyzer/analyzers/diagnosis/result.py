@@ -21,6 +21,10 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 _FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding)}
 
 
+#: Analyses whose findings may claim the same time: it is one chain of causes.
+_COMMUNICATION = ("comm_outliers", "overlap")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Result):
     """What :func:`traceanalyzer.diagnose` found.
@@ -75,13 +79,14 @@ class Diagnosis(Result):
     def _notes(self) -> tuple[str, ...]:
         """How costs are meant; what cannot be told, and why."""
         overlap = (
-            "Costs overlap and do not add up: waiting for a late rank is exposed communication on "
-            "the others."
+            "Costs of communication overlap and do not add up: wait time for a straggler is "
+            "exposed communication on the other ranks."
         )
+        of_communication = [one for one in self.found if one.analysis in _COMMUNICATION]
         untold = self.rules.filter(pl.col("status") == UNTOLD)
         reasons = untold.group_by("why", maintain_order=True).agg(pl.col("rule").str.join(", "))
         silent = [f"Cannot tell {rules}: {why}." for why, rules in reasons.rows()]
-        return (*((overlap,) if len(self.found) > 1 else ()), *silent)
+        return (*((overlap,) if len(of_communication) > 1 else ()), *silent)
 
     def _tables(self) -> tuple[Table, ...]:
         shown = headings(

@@ -146,11 +146,11 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     points = excerpt.samples.join(excerpt.threads, on="thread").select("unit", "ts", "stack")
     ordered = gaps.with_row_index("gap").sort("unit", "start")
     inside = linking.label_by_interval(points, ordered, ["unit"]).drop_nulls("interval")
-    frames = excerpt.stacks.select("id", function="name")
+    frames = excerpt.stacks.select("id", function=_function())
     counts = (
         inside.select("stack", gap=ordered["gap"].gather(inside["interval"]))
         .join(frames, left_on="stack", right_on="id")
-        .group_by("gap", sampled=pl.col("function").cast(pl.String))
+        .group_by("gap", sampled="function")
         .agg(n=pl.len())
         .with_columns(sampled_frac=pl.col("n") / pl.col("n").sum().over("gap"))
         .sort("n", "sampled", descending=[True, False])
@@ -158,6 +158,13 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     )
     rows = gaps.with_row_index("gap").join(counts, on="gap", how="left", maintain_order="left")
     return rows.select("sampled", "sampled_frac")
+
+
+def _function() -> pl.Expr:
+    """The function of a frame; without symbols the library or program that it lies in."""
+    name, library = (pl.col(column).cast(pl.String) for column in ("name", "file"))
+    unnamed = pl.format("{} (no symbols)", library.str.extract(r"([^/\\]+)$"))
+    return pl.when(name.str.starts_with("[")).then(pl.coalesce(unnamed, name)).otherwise(name)
 
 
 def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
