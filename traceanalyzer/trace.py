@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -12,6 +12,8 @@ from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 from traceanalyzer.questions import Questions
 from traceanalyzer.vocabulary import CUT_OFF
+
+T = TypeVar("T")
 
 #: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
 _HINTS: dict[str, str] = {
@@ -146,6 +148,9 @@ class Trace(Questions):
     segments: pl.DataFrame = field(default_factory=lambda: schema.empty("segments"))
     blocks: pl.DataFrame = field(default_factory=lambda: schema.empty("blocks"))
     issues: pl.DataFrame = field(default_factory=lambda: schema.empty("issues"))
+    _computed: dict[Hashable, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def meta(self) -> Meta:
@@ -170,6 +175,17 @@ class Trace(Questions):
             where = ", ".join(meta.path for meta in self.sources[:3])
             raise MissingData(f"{where}: no {' or '.join(kinds)} events were recorded{hint}")
         return rows
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value of ``compute``, computed once for this trace and kept as long as it.
+
+        For what several analyses need of one trace, such as its device work. ``key`` names the
+        value and the options that it depends on.
+        """
+        if key not in self._computed:
+            self._computed[key] = compute()
+        value: T = self._computed[key]
+        return value
 
     def with_rank(self, rank: int) -> Trace:
         """The same trace, said to be of this rank."""
@@ -308,6 +324,6 @@ def issue_rows(found: Iterable[tuple[str, str, int, str | None]], rank: int | No
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
-_FIELDS = {f.name for f in fields(Trace)} - {"sources"}
+_FIELDS = {f.name for f in fields(Trace) if f.init} - {"sources"}
 if set(schema.TABLES) != _FIELDS:
     raise AssertionError("Trace and schema.TABLES name different tables")

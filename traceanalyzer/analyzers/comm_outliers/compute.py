@@ -65,6 +65,11 @@ def measure(trace: Trace, options: Options) -> Part:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
+    key = ("communication", tuple(options.patterns))
+    return trace.once(key, lambda: _measure(trace, options))
+
+
+def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
     found, wants_launches = collectives.communication(trace, work, options.patterns)
     closed = found.filter(pl.col("dur") >= 0).with_columns(

@@ -50,6 +50,11 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
+    key = ("device_work", tuple(patterns))
+    return trace.once(key, lambda: _device_work(trace, patterns))
+
+
+def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     is_work = trace.events.select(
         pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0).fill_null(value=False)
     ).to_series()

@@ -66,18 +66,16 @@ _AT_START_NS = 2_000_000
 def launched_before_ns(trace: Trace, work: pl.DataFrame) -> int | None:
     """How long device work ran that was launched before the recording started, summed up.
 
-    That is work without a launch call in a trace that has launch calls for other work. None where
-    no launch calls were read although the trace may hold such work: its device work begins within
-    2 ms of its first event.
+    That is work without a launch call in a trace whose device work begins within 2 ms of its first
+    event, and that has launch calls for other work. None where no launch calls were read.
     """
-    calls = trace.events.select(pl.col("kind").is_in(LAUNCH_KINDS).any()).item()
-    if calls and work["correlation"].null_count() < work.height:
-        rows = launch_rows(trace, work)
-        unknown = rows == nesting.ROOT
-        return 0 if unknown.all() else int((work["end"] - work["start"]).to_numpy()[unknown].sum())
     first, start = work["start"].min(), trace.meta.start_ns
-    at_start = isinstance(first, int) and start is not None and first - start <= _AT_START_NS
-    return None if at_start and not calls else 0
+    if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
+        return 0
+    if not trace.events.select(pl.col("kind").is_in(LAUNCH_KINDS).any()).item():
+        return None
+    unknown = launch_rows(trace, work) == nesting.ROOT
+    return 0 if unknown.all() else int((work["end"] - work["start"]).to_numpy()[unknown].sum())
 
 
 def sum_of_known(values: Iterable[int | None]) -> int | None:

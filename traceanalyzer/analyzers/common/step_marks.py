@@ -45,6 +45,10 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     Raises:
         OptionError: ``step_name`` is not a regular expression.
     """
+    return trace.once(("step_marks", step_name), lambda: _step_marks(trace, step_name))
+
+
+def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     lane = ["rank", "pid", "tid"]
     marks = (
         trace.events.lazy()

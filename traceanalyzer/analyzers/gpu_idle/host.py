@@ -349,8 +349,14 @@ def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     """
     begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
     calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
-    first = calls.group_by("unit", "end").agg(pl.col("launched").min())
-    return gaps.join(first, on=["unit", "end"], how="left", maintain_order="left")
+    found = gaps.with_row_index("gap").join(
+        calls, on=["unit", "end"], how="left", maintain_order="left"
+    )
+    if found.height > gaps.height:  # several pieces of work start when a gap ends
+        found = found.with_columns(pl.col("launched").min().over("gap")).unique(
+            "gap", keep="first", maintain_order=True
+        )
+    return found.drop("gap")
 
 
 def queued(gaps: pl.DataFrame) -> pl.DataFrame:
