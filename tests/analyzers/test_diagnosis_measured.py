@@ -140,17 +140,15 @@ def test_how_many_retries_are_how_grave(retries: int, severity: str | None) -> N
 
 def test_of_several_devices_the_most_fragmented_is_named() -> None:
     one = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle").devices.with_columns(
-        reserved_end_bytes=100, allocated_end_bytes=40, fragmentation_frac=pl.lit(0.6)
+        fullest_reserved_bytes=100, fullest_free_bytes=70, fullest_split_bytes=60
     )
-    other = one.with_columns(
-        device=pl.lit(1, pl.Int32), allocated_end_bytes=30, fragmentation_frac=pl.lit(0.7)
-    )
+    other = one.with_columns(device=pl.lit(1, pl.Int32), fullest_split_bytes=70)
     memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
     (alone,) = judged("memory-fragmentation", replace(memory, devices=one))
-    assert alone.title == "At the end 60.0 % of what is reserved is unused: 60 B."
+    assert (alone.size, alone.cost_bytes) == (0.6, 60)
     (both,) = judged("memory-fragmentation", replace(memory, devices=pl.concat([one, other])))
-    assert both.title.startswith("At the end 70.0 % of what is reserved on ")
-    assert both.title.endswith(" is unused: 70 B.")
+    assert (both.size, both.cost_bytes) == (0.7, 70)
+    assert "device 1, 70.0 %" in both.title
 
 
 def test_less_memory_than_the_others_is_told_apart_from_more() -> None:

@@ -383,8 +383,11 @@ def test_growth_counts_live_bytes_at_each_boundary() -> None:
 
 
 def test_growth_without_steps() -> None:
+    found = ta.memory_growth(path("torch21_no_times")).steps
+    assert found["by"].unique().to_list() == ["optimizer calls"]
+    assert found["time_ns"].null_count() == found.height
     with pytest.raises(MissingData, match="--step-every"):
-        ta.memory_growth(path("torch21_no_times"))
+        ta.memory_growth(path("oom_expandable"))
     with pytest.raises(OptionError, match="no times"):
         ta.memory_growth(path("torch21_no_times"), step_every="1ms")
     assert ta.memory_growth(path("torch21_no_times"), step_every="50").steps.height == 5

@@ -201,29 +201,29 @@ def _memory_growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "memory",
-    "much of what is reserved at the end is unused",
-    "unused share of reserved memory",
-    {"info": 0.2, "warning": 0.5},
+    "much of what is reserved is free between blocks in use",
+    "its share of reserved memory at an out-of-memory error, else when most is reserved",
+    {"info": 0.1, "warning": 0.3},
 )
 def _memory_fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
-    rows = result.devices.with_columns(places.places(result.devices)).drop_nulls(
-        "fragmentation_frac"
-    )
+    split = pl.col("fullest_split_bytes") / pl.col("fullest_reserved_bytes")
+    rows = result.devices.with_columns(places.places(result.devices), split=split)
+    rows = rows.filter(pl.col("fullest_reserved_bytes") > 0)
     if rows.is_empty():
         return
-    worst = rows.sort("fragmentation_frac", "on", descending=[True, False]).row(0, named=True)
-    unused = worst["reserved_end_bytes"] - worst["allocated_end_bytes"]
+    worst = rows.sort("split", "on", descending=[True, False]).row(0, named=True)
+    when = "at the out-of-memory error" if worst["ooms"] else "when most was reserved"
     where = f" on {worst['on']}" if result.devices.height > 1 else ""
-    split = format_bytes(worst["inactive_split_bytes"])
+    free = format_bytes(worst["fullest_free_bytes"])
     yield Measured(
-        size=worst["fragmentation_frac"],
-        title=f"At the end {format_frac(worst['fragmentation_frac'])} of what is reserved{where} "
-        f"is unused: {format_bytes(unused)}.",
-        evidence=(f"{split} of it lie between blocks in use; the rest is cached whole.",),
-        advice="Pieces that no request fits can be avoided by "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; cached memory is no fault unless "
-        "something else needs it.",
-        cost_bytes=unused,
+        size=worst["split"],
+        title=f"Fragmentation: {when}{where}, {format_frac(worst['split'])} of "
+        f"{format_bytes(worst['fullest_reserved_bytes'])} were free between blocks in use.",
+        evidence=(f"{free} were free in all; what is not between blocks is cached whole.",),
+        advice="Allocate long-lived tensors first and pad variable sizes to few lengths."
+        if worst["expandable"]
+        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place.",
+        cost_bytes=worst["fullest_split_bytes"],
         of="reserved memory",
         confidence="medium",
     )
@@ -244,8 +244,12 @@ def _allocator_retries(result: Memory, _: Answers) -> Iterator[Measured]:
         size=retries,
         title=f"{format_count(retries, 'time')} cached memory had to be given "
         "back before cudaMalloc could be tried again, which stops the device.",
-        advice="The memory is all but full: a smaller batch, activation checkpointing, or "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        advice="The memory is almost full: use a smaller batch or activation checkpointing"
+        + (
+            "."
+            if result.devices["expandable"].all()
+            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        ),
     )
 
 

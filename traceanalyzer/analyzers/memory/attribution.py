@@ -263,7 +263,7 @@ def code_running(trace: Trace, library_names: Sequence[str], events: pl.Series) 
 
 def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     """``category`` and ``confidence`` of each allocation of a ledger, in its order."""
-    at = _signs(lines)
+    at = signs(lines)
     allocations = of.allocations
     stack, freed_by = allocations["stack"], allocations["freed_by"]
     innermost = np.stack([at[sign] for sign in _DOING])
@@ -319,7 +319,7 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     )
 
 
-def _signs(lines: Lines) -> dict[str, intervals.Ints]:
+def signs(lines: Lines) -> dict[str, intervals.Ints]:
     """For each stack the innermost frame that shows each sign; ROOT where none does.
 
     Rows of a stack grow towards its leaf, so that of two frames the larger number lies deeper.

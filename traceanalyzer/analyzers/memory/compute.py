@@ -1,14 +1,24 @@
 """The peak of each device, what is live then, and how well that is known."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import together
-from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, regions, result
-from traceanalyzer.analyzers.memory.options import Options
+from traceanalyzer.analyzers.memory import (
+    attribution,
+    growth,
+    ledger,
+    oom,
+    rank_memory,
+    regions,
+    result,
+)
+from traceanalyzer.analyzers.memory.options import GrowthOptions, OomOptions, Options
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Occupancy
 from traceanalyzer.trace import Trace, is_cut_off
 from traceanalyzer.units import format_bytes
@@ -20,6 +30,7 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "device": pl.Int32,
     "noted": pl.String,
     "fragmentation_frac": pl.Float64,
+    "expandable": pl.Boolean,
 }
 
 _WINDOWED = "Only what lies in the stretch asked for counts, but for the blocks at the end."
@@ -29,18 +40,16 @@ _CUT_OFF = (
 )
 
 
-def needs(_options: Options) -> Needs:
-    """Allocations and the code that was running, whatever is asked about them."""
-    return ledger.NEEDS
-
-
-def measure(trace: Trace, options: Options, *, drawn: bool = True) -> result.Memory:
+def measure(
+    trace: Trace, options: Options, *, drawn: bool = True, causes: bool = True
+) -> result.Memory:
     """The memory of the devices of a trace of one rank.
 
     Args:
         trace: read with :data:`~.ledger.NEEDS`.
         options: the libraries that name allocations, and the window.
         drawn: with the pictures; a comparison shows none.
+        causes: with out-of-memory errors and growth; a report has sections for these.
 
     Raises:
         MissingData: it tells nothing of memory.
@@ -57,7 +66,17 @@ def measure(trace: Trace, options: Options, *, drawn: bool = True) -> result.Mem
         timeline=pl.concat(rank.placed(of, rank_memory.timeline(of)) for of in rank.ledgers),
         maps=tuple(occupancy(of, rank) for of in rank.ledgers) if drawn else (),
         remarks=(_CUT_OFF,) if is_cut_off(trace) else (),
+        errors=oom.of_rank(rank) if causes else None,
+        growth=_growth(rank) if causes else None,
     )
+
+
+def _growth(rank: rank_memory.RankMemory) -> growth.MemoryGrowth | None:
+    """What grows; None where there are no steps, or too many."""
+    try:
+        return growth.of_rank(rank)
+    except (MissingData, OptionError):
+        return None
 
 
 def combine(
@@ -66,16 +85,28 @@ def combine(
     """The memory of all ranks."""
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
     devices, alive, timeline = together(parts, "devices", "alive", "timeline")
+    errors = [part.errors for part in parts if part.errors]
+    grown = [part.growth for part in parts if part.growth]
     return result.Memory(
         devices=devices.sort("rank", "path", "device", nulls_last=True),
         alive=alive,
         timeline=timeline,
         maps=tuple(one for part in parts for one in part.maps),
         remarks=(*remarks, *([_WINDOWED] if options.windowed else [])),
+        errors=oom.combine(errors, OomOptions(window=options.window)) if errors else None,
+        growth=growth.combine(grown, GrowthOptions()) if grown else None,
     )
 
 
-MEMORY = Analyzer("memory", Options, needs, measure, combine, whole_file=True)
+MEMORY = Analyzer(
+    "memory",
+    Options,
+    ledger.needs,
+    measure,
+    combine,
+    whole_file=True,
+    report_measure=partial(measure, causes=False),
+)
 
 
 def _device(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
@@ -87,6 +118,8 @@ def _device(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
         "device": of.device,
         **_curve(of, rank_memory.peak_position(of, rank.window), first, last),
         **_held(of, rank),
+        **_fullest(of, rank),
+        "expandable": rank.expandable,
         **_churn(of, first, last),
         **vars(of.quality),
     }
@@ -128,6 +161,19 @@ def _held(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
         "largest_free_bytes": int(idle["size_bytes"].max() or 0),  # type: ignore[arg-type]
     }
     return dict.fromkeys(found) if blocks.is_empty() else found
+
+
+def _fullest(of: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, Any]:
+    """What is free at the first out-of-memory error, else when most is reserved."""
+    names = ("event", "ns", "reserved_bytes", "free_bytes", "split_bytes")
+    at = rank_memory.fullest_position(of, rank.window)
+    held = None if at is None else regions.regions(of, *rank.of_device(of.device), at)
+    if at is None or held is None or held.segments.is_empty():
+        return {f"fullest_{name}": None for name in names}
+    reserved = int(held.segments["total_bytes"].sum())
+    free = int(held.free()["total_bytes"].sum())
+    values = (at - 1 if at else None, of.time_ns(at), reserved, free, held.split_bytes())
+    return {f"fullest_{name}": value for name, value in zip(names, values, strict=True)}
 
 
 def _churn(of: ledger.Ledger, first: int, last: int) -> dict[str, Any]:
@@ -270,7 +316,10 @@ def _segments(held: regions.Regions | None) -> pl.DataFrame:
     if held is None:
         types = {"id": pl.UInt32, "address": pl.UInt64, "total_bytes": pl.Int64, "label": pl.String}
         return pl.DataFrame(schema=types)
-    labels = [f"segment of {format_bytes(size)}" for size in held.segments["total_bytes"]]
+    labels = [
+        f"{'mapped range' if mapped else 'segment'} of {format_bytes(size)}"
+        for size, mapped in held.segments.select("total_bytes", "expandable").rows()
+    ]
     return held.segments.with_columns(label=pl.Series(labels, dtype=pl.String))
 
 

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import largest_first, looked_up
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.places import places
-from traceanalyzer.analyzers.memory import compute
+from traceanalyzer.analyzers.memory import compute, ledger
 from traceanalyzer.analyzers.memory.options import DiffOptions
 from traceanalyzer.analyzers.memory.result import Memory, with_line
 from traceanalyzer.result import Result, Table, View
@@ -47,8 +47,8 @@ def combine(
 MEMORY_DIFF = Analyzer(
     "memory_diff",
     DiffOptions,
-    compute.needs,
-    partial(compute.measure, drawn=False),
+    ledger.needs,
+    partial(compute.measure, drawn=False, causes=False),
     combine,
     base="other",
     whole_file=True,

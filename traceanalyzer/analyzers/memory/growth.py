@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,28 +12,35 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common import columns, places
 from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.memory import attribution, compute, ledger, rank_memory
+from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
 from traceanalyzer.analyzers.memory.result import shown_table, with_line
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Chart, Result, View
 from traceanalyzer.trace import Trace
-from traceanalyzer.units import format_bytes, parse_ns
-from traceanalyzer.vocabulary import PROFILER_STEP
+from traceanalyzer.units import format_bytes
 
 #: From so many steps in a row on in which a line's live bytes grow, it is suspected.
 SUSPECT_STEPS = 3
 
 _MOST_STEPS = 10_000
-_EVENTS = re.compile(r"\d+")
 
 _NAMED = 3
 _GROWTH = headings(
     "on: device, at: line of code, first_bytes: after the first step, last_bytes: after the last, "
-    "grown_bytes: grown, per_step_bytes: a step, grew_n: steps"
+    "grown_bytes: grown, per_step_bytes: per step, grew_n: steps"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
+_ADVICE = (
+    "Something keeps what these lines allocate: a list of losses (use .item() or .detach()), a "
+    "graph that is kept, a cache."
+)
+_SOURCES = {
+    steps.OPTIMIZER: "No steps are annotated; a step ends where the optimizer finishes.",
+    steps.BACKWARD: "No steps are annotated; a step ends where a backward pass finishes.",
+    steps.REPETITION: "No steps are annotated; a step is a sequence of allocations that repeats.",
+}
 _NOTE = (
     "Live bytes are taken at the end of each step; what the first steps set up once (optimizer "
     "state, caches) grows, but not steadily."
@@ -45,35 +51,35 @@ def measure(trace: Trace, options: GrowthOptions) -> MemoryGrowth:
     """How the memory of a trace of one rank grows.
 
     Raises:
-        MissingData: it tells nothing of memory, or marks no steps.
+        MissingData: memory was not recorded, or no steps were found.
         OptionError: an option is no time, number or regular expression.
     """
-    own = rank_memory.rank_memory(trace, options, options.step_name)
-    step_every = None if options.step_every is None else str(options.step_every)
-    steps, growth = [], []
-    for of in own.ledgers:
-        first, last = of.between(*options.window)
-        marks = _boundaries(of, own, step_every).filter(pl.col("position").is_between(first, last))
-        if marks.height < 2:
+    rank = rank_memory.rank_memory(trace, options, options.step_name)
+    return of_rank(rank, None if options.step_every is None else str(options.step_every))
+
+
+def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> MemoryGrowth:
+    """How the memory of a rank grows; raises as :func:`measure`."""
+    marks, growth = [], []
+    for of in rank.ledgers:
+        found = steps.boundaries(of, rank, step_every)
+        if found.is_empty():
             continue
-        if marks.height > _MOST_STEPS:
+        if found.height > _MOST_STEPS:
             raise OptionError(
-                f"{own.path}: {marks.height:,} steps, more than {_MOST_STEPS:,}: make them longer, "
-                "or look at a part with --since and --until"
+                f"{rank.path}: {found.height:,} steps, more than {_MOST_STEPS:,}: make them "
+                "longer, or look at a part with --since and --until"
             )
-        at = marks["position"].to_numpy()
-        marks = marks.rename({"position": "event"}).with_columns(live_bytes=pl.Series(of.live[at]))
-        steps.append(own.placed(of, marks))
-        growth.append(own.placed(of, _growth(of, own, at)))
-    if not steps:
-        untimed = any(of.rows["ts"].null_count() for of in own.ledgers)
-        hint = (
-            "the file has no times, so say --step-every N, a number of events"
-            if untimed
-            else "call profiler.step() while memory is recorded, or say --step-every TIME"
+        at = found["position"].to_numpy()
+        found = found.rename({"position": "event"}).with_columns(live_bytes=pl.Series(of.live[at]))
+        marks.append(rank.placed(of, found))
+        growth.append(rank.placed(of, _growth(of, rank, at)))
+    if not marks:
+        raise MissingData(
+            f"{rank.path}: found no steps: no annotations, no optimizer calls and no repeated "
+            "allocations; give --step-every N, a number of events"
         )
-        raise MissingData(f"{own.path}: fewer than two steps are marked; {hint}")
-    return MemoryGrowth(pl.concat(steps), pl.concat(growth))
+    return MemoryGrowth(pl.concat(marks), pl.concat(growth))
 
 
 def combine(
@@ -81,60 +87,6 @@ def combine(
 ) -> MemoryGrowth:
     """The growth of all ranks."""
     return MemoryGrowth(*columns.together(parts, "steps", "growth"))
-
-
-def _boundaries(
-    of: ledger.Ledger, own: rank_memory.RankMemory, step_every: str | None
-) -> pl.DataFrame:
-    """The ends of steps: step (a number), name, position, time_ns."""
-    if step_every is not None:
-        at, times = _every(of, step_every)
-        names: list[str | None] = [None] * at.size
-    else:
-        if of.rows["ts"].null_count():
-            return pl.DataFrame(schema={"position": pl.Int64})
-        marked = _one_family(own, of.device)
-        times, names = marked["end"], marked["name"].to_list()
-        at = rank_memory.positions(of, times)
-    return pl.DataFrame(
-        {"step": range(at.size), "name": names, "position": at, "time_ns": times},
-        schema={"step": pl.Int64, "name": pl.String, "position": pl.Int64, "time_ns": pl.Int64},
-    )
-
-
-def _one_family(rank: rank_memory.RankMemory, device: int | None) -> pl.DataFrame:
-    """The steps of one name but for its number: a range in a step may be called a step too.
-
-    Of several names the profiler's, else that of which there are most; of a device that has none,
-    those of all devices.
-    """
-    own = rank.steps_of(device)
-    own = (rank.steps if own.is_empty() else own).unique(["name", "end"]).with_columns(
-        family=pl.col("name").str.replace_all(r"\d+", "#")
-    )  # fmt: skip
-    profilers = pl.col("family") == f"{PROFILER_STEP}#"
-    families = own.group_by("family").agg(pl.len(), profilers.any().alias("first"))
-    best = families.sort("first", "len", "family", descending=[True, True, False])["family"].head(1)
-    return own.filter(pl.col("family").is_in(best.implode())).sort("end", "name")
-
-
-def _every(of: ledger.Ledger, step_every: str) -> tuple[Ints, pl.Series]:
-    ts = of.rows["ts"]
-    if _EVENTS.fullmatch(step_every):
-        size = int(step_every)
-        if not size:
-            raise OptionError("--step-every is a time, or a number of events above 0")
-        at = np.arange(size, of.positions, size)
-        return at, ts.gather(at - 1)
-    length = parse_ns(step_every)
-    if length <= 0:
-        raise OptionError("--step-every is a time above 0, or a number of events")
-    if ts.null_count() or not ts.len():
-        raise OptionError("--step-every: the file has no times; give a number of events")
-    if (int(ts[-1]) - int(ts[0])) // length > ts.len():
-        raise OptionError(f"--step-every {step_every}: shorter than the time between two events")
-    times = pl.Series(np.arange(int(ts[0]) + length, int(ts[-1]) + 1, length), dtype=pl.Int64)
-    return rank_memory.positions(of, times), times
 
 
 def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
@@ -162,7 +114,7 @@ def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.Data
         "grown_steps": steady,
         "grew_n": often,
         "shrank_n": (change < 0).sum(axis=1),
-        "per_step_bytes": np.where(grew, change, 0).sum(axis=1) // np.maximum(often, 1),
+        "per_step_bytes": (live[:, -1] - live[:, 0]) // np.maximum(often, 1),
     }
     found = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
     found = found.filter(pl.col("grown_bytes") != 0)
@@ -178,11 +130,13 @@ class MemoryGrowth(Result):
     """What :func:`traceanalyzer.memory_growth` found.
 
     Attributes:
-        steps: a row a step boundary: rank, path, device, step, name, event, time_ns, live_bytes.
+        steps: a row a step boundary: rank, path, device, step, name, by (annotations, optimizer
+            calls, backward passes, repeated allocations or --step-every), event, time_ns,
+            live_bytes.
         growth: a row a stack whose live bytes changed from the first boundary to the last: rank,
             path, device, function, file, line, own, first_bytes, last_bytes, grown_bytes,
             grown_steps (in a row, up to the last, in which they grew), grew_n, shrank_n (steps in
-            which they did), per_step_bytes (of steps in which they grew), stack.
+            which they did), per_step_bytes (grown_bytes / grew_n), stack.
     """
 
     steps: pl.DataFrame
@@ -193,13 +147,25 @@ class MemoryGrowth(Result):
         """Rows of ``growth`` that grew in each of the last three steps, or in a third of all."""
         return _suspects(self.growth, self.steps)
 
+    def summary(self) -> str:
+        """What grew, over how many steps, and at which lines; empty where nothing grew steadily."""
+        total = int(self.suspects["grown_bytes"].sum())
+        if not total:
+            return ""
+        counts = self.steps.group_by("rank", "path", "device").len()["len"]
+        n = int(counts.max() or 0) - 1  # type: ignore[arg-type]
+        lines = with_line(self.suspects).group_by("at", maintain_order=True)
+        grown = lines.agg(pl.col("grown_bytes").sum()).head(_NAMED).rows()
+        named = ", ".join(f"{at} {format_bytes(size // n)} per step" for at, size in grown)
+        return f"Memory grows: {format_bytes(total)} more in use after {n:,} steps, at {named}."
+
     def view(self) -> View:
         """Suspects, all that changed, steps; live bytes over steps."""
         suspects, grown = self.suspects, with_line(self.growth)
         return View(
             title="What grows from step to step?",
-            verdict=_verdict(suspects, self.steps["step"].n_unique()),
-            notes=(_NOTE,),
+            verdict=_verdict(self),
+            notes=(*_sources(self.steps), _NOTE),
             tables=(
                 shown_table("suspects", "Grows steadily", with_line(suspects), _GROWTH),
                 shown_table("growth", "All that changed", grown, _GROWTH, detail=True),
@@ -223,29 +189,27 @@ def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return told.filter(wanted, pl.col("grown_bytes") > 0).drop("intervals")
 
 
-def _verdict(found: pl.DataFrame, n: int) -> str:
+def _verdict(result: MemoryGrowth) -> str:
     """How much is gained, and by which code."""
-    total = int(found["grown_bytes"].sum())
+    n = result.steps["step"].n_unique()
     if n <= SUSPECT_STEPS:
-        return f"{n} steps are too few to tell: it takes {SUSPECT_STEPS + 1} at least."
-    if found.is_empty():
+        return f"{n} steps are too few: growth needs {SUSPECT_STEPS + 1} steps or more."
+    if result.suspects.is_empty():
         return (
             f"Nothing grows steadily: no line's live bytes grew in each of the last "
             f"{SUSPECT_STEPS} of {n:,} steps, or in a third of all."
         )
-    rows = with_line(found).head(_NAMED).rows(named=True)
-    named = [f"{row['at']} {format_bytes(row['per_step_bytes'])} a step" for row in rows]
-    return (
-        f"{format_bytes(total)} were gained after the first of {n:,} steps and never given "
-        f"back, at "
-        f"{', '.join(named)}. Something holds on to what these lines allocate: a list of "
-        "losses, a graph that is kept, a cache."
-    )
+    return f"{result.summary()} {_ADVICE}"
 
 
-def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
+def _sources(marks: pl.DataFrame) -> list[str]:
+    """How the steps were found, where nobody marked them."""
+    return [text for by, text in _SOURCES.items() if (marks["by"] == by).any()]
+
+
+def _charts(marks: pl.DataFrame) -> tuple[Chart, ...]:
     """Live bytes over steps."""
-    frame = steps.with_columns(places.places(steps))
+    frame = marks.with_columns(places.places(marks))
     return (
         Chart(
             name="steps", title="Live at the end of each step", mark="line", frame=frame,
@@ -255,5 +219,5 @@ def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
 
 
 MEMORY_GROWTH = Analyzer(
-    "memory_growth", GrowthOptions, compute.needs, measure, combine, whole_file=True
+    "memory_growth", GrowthOptions, ledger.needs, measure, combine, whole_file=True
 )

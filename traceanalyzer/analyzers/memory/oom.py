@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import together
 from traceanalyzer.analyzers.common.display import headings
-from traceanalyzer.analyzers.memory import attribution, compute, ledger, regions
+from traceanalyzer.analyzers.memory import attribution, ledger, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
 from traceanalyzer.analyzers.memory.result import ALIVE, shown_table, summed, times_of, with_line
@@ -54,13 +54,17 @@ def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
         MissingData: it tells nothing of memory.
         OptionError: the capacity is less than what is known to be there.
     """
-    own = rank_memory(trace, options)
-    told = dict(trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
+    return of_rank(rank_memory(trace, options), options.capacity_bytes)
+
+
+def of_rank(own: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
+    """The out-of-memory errors of a rank; raises as :func:`measure`."""
+    told = dict(own.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
     errors, places = [], []
     # nothing may be live, and there may be no error
     live = [alive(own.ledgers[0], own, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
     for of in own.ledgers:
-        found = list(_errors(of, own, told, options.capacity_bytes))
+        found = list(_errors(of, own, told, capacity_bytes))
         rows = pl.DataFrame([row for row, _ in found], schema=_SCHEMA)
         errors.append(own.placed(of, rows))
         live += [frame for _, frame in found]
@@ -88,7 +92,7 @@ def _errors(
         held = regions.regions(of, *own.of_device(of.device), position)
         known = _known(of, own, row, held, told.get(row["event"]), capacity)
         divided = held is not None and held.divided(_SPLIT_BYTES)
-        at = situation(known, own.settings, divided=divided)
+        at = situation(known, own, divided=divided)
         unclear = known.get("unused_bytes") is None or known["device_free_bytes"] is None
         why = UNKNOWN if unclear else cause(at)
         line = own.lines.of(pl.Series([row["stack"]], dtype=pl.UInt32))
@@ -196,14 +200,12 @@ class Situation:
         return self.reserved + self.device_free + self.outside
 
 
-def situation(
-    known: dict[str, int | None], settings: dict[str, Any], *, divided: bool
-) -> Situation:
+def situation(known: dict[str, int | None], own: RankMemory, *, divided: bool) -> Situation:
     """The situation of a row of errors."""
-    split = settings.get("max_split_size")
+    split = own.settings.get("max_split_size")
     return Situation(
         **{name.removesuffix("_bytes"): size or 0 for name, size in known.items()},
-        expandable=settings.get("expandable_segments") is True,
+        expandable=own.expandable,
         limited=isinstance(split, int) and split > 0,
         divided=divided,
     )
@@ -322,6 +324,17 @@ class MemoryErrors(Result):
     devices: pl.DataFrame
     windowed: bool = False
 
+    def summary(self) -> str:
+        """The first error and its cause in a sentence; empty where there is none."""
+        if self.errors.is_empty():
+            return ""
+        row = self.errors.row(0, named=True)
+        asked = _request(row)
+        return (
+            f"Memory ran out {times_of(self.errors.height)}{_place(row)}: {asked}; cause: "
+            f"{row['cause']}. See traceanalyzer memory --oom."
+        )
+
     def view(self) -> View:
         """Errors, what to try, what was live at the first."""
         return View(
@@ -345,14 +358,27 @@ def _verdict(result: MemoryErrors) -> str:
         )
     first = result.errors.row(0, named=True)
     n = result.errors.height
-    times = times_of(n)
-    line = attribution.frame_text(first["function"], first["file"], first["line"])
-    return f"Memory ran out {times}. The first: {_failure(first, line)}"
+    which = "" if n == 1 else "; the first time"
+    return f"Memory ran out {times_of(n)}{which}{_place(first)}: {_failure(first)}"
 
 
-def _failure(row: dict[str, Any], line: str) -> str:
+def _place(row: dict[str, Any]) -> str:
+    """Rank and device of a row; empty where neither is known."""
+    of_device = "" if row["device"] is None else f"device {row['device']}"
+    of_rank = "" if row["rank"] is None else f"rank {row['rank']}"
+    named = " of ".join(one for one in (of_device, of_rank) if one)
+    return f" on {named}" if named else ""
+
+
+def _request(row: dict[str, Any]) -> str:
+    """Which line asked for how much."""
+    line = attribution.frame_text(row["function"], row["file"], row["line"])
     size = row["request_bytes"]
-    asked = f"{line} asked for {'memory' if size is None else format_bytes(size)}"
+    return f"{line} asked for {'memory' if size is None else format_bytes(size)}"
+
+
+def _failure(row: dict[str, Any]) -> str:
+    asked = _request(row)
     free, reserved = row["device_free_bytes"], row["reserved_bytes"]
     told = [
         f"{format_bytes(free)} were free on the device" if free is not None else "",
@@ -410,4 +436,4 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     )
 
 
-MEMORY_OOM = Analyzer("memory_oom", OomOptions, compute.needs, measure, combine, whole_file=True)
+MEMORY_OOM = Analyzer("memory_oom", OomOptions, ledger.needs, measure, combine, whole_file=True)

@@ -62,6 +62,12 @@ class RankMemory:
         found = told.get(_SETTINGS) if isinstance(told, dict) else None
         return found if isinstance(found, dict) else {}
 
+    @property
+    def expandable(self) -> bool:
+        """Whether the allocator uses expandable segments, by its settings or its segments."""
+        set_on = self.settings.get("expandable_segments") is True
+        return set_on or bool(self.trace.segments["expandable"].any())
+
     def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
         """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
         if of.noted != "instants":
@@ -139,6 +145,23 @@ def peak_position(of: Ledger, window: Window = (None, None)) -> int:
     """The first position at which most is live."""
     first, last = of.between(*window)
     return first + int(of.live[first : last + 1].argmax())
+
+
+def fullest_position(of: Ledger, window: Window = (None, None)) -> int | None:
+    """The position to judge fragmentation at; None where it is not known what is reserved.
+
+    The first out-of-memory error; without one, the highest live bytes while most is reserved.
+    """
+    if of.reserved is None:
+        return None
+    first, last = of.between(*window)
+    failed = (of.rows["kind"].cast(pl.String) == "oom").arg_true() + 1
+    failed = failed.filter(failed.is_between(first, last))
+    if failed.len():
+        return int(failed[0])
+    reserved = of.reserved[first : last + 1]
+    live = np.where(reserved == reserved.max(), of.live[first : last + 1], -1)
+    return first + int(live.argmax())
 
 
 def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:

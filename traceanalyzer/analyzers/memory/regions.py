@@ -13,6 +13,8 @@ ROUND = 512
 #: Segments of this size are for requests up to SMALL_REQUEST, and no others use them.
 SMALL_SEGMENT = 2 << 20
 SMALL_REQUEST = 1 << 20
+#: Expandable segments for larger requests are mapped and unmapped in pages of this size.
+LARGE_PAGE = 20 << 20
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Regions:
     Attributes:
         segments: ``id``, ``address``, ``total_bytes``, by address: what belongs together;
             ``small``: those for requests up to 1 MiB, which serve no others; ``stream``; ``pool``
-            (private, or null). Null where a segment that was given back since tells none.
+            (private, or null); ``expandable``: a mapped range of an expandable segment. Null where
+            a segment that was given back since tells none.
         blocks: ``segment``, ``offset_bytes``, ``total_bytes``, ``state`` (``live`` or ``free``),
             ``stack``, by segment and offset: the whole of each segment.
     """
@@ -34,6 +37,21 @@ class Regions:
         """Free runs with what is known of their segments."""
         kind = self.segments.select("small", "stream", "pool", segment="id")
         return self.blocks.filter(pl.col("state") == "free").join(kind, on="segment")
+
+    def split_bytes(self) -> int:
+        """Free bytes between blocks in use that cannot go back to the driver.
+
+        A segment goes back as a whole, so it is all free bytes of segments that are in use. Of an
+        expandable segment free pages are unmapped one by one: only the rest of pages in use counts.
+        """
+        kind = self.segments.select("small", "expandable", segment="id")
+        used = self.blocks.filter((pl.col("state") == "live").any().over("segment"))
+        free = used.filter(pl.col("state") == "free").join(kind, on="segment")
+        page = pl.when("small").then(SMALL_SEGMENT).otherwise(LARGE_PAGE)
+        end = pl.col("offset_bytes") + pl.col("total_bytes")
+        pages = end // page - (pl.col("offset_bytes") + page - 1) // page
+        unmappable = pl.when("expandable").then(pages.clip(0) * page).otherwise(0)
+        return int(free.select((pl.col("total_bytes") - unmappable).sum()).item())
 
     def divided(self, size: int) -> bool:
         """Whether a segment of this size or more is in use in part."""
@@ -124,15 +142,21 @@ def _held(of: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
 
 
 def _told(of: Ledger, held: pl.DataFrame, segments: pl.DataFrame) -> pl.DataFrame:
-    """``small``, ``stream`` and ``pool`` of runs: by the segments at the end, else by events."""
+    """``small``, ``stream``, ``pool`` and ``expandable`` of runs.
+
+    They are those of the segments at the end, else those of events.
+    """
     at_end = segments.select(
         pl.col("address").cast(pl.Int64, strict=False),
         "stream",
         pool=pl.col("pool").cast(pl.String),
         small=pl.col("segment_type").cast(pl.String) == "small",
+        expandable="expandable",
     ).unique("address", keep="first")
     noted = of.rows.filter(pl.col("segment_change") != 0).select(
-        pl.col("address").cast(pl.Int64, strict=False), noted="stream"
+        pl.col("address").cast(pl.Int64, strict=False),
+        noted="stream",
+        mapped=pl.col("kind").cast(pl.String).is_in(["segment_map", "segment_unmap"]),
     )
     return (
         held.join(at_end, on="address", how="left", maintain_order="left")
@@ -141,6 +165,7 @@ def _told(of: Ledger, held: pl.DataFrame, segments: pl.DataFrame) -> pl.DataFram
             small=pl.coalesce("small", pl.col("total_bytes") == SMALL_SEGMENT),
             stream=pl.coalesce("stream", "noted"),
             pool="pool",
+            expandable=pl.coalesce("expandable", "mapped", pl.lit(value=False)),
         )
     )
 

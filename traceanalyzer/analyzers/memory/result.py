@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -13,9 +13,13 @@ from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.result import Chart, Occupancy, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory.growth import MemoryGrowth
+    from traceanalyzer.analyzers.memory.oom import MemoryErrors
+
 _NAMED = 3
-#: From this share of reserved memory on, what lies unused is worth a sentence.
-_UNUSED_FRAC = 0.2
+#: From this share of reserved memory on, free memory between blocks in use is worth a sentence.
+_SPLIT_FRAC = 0.1
 #: A device whose peak differs from the median by more than this share is the odd one out.
 _ODD_FRAC = 0.1
 #: It takes so many to tell.
@@ -40,8 +44,8 @@ _MEANT = {
 
 _DEVICES = headings(
     "on: device, peak_bytes: peak in use, peak_ns: at, reserved_peak_bytes: peak reserved, "
-    "end_bytes: in use at the end, fragmentation_frac: unused, inactive_split_bytes: split, "
-    "largest_free_bytes: largest free"
+    "fullest_free_bytes: free then, fullest_split_bytes: between blocks, "
+    "end_bytes: in use at the end"
 )
 _CATEGORIES = headings(
     "on: device, category, confidence: how sure, n, live_bytes: bytes, live_frac: share"
@@ -53,7 +57,9 @@ ALIVE = headings(
 )
 _CHURN = headings(
     "on: device, start_bytes: in use at the start, reserved_at_peak_bytes: reserved at the peak, "
-    "reserved_end_bytes: reserved at the end, events, allocations, segment_allocs: segments taken, "
+    "reserved_end_bytes: reserved at the end, fragmentation_frac: unused at the end, "
+    "inactive_split_bytes: split at the end, largest_free_bytes: largest free, events, "
+    "allocations, segment_allocs: segments taken, "
     "segment_frees: given back, retries: cudaMalloc retries, ooms: out of memory, "
     "before_n: before the history, before_bytes: their bytes"
 )
@@ -84,7 +90,10 @@ class Memory(Result):
             reserved_peak_bytes, reserved_peak_ns, start_bytes, end_bytes, reserved_end_bytes; of
             the blocks at the end allocated_end_bytes (rounded), fragmentation_frac (1 - allocated /
             reserved), inactive_bytes, inactive_split_bytes and inactive_split_n (free blocks in
-            segments that are in use), largest_free_bytes; allocations, segment_allocs,
+            segments that are in use), largest_free_bytes; at the first out-of-memory error, else
+            when most is reserved, fullest_event, fullest_ns, fullest_reserved_bytes,
+            fullest_free_bytes, fullest_split_bytes (free between blocks in use, less whole pages of
+            expandable segments, which can be unmapped); expandable; allocations, segment_allocs,
             segment_frees, retries (of cudaMalloc, after giving cached segments back), ooms;
             before_n and before_bytes (there before the history); reused_n, twice_n, resized_n,
             lost_n, difference_bytes (how well history and blocks agree; 0 where they do).
@@ -95,6 +104,8 @@ class Memory(Result):
             moments.
         maps: what to draw.
         remarks: further notes.
+        errors: the result of ``memory_oom`` on the same history; None where it was not asked for.
+        growth: the result of ``memory_growth``; None also where no steps were found.
     """
 
     devices: pl.DataFrame
@@ -102,6 +113,8 @@ class Memory(Result):
     timeline: pl.DataFrame
     maps: tuple[Occupancy, ...]
     remarks: tuple[str, ...] = ()
+    errors: "MemoryErrors | None" = None
+    growth: "MemoryGrowth | None" = None
 
     @property
     def lines(self) -> pl.DataFrame:
@@ -158,7 +171,16 @@ def _verdict(result: Memory) -> str:
     devices = result.devices.with_columns(places.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
     said = (_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices))
-    return sentences(*said, _odd(result))
+    return sentences(*_wrong(result), *said, _odd(result))
+
+
+def _wrong(result: Memory) -> tuple[str, ...]:
+    """What is wrong, in a sentence each: it comes first."""
+    grown = result.growth.summary() if result.growth else ""
+    return (
+        result.errors.summary() if result.errors else "",
+        f"{grown} See traceanalyzer memory --growth." if grown else "",
+    )
 
 
 def _peak(row: dict[str, Any], devices: int) -> str:
@@ -197,23 +219,23 @@ def _holders(result: Memory, top: dict[str, Any]) -> str:
 
 
 def _unused(row: dict[str, Any]) -> str:
-    frac = row["fragmentation_frac"]
-    if frac is None or frac < _UNUSED_FRAC:
+    split, reserved = row["fullest_split_bytes"], row["fullest_reserved_bytes"]
+    if not split or split < _SPLIT_FRAC * reserved:
         return ""
     return (
-        f"At the end {format_frac(frac)} of what is reserved is unused, "
-        f"{format_bytes(row['inactive_split_bytes'])} of it in pieces between blocks in use."
+        f"{'At the out-of-memory error' if row['ooms'] else 'When most was reserved'}, "
+        f"{format_bytes(split)} of {format_bytes(reserved)} ({format_frac(split / reserved)}) were "
+        "free between blocks in use (fragmentation)."
     )
 
 
 def _retries(devices: pl.DataFrame) -> str:
-    retries, ooms = int(devices["retries"].sum()), int(devices["ooms"].sum())
-    return sentences(
-        f"Memory ran out {times_of(ooms)}: traceanalyzer memory --oom says why." if ooms else "",
+    retries = int(devices["retries"].sum())
+    if not retries:
+        return ""
+    return (
         f"{times_of(retries).capitalize()} cached memory had to be given back before "
         "cudaMalloc could be tried again, which stops the device."
-        if retries
-        else "",
     )
 
 
@@ -281,10 +303,18 @@ def _tables(result: Memory) -> tuple[Table, ...]:
         ("quality", "How well the history fits the blocks", result.devices, _QUALITY, True),
         ("timeline", "Over time", result.timeline, _TIMELINE, True),
     ]
-    return tuple(
+    shown = [
         shown_table(name, title, frame, columns, detail=detail)
         for name, title, frame, columns, detail in placed
-    )
+    ]
+    wrong = [
+        table
+        for one in (result.errors, result.growth)
+        if one
+        for table in one.view().tables
+        if table.name in ("errors", "suspects") and not table.frame.is_empty()
+    ]
+    return (*wrong, *shown)
 
 
 def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
