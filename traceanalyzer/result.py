@@ -194,6 +194,8 @@ class Occupancy:
             null, ``label`` String or null.
         events: how many events there are.
         boxed_frac: share of all bytes x events of live allocations that the boxes hold.
+        axis_ns: where the axis of times begins and ends, for drawings with a common one; None for
+            the times of the drawing.
     """
 
     name: str
@@ -208,6 +210,7 @@ class Occupancy:
     blocks: pl.DataFrame
     events: int
     boxed_frac: float
+    axis_ns: tuple[int, int] | None = None
 
 
 # --- what every answer is ----------------------------------------------------------------------

@@ -11,6 +11,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.errors import MissingData
+from traceanalyzer.render.occupancy.layout import lay_out
 
 BASE = 0x7F00_0000_0000
 GIB = 1 << 30
@@ -199,3 +200,101 @@ def test_expandable_segments_are_not_advised_where_they_are_on(tmp_path: Path) -
     assert len(advice) >= 2
     assert not any("expandable_segments:True" in one for one in advice)
     assert "already" in ta.memory_oom(path).errors["advice"][0]
+
+
+# --- several devices -------------------------------------------------------------------------
+
+DATA_PARALLEL: Frame = ("forward", TORCH + "nn/parallel/data_parallel.py", 190)
+REPLICATE: tuple[Frame, ...] = (
+    MAIN,
+    CALL,
+    DATA_PARALLEL,
+    ("replicate", TORCH + "nn/parallel/replicate.py", 95),
+    ("forward", TORCH + "nn/parallel/_functions.py", 22),
+    ("broadcast_coalesced", TORCH + "nn/parallel/comm.py", 57),
+)
+SCATTER: tuple[Frame, ...] = (
+    MAIN,
+    CALL,
+    DATA_PARALLEL,
+    ("scatter_kwargs", TORCH + "nn/parallel/scatter_gather.py", 92),
+    ("forward", TORCH + "nn/parallel/_functions.py", 103),
+    ("scatter", TORCH + "nn/parallel/comm.py", 187),
+)
+GATHER: tuple[Frame, ...] = (
+    MAIN,
+    CALL,
+    DATA_PARALLEL,
+    ("gather", TORCH + "nn/parallel/scatter_gather.py", 130),
+)
+OTHER = BASE + (1 << 40)
+
+
+def two_devices(*, oom: bool = True) -> Snapshot:
+    """Device 1 has replicas and batches; device 0 gathers later and runs out."""
+    other = Snapshot(now=5)
+    other.alloc(OTHER, 6 * MIB, *REPLICATE).alloc(OTHER + 8 * MIB, 2 * MIB, *SCATTER)
+    other.alloc(OTHER + 16 * MIB, 10 * MIB, MAIN).free(OTHER + 16 * MIB, 10 * MIB)
+    made = Snapshot(now=200)
+    made.alloc(BASE, 20 * MIB, MAIN).alloc(BASE + 20 * MIB, 20 * MIB, *GATHER)
+    if oom:
+        made.note("oom", MIB, 30 * MIB, *GATHER)
+    made.hold(BASE, 40 * MIB, (0, 20 * MIB), (20 * MIB, 20 * MIB))
+    made.hold(OTHER, 40 * MIB, (0, 6 * MIB), (8 * MIB, 2 * MIB), device=1)
+    made.more = {"device_traces": [made.events, other.events]}
+    return made
+
+
+def test_an_error_is_on_a_device_and_shows_the_others(tmp_path: Path) -> None:
+    found = ta.memory_oom(two_devices().write(tmp_path / "x_rank3.pickle"))
+    rows = found.devices.select("device", "at_error_bytes", "peak_bytes").rows()
+    assert rows == [(0, 40 * MIB, 40 * MIB), (1, 8 * MIB, 18 * MIB)]
+    assert "on device 0 of rank 3" in found.verdict
+    assert "Imbalance" in found.verdict
+    assert "DataParallel" in found.verdict
+    check_wording(found.verdict)
+
+
+def test_replicas_and_scattered_batches_are_no_activations(tmp_path: Path) -> None:
+    found = ta.memory(two_devices(oom=False).write(tmp_path / "x.pickle")).alive
+    told = found.filter(device=1).select(pl.col("category").cast(pl.String), "live_bytes")
+    assert {("parameters", 6 * MIB), ("inputs", 2 * MIB)} <= set(told.rows())
+
+
+def test_pictures_share_one_time_axis_and_begin_with_the_device_of_the_verdict(
+    tmp_path: Path,
+) -> None:
+    made = two_devices()
+    made.more = {"device_traces": made.more["device_traces"][::-1]}
+    made.segments = []
+    found = ta.memory(made.write(tmp_path / "x.pickle")).maps
+    assert [one.name for one in found] == ["memory_None_1", "memory_None_0"]
+    layouts = [lay_out(one) for one in found]
+    assert {one.end_time for one in layouts} == {215_000.0}
+    assert [one.time.tolist()[1] for one in layouts if one.time is not None] == [195_000.0, 0.0]
+    assert [one.time.tolist()[0] for one in layouts if one.time is not None] == [0.0, 0.0]
+
+
+def test_peaks_at_different_moments_are_not_added(tmp_path: Path) -> None:
+    path = two_devices(oom=False).write(tmp_path / "x.pickle")
+    assert sum(ta.memory(path).devices["peak_bytes"]) == 58 * MIB
+    assert ta.flamegraph(path).total == 48 * MIB
+
+
+# --- stacks ----------------------------------------------------------------------------------
+
+
+def test_frames_of_the_capture_are_left_out(tmp_path: Path) -> None:
+    capture: tuple[Frame, ...] = (
+        ("_PyEval_EvalFrameDefault", "/usr/src/Python/ceval.c", 900),
+        ("gather_with_cpp", "??", 0),
+        ("torch::CapturedTraceback::gather(bool, bool, bool)", "??", 0),
+        ("torch::unwind::unwind()", "??", 0),
+    )
+    made = Snapshot().alloc(BASE, MIB, MAIN, FORWARD, *capture).hold(BASE, MIB)
+    path = made.write(tmp_path / "x.pickle")
+    expected = "main (/home/ada/train.py:10);forward (/home/ada/model.py:20)"
+    found = ta.memory(path)
+    assert found.alive["stack"].to_list() == [expected]
+    assert found.maps[0].stacks["frames"].to_list() == [expected.split(";")[::-1]]
+    assert "unwind" not in str(ta.flamegraph(path).to_dict())

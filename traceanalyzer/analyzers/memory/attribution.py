@@ -35,6 +35,15 @@ _PLUMBING = re.compile(
     r"^(?:torch::(?:unwind|CapturedTraceback|cuda)::|c10::|at::(?:detail|_ops|\(anonymous)|"
     r"at::native::(?:new_)?empty|gather_with_cpp|std::)"
 )
+#: Frames of the capture of stacks and of the interpreter, which PyTorch's viewer leaves out too.
+_CAPTURE = re.compile(
+    r"unwind::unwind|^torch::unwind|CapturedTraceback::gather|gather_with_cpp|^_start$|"
+    r"^__libc_start_main|^_?Py(?:Eval|Object|Function)_"
+)
+_CAPTURE_FILES = re.compile(
+    r"core/boxing|/Register|/Redispatch|pythonrun\.c$|Modules/main\.c$|Objects/(?:call|methodobject)\.c$|"
+    r"ceval\.[ch]$|cpython/abstract\.h$"
+)
 #: Frames shown of a stack from its leaf and from its root, and letters of each.
 _INNER = 200
 _OUTER = 20
@@ -66,6 +75,7 @@ CATEGORY = pl.Enum(CATEGORIES)
 CONFIDENCE = pl.Enum(CONFIDENCES)
 
 _ANY = ""
+_PARALLEL = r"torch[/\\]nn[/\\]parallel[/\\]"
 _MODULES = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
 #: What a frame shows, by regular expressions of its function and of its file; one pair must match.
 _SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -101,6 +111,12 @@ _SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"^(?:_call_impl|_wrapped_call_impl)$", r"torch[/\\]nn[/\\]modules[/\\]module\.py$"),
         (r"^forward\w*$", r"\.py$"),
     ),
+    "replicating": (
+        (r"broadcast_coalesced|^replicate$", _PARALLEL + r"(?:comm|replicate|data_parallel)\.py$"),
+    ),
+    "scattering": (
+        (r"^scatter(?:_kwargs)?$", _PARALLEL + r"(?:comm|scatter_gather|data_parallel)\.py$"),
+    ),
     "data": ((_ANY, r"torch[/\\]utils[/\\]data[/\\]"),),
     "copying": (
         (r"::_to_copy|^pin_memory$|^send_to_device$", _ANY),
@@ -109,7 +125,10 @@ _SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 #: Of these the innermost in a stack tells what the code was at: an optimizer may call a closure
 #: that runs forward, a backward pass may run forward again.
-_DOING = ("optimizer", "accumulate", "backward", "communication", "loading", "forward")
+_DOING = (
+    "optimizer", "accumulate", "backward", "communication", "loading", "replicating", "scattering",
+    "forward",
+)  # fmt: skip
 #: What lasts so many events is no temporary of one call.
 _LASTING = 100
 
@@ -124,12 +143,14 @@ class Lines:
         own: the innermost frame that is the user's, or of the library asked for; ROOT without one.
         shown: the frame to show: ``own``, else the innermost Python frame, else the node of
             the backward pass, else the innermost one that not every allocation has.
+        kept: frames of the program: not of the capture of stacks, nor of the interpreter.
     """
 
     parent: intervals.Ints
     frames: pl.DataFrame
     own: intervals.Ints
     shown: intervals.Ints
+    kept: intervals.Bools
 
     def of(self, stacks: pl.Series) -> pl.DataFrame:
         """``function``, ``file``, ``line`` of stacks, and if it is ``own``; null without one."""
@@ -152,7 +173,8 @@ class Lines:
         """The frames of a stack as text, the innermost first; of a very deep one both ends."""
         rows = []
         while stack != stack_weights.ROOT:
-            rows.append(stack)
+            if self.kept[stack]:
+                rows.append(stack)
             stack = int(self.parent[stack])
         left_out = len(rows) - _INNER - _OUTER
         if left_out <= 0:
@@ -166,6 +188,14 @@ class Lines:
             row: ";".join(reversed(self.path(row))) for row in stacks.drop_nulls().unique().sort()
         }
         return stacks.replace_strict(texts, default=None, return_dtype=pl.String)
+
+    def trimmed(self, stacks: pl.Series) -> pl.Series:
+        """The stacks from their innermost frame of the program on; null without one."""
+        if not self.parent.size:
+            return stacks
+        leaf = stack_weights.nearest(self.parent, self.kept)[stacks.fill_null(0).to_numpy()]
+        known = pl.Series(leaf != stack_weights.ROOT) & stacks.is_not_null()
+        return pl.Series(leaf).set(~known, None).cast(pl.UInt32)
 
     def _text(self, row: int) -> str:
         name, file, line = self.frames.row(row)
@@ -192,11 +222,18 @@ def lines(trace: Trace, library_names: Sequence[str] = ()) -> Lines:
         node=lambda name, _: name is not None and _NODE.search(name) is not None,
         telling=lambda name, _: name is not None and _PLUMBING.search(name) is None,
     )
+    kept = _tested(frames, kept=_is_kept)["kept"].to_numpy()
     shown = np.arange(parent.size)
     for flag in reversed(flags.get_columns()):
         found = stack_weights.nearest(parent, flag.to_numpy())
         shown = np.where(found == stack_weights.ROOT, shown, found)
-    return Lines(parent, frames, stack_weights.nearest(parent, flags["own"].to_numpy()), shown)
+    own = stack_weights.nearest(parent, flags["own"].to_numpy())
+    return Lines(parent, frames, own, shown, kept)
+
+
+def _is_kept(name: str | None, file: str | None) -> bool:
+    """Whether a frame is of the program."""
+    return not (_CAPTURE.search(name or "") or _CAPTURE_FILES.search(file or ""))
 
 
 def _own(library_names: Sequence[str]) -> Test:
@@ -301,6 +338,8 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
         (by("backward") & freed("backward"), "temporary", "likely"),
         (by("backward"), "gradients", "likely"),
         (by("loading"), "parameters", "likely"),
+        (by("replicating"), "parameters", "likely"),
+        (by("scattering"), "inputs", "likely"),
         (by("forward") & freed("backward"), "activations", "sure"),
         (by("forward"), "activations", "likely"),
         (_at(at["data"] != stack_weights.ROOT, stack), "inputs", "likely"),

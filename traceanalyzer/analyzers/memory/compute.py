@@ -85,17 +85,34 @@ def combine(
     """The memory of all ranks."""
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
     devices, alive, timeline = together(parts, "devices", "alive", "timeline")
-    errors = [part.errors for part in parts if part.errors]
+    failed = [part.errors for part in parts if part.errors]
+    errors = oom.combine(failed, OomOptions(window=options.window)) if failed else None
     grown = [part.growth for part in parts if part.growth]
     return result.Memory(
         devices=devices.sort("rank", "path", "device", nulls_last=True),
         alive=alive,
         timeline=timeline,
-        maps=tuple(one for part in parts for one in part.maps),
+        maps=_ordered([one for part in parts for one in part.maps], errors),
         remarks=(*remarks, *([_WINDOWED] if options.windowed else [])),
-        errors=oom.combine(errors, OomOptions(window=options.window)) if errors else None,
+        errors=errors,
         growth=growth.combine(grown, GrowthOptions()) if grown else None,
     )
+
+
+def _ordered(maps: list[Occupancy], errors: oom.MemoryErrors | None) -> tuple[Occupancy, ...]:
+    """The pictures; first that of the device of the verdict: of the first error, else the peak."""
+    failed = errors.errors.select("rank", "device").head(1).rows() if errors else []
+    names = [_name(*row) for row in failed]
+
+    def place(one: Occupancy) -> tuple[bool, int]:
+        return one.name not in names, -int(one.levels["live_bytes"].max() or 0)  # type: ignore[arg-type]
+
+    first = min(maps, key=place, default=None)
+    return tuple(sorted(maps, key=lambda one: one is not first))
+
+
+def _name(rank: int | None, device: int | None) -> str:
+    return f"memory_{rank}_{device}"
 
 
 MEMORY = Analyzer(
@@ -226,7 +243,7 @@ def occupancy(of: ledger.Ledger, rank: rank_memory.RankMemory) -> Occupancy:
     boxes = boxes.with_columns(stack=rank_memory.known_stack(boxes))
     stacks, numbers = _stacks(rank, pl.concat([boxes["stack"], blocks["stack"]]))
     return Occupancy(
-        name=f"memory_{rank.rank}_{of.device}",
+        name=_name(rank.rank, of.device),
         title=_title(of, rank),
         subtitle=_SUBTITLES[of.noted],
         boxes=pl.DataFrame(
@@ -251,7 +268,17 @@ def occupancy(of: ledger.Ledger, rank: rank_memory.RankMemory) -> Occupancy:
         ),
         events=of.positions,
         boxed_frac=frac,
+        axis_ns=_axis(rank) if len(rank.ledgers) > 1 else None,
     )
+
+
+def _axis(rank: rank_memory.RankMemory) -> tuple[int, int] | None:
+    """The time from the first event to the last of all devices; None without times."""
+    times = pl.concat([of.rows["ts"] for of in rank.ledgers])
+    first, last = times.min(), times.max()
+    if times.null_count() or not isinstance(first, int) or not isinstance(last, int):
+        return None
+    return first, last
 
 
 def _title(of: ledger.Ledger, rank: rank_memory.RankMemory) -> str:

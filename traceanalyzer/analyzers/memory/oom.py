@@ -10,7 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import together
-from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory import attribution, ledger, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
@@ -39,6 +39,18 @@ _ABSURD = 16
 #: Segments from here on are those whose division ``max_split_size_mb`` would prevent.
 _SPLIT_BYTES = 200 << 20
 
+#: A device's columns.
+_PLACE = ("rank", "path", "device")
+#: Devices below this share of the one that ran out are worth a sentence.
+_EVEN_FRAC = 0.75
+_DATA_PARALLEL = (
+    r"torch[/\\]nn[/\\]parallel[/\\]"
+    r"(?:data_parallel|replicate|scatter_gather|parallel_apply)\.py"
+)
+_DEVICES = headings(
+    "on: device, at_error_bytes: in use at the error, reserved_at_error_bytes: reserved, "
+    "peak_bytes: peak in use"
+)
 _ERRORS = headings(
     "on: device, event, time_ns: at, request_bytes: asked for, "
     "device_free_bytes: free on the device, reserved_bytes: reserved, allocated_bytes: allocated, "
@@ -60,7 +72,7 @@ def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
 def of_rank(own: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
     """The out-of-memory errors of a rank; raises as :func:`measure`."""
     told = dict(own.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
-    errors, places = [], []
+    errors = []
     # nothing may be live, and there may be no error
     live = [alive(own.ledgers[0], own, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
     for of in own.ledgers:
@@ -68,7 +80,7 @@ def of_rank(own: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
         rows = pl.DataFrame([row for row, _ in found], schema=_SCHEMA)
         errors.append(own.placed(of, rows))
         live += [frame for _, frame in found]
-        places.append(own.placed(of, pl.select(events=pl.lit(of.rows.height, pl.Int64))))
+    places = [own.placed(of, _use(of, errors)) for of in own.ledgers]
     return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(places))
 
 
@@ -78,6 +90,20 @@ def combine(
     """The errors of all ranks."""
     errors, alive, devices = together(parts, "errors", "alive", "devices")
     return MemoryErrors(errors, alive, devices, windowed=options.windowed)
+
+
+def _use(of: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:
+    """The memory of a device at its peak, and when memory ran out first on any of the file."""
+    first = pl.concat(errors)["time_ns"].drop_nulls().min()
+    known = isinstance(first, int) and not of.rows["ts"].null_count()
+    at = int((of.rows["ts"] <= first).sum()) if known else None
+    numbers = {
+        "events": of.rows.height,
+        "peak_bytes": int(of.live.max()),
+        "at_error_bytes": None if at is None else int(of.live[at]),
+        "reserved_at_error_bytes": None if at is None or of.reserved is None else of.reserved[at],
+    }
+    return pl.DataFrame(numbers, schema=dict.fromkeys(numbers, pl.Int64))
 
 
 def _errors(
@@ -315,7 +341,9 @@ class MemoryErrors(Result):
             reserved less free; null where the capacity is not given), missing_bytes (that all free
             memory together falls short of), cause, advice, and function, file, line of the request.
         alive: what was live at each, by stack: as ``Memory.alive``, with event.
-        devices: the devices looked at: rank, path, device, events.
+        devices: the devices looked at: rank, path, device, events, peak_bytes; at_error_bytes and
+            reserved_at_error_bytes when memory ran out first on a device of the file (null where
+            it did not, or without times).
         windowed: only a stretch of the history was looked at.
     """
 
@@ -359,7 +387,36 @@ def _verdict(result: MemoryErrors) -> str:
     first = result.errors.row(0, named=True)
     n = result.errors.height
     which = "" if n == 1 else "; the first time"
-    return f"Memory ran out {times_of(n)}{which}{_place(first)}: {_failure(first)}"
+    said = f"Memory ran out {times_of(n)}{which}{_place(first)}: {_failure(first)}"
+    return sentences(said, _imbalance(result, first), _replication(result, first))
+
+
+def _imbalance(result: MemoryErrors, row: dict[str, Any]) -> str:
+    """How much other devices use, where it is much less."""
+    same = pl.all_horizontal(pl.col(k).eq_missing(pl.lit(row[k])) for k in _PLACE)
+    used = result.devices.with_columns(used=pl.coalesce("at_error_bytes", "peak_bytes"))
+    others = used.filter(~same)["used"]
+    most = others.max()
+    if not isinstance(most, int) or most > _EVEN_FRAC * row["allocated_bytes"]:
+        return ""
+    which = "the other device uses" if others.len() == 1 else (
+        f"each of the other {others.len():,} devices uses at most"
+    )  # fmt: skip
+    full = format_bytes(row["allocated_bytes"])
+    return f"Imbalance: {full} are in use{_place(row)}, {which} {format_bytes(most)}."
+
+
+def _replication(result: MemoryErrors, row: dict[str, Any]) -> str:
+    """A hint where DataParallel made a part of what is live."""
+    same = [pl.col(k).eq_missing(pl.lit(row[k])) for k in (*_PLACE, "event")]
+    parallel = result.alive.filter(*same, pl.col("stack").str.contains(_DATA_PARALLEL))
+    if parallel.is_empty():
+        return ""
+    return (
+        f"{format_bytes(int(parallel['live_bytes'].sum()))} of the memory in use were allocated by "
+        "torch.nn.DataParallel, which gathers outputs and gradients on one device: use "
+        "DistributedDataParallel."
+    )
 
 
 def _place(row: dict[str, Any]) -> str:
@@ -428,8 +485,10 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     keys = [*first.columns, "function", "file", "line", "category"]
     lines = with_line(summed(result.alive, keys))
     at_first = lines.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
+    several = result.devices.height > 1 and result.errors.height > 0
     return (
         shown_table("errors", "Errors", result.errors, _ERRORS),
+        *([shown_table("devices", "All devices", result.devices, _DEVICES)] if several else []),
         Table("advice", "What to try", advice, _TO_TRY, detail=True, whole=True),
         shown_table("first", "Live at the first error", at_first, ALIVE),
         shown_table("alive", "Live at each error", with_line(result.alive), ALIVE, detail=True),

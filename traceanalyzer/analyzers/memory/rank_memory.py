@@ -239,7 +239,8 @@ def at_peak(trace: Trace) -> Trace:
     """The trace with a sample for each allocation that is live at its device's peak.
 
     A sample's weight is the allocation's size in bytes. What was there before the history began has
-    no stack unless the snapshot's blocks tell it.
+    no stack unless the snapshot's blocks tell it. Of several devices it is the moment at which most
+    is live on all of them together; without times, the peak of the fullest device alone.
 
     Raises:
         MissingData: nothing about memory was recorded.
@@ -248,15 +249,29 @@ def at_peak(trace: Trace) -> Trace:
     empty = trace.select(pl.lit(value=False))
     kind = trace.events.schema["kind"]
     found = []
-    for of in rank.ledgers:
-        there = of.alive(peak_position(of))
+    for of, position in _together(rank.ledgers):
+        there = of.alive(position)
         sample = there.select(
             kind=pl.lit("sample", kind),
             rank=pl.lit(rank.rank, pl.Int32),
-            stack=known_stack(there),
+            stack=rank.lines.trimmed(known_stack(there)),
             weight=pl.col("bytes").cast(pl.Float64),
         )
         found.append(sample)
     events = pl.concat([empty.events, *found], how="diagonal")
     sources = tuple(replace(meta, weight_unit="bytes", start_ns=None) for meta in trace.sources)
     return replace(empty, sources=sources, events=events)
+
+
+def _together(found: tuple[Ledger, ...]) -> list[tuple[Ledger, int]]:
+    """Each device with its position at the moment at which most is live in all."""
+    if len(found) == 1 or any(of.rows["ts"].null_count() for of in found):
+        fullest = max(found, key=lambda of: int(of.live.max()))
+        return [(fullest, peak_position(fullest))]
+    times = pl.concat([of.rows["ts"] for of in found]).unique().sort()
+    if times.is_empty():
+        return [(of, 0) for of in found]
+    at = [positions(of, times) for of in found]
+    live = np.sum([of.live[here] for of, here in zip(found, at, strict=True)], axis=0)
+    moment = int(live.argmax())
+    return [(of, int(here[moment])) for of, here in zip(found, at, strict=True)]

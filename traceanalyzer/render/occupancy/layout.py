@@ -118,10 +118,13 @@ def lay_out(occupancy: Occupancy) -> Layout:
     known = levels["time_ns"].fill_null(strategy="backward").fill_null(strategy="forward")
     if levels.height and not known.null_count():
         times = np.maximum.accumulate(_ints(known))
+        if occupancy.axis_ns:
+            times[0] = min(occupancy.axis_ns[0], times[0])
         origin = int(times[0])
         time = (times - origin).astype(np.float64)
         ends = pl.concat([known, boxes["end_ns"], occupancy.spans["end_ns"]]).drop_nulls()
-        end_time = float(max(int(ends.to_numpy().max()) - origin, 1))
+        end = max(int(ends.to_numpy().max()), *(occupancy.axis_ns or (0,)))
+        end_time = float(max(end - origin, 1))
     peaks = occupancy.marks.filter(kind="peak")["event"].to_list()
     event = _ints(levels["event"])
     highest = int(event[int(np.argmax(live))]) if len(live) else 0
