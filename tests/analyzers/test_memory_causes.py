@@ -298,3 +298,18 @@ def test_frames_of_the_capture_are_left_out(tmp_path: Path) -> None:
     assert found.alive["stack"].to_list() == [expected]
     assert found.maps[0].stacks["frames"].to_list() == [expected.split(";")[::-1]]
     assert "unwind" not in str(ta.flamegraph(path).to_dict())
+
+
+# --- sizes -----------------------------------------------------------------------------------
+
+
+def test_small_allocations_are_counted_but_not_listed(tmp_path: Path) -> None:
+    made = Snapshot().alloc(BASE, 8 * MIB, MAIN, FORWARD).alloc(BASE + 8 * MIB, 2 * MIB, MAIN)
+    path = made.hold(BASE, 10 * MIB, (0, 8 * MIB), (8 * MIB, 2 * MIB)).write(tmp_path / "x.pickle")
+    found = ta.memory(path, min_bytes=4 * MIB)
+    assert found.devices["peak_bytes"].to_list() == [10 * MIB]
+    assert found.lines.select("live_bytes", "live_frac").rows() == [(8 * MIB, 0.8)]
+    (drawn,) = found.maps
+    assert drawn.boxes["live_bytes"].to_list() == [8 * MIB]
+    assert drawn.levels["rest_bytes"].max() == 2 * MIB
+    check_wording(*found.notes)

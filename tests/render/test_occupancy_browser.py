@@ -301,6 +301,27 @@ def test_search_says_what_its_finds_hold_at_the_peak(opened, wanted):
     assert page.text(".matched") == f"{sum(found)} found: {size} at the peak {share}"
 
 
+def test_the_slider_moves_small_allocations_to_the_rest(opened):
+    made = training()
+    page = opened(made)
+    before = page.run(STACKS)
+    power = 27
+    page.run(
+        "const { least } = document.querySelector('.occupancy').viewer;"
+        "least.value = arguments[0]; least.dispatchEvent(new Event('input'))",
+        power,
+    )
+    after, sizes = page.run(STACKS), made.boxes["live_bytes"].to_list()
+    kept = [box for box, size in enumerate(sizes) if size >= 1 << power]
+    assert 0 < len(kept) < len(sizes)
+    assert page.text(".sized") == f"128 MiB or more: {len(kept)} of {len(sizes)}"
+    for level, stacked in enumerate(after):
+        assert {box for box, _, _ in stacked} <= {*kept, -1}
+        assert max((top for _, _, top in stacked), default=0) == max(
+            (top for _, _, top in before[level]), default=0
+        )
+
+
 def test_search_fades_what_it_does_not_find(opened):
     page = opened(training())
     color = (

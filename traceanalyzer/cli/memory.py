@@ -18,10 +18,10 @@ _ENTRY = ENTRIES["memory"]
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--oom", is_flag=True, help="Why memory ran out, for each out-of-memory error.")
 @click.option("--growth", is_flag=True, help="What grows from step to step.")
-@analyzer_options(DiffOptions, skip=("library_name",))
+@analyzer_options(DiffOptions, skip=("library_name", "min_bytes"))
 @analyzer_options(Options)
-@analyzer_options(OomOptions, skip=("library_name",))
-@analyzer_options(GrowthOptions, skip=("library_name",))
+@analyzer_options(OomOptions, skip=("library_name", "min_bytes"))
+@analyzer_options(GrowthOptions, skip=("library_name", "min_bytes"))
 @plotting(_ENTRY.plot or "")
 @reading
 @writing

@@ -44,7 +44,7 @@ _WINDOWED = "Memory is not compared: its history counts as a whole."
 
 #: What memory is measured on.
 _PEAK = memory.MEMORY.options()
-_MEMORY = memory.needs(_PEAK)
+_MEMORY = memory.MEMORY.needs(_PEAK)
 
 
 def needs(options: Options) -> Needs:
@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> runs.Part:
         work=None if work is None else _work_by_step(pieces, work, marks),
         operators=None if calls is None else _operators_by_step(calls, marks),
         comm=_answer(lambda: comm.measure(trace, of_comm)),
-        memory=_answer(lambda: memory.measure(trace, _PEAK, drawn=False))
+        memory=_answer(lambda: memory.measure(trace, _PEAK, drawn=False, causes=False))
         if _asks_memory(trace, options)
         else None,
         stacks=_answer(lambda: flamegraph.measure(trace, of_stacks)),

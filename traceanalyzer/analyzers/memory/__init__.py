@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 def memory(
-    inputs: Inputs, *, library_name: str | Sequence[str] = (), **reading: Unpack[Reading]
+    inputs: Inputs,
+    *,
+    library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
+    **reading: Unpack[Reading],
 ) -> Memory:
     """How much memory of each GPU is in use, when most, and which code allocated it?
 
@@ -33,6 +37,7 @@ def memory(
         inputs: memory snapshots (``torch.cuda.memory._dump_snapshot``), traces with ``[memory]``
             instants or exports of nsys with allocations; one, several, or a folder.
         library_name: packages whose frames name an allocation; by default your own code's do.
+        min_bytes: list and draw only allocations of this size or more; sums count all.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -42,13 +47,14 @@ def memory(
     from traceanalyzer.analyzers.memory.compute import MEMORY
     from traceanalyzer.run import run
 
-    return run(MEMORY, inputs, Options(library_name), **reading)
+    return run(MEMORY, inputs, Options(library_name, min_bytes), **reading)
 
 
 def memory_oom(
     inputs: Inputs,
     *,
     library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
     capacity_bytes: int | None = None,
     **reading: Unpack[Reading],
 ) -> MemoryErrors:
@@ -60,6 +66,7 @@ def memory_oom(
     Args:
         inputs: memory snapshots.
         library_name: packages whose frames name an allocation; by default your own code's do.
+        min_bytes: list and draw only allocations of this size or more; sums count all.
         capacity_bytes: memory of the device, which a snapshot does not tell; with it, memory that
             others hold is told apart.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
@@ -72,7 +79,7 @@ def memory_oom(
     from traceanalyzer.analyzers.memory.oom import MEMORY_OOM
     from traceanalyzer.run import run
 
-    options = OomOptions(library_name, capacity_bytes=capacity_bytes)
+    options = OomOptions(library_name, min_bytes, capacity_bytes=capacity_bytes)
     return run(MEMORY_OOM, inputs, options, **reading)
 
 
@@ -80,6 +87,7 @@ def memory_growth(
     inputs: Inputs,
     *,
     library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
     step_name: str | None = None,
     step_every: str | int | None = None,
     **reading: Unpack[Reading],
@@ -92,6 +100,7 @@ def memory_growth(
     Args:
         inputs: memory snapshots.
         library_name: packages whose frames name an allocation; by default your own code's do.
+        min_bytes: list and draw only allocations of this size or more; sums count all.
         step_name: a regular expression of the annotations that are steps; default: those of
             torch.profiler, and names like ``step 3``.
         step_every: a time (``250ms``) or a number of events that is a step instead.
@@ -105,7 +114,7 @@ def memory_growth(
     from traceanalyzer.analyzers.memory.growth import MEMORY_GROWTH
     from traceanalyzer.run import run
 
-    options = GrowthOptions(library_name, step_name=step_name, step_every=step_every)
+    options = GrowthOptions(library_name, min_bytes, step_name=step_name, step_every=step_every)
     return run(MEMORY_GROWTH, inputs, options, **reading)
 
 
@@ -114,6 +123,7 @@ def memory_diff(
     other: Inputs,
     *,
     library_name: str | Sequence[str] = (),
+    min_bytes: int | None = None,
     **reading: Unpack[Reading],
 ) -> MemoryDiff:
     """What holds more or less memory at the peak than in another run?
@@ -122,6 +132,7 @@ def memory_diff(
         inputs: the run to look at.
         other: the run to compare with.
         library_name: packages whose frames name an allocation; by default your own code's do.
+        min_bytes: list and draw only allocations of this size or more; sums count all.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -131,4 +142,4 @@ def memory_diff(
     from traceanalyzer.analyzers.memory.diff import MEMORY_DIFF
     from traceanalyzer.run import run
 
-    return run(MEMORY_DIFF, inputs, DiffOptions(library_name, other=other), **reading)
+    return run(MEMORY_DIFF, inputs, DiffOptions(library_name, min_bytes, other=other), **reading)

@@ -93,10 +93,17 @@ def combine(
         alive=alive,
         timeline=timeline,
         maps=_ordered([one for part in parts for one in part.maps], errors),
-        remarks=(*remarks, *([_WINDOWED] if options.windowed else [])),
+        remarks=(*remarks, *([_WINDOWED] if options.windowed else []), *_smaller(options)),
         errors=errors,
         growth=growth.combine(grown, GrowthOptions()) if grown else None,
     )
+
+
+def _smaller(options: Options) -> list[str]:
+    if not options.min_bytes:
+        return []
+    size = format_bytes(options.min_bytes)
+    return [f"Allocations below {size} are not listed (--min-bytes); peaks and shares count them."]
 
 
 def _ordered(maps: list[Occupancy], errors: oom.MemoryErrors | None) -> tuple[Occupancy, ...]:
@@ -231,7 +238,8 @@ def occupancy(of: ledger.Ledger, rank: rank_memory.RankMemory) -> Occupancy:
     """
     told = of.allocations
     area = told["bytes"].cast(pl.Float64) * (told["end"] - told["start"])
-    chosen = area.arg_sort(descending=True)[:BOXES].sort()
+    large = (told["bytes"] >= (rank.options.min_bytes or 0)).arg_true()
+    chosen = large.gather(area.gather(large).arg_sort(descending=True)[:BOXES]).sort()
     boxes = told[chosen]
     rest = told.filter(~pl.int_range(pl.len()).is_in(chosen.implode()))
     total = float(area.sum())

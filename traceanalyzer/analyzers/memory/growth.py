@@ -91,7 +91,7 @@ def combine(
 
 def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
     """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
-    recorded = of.allocations.filter(pl.col("origin") != "freed")
+    recorded = own.sized(of.allocations).filter(pl.col("origin") != "freed")
     code = own.code(of, recorded).with_columns(row=rank_memory.known_stack(recorded))
     groups = code.unique(maintain_order=True).with_row_index("group")
     group = columns.looked_up(code, groups, code.columns)["group"].to_numpy()

@@ -23,6 +23,13 @@ class Options(AnalyzerOptions):
         "may be repeated.",
         metavar="NAME",
     )
+    min_bytes: int | None = option(
+        None,
+        help="List and draw only allocations of this size or more, such as 1MiB. Sums count all.",
+        metavar="SIZE",
+        unit="bytes",
+        minimum=0,
+    )
     window: Window = option(
         (None, None), help="Since and until: the history outside is read too.", command_line=False
     )

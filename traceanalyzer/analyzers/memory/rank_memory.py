@@ -77,6 +77,10 @@ class RankMemory:
         events = of.rows["event"].gather(event)
         return attribution.code_running(self.trace, self.options.library_name, events)
 
+    def sized(self, allocations: pl.DataFrame) -> pl.DataFrame:
+        """Those of the size asked for, or more."""
+        return allocations.filter(pl.col("bytes") >= (self.options.min_bytes or 0))
+
     def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Segments of a device, and the blocks in them."""
         return of_device(self.trace.segments, self.trace.blocks, device)
@@ -173,6 +177,8 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         frames, the outermost first, ``;`` between).
     """
     told = of.alive(position)
+    total = int(told["bytes"].sum())
+    told = rank.sized(told)
     told = told.with_columns(*rank.code(of, told), known_stack(told).alias("row"))
     keys = ("row", "category", "confidence", *attribution.LINE)
     sums = told.group_by(keys).agg(
@@ -181,7 +187,6 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
     )
     summed = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True)
-    total = int(summed["live_bytes"].sum())
     found = summed.select(
         "category",
         "confidence",

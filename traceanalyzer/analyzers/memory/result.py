@@ -206,12 +206,13 @@ def _when(row: dict[str, Any]) -> str:
 def _holders(result: Memory, top: dict[str, Any]) -> str:
     """Lines and categories that hold most of the peak."""
     own = [pl.col(name).eq_missing(pl.lit(top[name])) for name in ("rank", "path", "device")]
-    lines = result.lines.filter(*own).filter(pl.col("function").is_not_null())
+    every = result.lines.filter(*own)
+    lines = every.filter(pl.col("function").is_not_null())
     named = [
         f"{frame_text(row['function'], row['file'], row['line'])} {format_frac(row['live_frac'])}"
         for row in lines.head(_NAMED).rows(named=True)
     ]
-    bare = 1 - float(lines["live_frac"].sum() or 0)
+    bare = float(every.filter(pl.col("function").is_null())["live_frac"].sum())
     if not named:
         return "No stacks were recorded, so no line of code can be named."
     rest = f"; {format_frac(bare)} has {NO_STACK.strip('()')}" if bare >= _BARE_FRAC else ""

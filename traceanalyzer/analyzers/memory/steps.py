@@ -185,8 +185,8 @@ def _repetitions(of: ledger.Ledger, phase: Ints) -> Ints:
     if at.size < _LEAST:
         return at[:0]
     inside = of.allocations.filter(pl.col("start") > at[0], pl.col("start") <= at[-1])
-    freed = inside.filter(pl.col("end") <= at[-1])["bytes"].sum()
-    return at if freed >= _FREED * inside["bytes"].sum() else at[:0]
+    freed = int(inside.filter(pl.col("end") <= at[-1])["bytes"].sum())
+    return at if freed >= _FREED * int(inside["bytes"].sum()) else at[:0]
 
 
 def _period(token: Ints) -> int | None:

@@ -41,7 +41,10 @@ class Memory {
     this.rest = summed(levels.rest);
     this.reserved = summed(levels.reserved);
     this.first = Int32Array.from(this.start, (start) => bisect(this.event, start));
-    this.last = Int32Array.from(this.end, (end) => bisect(this.event, end));
+    this.ends = Int32Array.from(this.end, (end) => bisect(this.event, end));
+    this.sent = this.rest;
+    this.largest = this.size.reduce((most, size) => Math.max(most, size), 0);
+    this.keep(0);
     this.top = this.live.reduce((most, live, level) => Math.max(most, live, this.reserved[level] || 0), 0);
     this.peak = Math.max(bisect(this.event, data.peak + 1) - 1, 0);
     this.stackEnds = new Map(data.ends[0].map((stack, at) => [stack, data.ends[1][at]]));
@@ -51,6 +54,24 @@ class Memory {
   #callers({ above, frames }) {
     this.above = Int32Array.from(above, (distance, node) => (distance ? node - distance : -1));
     this.frames = frames;
+  }
+
+  /** Draws only boxes of a size or more; smaller ones belong to the rest and have no levels. */
+  keep(least) {
+    const change = new Float64Array(this.event.length + 1);
+    this.least = least;
+    this.kept = 0;
+    this.last = this.ends.map((end, box) => {
+      if (this.size[box] >= least) {
+        this.kept++;
+        return end;
+      }
+      change[this.first[box]] += this.size[box];
+      change[end] -= this.size[box];
+      return this.first[box];
+    });
+    let smaller = 0;
+    this.rest = this.sent.map((rest, level) => rest + (smaller += change[level]));
   }
 
   get timed() {
@@ -126,7 +147,8 @@ class Memory {
     const hit = ({ stack, label, category }) => label.map((number, at) => Boolean(
       texts[number] || nodes[this.stackEnds.get(stack[at])] || (category && texts[category[at]]),
     ));
-    const boxes = hit(this.data.boxes), atPeak = this.there(this.peak).filter((box) => boxes[box]);
+    const boxes = hit(this.data.boxes).map((one, box) => one && this.size[box] >= this.least);
+    const atPeak = this.there(this.peak).filter((box) => boxes[box]);
     return {
       boxes, blocks: hit(this.data.blocks), count: boxes.filter(Boolean).length,
       bytes: atPeak.reduce((sum, box) => sum + this.size[box], 0),

@@ -37,11 +37,17 @@ class Viewer {
       autocomplete: 'off', spellcheck: 'false',
     });
     this.matched = html('output', { class: 'matched', 'aria-live': 'polite' });
+    this.least = html('input', {
+      type: 'range', min: 0, max: Math.ceil(Math.log2(this.memory.largest + 1)), value: 0, step: 1,
+      'aria-label': 'Smallest allocation that is drawn',
+    });
+    this.sized = html('output', { class: 'sized', 'aria-live': 'polite' });
     this.byTime = button('Time', 'Real time along the axis', () => this.turn(true));
     this.byEvent = button('Events', 'Allocator events along the axis, evenly', () => this.turn(false));
     this.byHeight = button('Fit height', 'Only what changes in sight (f)', () => this.fitHeight());
     const tools = html('div', { class: 'tools', role: 'group', 'aria-label': 'Memory over time' },
       html('span', { class: 'find' }, this.field), this.matched,
+      html('label', { class: 'least' }, 'Min size', this.least), this.sized,
       html('span', { class: 'pair' }, ...(this.memory.timed ? [this.byTime, this.byEvent] : [])),
       html('span', { class: 'pair' },
         button('\u2212', 'Zoom out (\u2212)', () => this.zoom(2)),
@@ -57,6 +63,17 @@ class Viewer {
       html('p', { class: 'soft hint' }, KEYS), this.told,
       ...(this.segments ? this.#map(button) : []), this.tip);
     this.tell(null);
+    this.keepLarge();
+  }
+
+  /** Draws allocations of the slider's size or more: 0 is all, n is 2^n bytes. */
+  keepLarge() {
+    const { memory } = this, power = Number(this.least.value), size = power ? 2 ** power : 0;
+    memory.keep(size);
+    if (this.pinned !== null && this.pinned >= 0 && memory.size[this.pinned] < size) this.pin(this.pinned);
+    this.sized.textContent = size
+      ? `${bytes(size)} or more: ${GROUPED.format(memory.kept)} of ${GROUPED.format(memory.count)}` : 'all sizes';
+    this.least.setAttribute('aria-valuetext', this.sized.textContent);
   }
 
   #keys() {
@@ -284,6 +301,10 @@ class Viewer {
     plot.addEventListener('wheel', (event) => this.#wheel(event), { passive: false });
     this.root.addEventListener('keydown', (event) => this.#key(event));
     this.field.addEventListener('input', () => this.search());
+    this.least.addEventListener('input', () => {
+      this.keepLarge();
+      this.search();
+    });
     this.dark.addEventListener('change', () => this.fit());
     addEventListener('beforeprint', () => {
       this.root.querySelector('details')?.setAttribute('open', '');
@@ -365,6 +386,7 @@ class Viewer {
 
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target === this.least) return;
     if (event.target === this.field) {
       if (event.key !== 'Escape') return;
       this.field.value = '';
