@@ -10,8 +10,8 @@ from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetric
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.memory.attribution import frame_text
-from traceanalyzer.analyzers.memory.growth import MemoryGrowth
-from traceanalyzer.analyzers.memory.oom import MemoryErrors
+from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
+from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.result import Steps
@@ -161,7 +161,7 @@ def _out_of_memory(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
             size=n,
             title=f"Memory ran out{'' if n == 1 else f' {n:,} times'}: {cause}; {line} asked for "
             f"{'memory' if asked is None else format_bytes(asked)}.",
-            evidence=(f"{format_bytes(first['allocated_bytes'])} were in use.",),
+            evidence=(f"{format_bytes(first['allocated_bytes'])} were in use{located(first)}.",),
             advice=f"{str(advice)[:1].upper()}{str(advice)[1:]}.",
             cost_bytes=asked,
         )
@@ -174,8 +174,7 @@ def _out_of_memory(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
     {"warning": 0.01, "critical": 0.2},
 )
 def _memory_growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
-    found = result.suspects
-    gained = int(found["grown_bytes"].sum())
+    gained = int(result.suspects["grown_bytes"].sum())
     live = (
         result.steps.sort("step")
         .group_by("rank", "path", "device")
@@ -184,15 +183,11 @@ def _memory_growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
     whole = int(live["live_bytes"].sum())
     if not gained or not whole:
         return
-    row = found.row(0, named=True)
-    line = frame_text(row["function"], row["file"], row["line"])
     yield Measured(
         size=gained / whole,
-        title=f"Memory grows: {format_bytes(gained)} were gained over "
-        f"{result.steps['step'].n_unique():,} steps and never given back.",
-        evidence=(f"Most steadily at {line}, {format_bytes(row['per_step_bytes'])} a step.",),
-        advice="Something holds on to what this line allocates: a list of losses (use .item() or "
-        ".detach()), a graph that is kept, a cache.",
+        title=result.summary(),
+        evidence=(f"{format_bytes(whole)} are in use after the last step.",),
+        advice=GROWTH_ADVICE,
         cost_bytes=gained,
         of="what is live at the end",
         confidence="medium",

@@ -1,7 +1,6 @@
 """The peak of each device, what is live then, and how well that is known."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -49,7 +48,7 @@ def measure(
         trace: read with :data:`~.ledger.NEEDS`.
         options: the libraries that name allocations, and the window.
         drawn: with the pictures; a comparison shows none.
-        causes: with out-of-memory errors and growth; a report has sections for these.
+        causes: with out-of-memory errors and growth; a comparison shows none.
 
     Raises:
         MissingData: it tells nothing of memory.
@@ -129,7 +128,6 @@ MEMORY = Analyzer(
     measure,
     combine,
     whole_file=True,
-    report_measure=partial(measure, causes=False),
 )
 
 

@@ -32,7 +32,8 @@ _GROWTH = headings(
     "grown_bytes: grown, per_step_bytes: per step, grew_n: steps"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
-_ADVICE = (
+#: What to look for in lines whose memory grows.
+GROWTH_ADVICE = (
     "Something keeps what these lines allocate: a list of losses (use .item() or .detach()), a "
     "graph that is kept, a cache."
 )
@@ -157,7 +158,11 @@ class MemoryGrowth(Result):
         lines = with_line(self.suspects).group_by("at", maintain_order=True)
         grown = lines.agg(pl.col("grown_bytes").sum()).head(_NAMED).rows()
         named = ", ".join(f"{at} {format_bytes(size // n)} per step" for at, size in grown)
-        return f"Memory grows: {format_bytes(total)} more in use after {n:,} steps, at {named}."
+        devices = self.suspects.select("rank", "path", "device").n_unique()
+        where = f" on {devices:,} devices together" if devices > 1 else ""
+        return (
+            f"Memory grows: {format_bytes(total)} more in use{where} after {n:,} steps, at {named}."
+        )
 
     def view(self) -> View:
         """Suspects, all that changed, steps; live bytes over steps."""
@@ -199,7 +204,7 @@ def _verdict(result: MemoryGrowth) -> str:
             f"Nothing grows steadily: no line's live bytes grew in each of the last "
             f"{SUSPECT_STEPS} of {n:,} steps, or in a third of all."
         )
-    return f"{result.summary()} {_ADVICE}"
+    return f"{result.summary()} {GROWTH_ADVICE}"
 
 
 def _sources(marks: pl.DataFrame) -> list[str]:

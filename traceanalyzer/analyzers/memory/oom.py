@@ -359,7 +359,7 @@ class MemoryErrors(Result):
         row = self.errors.row(0, named=True)
         asked = _request(row)
         return (
-            f"Memory ran out {times_of(self.errors.height)}{_place(row)}: {asked}; cause: "
+            f"Memory ran out {times_of(self.errors.height)}{located(row)}: {asked}; cause: "
             f"{row['cause']}. See traceanalyzer memory --oom."
         )
 
@@ -387,7 +387,7 @@ def _verdict(result: MemoryErrors) -> str:
     first = result.errors.row(0, named=True)
     n = result.errors.height
     which = "" if n == 1 else "; the first time"
-    said = f"Memory ran out {times_of(n)}{which}{_place(first)}: {_failure(first)}"
+    said = f"Memory ran out {times_of(n)}{which}{located(first)}: {_failure(first)}"
     return sentences(said, _imbalance(result, first), _replication(result, first))
 
 
@@ -403,7 +403,7 @@ def _imbalance(result: MemoryErrors, row: dict[str, Any]) -> str:
         f"each of the other {others.len():,} devices uses at most"
     )  # fmt: skip
     full = format_bytes(row["allocated_bytes"])
-    return f"Imbalance: {full} are in use{_place(row)}, {which} {format_bytes(most)}."
+    return f"Imbalance: {full} are in use{located(row)}, {which} {format_bytes(most)}."
 
 
 def _replication(result: MemoryErrors, row: dict[str, Any]) -> str:
@@ -419,7 +419,7 @@ def _replication(result: MemoryErrors, row: dict[str, Any]) -> str:
     )
 
 
-def _place(row: dict[str, Any]) -> str:
+def located(row: dict[str, Any]) -> str:
     """Rank and device of a row; empty where neither is known."""
     of_device = "" if row["device"] is None else f"device {row['device']}"
     of_rank = "" if row["rank"] is None else f"rank {row['rank']}"
