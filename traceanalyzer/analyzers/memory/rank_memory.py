@@ -186,8 +186,11 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         live_bytes=pl.col("bytes").sum(),
         before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
     )
-    summed = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True)
-    found = summed.select(
+    sums = sums.with_columns(stack=rank.lines.paths(sums["row"]))
+    # stacks may differ only in frames that are left out
+    same = ("stack", *keys[1:])
+    sums = sums.group_by(same).agg(pl.col("n", "live_bytes", "before_n").sum(), pl.col("row").min())
+    found = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True).select(
         "category",
         "confidence",
         *attribution.LINE,
@@ -195,7 +198,7 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         "live_bytes",
         live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),
         before_n="before_n",
-        stack=rank.lines.paths(summed["row"]),
+        stack="stack",
     )
     return rank.placed(of, found)
 
