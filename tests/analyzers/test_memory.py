@@ -476,7 +476,7 @@ def test_nothing_in_it(tmp_path: Path) -> None:
         ta.memory(written(tmp_path, "x.pickle", data))
     with pytest.raises(UnknownFormat, match="is empty"):
         ta.memory(written(tmp_path, "y.pickle", b""))
-    with pytest.raises(UnknownFormat, match="no format"):
+    with pytest.raises(UnknownFormat, match="HTML page"):
         ta.memory(written(tmp_path, "z.pickle", b"<html><body>404</body></html>"))
 
 
