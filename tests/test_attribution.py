@@ -1,6 +1,8 @@
 """From recorded time to causes: cases in which the time alone would blame the wrong thing."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -62,6 +64,30 @@ def test_a_collective_that_has_not_started_does_not_wait_for_ranks() -> None:
     )
     assert "waiting-for-ranks" not in result
     assert result["device-wait"].cost_ns == (9_000 - 25 + 10) * US
+
+
+def test_the_stream_that_a_device_side_wait_waits_for_is_named(tmp_path: Path) -> None:
+    """``enable_cuda_sync_events`` records it, in arguments that are read only where they help."""
+
+    def event(cat: str, name: str, ts: int, dur: int, tid: int = 1, **args: Any) -> dict[str, Any]:
+        pid = int(cat not in on_device)
+        of = {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
+        return {**of, "pid": pid, "tid": tid, "args": args}
+
+    on_device = ("kernel", "cuda_sync")
+    events = [
+        event("cuda_runtime", "cudaLaunchKernel", 0, 5, correlation=1),
+        event("kernel", "k0", 10, 5, 7, device=0, stream=7, correlation=1),
+        event("cuda_runtime", "cudaStreamWaitEvent", 16, 2, correlation=90),
+        event("cuda_sync", "Stream Wait Event", 17, 1, 20, stream=20, wait_on_stream=7,
+              correlation=90, device=0),
+        event("cuda_runtime", "cudaLaunchKernel", 20, 5, correlation=2),
+        event("kernel", "k1", 10_000, 20, 20, device=0, stream=20, correlation=2),
+    ]  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    gap = ta.gpu_idle(path).gaps.row(0, named=True)
+    assert gap["waits_for"] == "cudaStreamWaitEvent (an event of stream 7)"
 
 
 # --- rated by idle time, not by host time --------------------------------------------------------

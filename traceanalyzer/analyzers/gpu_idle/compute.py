@@ -34,7 +34,7 @@ _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHE
 
 def needs(_options: Options) -> Needs:
     """Device work, and all that shows what the host was at."""
-    kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD}
+    kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}
     return Needs(kinds, unused=("external_id", "stream"))
 
 
@@ -51,6 +51,7 @@ class Part:
         launches_known: launch calls were joined to device work.
         stacks_known: Python functions or sampled stacks were read.
         unread_samples: the file has sampled stacks, which were not read, and a gap lacks a cause.
+        unread_targets: a gap is a device-side wait, and what streams wait for was not read.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
         steps: unit, step, start, end and :data:`MEASURES`.
@@ -69,6 +70,7 @@ class Part:
     launches_known: bool
     stacks_known: bool
     unread_samples: bool
+    unread_targets: bool
     units: pl.DataFrame
     causes: pl.DataFrame
     steps: pl.DataFrame
@@ -119,6 +121,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         unread_samples=excerpt.samples_recorded
         and not (python or excerpt.samples.height)
         and longest["cause"].is_in(_UNEXPLAINED).any(),
+        unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(pieces),
         steps=measured.tail(marked.height).drop("device", "pid"),
@@ -168,11 +171,14 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 
 def more(parts: Sequence[Part], options: Options) -> Needs | None:
-    """Sampled stacks too, where they can tell what the host did in a long gap."""
-    if not any(part.unread_samples for part in parts):
+    """What explains a long gap: sampled stacks, or arguments that name what a stream waits for."""
+    samples = any(part.unread_samples for part in parts)
+    targets = any(part.unread_targets for part in parts)
+    if not samples and not targets:
         return None
     first = needs(options)
-    return replace(first, kinds={*first.kinds, "sample"}, samples=True)
+    columns = ("args",) if targets else ()
+    return replace(first, kinds={*first.kinds, "sample"}, samples=samples, columns=columns)
 
 
 GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take, more=more)

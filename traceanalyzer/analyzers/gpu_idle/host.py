@@ -31,6 +31,12 @@ OVERHEAD = "overhead"
 
 _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 
+#: Calls that make a stream wait for what is on another one.
+_STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
+
+#: The column of arguments, which is read on request.
+_ARGS = "args"
+
 _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
 _LANE = ["pid", "tid"]
 _THREAD = ["thread"]
@@ -56,6 +62,8 @@ class Excerpt:
         samples: thread, ts, stack: sampled stacks of those threads, where they were read.
         stacks: the table of that name, which the samples point into.
         samples_recorded: the file has sampled stacks, read or not.
+        stream_waits: rows of :func:`_stream_waits`.
+        unread_targets: the file says what streams wait for, in arguments that were not read.
         names: all distinct names, those of slices among them.
         work_lost: the file is cut off; or there is no device work, yet some was launched.
         collectives: unit, start, end: when the host itself ran one, on any thread.
@@ -75,6 +83,8 @@ class Excerpt:
     samples: pl.DataFrame
     stacks: pl.DataFrame
     samples_recorded: bool
+    stream_waits: pl.DataFrame
+    unread_targets: bool
     names: list[str]
     work_lost: bool
     collectives: pl.DataFrame
@@ -130,6 +140,9 @@ def take(trace: Trace, options: Options) -> Excerpt:
         samples=_samples(trace, known),
         stacks=trace.stacks,
         samples_recorded=trace.meta.weight_unit is not None,
+        stream_waits=_stream_waits(trace, known),
+        unread_targets=_ARGS not in trace.events.columns
+        and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=names,
         work_lost=is_cut_off(trace) or (work.is_empty() and _calling(trace).height > 0),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
@@ -190,6 +203,30 @@ def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
         rows.join(threads.lazy(), on=_LANE, nulls_equal=True)
         .select("thread", "ts", "stack")
         .collect()
+    )
+
+
+def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+    """Calls of these threads that make a stream wait: thread, start, waits_for.
+
+    ``waits_for`` is the call, with the stream of the event that it waits for where ``cuda_sync``
+    rows and their arguments were read.
+    """
+    is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, [_STREAM_WAIT])
+    columns = (*_LANE, "correlation", "name")
+    calls = trace.events.lazy().filter(is_wait).select(*columns, start="ts").collect()
+    waits = calls.join(threads, on=_LANE, nulls_equal=True)
+    name = pl.col("name").cast(pl.String)
+    if _ARGS not in trace.events.columns:
+        return waits.select("thread", "start", waits_for=name)
+    target = pl.col(_ARGS).str.json_path_match("$.wait_on_stream")
+    targets = trace.events.filter(pl.col("kind") == "cuda_sync").select(
+        "correlation", stream=target
+    )
+    with_stream = pl.format("{} (an event of stream {})", name, "stream")
+    first = targets.drop_nulls().unique("correlation", keep="first")
+    return waits.join(first, on="correlation", how="left").select(
+        "thread", "start", waits_for=pl.coalesce(with_stream, name)
     )
 
 

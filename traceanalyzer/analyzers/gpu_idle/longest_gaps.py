@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.libraries import by_component, is_own
-from traceanalyzer.analyzers.common.names import ADDRESS, is_step, named, python_frame
+from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
 from traceanalyzer.frames import linking
@@ -14,9 +14,6 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 #: Gaps of a rank that are looked into.
 MOST = 200
-
-#: Calls that make a stream wait for what is on another one.
-_STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
 
 
 def longest(
@@ -183,9 +180,8 @@ def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
         .join(launches, on=["unit", "end"])
         .unique("gap", keep="first")
     )
-    waits = excerpt.slices.filter(named(excerpt.names, [_STREAM_WAIT])).sort("start")
     found = ending.sort("ts").join_asof(
-        waits.select("thread", "start", waits_for=pl.col("name").cast(pl.String)),
+        excerpt.stream_waits.sort("start"),
         left_on="ts",
         right_on="start",
         by="thread",
