@@ -222,12 +222,19 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "(batch|layer|group|instance|rms)_?norm", r"\bbn_[fb]w", "GammaBeta", "RowwiseMoments",
         "ComputeInternalGradients",
     ),
+    "kv cache": (
+        "(reshape|concat)_and_cache", "kv_?(cache|buffer|indices)", "page_indices",
+        "(copy|swap)_blocks",
+    ),
     "attention": (
-        "fmha", "flash_(fwd|bwd|attn)", "attention", "attn", r"\bmha_", "[_:]mla_", "paged_?kv",
-        "sdpa", "reshape_and_cache", "rotary", "BatchPrefill", "BatchDecode", "page_indices",
+        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "(?<!de)attention", r"(?<![a-z])s?attn",
+        r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "sage", "BatchPrefill", "BatchDecode",
     ),
     "softmax": ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
-    "moe": (r"\bmoe::", "moe_", "topk_?gating", "expandInputRows"),
+    "moe": (
+        r"\bmoe(::|_)", "moe_", "topk_?gating", "grouped_?topk", "expandInputRows",
+        "routing(Indices|Main|Renormalize|Custom)", "expert", "(un)?permute_tokens",
+    ),
     CONVOLUTION: (
         "conv(?!er)", r"(?<![a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd", "im2col",
         "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
@@ -262,6 +269,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "elementwise": (
         "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
         "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
+        "rotary",
         "arange", "cast", "lerp", "^cupy_", r"^loop_(\w+_)?fusion", "^wrapped_",
     ),
     "fft": ("fft",),
@@ -275,13 +283,28 @@ def _tests(words: dict[str, tuple[str, ...]]) -> tuple[tuple[str, re.Pattern[str
 
 _BY_NAME, _BY_FUNCTION = _tests(_GENERIC), _tests(_FUNCTIONS)
 
-#: Every family that a kernel can be of.
-KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, OTHER)))
+#: Kernels that TorchInductor generates: what is fused, and the names of the operations. A word in
+#: them names an operation, so only the kind of the kernel and a few operations decide.
+_INDUCTOR = re.compile(r"triton_(?:(poi|red|per|tem|split_scan|for)_fused_(\w*)|_0d1d)")
+FUSED = "fused, unnamed"
+_TEMPLATES = (("attention", "attention"), (CONVOLUTION, "conv"), (GEMM, ""))
+_REDUCTIONS = (
+    ("norm", "(layer|batch|group|instance|rms)_?norm|var_mean|rsqrt"),
+    ("softmax", "softmax|logsumexp|nll_loss|cross_entropy"),
+    ("reduce", ""),
+)
 
-#: Kernels that compute in single precision without tensor cores, on chips that have them.
+#: Every family that a kernel can be of.
+KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, FUSED, OTHER)))
+
+#: Kernels that compute in single precision without tensor cores, on chips that have them: those of
+#: cuBLAS, CUTLASS and cuDNN (``ffma`` is the plain instruction), and cuDNN's templates of floats.
 _PLAIN_FLOAT = re.compile(
     r"(?:volta|turing|ampere|hopper|sm[789]\d|cutlass_[789]\d_simt)_(?:s(?:gemm|cudnn)_|simt_sgemm)"
     r"|cudnn_(?:infer|train)_(?:volta|turing|ampere)_scudnn|cutlass_[789]\d_simt_sgemm"
+    r"|xmma_\w*_f32f32_f32f32_f32_\w*_ffma_"
+    r"|(?:[dw]grad|fprop)\w*_(?:engine|alg\w*)<float\b"
+    r"|convolve_sgemm<float, ?float\b|winograd\w*::\w+<(?:\d+, ?)?float, ?float\b"
 )
 
 
@@ -299,9 +322,24 @@ def family(name: str, kind: str = "kernel") -> str:
         known = [_PLACES.get(place.lower()) for place in places.groups()] if places else [None]
         return "memcpy" if None in known else f"memcpy {known[0]}to{known[1]}"
     text = name[:_LONGEST]
+    fused = _INDUCTOR.match(text)
+    if fused:
+        return _fused_family(fused[1], fused[2] or "")
     # the types that a function is given say less than its own name
     tried = ((_BY_NAME, text), (_BY_FUNCTION, function(text)), (_BY_FUNCTION, text))
     return next((of for tests, said in tried for of, test in tests if test.search(said)), OTHER)
+
+
+def _fused_family(sort: str | None, operations: str) -> str:
+    """The family of a kernel of TorchInductor: ``poi`` is pointwise, ``red`` and ``per`` reduce."""
+    if sort is None:
+        return FUSED
+    if sort in ("poi", "for"):
+        return "elementwise"
+    if sort == "split_scan":
+        return "sort"
+    tests = _TEMPLATES if sort == "tem" else _REDUCTIONS
+    return next(of for of, words in tests if re.search(words, operations))
 
 
 def is_plain_float(name: str) -> bool:
