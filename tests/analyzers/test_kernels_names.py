@@ -33,6 +33,7 @@ FAMILIES = {
         "void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4>(int, int, int, Tensor)",
         "void epilogue::impl::globalKernel<float, float, float, true>(int, cublasLtEpilogue_t)",
         "triton_tem_fused_addmm_relu_3",
+        "triton_tem_fused_mm_t_5",
         "void marlin::Marlin<c10::Half, 256, 4, 16, 4>(int4 const*, int4 const*)",
     ],
     "convolution": [
@@ -56,6 +57,7 @@ FAMILIES = {
         "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3I",
         "_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weightINS_47GridwiseGemm",
         "SubTensorOpWithCastTensor1d",
+        "triton_tem_fused_convolution_4",
         "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<1, float, int>(P)",
     ],
     "attention": [
@@ -63,12 +65,24 @@ FAMILIES = {
         "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128> >(P)",
         "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)",
         "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext",
-        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(__nv_bfloat16*)",
-        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*)",
         "void vllm::paged_attention_v2_kernel<unsigned short, 128, 16>(float*)",
         "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelINS_12FmhaPipelineE",
         "_attn_fwd",
+        "_fwd_grouped_kernel_stage1_mla_attn",
+        "void qk_int_sv_f8_attn_kernel<128, 64, 32, 64, 128>(signed char*)",
+        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0>(P)",
+        "void flash_fwd_splitkv_mla_kernel<Flash_fwd_kernel_traits_mla<576> >(Params)",
+        "kernel_unified_attention_2d",
+        "triton_tem_fused_flex_attention_2",
     ],
+    "kv cache": [
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(__nv_bfloat16*)",
+        "void vllm::concat_and_cache_mla_kernel<__nv_bfloat16>(__nv_bfloat16 const*)",
+        "void flashinfer::AppendPagedKVCacheKernel<128, 8, __nv_bfloat16>(paged_kv_t)",
+        "create_flashinfer_kv_indices_triton",
+        "void vllm::copy_blocks_kernel<__nv_bfloat16>(long*, long*, long const*, int)",
+    ],
+    "fused, unnamed": ["triton__0d1d2d", "triton__0d1d2d3d4de5de"],
     "norm": [
         "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct)",
         "void at::native::batch_norm_backward_kernel<c10::BFloat16, float, int>(Accessor)",
@@ -85,6 +99,7 @@ FAMILIES = {
         ),
         "MIOpenBatchNormFwdTrainSpatial",
         "triton_per_fused_native_layer_norm_0",
+        "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_0",
         "void at::native::RowwiseMomentsCUDAKernel<float>(long, float, float const*, float*)",
     ],
     "softmax": [
@@ -93,6 +108,7 @@ FAMILIES = {
         "void cunn_ClassNLLCriterion_updateOutput_kernel<float, float>(float*, float*)",
         "void at::native::nll_loss_forward_reduce_cuda_kernel_2d<float, float, long>(float*)",
         "triton_red_fused__log_softmax_3",
+        "triton_per_fused__softmax__to_copy_masked_fill_4",
     ],
     "elementwise": [
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
@@ -105,6 +121,9 @@ FAMILIES = {
             "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_out"
             "(c10::Scalar const&)::{lambda()#1}>(int)"
         ),
+        "void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*)",
+        "triton_poi_fused__to_copy_clone_transpose_1",
+        "triton_poi_fused__scaled_dot_product_flash_attention_clone_2",
         "triton_poi_fused_add_bitwise_and_bitwise_not_bitwise_or_ge_lt_mul_sub_0",
         "void at::native::<unnamed>::elementwise_kernel<(int)128, (int)2, at::native::neg>()",
         "void vllm::act_and_mul_kernel<c10::Half, &vllm::silu_kernel<c10::Half> >(c10::Half*)",
@@ -130,6 +149,7 @@ FAMILIES = {
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, and_kernel_cuda> >()",
         "void cub::DeviceReduceSingleTileKernel<cub::DeviceReducePolicy<float> >(float*)",
         "triton_red_fused_sum_7",
+        "triton_red_fused_clone_convolution_backward_sum_2",
     ],
     "embedding": [
         "void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_cta_per_row_1()",
@@ -170,6 +190,10 @@ FAMILIES = {
     "moe": [
         "void moe::dev::routing::routingIndicesHistogramKernel<KernelParams<__nv_bfloat16> >(P)",
         "void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*)",
+        "void vllm::moe::topkGatingSoftmax<4, 64, 4, 16>(float const*, bool const*, float*)",
+        "fused_moe_kernel",
+        "void tensorrt_llm::kernels::fusedBuildExpertMapsSortFirstTokenKernel<128, 64, 8>(int)",
+        "void tensorrt_llm::kernels::cutlass_kernels::finalizeMoeRoutingKernel<float>(float*)",
     ],
     "quantization": [
         "void vllm::scaled_fp8_quant_kernel_strided<c10::BFloat16, c10::Float8_e4m3fn>(F*)",
@@ -187,6 +211,9 @@ FAMILIES = {
     "fft": ["void regular_fft<512u, EPT<8u>, 8u, 8u>(kernel_arguments_t<unsigned int>)"],
     "other": [
         "saxpy(double *, double *, double *, double, int)",
+        "expertise(int)",
+        "smoothe_kernel(float*)",
+        "message_passing(float*)",
         "void build_GPU2<128, 4>(int*, int*, int*)",
         "triton_",
         "",
@@ -231,6 +258,13 @@ def test_copies_and_sets(name: str, kind: str, of: str) -> None:
         ("ampere_sgemm_32x128_nn", True),
         ("cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1", True),
         ("void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(Params)", True),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int)", True),
+        ("void wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int)", True),
+        ("void cudnn::cnn::wgrad2d_grouped_direct_kernel<float, float, float>(P)", False),
+        ("void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1>(int, int)", True),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(Params)", True),
+        ("void wgrad_alg0_engine<__half, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int)", False),
+        ("void implicit_convolve_sgemm<__half, __half, 1024, 6, 7, 3, 3, 5, 1>(int)", False),
         ("maxwell_sgemm_128x64_nt", False),  # a chip without tensor cores, perhaps
         ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x5_nn", False),
         ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(P)", False),

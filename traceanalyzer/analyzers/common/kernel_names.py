@@ -182,6 +182,8 @@ def _mangled(name: str) -> str:
 
 GEMM = "gemm"
 CONVOLUTION = "convolution"
+ATTENTION, SOFTMAX, KV_CACHE = "attention", "softmax", "kv cache"
+ELEMENTWISE, COPY = "elementwise", "copy"
 OTHER = "other"
 
 _COPY = re.compile(r"(?i)\b(?:memcpy\s*|copy)(\w+?)(?:to|2)(\w+)\b")
@@ -222,19 +224,20 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "(batch|layer|group|instance|rms)_?norm", r"\bbn_[fb]w", "GammaBeta", "RowwiseMoments",
         "ComputeInternalGradients",
     ),
-    "kv cache": (
-        "(reshape|concat)_and_cache", "kv_?(cache|buffer|indices)", "page_indices",
-        "(copy|swap)_blocks",
+    KV_CACHE: (
+        "(append|store|set|write|copy|update|save|gather)_?(paged_?)?kv_?(cache|buffer)",
+        "(reshape|concat)_and_cache", "kv_?indices", "page_indices", "(copy|swap)_blocks",
     ),
-    "attention": (
-        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "(?<!de)attention", r"(?<![a-z])s?attn",
-        r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "sage", "BatchPrefill", "BatchDecode",
+    ATTENTION: (
+        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "attention", "(?<![a-z])(sage|s)?_?attn",
+        r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "BatchPrefill", "BatchDecode",
     ),
-    "softmax": ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
     "moe": (
-        r"\bmoe(::|_)", "moe_", "topk_?gating", "grouped_?topk", "expandInputRows",
-        "routing(Indices|Main|Renormalize|Custom)", "expert", "(un)?permute_tokens",
+        "(?<![a-z])(moe|experts?)(?![a-z])", "(?-i:(?:Mo[eE]|Experts?)(?![a-z]))", "topk_?gating",
+        "grouped_?topk", "expandInputRows", "routing(Indices|Main|Renormalize|Custom)",
+        "(un)?permute_tokens",
     ),
+    SOFTMAX: ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
     CONVOLUTION: (
         "conv(?!er)", r"(?<![a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd", "im2col",
         "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
@@ -269,8 +272,8 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
     "elementwise": (
         "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
         "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
-        "rotary",
-        "arange", "cast", "lerp", "^cupy_", r"^loop_(\w+_)?fusion", "^wrapped_",
+        "rotary", "(?<![a-z])rope(?![a-z])", "arange", "cast", "lerp", "^cupy_",
+        r"^loop_(\w+_)?fusion", "^wrapped_",
     ),
     "fft": ("fft",),
 }
@@ -283,14 +286,15 @@ def _tests(words: dict[str, tuple[str, ...]]) -> tuple[tuple[str, re.Pattern[str
 
 _BY_NAME, _BY_FUNCTION = _tests(_GENERIC), _tests(_FUNCTIONS)
 
-#: Kernels that TorchInductor generates: what is fused, and the names of the operations. A word in
-#: them names an operation, so only the kind of the kernel and a few operations decide.
-_INDUCTOR = re.compile(r"triton_(?:(poi|red|per|tem|split_scan|for)_fused_(\w*)|_0d1d)")
+#: Kernels that TorchInductor generates: ``poi`` is pointwise, ``red`` and ``per`` reduce, ``tem``
+#: is a template, ``spl`` a scan. Then come the names of the fused operations.
+_INDUCTOR = re.compile(r"triton_(?:(poi|for|red|per|tem|spl)\w*?_fused_(\w*)|_0d1d)")
+#: Kernels of TorchInductor until 2023 have the name of their signature only.
 FUSED = "fused, unnamed"
-_TEMPLATES = (("attention", "attention"), (CONVOLUTION, "conv"), (GEMM, ""))
+_TEMPLATES = ((ATTENTION, "attention"), (CONVOLUTION, "conv"), (GEMM, ""))
 _REDUCTIONS = (
     ("norm", "(layer|batch|group|instance|rms)_?norm|var_mean|rsqrt"),
-    ("softmax", "softmax|logsumexp|nll_loss|cross_entropy"),
+    (SOFTMAX, "softmax|logsumexp|nll_loss|cross_entropy"),
     ("reduce", ""),
 )
 
@@ -330,16 +334,21 @@ def family(name: str, kind: str = "kernel") -> str:
     return next((of for tests, said in tried for of, test in tests if test.search(said)), OTHER)
 
 
-def _fused_family(sort: str | None, operations: str) -> str:
-    """The family of a kernel of TorchInductor: ``poi`` is pointwise, ``red`` and ``per`` reduce."""
-    if sort is None:
+def is_inductor(name: str) -> bool:
+    """Whether TorchInductor generated the kernel: its operations are fused already."""
+    return _INDUCTOR.match(name) is not None
+
+
+def _fused_family(prefix: str | None, operations: str) -> str:
+    """The family of a kernel of TorchInductor, by its prefix and its operations."""
+    if prefix is None:
         return FUSED
-    if sort in ("poi", "for"):
-        return "elementwise"
-    if sort == "split_scan":
+    if prefix in ("poi", "for"):
+        return ELEMENTWISE
+    if prefix == "spl":
         return "sort"
-    tests = _TEMPLATES if sort == "tem" else _REDUCTIONS
-    return next(of for of, words in tests if re.search(words, operations))
+    patterns = _TEMPLATES if prefix == "tem" else _REDUCTIONS
+    return next(name for name, pattern in patterns if re.search(pattern, operations))
 
 
 def is_plain_float(name: str) -> bool:
