@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.diagnosis import result, waiting, work
+from traceanalyzer.analyzers.diagnosis import busy, result, waiting, work
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Severity
 
-RULES: tuple[Rule, ...] = (*waiting.RULES, *work.RULES)
+RULES: tuple[Rule, ...] = (*waiting.RULES, *busy.RULES, *work.RULES)
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:

@@ -83,11 +83,12 @@ def rule(
     levels: Mapping[Severity, float],
     *,
     counts: bool = False,
+    uses: tuple[str, ...] = (),
 ) -> Callable[[Measure], Rule]:
     """Makes a rule of the function that measures, whose name is its id; see :class:`Rule`."""
 
     def make(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
-        return Rule(name, analysis, looks_for, measure, levels, function, counts)
+        return Rule(name, analysis, looks_for, measure, levels, function, counts, uses)
 
     return make

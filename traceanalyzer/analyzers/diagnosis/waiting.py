@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule, rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
-from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
+from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.result import Confidence, Severity
@@ -28,6 +28,9 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 
 #: A device with this many times the median idle time of a cause is named.
 _APART = 2
+
+#: From so many steps of so many launches on, equal numbers of launches are no chance.
+_ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
 
 _LEVELS: Mapping[Severity, float] = {"warning": 0.05, "critical": 0.2}
 #: What may be no fault.
@@ -69,7 +72,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         title=f"For {format_frac(share)} of {of} {who}, {causes.WAITING[cause]}: "
         f"{format_ns(cost)}{_per_step(result, cost)}.",
         evidence=tuple(_evidence(result, cause, answers)),
-        advice=result.advice(cause, format_ns(cost)),
+        advice=f"{result.advice(cause, format_ns(cost))}{_graph_advice(cause, answers)}",
         cost_ns=cost,
         of=of,
         confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
@@ -188,6 +191,35 @@ def _launching(answers: Answers) -> Iterator[str]:
     if result.synchronised_ns:
         share = result.synchronised_ns / result.waiting_ns
         yield f"{format_frac(share)} of it lies around calls that wait for the device."
+    if equal := _equal_launches(result):
+        yield f"{equal}, without a CUDA graph."
+
+
+def _equal_launches(result: Launches) -> str:
+    """How many launches each step makes, where all steps of a device make as many, no graphs."""
+    each = result.steps.group_by(DEVICE).agg(steps=pl.len(), n=pl.col("launches").unique())
+    equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
+    graphs = result.calls["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
+    counts = each["n"].list.explode().sort()
+    if graphs or each.is_empty() or not each.select(equal.all()).item():
+        return ""
+    low, high = counts[0], counts[-1]
+    if low < _MANY_LAUNCHES:
+        return ""
+    number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    devices = " (by device)" if low < high else ""
+    return f"All {each['steps'].max():,} steps make {number} launches each{devices}"
+
+
+def _graph_advice(cause: str, answers: Answers) -> str:
+    """How to replay steps of equal launches as CUDA graphs."""
+    result = answers.get("launches")
+    if cause != causes.LAUNCH or not isinstance(result, Launches) or not _equal_launches(result):
+        return ""
+    return (
+        ' If shapes do not change, torch.compile(mode="reduce-overhead") or torch.cuda.graph '
+        "replays a step as one CUDA graph."
+    )
 
 
 #: Findings of cuda_api that are evidence of a cause.

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names, places
+from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
-from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
@@ -80,34 +79,6 @@ def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
         cost_ns=int(rows["between_ns"].sum()),
         of="the training's time",
         confidence="medium",
-    )
-
-
-@rule(
-    "kernels",
-    "matrix multiplications and convolutions in single precision, without tensor cores",
-    "their share of the busy time",
-    {"warning": 0.1, "critical": 0.5},
-)
-def _no_tensor_cores(result: Kernels, _: Answers) -> Iterator[Measured]:
-    rows = result.heaviest("name")
-    plain = [
-        name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
-    ]
-    found = rows.filter(pl.col("name").is_in(plain))
-    cost = int(found["total_ns"].sum())
-    if not cost or not result.busy_ns:
-        return
-    yield Measured(
-        size=cost / result.busy_ns,
-        title=f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of the busy time) are "
-        "matrix multiplications and convolutions in single precision, without tensor cores.",
-        evidence=(f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",),
-        advice="Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
-        '(torch.set_float32_matmul_precision("high")), is several times as fast.',
-        cost_ns=cost,
-        of="the busy time",
-        confidence="medium",  # told by names
     )
 
 
@@ -398,7 +369,7 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, _time_between_steps, _no_tensor_cores, _hot_line, _out_of_memory,
+    _uneven_steps, _time_between_steps, _hot_line, _out_of_memory,
     _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory, _busy_processors,
     _full_host_memory, _swapping, _busy_disk, _lost_events, _missing_ranks,
 )  # fmt: skip

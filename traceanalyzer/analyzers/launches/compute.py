@@ -51,7 +51,8 @@ class Part:
         queue: what :func:`~traceanalyzer.analyzers.launches.calls.drawn` gives.
         stretches: what :func:`~traceanalyzer.analyzers.launches.stretches.stretches` gives, with
             step, annotation and operator.
-        steps: device, step, start, step_ns, stretch_ns, waiting_ns; none where no step is marked.
+        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; none where no
+            step is marked.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: what :func:`~traceanalyzer.analyzers.launches.stretches.by_place` gives.
         without_work: launch calls that started nothing that was recorded.
@@ -159,7 +160,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         streams=launching.streams(changes, calls),
         queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
-        steps=_measured_steps(excerpt.steps, found, gaps),
+        steps=_measured_steps(excerpt, found, gaps),
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
@@ -275,16 +276,19 @@ def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     return found.with_columns(steps["step"].gather(places).alias("step"))
 
 
-def _measured_steps(steps: pl.DataFrame, found: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """How much of each step lies in stretches, and in their gaps, on each device."""
+def _measured_steps(excerpt: Excerpt, found: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Launches of each step, and how much of it lies in stretches and their gaps, by device."""
+    steps, launched = excerpt.steps, excerpt.calls.select("device", ts="launch_start")
     devices = gaps.select("device").unique()
     rows = steps.select("step", "start", "end").join(devices, how="cross")
     waiting = intervals.intersect(gaps, found, ["device"])
+    within = linking.label_by_interval(launched, steps)["interval"]
+    counts = launched.select("device", step=steps["step"].gather(within))
     measured = rows.with_columns(
         step_ns=pl.col("end") - pl.col("start"),
         stretch_ns=intervals.overlap_with(rows, found, ["device"])["overlap"],
         waiting_ns=intervals.overlap_with(rows, waiting, ["device"])["overlap"],
-    )
+    ).join(counts.group_by("device", "step").agg(launches=pl.len()), ["device", "step"], "left")
     return measured.drop("end").sort("device", "start")
 
 
@@ -372,7 +376,7 @@ def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
 def _steps(parts: Sequence[Part]) -> pl.DataFrame:
     found = joined(parts, "steps").sort(*DEVICE, "start")
     return found.select(
-        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns",
+        *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns", pl.col("launches").fill_null(0),
         stretch_frac=ratio("stretch_ns", "step_ns"),
         waiting_frac=ratio("waiting_ns", "step_ns"),
     )  # fmt: skip

@@ -56,7 +56,7 @@ _COLUMNS = {
     "short": """name: kernel, short_kernels: short, short_frac: of its kind,
         share_frac: of all kernels, short_ns: time in all, mean_ns: mean""",
     "operators": f"operator, waiting_ns: device waits, {_DELAYS}, {_QUEUED}, {_CALL}",
-    "steps": """on: device, step, step_ns: length, stretch_frac: in stretches,
+    "steps": """on: device, step, step_ns: length, launches, stretch_frac: in stretches,
         waiting_ns: waits for launches, waiting_frac: of the step""",
 }
 
@@ -109,7 +109,8 @@ class Launches(Result):
         places: rank, path, device, place (annotation, or else operator), waiting_ns.
         short: kernels by name: name, short_kernels, short_frac (of the kernels of that name),
             share_frac (of all kernels), short_ns.
-        steps: rank, path, device, step, step_ns, stretch_frac, waiting_ns, waiting_frac.
+        steps: rank, path, device, step, step_ns, launches (calls in the
+            step that started work), stretch_frac, waiting_ns, waiting_frac.
         delays: waited, delay (a class), n: how many launches waited how long.
         queue: rank, path, device, process, stream, at_ns, length: the course of each queue.
         unlaunched: pieces of device work without a launch call; launched_before_ns: their time,

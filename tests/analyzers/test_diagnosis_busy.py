@@ -1,0 +1,134 @@
+"""Findings about the busy time: unfused attention, memory-bound kernels, CUDA graph candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from comm_traces import US, device, host, step, trace
+
+from traceanalyzer.analyzers.diagnosis.judge import RULES
+from traceanalyzer.analyzers.diagnosis.rule import Measured
+from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.kernels import kernels
+from traceanalyzer.analyzers.launches import launches
+from traceanalyzer.analyzers.operators import operators
+from traceanalyzer.trace import Trace
+
+BY_ID = {rule.id: rule for rule in RULES}
+SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"
+LOG_SOFTMAX = (
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 5, true, false>"
+)
+GEMM = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
+COPY = "void at::native::elementwise_kernel<direct_copy_kernel_cuda(at::TensorIteratorBase&)>()"
+FUSED = "triton_poi_fused_add_mul_0"
+FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4> >(P)"
+
+
+def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """Operators with one launch and one kernel each: (operator, kernel, duration in us)."""
+    at = 0
+    for n, (operator, kernel, dur) in enumerate(works):
+        yield host("cpu_op", operator, at, 8 * US)
+        yield host("cuda_runtime", "cudaLaunchKernel", at + US, 5 * US, correlation=n)
+        yield device(kernel, at + 10 * US, dur * US, correlation=n)
+        at += (10 + dur) * US
+
+
+def judged(rule: str, traced: Trace, *, with_operators: bool = True) -> list[Measured]:
+    answers = {"operators": operators(traced)} if with_operators else {}
+    return list(BY_ID[rule].judge(kernels(traced), answers))
+
+
+ATTENTION = [
+    ("aten::bmm", GEMM, 300),
+    ("aten::_softmax", SOFTMAX, 200),
+    ("aten::baddbmm", GEMM, 100),
+    ("aten::mm", GEMM, 200),
+    ("aten::add", ADD, 200),
+]
+
+
+def test_unfused_attention_is_softmax_and_batched_products() -> None:
+    (one,) = judged("unfused-attention", trace(launched(ATTENTION)))
+    assert (one.cost_ns, one.size, one.of) == (600 * US, pytest.approx(0.6), "the busy time")
+    assert one.confidence == "high"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("aten::_flash_attention_forward", FLASH, 100),
+        ("FlashAttnFunc", "unknown_kernel", 100),
+    ],
+    ids=["kernel", "operator"],
+)
+def test_attention_that_is_fused_is_no_finding(more: tuple[str, str, int]) -> None:
+    assert not judged("unfused-attention", trace(launched([*ATTENTION, more])))
+
+
+@pytest.mark.parametrize("missing", ["aten::_softmax", "aten::bmm"])
+def test_softmax_or_products_alone_are_no_attention(missing: str) -> None:
+    works = [work for work in ATTENTION if work[0] not in (missing, "aten::baddbmm")]
+    assert not judged("unfused-attention", trace(launched(works)))
+
+
+def test_without_operators_softmax_kernels_are_a_hint() -> None:
+    works = [(SOFTMAX, 300), (LOG_SOFTMAX, 100), (GEMM, 600)]
+    traced = trace(device(name, 1_000 * US * n, dur * US) for n, (name, dur) in enumerate(works))
+    (one,) = judged("unfused-attention", traced, with_operators=False)
+    assert (one.cost_ns, one.confidence) == (300 * US, "low")
+    loss = trace([device(LOG_SOFTMAX, 0, 100), device(GEMM, 200, 100)])
+    assert not judged("unfused-attention", loss, with_operators=False)
+
+
+def test_memory_bound_kernels() -> None:
+    works = [(ADD, 300), (COPY, 200), (GEMM, 400), (FUSED, 100)]
+    events = [device(name, 1_000 * n, dur) for n, (name, dur) in enumerate(works)]
+    events.append(device("Memcpy HtoD", 9_000, 1_000, kind="gpu_memcpy"))
+    (one,) = judged("memory-bound-kernels", trace(events), with_operators=False)
+    assert (one.cost_ns, one.size) == (500, pytest.approx(0.25))
+    rule = BY_ID["memory-bound-kernels"]
+    assert [rule.severity(size) for size in (0.24, 0.25, 0.45)] == [None, "info", "warning"]
+
+
+def test_kernels_of_inductor_are_fused_already() -> None:
+    traced = trace([device(FUSED, 0, 900), device(GEMM, 1_000, 100)])
+    assert not judged("memory-bound-kernels", traced, with_operators=False)
+
+
+def stepwise(per_step: list[int], call: str = "cudaLaunchKernel") -> Trace:
+    """Steps of so many launches of 2 us kernels, each 40 us apart."""
+    events, at, n = [], 0, 0
+    for number, count in enumerate(per_step):
+        events.append(step(number, at, count * 40 * US))
+        for _ in range(count):
+            events.append(host("cuda_runtime", call, at + US, 35 * US, correlation=n))
+            events.append(device("gemm", at + 37 * US, 2 * US, correlation=n))
+            at, n = at + 40 * US, n + 1
+    return trace(events)
+
+
+def launch_bound(traced: Trace) -> Measured:
+    (one,) = BY_ID["launch-bound"].judge(gpu_idle(traced), {"launches": launches(traced)})
+    return one
+
+
+def test_launches_of_each_step_are_counted() -> None:
+    assert launches(stepwise([30, 20])).steps["launches"].to_list() == [30, 20]
+
+
+def test_steps_of_equal_launches_are_candidates_for_cuda_graphs() -> None:
+    equal = launch_bound(stepwise([30, 30, 30]))
+    assert any("30 launches" in sentence for sentence in equal.evidence)
+    assert "CUDA graph" in equal.advice
+    for other in (stepwise([30, 29, 30]), stepwise([30, 30])):
+        assert not any("launches each" in sentence for sentence in launch_bound(other).evidence)
+
+
+def test_no_candidates_where_graphs_are_launched() -> None:
+    graphs = launch_bound(stepwise([30, 30, 30], "cudaGraphLaunch"))
+    assert not any("launches each" in sentence for sentence in graphs.evidence)

@@ -1,0 +1,154 @@
+"""Rules about the time in which devices run kernels."""
+
+import re
+from collections.abc import Iterator
+
+import polars as pl
+
+from traceanalyzer.analyzers.common import kernel_names
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Operators of attention that is not fused: its softmax, and its two products of matrices.
+_SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
+_PRODUCTS = ("aten::bmm", "aten::baddbmm")
+#: Operators that run a fused attention kernel.
+_FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
+_MATH = "aten::_scaled_dot_product_attention_math"
+#: Attention has a softmax as well as products: the smaller has at least this share of both.
+_LEAST_PART = 0.05
+#: The softmax of a loss.
+_LOSS = re.compile(r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true")
+_NAMED = 3
+
+
+@rule(
+    "kernels",
+    "matrix multiplications and convolutions in single precision, without tensor cores",
+    "their share of the busy time",
+    {"warning": 0.1, "critical": 0.5},
+)
+def _no_tensor_cores(result: Kernels, _: Answers) -> Iterator[Measured]:
+    rows = result.heaviest("name")
+    plain = [
+        name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
+    ]
+    found = rows.filter(pl.col("name").is_in(plain))
+    cost = int(found["total_ns"].sum())
+    if not cost or not result.busy_ns:
+        return
+    yield Measured(
+        size=cost / result.busy_ns,
+        title=f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of the busy time) are "
+        "matrix multiplications and convolutions in single precision, without tensor cores.",
+        evidence=(f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",),
+        advice="Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
+        '(torch.set_float32_matmul_precision("high")), is several times as fast.',
+        cost_ns=cost,
+        of="the busy time",
+        confidence="medium",  # told by names
+    )
+
+
+@rule(
+    "kernels",
+    "attention runs as separate products and softmax, without a fused kernel",
+    "device time of aten::_softmax, aten::bmm and aten::baddbmm (without operators: of softmax "
+    "kernels) as a share of the busy time",
+    {"warning": 0.2, "critical": 0.5},
+    uses=("operators",),
+)
+def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    families = result.heaviest("family")["family"]
+    if not result.busy_ns or kernel_names.ATTENTION in families:
+        return
+    found = answers.get("operators")
+    known = isinstance(found, Operators) and bool(found.device_ns)
+    parts = _attention_operators(found) if isinstance(found, Operators) and known else None
+    if not known:
+        parts = {"softmax kernels": _softmax_kernels(result)}
+    cost = sum(parts.values()) if parts else 0
+    if not parts or not cost:
+        return
+    share = min(1.0, cost / result.busy_ns)
+    each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
+    math = isinstance(found, Operators) and _MATH in found.operators["name"]
+    yield Measured(
+        size=share,
+        title=f"Attention is not fused: its {'softmax and products' if known else 'softmax'} take "
+        f"{format_ns(cost)}, {format_frac(share)} of the busy time.",
+        evidence=(
+            f"Device time: {each}.",
+            "No flash, memory-efficient or cuDNN attention kernel was recorded.",
+            *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
+        ),
+        advice="torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
+        + (
+            "; torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports why a backend "
+            "refuses the inputs."
+            if math
+            else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers) runs '
+            "attention as one kernel and does not store the matrix of scores."
+        ),
+        cost_ns=cost,
+        of="the busy time",
+        confidence="high" if known else "low",
+    )
+
+
+def _attention_operators(result: Operators) -> dict[str, int] | None:
+    """Device time of the operators of unfused attention; None where it is fused or not there."""
+    rows = result.operators.filter(pl.col("self_device_ns") > 0)
+    if rows["name"].str.contains(_FUSED).any():
+        return None
+    chosen = rows.filter(pl.col("name").is_in(_SOFTMAX + _PRODUCTS))
+    sums = chosen.group_by("name").agg(pl.col("self_device_ns").sum())
+    parts = dict(sums.sort("self_device_ns", "name", descending=[True, False]).iter_rows())
+    whole, softmax = (sum(parts.get(name, 0) for name in names) for names in (parts, _SOFTMAX))
+    return parts if min(softmax, whole - softmax) >= _LEAST_PART * whole > 0 else None
+
+
+def _softmax_kernels(result: Kernels) -> int:
+    """Time of softmax kernels that are not those of a loss."""
+    rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
+    named = rows.select("name", "total_ns").iter_rows()
+    return sum(total for name, total in named if not _LOSS.search(name))
+
+
+@rule(
+    "kernels",
+    "kernels only read and write memory: elementwise operations and copies that are not fused",
+    "time of elementwise and copy kernels, those of TorchInductor left out, as a share of the "
+    "busy time",
+    {"info": 0.25, "warning": 0.45},
+)
+def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
+    families = (kernel_names.ELEMENTWISE, kernel_names.COPY)
+    rows = result.heaviest("name").filter(pl.col("family").is_in(families))
+    fused = [name for name in rows["name"] if name is not None and kernel_names.is_inductor(name)]
+    found = rows.filter(~pl.col("name").is_in(fused))
+    cost, n = int(found["total_ns"].sum()), int(found["n"].sum())
+    if not cost or not result.busy_ns:
+        return
+    share = min(1.0, cost / result.busy_ns)
+    top = found.head(_NAMED).select("kernel", "total_ns").iter_rows()
+    heaviest = ", ".join(f"{name} ({format_ns(total)})" for name, total in top)
+    yield Measured(
+        size=share,
+        title=f"Elementwise and copy kernels take {format_ns(cost)}, {format_frac(share)} of the "
+        "busy time: memory-bound work that fusion reduces.",
+        evidence=(
+            f"{format_count(n, 'kernel')}, {format_ns(cost / n)} each on average.",
+            f"The heaviest: {heaviest}.",
+        ),
+        advice="torch.compile fuses neighbouring operations into one kernel; fused layers and "
+        "optimizers (fused=True), and fewer changes of layout and data type, do so without it.",
+        cost_ns=cost,
+        of="the busy time",
+        confidence="medium",
+    )
+
+
+RULES = (_no_tensor_cores, _unfused_attention, _memory_bound_kernels)
