@@ -32,7 +32,7 @@ _HINTS: dict[str, str] = {
     "collective": "GPU collectives need torch.profiler "
     "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and MPI "
     "ProfilerActivity.CPU",
-    "step": "call profiler.step() in the training loop, or mark steps with "
+    "step": "call profiler.step() after each step, or mark steps with "
     "torch.profiler.record_function",
     "stack": "a flamegraph needs py-spy record, or torch.profiler with_stack=True",
     "counter": "MosaicML Composer records the host's with "

@@ -294,11 +294,26 @@ PROFILER_STEP = "ProfilerStep#"
 MEMORY_SNAPSHOT = "memory-snapshot"
 
 
+#: What inference engines call the annotation of one step, with its phase and number of requests:
+#: vLLM's ``execute_context_2(14721)_generation_0(0)``, SGLang's ``step[DECODE bs=64]``, ATOM's
+#: ``decode[bs=117/128 ...]``, and ``execute_diffusion_1_1024x1024``.
+ENGINE_STEP = "|".join(
+    (
+        r"execute_(?:\d+_)?context_(?P<prefills>\d+)\(.*\)_generation_(?P<decodes>\d+)\(.*\)",
+        r"step\[(?P<mode>[A-Za-z_]+) bs=(?P<requests>\d+).*\]",
+        r"(?P<phase>prefill|decode)\[bs=(?P<batch>\d+).*\]",
+        r"execute_(?P<diffusion>diffusion)_(?P<images>\d+)_\d+x\d+",
+    )
+)
+
+
 def steps_pattern() -> str:
-    """Annotations that mark one training step.
+    """Annotations that mark one step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, and what people write themselves: ``step 3``, ``train_step_3``, ``iter: 3``.
+    recipes, and what people write themselves: ``step 3``, ``train_step_3``, ``iter: 3``; and
+    :data:`ENGINE_STEP`.
     """
     own = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
-    return rf"^(?:{PROFILER_STEP}\d+|Iteration\b.*|## ?(?:train|step|iteration).*|{own})$"
+    marked = r"Iteration\b.*|## ?(?:train|step|iteration).*"
+    return rf"^(?:{PROFILER_STEP}\d+|{marked}|{own}|{ENGINE_STEP})$"

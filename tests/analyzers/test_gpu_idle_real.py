@@ -136,7 +136,7 @@ def test_the_slow_loader_is_called_loader_bound(shared: Path) -> None:
     own = shared / "data/chrome/kineto_ddp_cpu/slow_loader/rank0.json.gz"
     result = traceanalyzer.gpu_idle(own)
     assert result.on_host
-    assert result.verdict.count("Loader-bound: 89.3 % of step time the training waits") == 1
+    assert result.verdict.count("Loader-bound: 89.3 % of step time the main thread waits") == 1
     # PyTorch's annotation, and the frames of the loader that reach a little beyond it
     names = pl.col("name").cast(pl.String)
     marked = traceanalyzer.read(own).events.filter(names.str.starts_with("enumerate("))

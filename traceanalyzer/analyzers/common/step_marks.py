@@ -1,4 +1,4 @@
-"""When each training step ran, as the host marks it."""
+"""When each step ran, as the host marks it."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PROFILER_STEP, steps_pattern
+from traceanalyzer.vocabulary import ENGINE_STEP, MEMORY_SNAPSHOT, PROFILER_STEP, steps_pattern
 
 P = TypeVar("P")
 
@@ -30,7 +30,8 @@ _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
 def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
     """The slices that mark steps: ``ProfilerStep#``, else the user's own, else Composer's batches.
 
-    Of several sorts only the first that is there counts. A mark inside another one of its thread is
+    Steps of an inference engine count before all others, unless ``ProfilerStep#`` are as many. Of
+    several sorts only the first that is there counts. A mark inside another one of its thread is
     no step of its own. Where marks overlap by less than 1 us, as by rounding, both are steps, and
     the first ends where the second begins. Where several threads mark steps, the one with the most
     marked time counts. Steps of one name are told apart by their order: ``## train_step ## [2]``.
@@ -94,9 +95,12 @@ def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
     if step_name is not None:
         return marks
     profiler = marks.filter(named(marks, [f"^{PROFILER_STEP}"]))
+    own = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
+    engine = own.filter(named(own, [f"^(?:{ENGINE_STEP})$"]))
+    if engine.height > profiler.height:
+        return engine
     if profiler.height:
         return profiler
-    own = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
     own = own.filter(named(own, [steps_pattern()]))
     return own if own.height else marks.filter(~named(marks, [steps_pattern()]))
 

@@ -63,7 +63,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     if not whole or not cost:
         return
     share = cost / whole
-    what = "training thread" if result.on_host else "GPU"
+    what = "main thread" if result.on_host else "GPU"
     who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
     known: Confidence = "high" if result.host_known else "medium"
     of = "step time" if result.step_ns else "the recorded time"
@@ -94,7 +94,7 @@ def _per_step(result: GpuIdle, cost: int) -> str:
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
     if result.work_lost and result.on_host:
-        yield "GPU work is missing in the file, so this is of the training thread alone."
+        yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
         yield CUT_OFF
     yield from _idlest(result, cause)

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
+from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 
@@ -25,8 +26,11 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 )
 def _uneven_steps(result: Steps, _: Answers) -> Iterator[Measured]:
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
+    # prefill takes as long as its prompts are
+    each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     whole = int(each["duration_ns"].sum())
-    over = pl.col("duration_ns") - pl.col("duration_ns").median().over("rank", "path")
+    usual = pl.col("duration_ns").median().over("rank", "path", "batch")
+    over = pl.col("duration_ns") - usual
     longer = each.with_columns(over=over.clip(0)).sort("over", descending=True)
     cost = round(longer["over"].sum())
     if not cost or not whole:
@@ -74,10 +78,15 @@ def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
         size=worst["between_frac"],
         title=f"Between steps{rank} pass {format_ns(worst['between_ns'])}, "
         f"{format_frac(worst['between_frac'])} of the time.",
-        advice="Evaluate, log and save less often, or beside the training; what happens there "
-        "shows in a flamegraph.",
+        advice=(
+            "Between the steps of an inference engine lie scheduling, sampling and waiting for "
+            "requests"
+            if result.phases.height
+            else "Evaluate, log and save less often, or in the background"
+        )
+        + "; what happens there shows in a flamegraph.",
         cost_ns=int(rows["between_ns"].sum()),
-        of="the training's time",
+        of="the time from the first step to the last",
         confidence="medium",
     )
 

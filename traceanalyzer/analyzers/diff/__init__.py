@@ -31,7 +31,7 @@ def diff(
     """Did it get slower, where, and can that be trusted?
 
     Two runs are judged by the first of these that both have: the median time of a step, the span of
-    the devices' work, that of the training threads, all samples, the peak of memory. Compared are
+    the devices' work, that of the main threads, all samples, the peak of memory. Compared are
     what a step's time is made of, idle causes among it, kernels, operators, collectives, functions
     and memory. A change counts where it is beyond the noise and beyond ``min_change``. Each file is
     read once, and one is in memory at a time.

@@ -136,7 +136,7 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
     if shared is not None and shared < _ALIKE_FRAC:
         yield (
             f"Kernels and operators that are in both make {format_frac(shared)} of the time of one "
-            "of them at most: is it the same training?"
+            "of them at most: is it the same program?"
         )
 
 

@@ -30,7 +30,7 @@ class Basis:
     Attributes:
         places: rank, source and mark of each step that counts, and ``at``, which step it is; None
             where the recording counts as a whole.
-        devices: devices (or training threads) in each step.
+        devices: devices (or main threads) in each step.
         ranks: ranks in each step.
         typical: which steps are typical.
     """
@@ -133,7 +133,7 @@ class Pair:
 def parts(pair: Pair) -> pl.DataFrame | None:
     """What the time is made of: part, before_ns, after_ns, change_ns ...; None if not known alike.
 
-    In steps that is the time of a step; else a device's or a training thread's span.
+    In steps that is the time of a step; else a device's or a main thread's span.
     """
     labels = _labels(pair)
     if not labels:

@@ -30,7 +30,7 @@ from traceanalyzer.trace import Trace, is_cut_off
 
 Found = TypeVar("Found")
 
-#: Columns of a step: what the device, or the training thread, was at.
+#: Columns of a step: what the device, or the main thread, was at.
 BEHAVIOUR = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
 
 #: What costs time where it is recorded, by the kind of its events.

@@ -118,7 +118,7 @@ _LOUD_FRAC = 0.1
 _SUBJECTS: dict[Name, str] = {
     "step": "a step takes",
     "device": "the devices' span (first start to last end of their work, mean) is",
-    "thread": "the training threads' span (mean) is",
+    "thread": "the main threads' span (mean) is",
     "samples": "in all there are",
     "memory": "the memory peak is",
 }

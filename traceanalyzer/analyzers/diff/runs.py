@@ -72,7 +72,7 @@ class Part:
     Attributes:
         facts: how it was recorded.
         steps: its steps. Their rows have in addition ``source`` (the file), ``mark`` (the step's
-            start in it), and how long the device, or the training thread, was ``busy_ns`` and idle
+            start in it), and how long the device, or the main thread, was ``busy_ns`` and idle
             for each cause (``dataloading_ns`` ...), null where that is not known.
         idle: why its devices are idle.
         kernels: what its devices did.

@@ -138,7 +138,7 @@ _ADVICE = {
     "(torch.distributed.checkpoint.async_save),",
     PEER: "comm-outliers with the traces of all ranks shows the straggler; removing its delay",
     LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
-    HOST_CODE: "Moving this code off the training loop",
+    HOST_CODE: "Moving this code off the main thread",
 }
 _WITHOUT_GAIN = {
     DEVICE_WAIT: "The next work was launched before the wait began: fewer synchronising calls or "

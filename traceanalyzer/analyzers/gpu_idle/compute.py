@@ -40,12 +40,12 @@ def needs(_options: Options) -> Needs:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's devices, or its training thread where no device work was recorded.
+    """One rank's devices, or its main thread where no device work was recorded.
 
     Attributes:
         rank: global rank, or None where the file does not tell.
         path: the file.
-        on_host: there was no device work: the unit is the training thread, busy in operators.
+        on_host: there was no device work: the unit is the main thread, busy in operators.
         work_lost: the file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
@@ -188,7 +188,7 @@ GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take, mor
 
 
 def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
-    """When each unit's work runs; when a training thread is in operators, not loading or saving."""
+    """When each unit's work runs; when a main thread is in operators, not loading or saving."""
     if not excerpt.on_host:
         return _of_whole_devices(excerpt)
     waiting = pl.concat([loader, host.saving(excerpt)])

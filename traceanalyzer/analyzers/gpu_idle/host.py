@@ -54,7 +54,7 @@ class Excerpt:
         path: the file.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
         units: unit (number), device, pid: what can be idle; pid where processes are told apart.
-            Without device work one unit, the training thread.
+            Without device work one unit, the main thread.
         work: unit, kind, name, bytes, sort, start, end: device work.
         launched: work (row), thread, start, end: its launch calls.
         threads: unit, thread: the threads that feed each unit.
@@ -93,7 +93,7 @@ class Excerpt:
 
     @property
     def on_host(self) -> bool:
-        """Whether the unit is the training thread."""
+        """Whether the unit is the main thread."""
         return self.work.is_empty()
 
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:

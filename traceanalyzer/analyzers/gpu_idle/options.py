@@ -14,7 +14,7 @@ class Options(AnalyzerOptions):
     """Why is the GPU idle, and what does waiting for the data loader cost?
 
     PATH is a trace of one rank, several of them, or a folder of all ranks' traces. Without GPU work
-    in the file the training thread is judged in the same way.
+    in the file the main thread is judged in the same way.
     """
 
     min_gap_ns: int = option(

@@ -39,17 +39,17 @@ class GpuIdle(Result):
 
     Attributes:
         by: what was asked for.
-        on_host: no device work was recorded; the units are the training threads of each rank, busy
+        on_host: no device work was recorded; the units are the main threads of each rank, busy
             in operators.
         work_lost: a file is cut off; or there is no device work, yet some was launched.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
-        stacks_known: Python functions or sampled stacks of the training threads were recorded.
+        stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
-        units: a row a device (or process on a device, or training thread): rank, path, device, pid,
+        units: a row a device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
             up to end - start; ``loader_ns`` and ``copy_ns``, how long the loader and the copies of
             batches took, hidden or not, ``hidden_loader_ns``, while the device was busy, and
@@ -121,7 +121,7 @@ class GpuIdle(Result):
         """What may help against a cause of idle time, and the most that it can save."""
         if cause == causes.DATALOADING and self.loads_in_process:
             return (
-                "Loading in the training process itself (num_workers=0) hides nothing; workers "
+                "Loading in the main process (num_workers=0) hides nothing; workers "
                 f"would save {saves} at most."
             )
         return causes.advice(
@@ -136,7 +136,7 @@ class GpuIdle(Result):
     def view(self) -> View:
         """Causes, devices, steps, the longest gaps; charts of idle time by cause and device."""
         return View(
-            title="Why is the training waiting?" if self.on_host else "Why is the GPU idle?",
+            title="Why is the main thread waiting?" if self.on_host else "Why is the GPU idle?",
             verdict=_verdict(self),
             notes=tuple(_notes(self)),
             tables=_tables(self),
@@ -185,7 +185,7 @@ def _who(result: GpuIdle) -> str:
         why = "No GPU work was recorded"
         if result.work_lost:
             why = "GPU work is missing (the file is cut off, or was recorded without CUDA activity)"
-        return f"{why}, so the training thread is judged: it runs no operator"
+        return f"{why}, so the main thread is judged: it runs no operator"
     devices = places.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
@@ -216,7 +216,7 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
     frac, of_what = waited / result.span_ns, "the time"
     if result.step_dataloading_frac is not None:
         frac, of_what = result.step_dataloading_frac, "step time"
-    who = "the training" if result.on_host else "the GPU"
+    who = "the main thread" if result.on_host else "the GPU"
     if not result.units["loader_ns"].sum():
         return []
     if frac < 0.01:
@@ -253,7 +253,7 @@ def _notes(result: GpuIdle) -> list[str]:
         said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
     if result.on_host:
         said.append(
-            "No GPU kernels are in the file: busy is the training thread in operators that are not "
+            "No GPU kernels are in the file: busy is the main thread in operators that are not "
             f"part of loading data. For the GPU's own idle time {recording}."
         )
     elif not result.host_known:

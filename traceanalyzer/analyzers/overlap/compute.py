@@ -30,7 +30,7 @@ _SORTS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
 
 _NO_WORK = (
     "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
-    "comm-outliers compares the collectives and gpu-idle looks at the training thread"
+    "comm-outliers compares the collectives and gpu-idle looks at the main thread"
 )
 _NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --step-name"
 

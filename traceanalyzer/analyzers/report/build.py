@@ -87,7 +87,7 @@ def _steps(result: Any) -> Iterator[Fact]:
 def _idleness(result: Any) -> Iterator[Fact]:
     if not result.span_ns:
         return
-    who = "training thread idle" if result.on_host else "GPU idle"
+    who = "main thread idle" if result.on_host else "GPU idle"
     yield Fact("idle_frac", who, result.idle_ns / result.span_ns)
     share = result.step_dataloading_frac
     if share is None:

@@ -1,4 +1,4 @@
-"""How long training steps take, how much that varies, and what the slow ones spend it on.
+"""How long steps take, how much that varies, and what the slow ones spend it on.
 
 ``compute`` finds each rank's steps and their parts, and joins ranks and recordings; ``statistics``
 says what is usual and what stands out; ``result`` holds the numbers and what is shown of them.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]) -> Steps:
-    """How long training steps take, how much that varies, and what the slow ones spend it on.
+    """How long steps take, how much that varies, and what the slow ones spend it on.
 
     Of files only device work and what may mark steps are read.
 

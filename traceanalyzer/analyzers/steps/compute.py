@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, places, step_marks
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.names import mapped, named
-from traceanalyzer.analyzers.steps import statistics
+from traceanalyzer.analyzers.steps import phases, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
@@ -91,7 +91,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
     """The steps of all ranks, and how ranks differ."""
-    rows = joined(parts)
+    rows = phases.with_phases(joined(parts))
     on = places.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else statistics.HOST_PARTS)
@@ -101,6 +101,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         steps=steps,
         ranks=ranks.with_columns(places.places(ranks)),
         common=statistics.common(steps, within),
+        phases=phases.by_phase(steps),
     )
 
 

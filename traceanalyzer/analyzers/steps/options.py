@@ -7,7 +7,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How long training steps take, how much that varies, and what the slow ones spend it on.
+    """How long steps take, how much that varies, and what the slow ones spend it on.
 
     PATH is a trace, several of them, or a folder: of one rank, of all ranks, or a file for each
     batch, as Composer writes them.

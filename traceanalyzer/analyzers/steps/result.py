@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import device_work, display, places
 from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.result import Chart, Result, Table, View
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: A step longer than its rank's median by more, ranks that differ by more, are worth a sentence.
 APART_FRAC = 0.1
@@ -35,6 +35,11 @@ _RANKS = display.headings(
     max_ns: max, between_ns: between steps, between_frac: of all time"""
 )
 
+_PHASES = display.headings(
+    """phase, batch: requests, steps, total_ns: total, total_frac: of step time, median_ns: median,
+    mean_ns: mean, min_ns: min, max_ns: max, idle_frac: idle"""
+)
+
 #: Time between steps that is worth a column.
 _BETWEEN_FRAC = 0.01
 
@@ -48,11 +53,13 @@ class Steps(Result):
             :func:`~.statistics.judged`, and ``on``, what its rank is called.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: the steps that several ranks have, see :func:`~.statistics.common`.
+        phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
     """
 
     steps: pl.DataFrame
     ranks: pl.DataFrame
     common: pl.DataFrame
+    phases: pl.DataFrame
 
     @property
     def counted(self) -> pl.DataFrame:
@@ -72,7 +79,7 @@ class Steps(Result):
         """The steps' times and their parts, over all ranks and by rank."""
         sums = _sums(self)
         return View(
-            title="How long do training steps take, and what makes some slower?",
+            title="How long do steps take, and what makes some slower?",
             verdict=_verdict(self, sums),
             notes=_notes(self),
             tables=_tables(self, sums),
@@ -99,7 +106,7 @@ def _sums(result: Steps) -> dict[str, Any]:
 
 def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
     """The usual step and its parts, what stands out, and how ranks differ."""
-    usual = (_usual(result, sums), _made_of(result), _warm_up(result))
+    usual = (_usual(result, sums), _phases(result), _made_of(result), _warm_up(result))
     return display.sentences(*usual, _slowest(result, sums), _between(result), _apart(result))
 
 
@@ -121,6 +128,17 @@ def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
         f"{count:,} steps{over} take {usual} (median), from {format_ns(sums['min_ns'])} to "
         f"{format_ns(sums['max_ns'])}.{vary}"
     )
+
+
+def _phases(result: Steps) -> str:
+    """The usual step of each phase of an inference engine."""
+    each = result.counted.drop_nulls("phase").unique(["rank", "path", "number"])
+    sums = each.group_by("phase").agg(n=pl.len(), median_ns=pl.col("duration_ns").median())
+    texts = [
+        f"{format_count(n, f'{phase} step')} take{'s' * (n == 1)} {format_ns(median)}"
+        for phase, n, median in sums.sort("n", "phase", descending=[True, False]).iter_rows()
+    ]
+    return f"By phase (median): {display.listed(texts)}." if texts else ""
 
 
 def _made_of(result: Steps) -> str:
@@ -172,7 +190,7 @@ def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
 
 def _because(result: Steps, row: Mapping[str, Any]) -> str:
     if not result.parts:
-        return "; what the training thread was at, gpu-idle tells"
+        return "; gpu-idle shows what the main thread did"
     if row["grown"] is None:
         return ""
     return f"; {_FURTHER[row['grown']].format(format_ns(row['grown_ns']))}"
@@ -223,7 +241,7 @@ def _notes(result: Steps) -> tuple[str, ...]:
     else:
         notes.append(
             "No device work was recorded, so that steps have no parts here; gpu-idle looks at the "
-            "training thread."
+            "main thread."
         )
     if result.steps.select("rank", "path", "device").n_unique() > result.ranks.height:
         notes.append("Ranks with several devices have a row for each; a step's time is the same.")
@@ -240,7 +258,13 @@ def _notes(result: Steps) -> tuple[str, ...]:
 
 
 def _tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Steps, the slowest first, those of several ranks together; ranks; each rank's steps."""
+    """Phases; steps, the slowest first, those of several ranks together; ranks; each rank's."""
+    by_phase = "Steps of the inference engine by phase and batch size"
+    phases = display.table_of_known("phases", by_phase, result.phases, _PHASES)
+    return (*((phases,) if result.phases.height else ()), *_step_tables(result, sums))
+
+
+def _step_tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
     if sums["step_count"] == result.ranks.height:
         return (_steps(result),)
     if result.common.is_empty():

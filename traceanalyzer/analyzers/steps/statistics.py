@@ -6,6 +6,7 @@ from statistics import median
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import PART_NAMES
+from traceanalyzer.analyzers.steps.phases import PHASE
 
 #: What Composer's host did within a batch.
 HOST_PARTS = {"forward_ns": "forward", "backward_ns": "backward"}
@@ -41,7 +42,8 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
     """The steps with ``warm_up``, and how they differ from their recording's usual.
 
     Args:
-        steps: see :func:`~.joining.joined`.
+        steps: see :func:`~.joining.joined`, with ``phase`` and ``batch``: steps of an inference
+            engine are compared with those of the same, and are no warm-up.
         parts: columns of ``steps`` that its duration is made of.
 
     Returns:
@@ -52,6 +54,8 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
     """
     leading = {
         key: warm_up(rows.unique("number").sort("number")["duration_ns"].to_list())
+        if rows["phase"].null_count() == rows.height
+        else 0
         for key, rows in steps.partition_by(RECORDING, as_dict=True).items()
     }
     counts = pl.DataFrame(
@@ -61,9 +65,9 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
     )
     marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
     marked = marked.with_columns(warm_up=pl.col("number") < pl.col("_leading")).drop("_leading")
-    usual = pl.col("duration_ns").filter(~_GONE).median().over(RECORDING)
+    usual = pl.col("duration_ns").filter(~_GONE).median().over(*RECORDING, *PHASE)
     return marked.with_columns(
-        ratio=pl.col("duration_ns") / usual, **_growth(parts, usual, [*RECORDING, "device"])
+        ratio=pl.col("duration_ns") / usual, **_growth(parts, usual, [*RECORDING, *PHASE, "device"])
     )
 
 
@@ -137,6 +141,7 @@ def common(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
         .group_by("step", maintain_order=True)
         .agg(
             pl.col("number").min(),
+            pl.col(PHASE).first(),
             ranks=pl.len().cast(pl.Int64),
             duration_ns=length.median(),
             slowest=pl.col("on").get(length.arg_max()),
@@ -147,14 +152,14 @@ def common(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
         .sort("number", "step")
     )
     means = each.group_by("step").agg(pl.col(parts).mean())
-    usual = length.median()
+    usual = length.median().over(PHASE)
     return (
         table.join(means, on="step", how="left", maintain_order="left")
         .with_columns(
             spread_ns=pl.col("max_ns") - length,
             spread_frac=(pl.col("max_ns") - length) / length,
             ratio=length / usual,
-            **_growth(parts, usual, ["warm_up"]),
+            **_growth(parts, usual, ["warm_up", *PHASE]),
         )
-        .drop("number", "warm_up")
+        .drop("number", "warm_up", *PHASE)
     )
