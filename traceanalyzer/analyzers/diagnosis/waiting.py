@@ -200,7 +200,7 @@ def _equal_launches(result: Launches) -> str:
     each = result.steps.group_by(DEVICE).agg(steps=pl.len(), n=pl.col("launches").unique())
     equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
     graphs = result.calls["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
-    counts = each["n"].list.explode().sort()
+    counts: list[int] = each["n"].list.explode().sort().to_list()
     if graphs or each.is_empty() or not each.select(equal.all()).item():
         return ""
     low, high = counts[0], counts[-1]
@@ -208,7 +208,8 @@ def _equal_launches(result: Launches) -> str:
         return ""
     number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     devices = " (by device)" if low < high else ""
-    return f"All {each['steps'].max():,} steps make {number} launches each{devices}"
+    steps = max(each["steps"].to_list())
+    return f"All {steps:,} steps make {number} launches each{devices}"
 
 
 def _graph_advice(cause: str, answers: Answers) -> str:

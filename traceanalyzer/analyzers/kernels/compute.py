@@ -11,13 +11,19 @@ from traceanalyzer.analyzers.common import launching
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, whole
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
-from traceanalyzer.analyzers.common.names import is_step, mapped
+from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, CUDA_CALLS, DEVICE_WORK, LAUNCH_KINDS
+from traceanalyzer.vocabulary import (
+    ANNOTATION_KINDS,
+    CUDA_CALLS,
+    DEVICE_WORK,
+    ENGINE_STEP,
+    LAUNCH_KINDS,
+)
 
 #: Columns that tell the groups of a ``By`` apart, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
@@ -160,7 +166,9 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
         trace.require(*CUDA_CALLS)
     wanted = _operators(trace) if of == "operator" else _annotations(trace)
-    launched = launching.launches(trace, work).select("work", "pid", "tid", ts="launch_start")
+    launched = launching.launches(trace, work).select(
+        "work", "pid", "tid", "launch_name", ts="launch_start"
+    )
     slices = (
         trace.events.lazy()
         .filter(wanted, pl.col("dur") >= 0)
@@ -174,7 +182,16 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     if by_id:
         caller = launching.with_told_by_id(caller, work, slices)
     row = intervals.nullable("row", caller, caller != nesting.ROOT)
-    return slices["name"].gather(row).cast(pl.String).alias(of)
+    names = slices["name"].gather(row).cast(pl.String).alias(of)
+    return _with_graph_launches(names, launched) if of == "operator" else names
+
+
+def _with_graph_launches(names: pl.Series, launched: pl.DataFrame) -> pl.Series:
+    """The operators of work; for graphs without an operator the call that launched the graph."""
+    graphs = launched.filter(pl.col("launch_name").cast(pl.String).str.contains("GraphLaunch"))
+    calls = pl.repeat(None, names.len(), dtype=pl.String, eager=True)
+    calls = calls.scatter(graphs["work"], graphs["launch_name"].cast(pl.String))
+    return names.to_frame().select(pl.coalesce(names.name, calls)).to_series()
 
 
 def _require(trace: Trace, kinds: Sequence[str]) -> None:
@@ -189,11 +206,12 @@ def _operators(trace: Trace) -> pl.Expr:
 
 
 def _annotations(trace: Trace) -> pl.Expr:
-    """The user's ranges and PyTorch's own, without those that are steps."""
+    """The user's ranges and PyTorch's own, without steps; those of inference engines included."""
     marks = pl.col("name").cast(pl.String).str.contains(OWN_MARK, literal=True)
     own = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
     names = trace.events.lazy().filter(own).select(pl.col("name").unique()).collect()
-    named_otherwise = names.filter(~is_step(names))["name"].drop_nulls()
+    kept = ~is_step(names) | named(names, [f"^(?:{ENGINE_STEP})$"])
+    named_otherwise = names.filter(kept)["name"].drop_nulls()
     if named_otherwise.is_empty():
         hint = record_hint(trace.meta, "user_annotation")
         raise MissingData(f"{trace.meta.path}: no annotation but steps was recorded; {hint}")

@@ -165,6 +165,11 @@ def _notes(result: Kernels) -> tuple[str, ...]:
         )
     if OTHER in result.families["family"]:
         said.append("Families go by the names of kernels; other is what no known name tells.")
+    if result.names["name"].str.contains(r"^CUDA graph \d+$").any():
+        said.append(
+            "Whole CUDA graphs were recorded in place of their kernels; nsys profile "
+            "--cuda-graph-trace=node records the kernels."
+        )
     if result.unfinished:
         said.append(f"{result.unfinished} pieces of device work never end and are not counted.")
     by = result.by
