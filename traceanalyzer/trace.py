@@ -70,6 +70,8 @@ _NSYS_HINTS: dict[str, str] = {
     "stack": "a flamegraph needs nsys profile --sample=process-tree",
 }
 _NSYS = "nsys-sqlite"
+#: What is missing where the GPU could not be traced.
+_NEED_GPU_TRACE = ("kernel", "gpu_memcpy", "gpu_memset", "device work", "collective")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Meta:
         backend: communication back end (``nccl``, ``gloo``), or None.
         extra: all other top-level metadata, as JSON text.
         weight_unit: what the weights of samples are: ``samples``, ``ns`` or ``bytes``, or None.
+        no_gpu_work: why GPU work is missing although the profiler was to record it, or None.
     """
 
     path: str
@@ -112,6 +115,7 @@ class Meta:
     backend: str | None = None
     extra: str | None = None
     weight_unit: str | None = None
+    no_gpu_work: str | None = None
 
 
 def record_hint(meta: Meta, what: str) -> str:
@@ -123,6 +127,8 @@ def record_hint(meta: Meta, what: str) -> str:
             ``stack``, ``counter``; ``other code`` for what shows code that nothing tells of, in a
             sentence that goes on with "shows which".
     """
+    if meta.no_gpu_work and what in _NEED_GPU_TRACE:
+        return meta.no_gpu_work
     hints = _HINTS | _NSYS_HINTS if meta.format == _NSYS else _HINTS
     return hints.get(what, "")
 

@@ -10,6 +10,12 @@ from functools import lru_cache
 #: How the finding of a packed file ends that is too short.
 CUT_OFF = "the file was cut off"
 
+#: The finding of a file without GPU work although the profiler was to record it.
+NO_GPU_WORK = "no-gpu-work"
+
+#: Page faults of managed memory, on a device or, without one, on the host.
+PAGE_FAULT = "page_fault"
+
 #: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
 ALLOCATOR_KINDS: tuple[str, ...] = (
     "alloc",
@@ -56,6 +62,7 @@ KINDS: tuple[str, ...] = (
     "osrt",
     "mpi",
     "sched",
+    "page_fault",
     "sample",
     "async",
     "object",

@@ -153,7 +153,7 @@ def test_a_single_call_of_no_duration() -> None:
         ("cudaMemcpy", HTOD, 64 * 1024 + 1, "sync-memcpy"),
         ("cudaMemcpy", HTOD, 64 * 1024, None),
         ("cudaMemcpy", HTOD, None, "sync-memcpy"),
-        ("cudaMemcpy", PINNED, MIB, "sync-memcpy"),
+        ("cudaMemcpy", PINNED, MIB, "sync-memcpy-pinned"),
         ("cudaMemcpy", PINNED, 8, None),
         ("cudaMemcpy", DTOH, 257, "sync-memcpy"),
         ("cudaMemcpy", DTOH, 256, "value-read"),

@@ -244,6 +244,7 @@ def test_copies_worth_hiding() -> None:
 
 def test_every_finding_tells_what_to_do() -> None:
     events = [*(copy(PAGEABLE, 100 * n, 10, 8) for n in range(100)), device(GEMM, 10_000, 100)]
+    events.append(copy("Memcpy UVM HtoD (Managed -> Managed)", 11_000, 1_000, MIB))
     result = transfers(trace(events))
     assert dict(result.findings.select("finding", "advice").rows()) == ADVICE
 

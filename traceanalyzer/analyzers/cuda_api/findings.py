@@ -16,6 +16,7 @@ from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 ASYNC_PAGEABLE = "async-pageable"
 SYNC_MEMCPY = "sync-memcpy"
+SYNC_PINNED = "sync-memcpy-pinned"
 SYNC_MEMSET = "sync-memset"
 VALUE_READ = "value-read"
 SYNC_CALL = "sync-call"
@@ -115,6 +116,14 @@ FINDINGS: Mapping[str, Finding] = {
         several="copies by synchronous calls",
         advice="copy asynchronously on a stream, from or to pinned memory",
     ),
+    SYNC_PINNED: Finding(
+        rule="cuda_memcpy_sync",
+        what="synchronous copy, pinned",
+        one="copy of pinned or managed memory by a synchronous call",
+        several="copies of pinned or managed memory by synchronous calls",
+        advice="copy asynchronously on a stream (non_blocking=True); managed memory can be "
+        "prefetched instead (cudaMemPrefetchAsync)",
+    ),
     SYNC_MEMSET: Finding(
         rule="cuda_memset_sync",
         what="synchronous set, host memory",
@@ -170,6 +179,8 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
         .then(pl.lit(VALUE_READ))
         .when(copies & ~waits & name.str.contains(_PAGEABLE))
         .then(pl.lit(ASYNC_PAGEABLE))
+        .when(waits & blocks & name.str.contains(_HOST_VISIBLE))
+        .then(pl.lit(SYNC_PINNED))
         .when(waits & blocks)
         .then(pl.lit(SYNC_MEMCPY))
         .when(waits & ~copies & name.str.contains(_HOST_VISIBLE))

@@ -23,6 +23,7 @@ from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
+from traceanalyzer.analyzers.transfers.result import ADVICE, MIGRATIONS, Transfers, page_faults
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -225,7 +226,7 @@ def _graph_advice(cause: str, answers: Answers) -> str:
 
 #: Findings of cuda_api that are evidence of a cause.
 _CALLS = {
-    causes.BATCH_COPY: (findings.ASYNC_PAGEABLE, findings.SYNC_MEMCPY),
+    causes.BATCH_COPY: (findings.ASYNC_PAGEABLE, findings.SYNC_MEMCPY, findings.SYNC_PINNED),
     causes.MEMORY_MANAGEMENT: (findings.ALLOC_IN_LOOP,),
 }
 
@@ -444,7 +445,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     "exposed copies and sets as a share of the devices' time",
     {"warning": 0.05, "critical": 0.2},
 )
-def _exposed_copies(result: Overlap, _: Answers) -> Iterator[Measured]:
+def _exposed_copies(result: Overlap, answers: Answers) -> Iterator[Measured]:
     sums = result.scalars
     cost, span = sums["exposed_memory_ns"], sums["span_ns"]
     if not cost or not span:
@@ -453,8 +454,42 @@ def _exposed_copies(result: Overlap, _: Answers) -> Iterator[Measured]:
         size=cost / span,
         title=f"Copies and sets beside which nothing else runs take {format_ns(cost)}, "
         f"{format_frac(cost / span)} of the devices' time.",
-        advice="Pinned memory (DataLoader(pin_memory=True)) and .to(device, non_blocking=True) let "
-        "copies run beside compute; transfers tells which they are.",
+        advice=_copying(answers),
+        cost_ns=cost,
+    )
+
+
+def _copying(answers: Answers) -> str:
+    """What may help against exposed copies, by the memory that they are from."""
+    found = answers.get("transfers")
+    memory = found.copies["memory"] if isinstance(found, Transfers) else pl.Series([None])
+    if memory.is_null().any() or memory.str.contains("Pageable").any():
+        start = "Pinned memory (DataLoader(pin_memory=True)) and .to(device, non_blocking=True) let"
+    else:
+        start = "A stream of their own, with .to(device, non_blocking=True) in PyTorch, lets"
+    return f"{start} copies run beside compute; transfers lists them."
+
+
+@rule(
+    "transfers",
+    "managed memory migrates when it is touched",
+    "time of migrations and of GPU page faults, the larger, as a share of the devices' time",
+    {"info": 0.02, "warning": 0.1, "critical": 0.3},
+)
+def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
+    rows = result.findings.filter(pl.col("finding").cast(pl.String) == MIGRATIONS)
+    if rows.is_empty() or not result.span_ns:
+        return
+    faults = result.faults.filter("on_gpu")["total_ns"].sum()
+    cost = max(int(rows["total_ns"].sum()), int(faults))
+    moved = f"{format_count(int(rows['n'].sum()), 'migration')} move"
+    size = format_bytes(int(rows["moved_bytes"].sum()))
+    yield Measured(
+        size=cost / result.span_ns,
+        title=f"Migrations and page faults of managed memory take {format_ns(cost)}, "
+        f"{format_frac(cost / result.span_ns)} of the devices' time.",
+        evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
+        advice=f"{ADVICE[MIGRATIONS][:1].upper()}{ADVICE[MIGRATIONS][1:]}.",
         cost_ns=cost,
     )
 
@@ -488,6 +523,7 @@ RULES = (
     _nearly_full_memory,
     _exposed_communication,
     _exposed_copies,
+    _migrations,
     *(
         Rule(
             _IDS[cause],

@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
+from traceanalyzer.vocabulary import NO_GPU_WORK
 
 
 @rule(
@@ -342,7 +343,7 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     counts=True,
 )
 def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
-    lost = result.issues.filter(pl.col("severity").is_in(_LOSSES))
+    lost = result.issues.filter(pl.col("severity").is_in(_LOSSES), pl.col("code") != NO_GPU_WORK)
     files = lost["path"].n_unique()
     if not files:
         return
@@ -355,6 +356,28 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
         evidence=(f"{first['path']}: {first['code']}{place}.",),
         advice="All numbers are of what is left; stop the profiler before the job ends, so that it "
         "can finish its file.",
+    )
+
+
+@rule(
+    "info",
+    "the profiler was to record GPU work, and could not",
+    "files without GPU work",
+    {"warning": 1},
+    counts=True,
+)
+def _gpu_not_traced(result: Info, _: Answers) -> Iterator[Measured]:
+    failed = result.issues.filter(pl.col("code") == NO_GPU_WORK, pl.col("severity").is_in(_LOSSES))
+    if failed.is_empty():
+        return
+    first = failed.row(0, named=True)
+    reason, _sep, remedy = first["first"].rpartition("; ")
+    yield Measured(
+        size=failed.height,
+        title=f"{format_count(failed.height, 'file')} of {result.files.height:,} "
+        f"{'has' if failed.height == 1 else 'have'} no GPU work although it was traced.",
+        evidence=(f"{first['path']}: {reason}.",),
+        advice=f"{remedy[:1].upper()}{remedy[1:]}.",
     )
 
 
@@ -380,5 +403,5 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 RULES = (
     _uneven_steps, _time_between_steps, _hot_line, _out_of_memory,
     _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory, _busy_processors,
-    _full_host_memory, _swapping, _busy_disk, _lost_events, _missing_ranks,
+    _full_host_memory, _swapping, _busy_disk, _lost_events, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

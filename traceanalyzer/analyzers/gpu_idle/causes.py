@@ -140,6 +140,12 @@ _ADVICE = {
     LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
     HOST_CODE: "Moving this code off the main thread",
 }
+#: The same for copies that are not from pageable memory.
+BATCH_COPY_PINNED = (
+    "The host memory is pinned or managed already: copying the next batch ahead on a stream of its "
+    "own (.to(device, non_blocking=True)) lets copies run beside kernels, which would save {saves} "
+    "at most."
+)
 _WITHOUT_GAIN = {
     DEVICE_WAIT: "The next work was launched before the wait began: fewer synchronising calls or "
     "faster launches do not shorten it. Check what the stream waits for: an event of another "

@@ -59,6 +59,7 @@ class Part:
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
         gap_count: idle stretches that are not short.
+        copies_pinned: no batch is copied from pageable memory, as far as names show.
         hints: how the profiler that wrote the file records what it lacks.
     """
 
@@ -78,6 +79,7 @@ class Part:
     loader: pl.DataFrame
     loader_code: pl.DataFrame
     gap_count: int
+    copies_pinned: bool
     hints: Mapping[str, str]
 
 
@@ -129,6 +131,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
         gap_count=gaps.height,
+        copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
     )
 
@@ -166,6 +169,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         causes=by_cause,
         steps=steps,
         gaps=gaps,
+        copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
     )
 

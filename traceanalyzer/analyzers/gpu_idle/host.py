@@ -355,9 +355,7 @@ def running(excerpt: Excerpt) -> pl.DataFrame:
 
 def copying(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread copies a batch to the device: the call, and the operator around it."""
-    batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
-    copies = excerpt.work.with_row_index("work").filter(batch)
-    copies = copies.filter(named(copies, [causes.HOST_TO_DEVICE]))
+    copies = _batches(excerpt)
     left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
     found = [left.select(*_THREAD, "start", "end")]
     left = left.with_columns(ts="start")
@@ -368,6 +366,19 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
         found.append(around[held].select(*_THREAD, "start", "end"))
         left = left.filter(pl.col("slice").is_null()).drop("slice")
     return excerpt.of_units(pl.concat(found))
+
+
+def _batches(excerpt: Excerpt) -> pl.DataFrame:
+    """Copies of batches to the device: rows of :attr:`Excerpt.work` with their number, work."""
+    batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
+    copies = excerpt.work.with_row_index("work").filter(batch)
+    return copies.filter(named(copies, [causes.HOST_TO_DEVICE]))
+
+
+def copies_pinned(excerpt: Excerpt) -> bool:
+    """Whether all copies of batches are from pinned or managed memory."""
+    names = _batches(excerpt)["name"].cast(pl.String)
+    return bool(names.str.contains(r"\((?:Pinned|Managed)").fill_null(value=False).all())
 
 
 def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:

@@ -49,6 +49,7 @@ class GpuIdle(Result):
         loader_code: functions and operators that ran inside data loading: name, self_ns.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
+        copies_pinned: no batch is copied from pageable memory, as far as names show.
         units: a row a device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
             up to end - start; ``loader_ns`` and ``copy_ns``, how long the loader and the copies of
@@ -80,6 +81,7 @@ class GpuIdle(Result):
     loader_code: pl.DataFrame
     min_gap_ns: int
     gap_count: int
+    copies_pinned: bool
     units: pl.DataFrame
     causes: pl.DataFrame
     steps: pl.DataFrame
@@ -124,6 +126,8 @@ class GpuIdle(Result):
                 "Loading in the main process (num_workers=0) hides nothing; workers "
                 f"would save {saves} at most."
             )
+        if cause == causes.BATCH_COPY and self.copies_pinned:
+            return causes.BATCH_COPY_PINNED.format(saves=saves)
         return causes.advice(
             cause, saves, code="" if self.stacks_known else self.hints["other code"]
         )

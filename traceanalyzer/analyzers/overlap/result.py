@@ -215,7 +215,8 @@ def _copies(sums: Mapping[str, Any]) -> str:
         return ""
     return (
         f"Copies and sets during which neither compute nor communication runs cost "
-        f"{format_frac(share)}: pinned memory and non_blocking=True let them run beside compute."
+        f"{format_frac(share)}: on a stream of their own (non_blocking=True) they run beside "
+        "compute; pageable host memory must be pinned for that."
     )
 
 

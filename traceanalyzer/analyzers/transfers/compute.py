@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.transfers.result import Transfers, findings_of, siz
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import DEVICE_WORK, PAGE_FAULT
 
 _MOVES = ("gpu_memcpy", "gpu_memset")
 _WAY = ("direction", "memory")
@@ -23,7 +23,7 @@ _DEVICE = ("rank", "path", "device")
 def needs(_options: Options) -> Needs:
     """Copies and sets, and the kernels that may run beside them."""
     unused = ("category", "pid", "tid", "stream", "correlation", "external_id")
-    return Needs({*DEVICE_WORK}, unused=unused)
+    return Needs({*DEVICE_WORK, PAGE_FAULT}, unused=unused)
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ class Part:
         devices: a row a device: rank, path, device, span_ns (of its work), busy_ns (in which at
             least one copy or set ran), alone_ns (the part of it without a kernel, or null).
         unfinished: copies and sets without an end.
+        faults: rank, path, on_gpu, n, total_ns of page faults of managed memory.
     """
 
     path: str
     moves: pl.DataFrame
     devices: pl.DataFrame
     unfinished: int
+    faults: pl.DataFrame
 
 
 def measure(trace: Trace, _options: Options) -> Part:
@@ -80,6 +82,7 @@ def measure(trace: Trace, _options: Options) -> Part:
             "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
         ),
         unfinished=recorded - moves.height,
+        faults=_faults(trace).with_columns(path),
     )
 
 
@@ -107,6 +110,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         by_device=_summed(moves, (*_DEVICE, *_WAY)).sort(*_DEVICE, maintain_order=True),
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
+        faults=pl.concat([part.faults for part in parts]),
     )
 
 
@@ -114,6 +118,15 @@ TRANSFERS = Analyzer("transfers", Options, needs, measure, combine)
 
 
 # --- one rank ------------------------------------------------------------------------------
+
+
+def _faults(trace: Trace) -> pl.DataFrame:
+    """Page faults of managed memory: rank, on_gpu, n, total_ns."""
+    faults = trace.events.filter(pl.col("kind") == PAGE_FAULT)
+    on_gpu = pl.col("device").is_not_null()
+    return faults.group_by("rank", on_gpu=on_gpu).agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").fill_null(0).sum()
+    )
 
 
 def _copying(work: pl.LazyFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.result import Chart, Result, Table, View
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: What a set is called among directions.
 SET = "set"
@@ -41,6 +41,7 @@ _NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset) \((?P<memory>.+)\)$")
 PAGEABLE = "pageable"
 SMALL = "small-copies"
 EXPOSED = "exposed-copies"
+MIGRATIONS = "migrations"
 
 #: The findings, and what to do about each.
 ADVICE = {
@@ -48,9 +49,19 @@ ADVICE = {
     "non_blocking=True; traceanalyzer api tells how long they hold the host up",
     EXPOSED: "copies between host and device from pinned memory, non_blocking=True, on a stream of "
     "their own could run beside kernels of the step before",
+    MIGRATIONS: "prefetch managed memory before kernels use it (cudaMemPrefetchAsync), tell the "
+    "driver where it stays (cudaMemAdvise), or allocate with cudaMalloc and copy once; kernels and "
+    "host threads stop at each page fault until the pages have migrated",
     SMALL: "gather them into one buffer and copy that once: each costs some microseconds whatever "
     "its size",
 }
+
+#: Exposed copies that need not be pinned.
+_ADVICE_PINNED = (
+    "start them earlier, with non_blocking=True on a stream of their own, so that they run beside "
+    "kernels of the step before"
+)
+_NEVER_PAGEABLE = r"Pinned|Managed"
 
 _SCHEMA = pl.Schema(
     {
@@ -66,7 +77,9 @@ _SCHEMA = pl.Schema(
 
 _PAGEABLE = "Pageable"
 #: Directions from or to the host.
-_HOST = r"^(?:UVM )?(?:HtoD|DtoH|HtoA|AtoH)$"
+_HOST = r"^(?:HtoD|DtoH|HtoA|AtoH)$"
+#: Directions of migrations of managed memory.
+_UVM = "UVM "
 #: Fewer small copies than this are no pattern.
 _MANY = 100
 #: From this share of its copies on, a direction is one of small copies.
@@ -117,6 +130,9 @@ class Transfers(Result):
         by_device: ``copies`` by rank, path and device.
         unsized: copies and sets of which no size was recorded.
         unfinished: copies and sets without an end, not counted.
+        faults: page faults of managed memory: rank, path, on_gpu, n (of a GPU: groups of faults
+            that were handled together), total_ns (summed; 0 on a CPU, where no duration is
+            recorded).
     """
 
     n: int
@@ -131,6 +147,7 @@ class Transfers(Result):
     by_device: pl.DataFrame
     unsized: int
     unfinished: int
+    faults: pl.DataFrame
 
     def view(self) -> View:
         """Findings, copies and sets by direction and memory, by size, by device; time by size."""
@@ -186,8 +203,13 @@ def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.D
     Returns:
         finding, what, n, moved_bytes, total_ns, exposed_ns (null where it is not known), advice.
     """
-    rows = [*_of_pageable(copies), *_of_exposed(copies, span_ns), *_of_small(copies, sizes)]
-    told = [{**row, "advice": ADVICE[row["finding"]]} for row in rows]
+    rows = [
+        *_of_pageable(copies),
+        *_of_migrations(copies, span_ns),
+        *_of_exposed(copies, span_ns),
+        *_of_small(copies, sizes),
+    ]
+    told = [{"advice": ADVICE[row["finding"]], **row} for row in rows]
     return pl.DataFrame(told, schema=_SCHEMA)
 
 
@@ -197,14 +219,29 @@ def _of_pageable(copies: pl.DataFrame) -> Iterator[dict[str, Any]]:
         yield {"finding": PAGEABLE, "what": _way_of(row), **_sums(row)}
 
 
+def _of_migrations(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
+    own = copies.filter(pl.col("direction").str.starts_with(_UVM))
+    for row in own.filter(pl.col("total_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
+        yield {"finding": MIGRATIONS, "what": _way_of(row), **_sums(row)}
+
+
 def _of_exposed(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
     own = copies.filter(pl.col("direction").str.contains(_HOST), pl.col("exposed_ns") > 0)
     for row in own.filter(pl.col("exposed_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
-        yield {"finding": EXPOSED, "what": _way_of(row), **_sums(row), "n": row["exposed_n"]}
+        pinned = re.search(_NEVER_PAGEABLE, row["memory"] or "")
+        advice = {"advice": _ADVICE_PINNED} if pinned else {}
+        yield {
+            "finding": EXPOSED,
+            "what": _way_of(row),
+            **_sums(row),
+            "n": row["exposed_n"],
+            **advice,
+        }
 
 
 def _of_small(copies: pl.DataFrame, sizes: pl.DataFrame) -> Iterator[dict[str, Any]]:
     small = sizes.filter(pl.col("size").is_in(SMALL_SIZES), pl.col("direction") != SET)
+    small = small.filter(~pl.col("direction").str.starts_with(_UVM))
     way = ["direction", "memory"]
     sums = (pl.col("n", "moved_bytes", "total_ns").sum(), sum_if_known("exposed_ns"))
     both = small.group_by(way).agg(sums).join(
@@ -234,7 +271,7 @@ def _verdict(result: Transfers) -> str:
     subject = "1 copy or set moves" if result.n == 1 else f"{result.n:,} copies and sets move"
     took = f"{subject} {of}{format_ns(result.total_ns)}"
     took += f": {', '.join(ways)}."
-    return sentences(took, _exposed(result), _pageable(result), _small(result))
+    return sentences(took, _exposed(result), _migrating(result), _pageable(result), _small(result))
 
 
 def _way(row: dict[str, Any]) -> str:
@@ -254,8 +291,32 @@ def _exposed(result: Transfers) -> str:
     share = format_frac(result.alone_ns / result.span_ns)
     took = f"{format_ns(result.alone_ns)}, {share} of the devices' time"
     found = f"While no kernel runs, copies and sets take {took}"
-    hideable = (result.findings["finding"] == EXPOSED).any()
-    return f"{found}: {ADVICE[EXPOSED]}." if hideable else f"{found}."
+    hideable = result.findings.filter(pl.col("finding") == EXPOSED)
+    return f"{found}: {hideable['advice'][0]}." if hideable.height else f"{found}."
+
+
+def _migrating(result: Transfers) -> str:
+    """Migrations of managed memory and page faults."""
+    rows = result.findings.filter(pl.col("finding") == MIGRATIONS)
+    if rows.is_empty():
+        return ""
+    size = format_bytes(int(rows["moved_bytes"].sum()))
+    n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
+    moved = f"{format_count(n, 'migration')} of managed memory move {size} in {format_ns(total)}"
+    return f"{moved}{page_faults(result.faults)}: {ADVICE[MIGRATIONS]}."
+
+
+def page_faults(faults: pl.DataFrame) -> str:
+    """``; 500 groups of GPU page faults take 20 ms``; empty without any."""
+    sums = faults.group_by("on_gpu").agg(pl.col("n", "total_ns").sum()).sort("on_gpu")
+    texts = [
+        f"{format_count(n, 'group')} of GPU page faults {'take' if n > 1 else 'takes'} "
+        f"{format_ns(total)}"
+        if on_gpu
+        else f"{format_count(n, 'CPU page fault')}"
+        for on_gpu, n, total in sums.reverse().iter_rows()
+    ]
+    return "".join(f"; {text}" for text in texts)
 
 
 def _pageable(result: Transfers) -> str:

@@ -11,13 +11,24 @@ from traceanalyzer.parsers.nsys_sqlite import tables
 #: CUPTI's memory kinds, spelled as Kineto spells them.
 _MEMORY_KINDS = dict(
     enumerate(
-        ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+        (
+            "Pageable",
+            "Pinned",
+            "Device",
+            "Array",
+            "Managed",
+            "Device Static",
+            "Managed Static",
+            "Unknown",
+        )
     )
 )
 #: CUPTI's kinds of copies, from 1 on, and migrations of unified memory, from 11 on.
 _COPY_KINDS = dict(
     enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1)
 ) | {11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD"}
+_MIGRATIONS = (11, 12, 13)
+_UNKNOWN, _MANAGED = 7, 4
 _SYNC_TYPES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 _FREE = 1
 _KERNEL_SHAPE = {
@@ -97,6 +108,30 @@ def allocations(export: tables.Export) -> pl.DataFrame:
     return export.within(named)
 
 
+def gpu_faults(export: tables.Export) -> pl.DataFrame:
+    """One row a group of page faults of managed memory on a GPU, while it was handled."""
+    rows = export.database.read(tables.GPU_FAULTS, integers=_PLACE, where=export.inside())
+    return rows.select(
+        *tables.span(),
+        tables.pid("globalPid"),
+        tables.kind("page_fault"),
+        device=pl.col("deviceId").cast(pl.Int32, strict=False),
+        name=pl.lit("GPU page faults").cast(schema.NAME),
+    )
+
+
+def cpu_faults(export: tables.Export) -> pl.DataFrame:
+    """One row a page fault of managed memory on the host; no duration is recorded."""
+    inside = export.inside("start", None)
+    rows = export.database.read(tables.CPU_FAULTS, integers=("start", "globalPid"), where=inside)
+    return rows.select(
+        tables.pid("globalPid"),
+        tables.kind("page_fault"),
+        ts="start",
+        name=pl.lit("CPU page fault").cast(schema.NAME),
+    )
+
+
 def gpu_metrics(export: tables.Export) -> pl.DataFrame:
     """``counters``: one row a reading, named by its metric, with a series for each GPU.
 
@@ -173,7 +208,7 @@ def _worded(rows: pl.DataFrame, key: Sequence[str], word: Callable[..., str]) ->
 
 
 def _memory(of: int | None) -> str:
-    return "Unknown" if of is None else _MEMORY_KINDS.get(of, f"memory kind {of}")
+    return _MEMORY_KINDS.get(_UNKNOWN if of is None else of, "Unknown")
 
 
 def _set(of: int | None) -> str:
@@ -185,5 +220,8 @@ def _wait(of: int | None) -> str:
 
 
 def _copy(of: int | None, source: int | None, target: int | None) -> str:
-    direction = "Unknown" if of is None else _COPY_KINDS.get(of, f"copy kind {of}")
+    direction = "Unknown" if of is None else _COPY_KINDS.get(of, "Unknown")
+    if of in _MIGRATIONS:  # nsys does not record the kind of memory; only managed memory migrates
+        unset = (None, _UNKNOWN)
+        source, target = (_MANAGED if kind in unset else kind for kind in (source, target))
     return f"Memcpy {direction} ({_memory(source)} -> {_memory(target)})"

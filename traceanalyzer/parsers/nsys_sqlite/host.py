@@ -20,6 +20,18 @@ _BACKTRACE = 67
 _NO_MARK = '"eventClass" NOT IN (31, 32)'
 #: ``cudaLaunchKernel_v7000``: the version of the interface since which a call is what it is.
 _VERSION = re.compile(r"_v\d{4,}$")
+#: CUPTI's sorts of overhead.
+_OVERHEADS = {
+    2: "Driver Compiler",
+    3: "Buffer Flush",
+    4: "Instrumentation",
+    5: "Resource",
+    6: "Runtime Triggered Module Loading",
+    7: "Lazy Function Loading",
+    8: "Command Buffer Full",
+    9: "Activity Buffer Request",
+    10: "UVM Activity Init",
+}
 _THREAD = ("start", "end", "globalTid")
 _MPI_CALL = re.compile(r"^P?MPI_I?(\w+?)(?:_init|_init_thread|v|w)?$")
 _PLACE = ["symbol", "module"]
@@ -75,6 +87,22 @@ def running(export: tables.Export) -> pl.DataFrame:
         category=pl.format("cpu {}", "cpu").cast(schema.NAME),
     )
     return export.within(told)
+
+
+def cuda_overhead(export: tables.Export) -> pl.DataFrame:
+    """One row a stretch in which CUDA or its profiler held a thread up, named as Kineto does."""
+    rows = export.database.read(
+        tables.CUDA_OVERHEAD,
+        integers=(*_THREAD, "overheadType"),
+        where=export.inside(),
+        shape=lambda piece: piece.select_seq(*_ran(export), "overheadType"),
+    )
+    name = pl.col("overheadType").replace_strict(
+        _OVERHEADS, default="Unknown overhead", return_dtype=pl.String
+    )
+    return rows.select(
+        pl.exclude("overheadType"), tables.kind("overhead"), name=name.cast(schema.NAME)
+    )
 
 
 def named(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from traceanalyzer.parsers.nsys_sqlite import host, nvtx, tables
+from traceanalyzer.parsers.nsys_sqlite import capture, host, nvtx, tables
 from traceanalyzer.parsers.source import rank_from_name
 from traceanalyzer.trace import Device, Meta
 
@@ -123,6 +123,7 @@ def describe(export: tables.Export, identity: Identity, path: str, name: str) ->
     told = _pairs(export, next((t for t in tables.EXPORT if export.database.has(t)), ""))
     version, number = told.get("EXPORT_PRODUCT_VERSION"), told.get("EXPORT_SCHEMA_VERSION")
     session = export.database.read(tables.SESSION, integers=("utcEpochNs",)).drop_nulls()
+    failed = capture.failure(export)
     return Meta(
         path=path,
         format=name,
@@ -134,6 +135,7 @@ def describe(export: tables.Export, identity: Identity, path: str, name: str) ->
         devices=_gpus(export),
         host=_pairs(export, tables.SYSTEM).get("Hostname"),
         weight_unit="samples" if export.database.has(tables.SAMPLES) else None,
+        no_gpu_work=failed.text if failed else None,
     )
 
 

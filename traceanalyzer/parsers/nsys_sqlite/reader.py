@@ -10,7 +10,8 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
-from traceanalyzer.parsers.nsys_sqlite import device, host, nvtx, tables
+from traceanalyzer.parsers.nsys_sqlite import capture, device, host, nvtx, tables
+from traceanalyzer.parsers.nsys_sqlite.capture import Finding
 from traceanalyzer.parsers.nsys_sqlite.database import Database
 from traceanalyzer.parsers.nsys_sqlite.identity import Identity, describe, identify, lanes
 from traceanalyzer.parsers.nsys_sqlite.pages import File, on_disk
@@ -18,15 +19,8 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import Ints, Order, time_order
 from traceanalyzer.trace import Trace, issue_rows
 
-#: (severity, code, count, where)
-Finding = tuple[str, str, int, str | None]
-
 #: The newest schema whose description has been read.
 _KNOWN_SCHEMA = (3, 30)
-#: Messages of nsys that warn or tell of an error; what is less is not said.
-_SEVERITIES = (2, 3, 4)
-_MOST_MESSAGES = 20
-_LONGEST_MESSAGE = 200
 
 #: Side tables whose columns may stand beside those of ``events`` in the rows.
 _BESIDE = {
@@ -75,6 +69,9 @@ _READERS = (
         partial(host.named, table=tables.OVERHEAD, kind="overhead"),
         "nameId",
     ),
+    _Reader((tables.CUDA_OVERHEAD,), ("overhead",), host.cuda_overhead),
+    _Reader((tables.GPU_FAULTS,), ("page_fault",), device.gpu_faults),
+    _Reader((tables.CPU_FAULTS,), ("page_fault",), device.cpu_faults),
     _library(tables.CUDNN, "cudnn"),
     _library(tables.CUBLAS, "cublas"),
     _Reader(_MPI, ("mpi",), host.mpi_calls, "textId"),
@@ -283,7 +280,6 @@ def _of_database(database: Database) -> Iterator[Finding]:
 
 def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Finding]:
     """What nsys warned of, what was not recorded, what we do not read, whom we numbered."""
-    yield from _messages(export)
     if identity.numbered:
         count = len(identity.ranks)
         yield "notice", "ranks-numbered", count, "no process tells its rank: numbered by device"
@@ -294,33 +290,11 @@ def _of_export(export: tables.Export, identity: Identity, version: str | None) -
             1,
             f"{version}; known is {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
-    yield from _not_recorded(export.database)
+    yield from capture.findings(export)
     for table in sorted(export.database.tables):
         known = table in tables.REQUIRED or table in tables.DESCRIBING
         if not known and not table.startswith(tables.DESCRIBING_PREFIXES):
             yield "info", "not-read", 1, table
-
-
-def _messages(export: tables.Export) -> Iterator[Finding]:
-    """Warnings and errors that nsys wrote while it recorded, each text once."""
-    rows = export.database.read(tables.DIAGNOSTICS, integers=("severity",), texts=("text",))
-    told = rows.drop_nulls().filter(pl.col("severity").is_in(_SEVERITIES))
-    counted = told.group_by("text", maintain_order=True).len()
-    for text, count in counted.head(_MOST_MESSAGES).iter_rows():
-        line = " ".join(text.split())
-        yield "info", "nsys-message", count, line[:_LONGEST_MESSAGE]
-
-
-def _not_recorded(database: Database) -> Iterator[Finding]:
-    """What nsys was not asked to record, with the option that does.
-
-    A table that is missing beside one of the same option says that there was nothing to record.
-    """
-    said = {r.option for r in tables.RECORDINGS if database.has(r.table)}
-    for recording in tables.RECORDINGS:
-        if recording.option not in said:
-            said.add(recording.option)
-            yield "info", "not-recorded", 1, f"{recording.what}: nsys profile {recording.option}"
 
 
 def _schema(version: str | None) -> tuple[int, int]:

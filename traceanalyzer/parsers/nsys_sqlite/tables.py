@@ -25,6 +25,9 @@ MEMORY_USAGE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 NVTX = "NVTX_EVENTS"
 OSRT = "OSRT_API"
 OVERHEAD = "PROFILER_OVERHEAD"
+CUDA_OVERHEAD = "CUPTI_ACTIVITY_KIND_OVERHEAD"
+GPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS"
+CPU_FAULTS = "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
 CUDNN = "CUDNN_EVENTS"
 CUBLAS = "CUBLAS_EVENTS"
 SCHED = "SCHED_EVENTS"
@@ -47,6 +50,7 @@ CUDA_CONTEXTS = "TARGET_INFO_CUDA_CONTEXT_INFO"
 SESSION = "TARGET_INFO_SESSION_START_TIME"
 SYSTEM = "TARGET_INFO_SYSTEM_ENV"
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
+CAPTURE = "META_DATA_CAPTURE"
 PAYLOAD_ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 #: What an export says about itself, by the names of newer and of older versions.
 EXPORT = ("META_DATA_EXPORT", "EXPORT_META_DATA")
@@ -67,6 +71,9 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     NVTX: (*_ON_THREAD, "eventType", "text"),
     OSRT: (*_ON_THREAD, "nameId"),
     OVERHEAD: (*_ON_THREAD, "nameId"),
+    CUDA_OVERHEAD: (*_ON_THREAD, "overheadType"),
+    GPU_FAULTS: (*_SLICE, "globalPid", "deviceId"),
+    CPU_FAULTS: ("start", "globalPid"),
     CUDNN: (*_ON_THREAD, "nameId"),
     CUBLAS: (*_ON_THREAD, "nameId"),
     SCHED: ("start", "cpu", "isSchedIn", "globalTid"),
@@ -89,6 +96,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     SESSION: ("utcEpochNs",),
     SYSTEM: ("name", "value"),
     DIAGNOSTICS: ("severity", "text"),
+    CAPTURE: ("name", "value"),
     PAYLOAD_ENTRIES: ("domainId", "schemaId", "type", "name", "offset"),
 }
 
@@ -100,7 +108,6 @@ DESCRIBING = (
     *EXPORT,
     "ANALYSIS_DETAILS",
     "ANALYSIS_FILE",
-    "META_DATA_CAPTURE",
     "NVTX_PAYLOAD_SCHEMAS",
     "NVTX_PAYLOAD_ENUMS",
     "NVTX_PAYLOAD_ENUM_ENTRIES",

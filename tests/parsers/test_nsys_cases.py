@@ -1,0 +1,121 @@
+"""Exports of single cases: what failed while nsys recorded, managed memory, overhead, metrics."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+from wording import check_wording, raises_wording
+
+import traceanalyzer as ta
+from traceanalyzer.errors import MissingData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch) -> Iterator[Callable[[str], Path]]:
+    monkeypatch.syspath_prepend(str(FIXTURES))
+    import nsys_cases
+
+    yield lambda name: nsys_cases.write(name, tmp_path / f"{name}.sqlite")
+    for module in ("make_nsys", "nsys_tables", "nsys_cases"):
+        sys.modules.pop(module)
+
+
+def issue(trace: ta.Trace, code: str) -> list[tuple[str, str]]:
+    return trace.issues.filter(pl.col("code") == code).select("severity", "first").rows()
+
+
+# --- what nsys was to record, and did not -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "reason"),
+    [
+        ("traced_without_events", "notice", "uses CUDA"),
+        ("driver_too_new", "data_loss", "supports the installed driver"),
+        ("invalid_device", "error", "CUPTI_ERROR_INVALID_DEVICE"),
+    ],
+)
+def test_gpu_work_that_was_traced_and_is_missing_is_explained(case, name, severity, reason):
+    trace = ta.read(case(name))
+    [(found, text)] = issue(trace, "no-gpu-work")
+    assert found == severity
+    assert reason in text
+    assert reason in (trace.meta.no_gpu_work or "")
+    assert not [text for _, text in issue(trace, "not-recorded") if "--trace=cuda" in text]
+    for ask in (ta.kernels, ta.gpu_idle):
+        with raises_wording(MissingData) as caught:
+            ask(trace)
+        assert reason in str(caught.value)
+
+
+def test_an_option_that_was_off_is_advised(case):
+    trace = ta.read(case("not_traced"))
+    assert issue(trace, "no-gpu-work") == []
+    assert trace.meta.no_gpu_work is None
+    assert [text for _, text in issue(trace, "not-recorded") if "--trace=cuda" in text]
+    with pytest.raises(MissingData, match="--trace=cuda"):
+        ta.kernels(trace)
+
+
+def test_an_error_of_nsys_beside_gpu_work_is_a_notice(case):
+    trace = ta.read(case("partly_failed"))
+    assert issue(trace, "no-gpu-work") == []
+    assert issue(trace, "nsys-message") == [("notice", "CUPTI_ERROR_INVALID_DEVICE")]
+
+
+def test_diagnose_reports_that_the_gpu_could_not_be_traced(case):
+    report = ta.diagnose(case("invalid_device"))
+    [found] = [finding for finding in report.found if finding.rule == "gpu-not-traced"]
+    assert found.severity == "warning"
+    check_wording(found.title, *found.evidence, found.advice)
+    assert "lost-events" not in {finding.rule for finding in report.found}
+
+
+# --- managed memory ---------------------------------------------------------------------------
+
+
+def names(trace: ta.Trace, kind: str) -> set[str]:
+    return set(trace.events.filter(pl.col("kind") == kind)["name"].cast(pl.String))
+
+
+def test_memory_and_directions_are_named_never_numbered(case):
+    assert names(ta.read(case("managed")), "gpu_memcpy") == {"Memcpy UVM HtoD (Managed -> Managed)"}
+    assert names(ta.read(case("pinned_copies")), "gpu_memcpy") == {
+        "Memcpy HtoD (Managed -> Device)",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy Unknown (Unknown -> Unknown)",
+    }
+
+
+@pytest.mark.parametrize("name", ["exposed_migrations", "pinned_copies"])
+def test_managed_and_pinned_copies_get_no_advice_to_pin(case, name):
+    trace = ta.read(case(name))
+    result = ta.transfers(trace)
+    advice = [*result.findings["advice"], result.view().verdict]
+    advice += [ta.overlap(trace).view().verdict, *ta.gpu_idle(trace).view().notes]
+    advice.append(ta.gpu_idle(trace).view().verdict)
+    advice += (
+        [] if name == "exposed_migrations" else ta.cuda_api(trace).findings["advice"].to_list()
+    )
+    advice += [finding.advice for finding in ta.diagnose(trace).found]
+    assert not [
+        text for text in advice if text and ("pin_memory" in text or "Pinned memory" in text)
+    ]
+    check_wording(result.view().verdict, *result.findings["advice"])
+
+
+def test_migrations_are_a_finding_with_prefetching_as_advice(case):
+    found = ta.transfers(ta.read(case("exposed_migrations"))).findings
+    [row] = found.rows(named=True)
+    assert (row["finding"], row["n"]) == ("migrations", 200)
+    assert row["total_ns"] == row["exposed_ns"] == 200 * 25_000
+    assert "cudaMemPrefetchAsync" in row["advice"]
