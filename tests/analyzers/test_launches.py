@@ -303,12 +303,12 @@ def test_queue_length_is_launches_started_less_works_started() -> None:
 
 
 def test_a_full_queue_is_told() -> None:
-    launched = [call(i, i * US, US) for i in range(1_100)]
-    ran = [kernel(i, 2 * MS + i * US, US) for i in range(1_100)]
+    launched = [call(i, i * US, US) for i in range(1_000)]
+    launched += [call(1_000 + i, (1_000 + 20 * i) * US, 20 * US) for i in range(100)]
+    ran = [kernel(i, 4 * MS + i * US, US) for i in range(1_100)]
     one = row(launches(trace(launched + ran)).streams)
     assert one["max_queue"] == 1_100
-    # 1,024 are waiting from 1,023 us until 77 of them have started
-    assert one["full_frac"] == pytest.approx((2_000 + 76 - 1_023) / 3_100)
+    assert one["full_frac"] == pytest.approx(100 * 20 / 5_100)  # the calls that block
 
 
 def test_clocks_that_differ_do_not_make_a_queue_negative() -> None:

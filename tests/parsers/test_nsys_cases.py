@@ -119,3 +119,31 @@ def test_migrations_are_a_finding_with_prefetching_as_advice(case):
     assert (row["finding"], row["n"]) == ("migrations", 200)
     assert row["total_ns"] == row["exposed_ns"] == 200 * 25_000
     assert "cudaMemPrefetchAsync" in row["advice"]
+
+
+# --- overhead ---------------------------------------------------------------------------------
+
+
+def test_loading_of_code_is_no_overhead_of_the_profiler(case):
+    idle = ta.gpu_idle(case("module_loading"))
+    sums = dict(idle.causes.select("cause", "idle_ns").rows())
+    assert sums["module_loading"] == pytest.approx(20_000_000, abs=100_000)
+    assert sums["profiler_overhead"] == pytest.approx(5_000_000, abs=10_000)
+    found = {one.rule: one for one in ta.diagnose(case("module_loading")).found}
+    check_wording(found["module-loading"].title, found["module-loading"].advice)
+    check_wording(*ta.launches(case("module_loading")).view().notes)
+
+
+def test_a_full_queue_is_found_by_calls_that_block(case):
+    trace = ta.read(case("full_queue"))
+    [stream] = ta.launches(trace).streams.to_dicts()
+    assert stream["max_queue"] < 300
+    assert stream["full_frac"] > 0.5
+    sums = dict(ta.gpu_idle(trace).causes.select("cause", "idle_ns").rows())
+    assert sums.get("profiler_overhead", 0) == 0
+
+
+def test_a_long_queue_without_slow_calls_is_not_full(case):
+    [stream] = ta.launches(case("long_queue")).streams.to_dicts()
+    assert stream["max_queue"] > 1_500
+    assert stream["full_frac"] == 0

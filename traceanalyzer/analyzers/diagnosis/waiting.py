@@ -46,6 +46,7 @@ _IDS = {
     causes.DEVICE_WAIT: "device-wait",
     causes.DATALOADING: "data-loading",
     causes.BATCH_COPY: "batch-copies",
+    causes.MODULE_LOADING: "module-loading",
     causes.SYNCHRONISATION: "synchronisation",
     causes.MEMORY_MANAGEMENT: "memory-management",
     causes.CHECKPOINT_IO: "checkpoints",

@@ -14,6 +14,7 @@ SHORT_GAP = "short_gap"
 DEVICE_WAIT = "device_wait"
 DATALOADING = "dataloading"
 BATCH_COPY = "batch_copy"
+MODULE_LOADING = "module_loading"
 SYNCHRONISATION = "synchronisation"
 MEMORY_MANAGEMENT = "memory_management"
 CHECKPOINT_IO = "checkpoint_io"
@@ -29,6 +30,7 @@ NAMES = {
     DEVICE_WAIT: "device-side wait",
     DATALOADING: "data loading",
     BATCH_COPY: "copying batches to the GPU",
+    MODULE_LOADING: "module loading",
     SYNCHRONISATION: "synchronisation",
     MEMORY_MANAGEMENT: "memory management",
     CHECKPOINT_IO: "checkpoints and files",
@@ -70,6 +72,13 @@ DATALOADER_KINDS = ("cpu_op", "user_annotation", "python_function", "nvtx", "oth
 
 #: Operators around the copy of a batch to the device, the outermost first.
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
+
+#: Overhead of CUDA itself, which is there without a profiler too: it loads or compiles the code of
+#: kernels when they are first used.
+LOADS_CODE = r"(?i)(?:Module|Function) Loading|Driver Compiler|JIT compiler"
+
+#: Overhead that is none: a launch call waits for room in the launch queue, so the device has work.
+QUEUE_FULL = r"(?i)Command Buffer Full"
 
 #: Copies from the host to a device, as CUPTI, ROCm, Intel's PTI and nsys name them.
 HOST_TO_DEVICE = r"(?i)HtoD|\bM2D\b|host[ _-]?to[ _-]?device"
@@ -113,6 +122,7 @@ WAITING = {
     DEVICE_WAIT: "waiting on the device side although the next work is queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
+    MODULE_LOADING: "waiting while CUDA loads the code of kernels that are used for the first time",
     SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
     MEMORY_MANAGEMENT: "waiting while the host gets or frees device memory",
     CHECKPOINT_IO: "waiting for checkpoints or files",
@@ -130,6 +140,8 @@ _ADVICE = {
     "cheaper transforms or faster storage",
     BATCH_COPY: "Pinned memory (DataLoader(pin_memory=True)) and .to(device, "
     "non_blocking=True) let copies run beside kernels, which",
+    MODULE_LOADING: "Loading code before the part that counts (warm-up steps, "
+    "CUDA_MODULE_LOADING=EAGER)",
     SYNCHRONISATION: "Not asking for values in the loop (.item(), .cpu(), print of a "
     "tensor, torch.cuda.synchronize) lets the host run ahead, which",
     MEMORY_MANAGEMENT: "A steady pattern of allocations (no empty_cache in the loop, "

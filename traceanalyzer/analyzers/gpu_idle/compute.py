@@ -226,6 +226,7 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
 def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
     """When each cause between those of the input and launch overhead applies, in their order."""
     return [
+        excerpt.code_loading,
         pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)]),
         host.calls(excerpt, causes.MANAGING_MEMORY),
         host.saving(excerpt),

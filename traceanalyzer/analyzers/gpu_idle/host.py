@@ -26,7 +26,7 @@ _GRAPH_CAPTURE = (
 
 _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
 
-#: What the profiler itself recorded as its own doing.
+#: What held up the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
 
 _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
@@ -69,6 +69,7 @@ class Excerpt:
         collectives: unit, start, end: when the host itself ran one, on any thread.
         overhead: unit, start, end: when the profiler held up a process that uses the unit, between
             the unit's first work and its last.
+        code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
         hints: how the profiler that wrote the file records what it lacks.
     """
 
@@ -89,6 +90,7 @@ class Excerpt:
     work_lost: bool
     collectives: pl.DataFrame
     overhead: pl.DataFrame
+    code_loading: pl.DataFrame
     hints: Mapping[str, str]
 
     @property
@@ -146,20 +148,29 @@ def take(trace: Trace, options: Options) -> Excerpt:
         names=names,
         work_lost=is_cut_off(trace) or (work.is_empty() and _calling(trace).height > 0),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
-        overhead=_overhead(trace, work, pids),
+        overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
+        code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
     )
 
 
-def _overhead(trace: Trace, work: pl.DataFrame, pids: pl.DataFrame) -> pl.DataFrame:
-    """When the profiler was busy with itself, strictly between the first work and the last.
+def _overhead(
+    trace: Trace,
+    work: pl.DataFrame,
+    pids: pl.DataFrame,
+    patterns: Sequence[str],
+    *,
+    others: bool = False,
+) -> pl.DataFrame:
+    """Overhead by name, strictly between the first work and the last: unit, start, end.
 
-    A file that does not tell the process of device work is one process's.
+    The names are those that match a pattern, or with ``others`` those that match none. A file that
+    does not tell the process of device work is one process's.
     """
     end = pl.col("ts") + pl.col("dur")
-    rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
-        "pid", start="ts", end=end
-    )
+    rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
+    matches = named(rows, patterns).fill_null(value=False)
+    rows = rows.filter(~matches if others else matches).select("pid", start="ts", end=end)
     ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
     if work["pid"].null_count():
         own = rows.join(ends, how="cross")

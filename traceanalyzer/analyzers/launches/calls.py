@@ -17,8 +17,12 @@ STREAM = ["device", "process", "stream"]
 #: A stream's line is drawn with at most three times as many changes.
 _PARTS = 300
 
-#: Launches that CUDA queues for a stream before a launch call blocks.
-FULL_QUEUE = 1024
+#: A queue is full where launch calls block: they take this many times as long as those into a
+#: short queue, and at least so long. CUDA's limit, about 1,022 launches, varies.
+_BLOCKED_FACTOR = 5
+_BLOCKED_NS = 10_000
+#: Shorter queues are never full.
+_LEAST_FULL = 100
 
 #: A kernel that runs shorter than this costs about as much to launch as it runs.
 SHORT_KERNEL_NS = 10_000
@@ -173,8 +177,8 @@ def streams(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         device, process, stream, launches, mean_queue (weighted by time), max_queue, queue_ns (the
-        time looked at), empty_ns and full_ns (how long nothing waited, and :data:`FULL_QUEUE` or
-        more).
+        time looked at), empty_ns (how long nothing waited) and full_ns (how long launch calls
+        blocked because the queue was full, see :func:`blocked_ns`).
     """
     length, lasted = pl.col("length"), pl.col("lasted")
     whole = lasted.sum()
@@ -184,10 +188,36 @@ def streams(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         max_queue=length.max(),
         queue_ns=whole,
         empty_ns=(lasted * (length == 0)).sum(),
-        full_ns=(lasted * (length >= FULL_QUEUE)).sum(),
+    )
+    full = blocked_ns(changes, calls)
+    measured = measured.join(full, on="queue", how="left").with_columns(
+        full_ns=pl.min_horizontal(pl.col("full_ns").fill_null(0), "queue_ns")
     )
     counts = calls.group_by(STREAM).agg(launches=pl.len())
     return counts.join(measured.drop("queue"), on=STREAM, nulls_equal=True).sort(STREAM)
+
+
+def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """How long launch calls of each queue blocked because it was full.
+
+    A call blocks if it takes at least :data:`_BLOCKED_NS` and :data:`_BLOCKED_FACTOR` times the
+    median of calls of its name into queues of less than half the stream's greatest length, while
+    the queue has at least half that length.
+
+    Returns:
+        queue, full_ns (summed durations of the calls that block); queues without any are left out.
+    """
+    longest = changes.group_by("queue").agg(pl.col(STREAM).first(), most=pl.col("length").max())
+    can_fill = longest.filter(pl.col("most") >= _LEAST_FULL)
+    placed = calls.join(can_fill, on=STREAM, nulls_equal=True).select(
+        "queue", "most", "launch_name", "call_ns", ts=pl.min_horizontal("launch_start", "start")
+    )
+    lengths = changes.select("queue", "ts", "length").sort("ts")
+    entered = placed.sort("ts").join_asof(lengths, on="ts", by="queue", check_sortedness=False)
+    is_long = 2 * pl.col("length") >= pl.col("most")
+    usual = pl.col("call_ns").filter(~is_long).median().over("launch_name").fill_null(0)
+    is_slow = pl.col("call_ns") >= pl.max_horizontal(pl.lit(_BLOCKED_NS), _BLOCKED_FACTOR * usual)
+    return entered.filter(is_long, is_slow).group_by("queue").agg(full_ns=pl.col("call_ns").sum())
 
 
 def drawn(changes: pl.DataFrame) -> pl.DataFrame:

@@ -47,7 +47,7 @@ _COLUMNS = {
     "synchronising": """call, operator, annotation, python: Python, ranks, n, host_ns: host time,
         idle_ns: device idle, idle_after_ns: idle after""",
     "streams": """on: device, process, stream, launches, mean_queue: mean queue, max_queue: max,
-        empty_frac: empty, full_frac: 1,024 or more""",
+        empty_frac: empty, full_frac: calls block""",
     "calls": f"""launch_name: launch call, {_DELAYS}, late: > 100 us, {_CALL},
         max_call_ns: max call, slow_calls: > 50 us""",
     "graphs": f"""launch_name: launch call, launches, pieces: pieces of work,
