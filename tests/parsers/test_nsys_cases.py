@@ -147,3 +147,31 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
     [stream] = ta.launches(case("long_queue")).streams.to_dicts()
     assert stream["max_queue"] > 1_500
     assert stream["full_frac"] == 0
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+def test_steps_that_nobody_marked_are_found_by_their_kernels(case):
+    result = ta.steps(case("unmarked_steps"))
+    assert result.by_kernels
+    assert result.steps["step"].to_list() == [f"step {number}" for number in range(10)]
+    assert result.steps["compute_ns"].to_list() == [600_000] * 7 + [660_000] + [600_000] * 2
+    check_wording(*result.view().notes)
+
+
+def test_a_kernel_that_begins_a_step_can_be_named(case):
+    result = ta.steps(case("unmarked_steps"), step_every="^relu$")
+    assert result.steps.height == 20
+    with raises_wording(MissingData):
+        ta.steps(case("unmarked_steps"), step_every="^softmax$")
+
+
+def test_kernels_without_a_pattern_are_no_steps(case):
+    with raises_wording(MissingData):
+        ta.steps(case("long_queue"))
+
+
+def test_numbered_ranges_are_one_row(case):
+    rows = ta.annotations(case("numbered_steps")).annotations
+    assert sorted(rows.select("name", "ranges").rows()) == [("epoch 1", 1), ("step *", 20)]

@@ -1,6 +1,7 @@
 """Events by their names; each distinct name is looked at once."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
@@ -14,6 +15,10 @@ ADDRESS = r" at 0x[0-9a-f]+"
 #: Every step of PyTorch's profiler in one row.
 ANY_STEP = f"{PROFILER_STEP[:-1]}*"
 
+_NUMBERED = re.compile(
+    r"((?i:(?:\w+[ _-])?(?:step|iter(?:ation)?|(?:(?:micro|mini)[ _-]?)?batch|epoch))"
+    r"[ _:#=-]*)\d+"
+)
 _PROFILER_STEP = re.compile(rf"{PROFILER_STEP}\d+")
 
 
@@ -76,6 +81,16 @@ def distinct(events: pl.DataFrame) -> list[str]:
 def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:
     """:data:`ANY_STEP` for each name of a step of PyTorch's profiler."""
     return {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
+
+
+def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
+    """``step *`` for each of ``step 0``, ``step 1`` ...: numbered steps, batches and epochs.
+
+    Those of which only one number is there keep their name.
+    """
+    numbers = {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
+    several = {plain for plain, n in Counter(numbers.values()).items() if n > 1}
+    return {name: f"{plain}*" for name, plain in numbers.items() if plain in several}
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:

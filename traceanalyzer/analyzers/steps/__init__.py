@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from traceanalyzer.reading import Inputs
 
 
-def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]) -> Steps:
+def steps(
+    inputs: Inputs,
+    *,
+    step_name: str | None = None,
+    step_every: str | None = None,
+    **reading: Unpack[Reading],
+) -> Steps:
     """How long steps take, how much that varies, and what the slow ones spend it on.
 
     Of files only device work and what may mark steps are read.
@@ -26,14 +32,17 @@ def steps(inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Rea
             steps do not overlap are parts of one recording.
         step_name: a regular expression; host slices whose name it matches are the steps. Default:
             see :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        step_every: a regular expression; a step begins at each kernel whose name it matches.
+            Default, where no steps are marked:
+            see :func:`~traceanalyzer.analyzers.common.step_patterns.repeated`.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: a file cannot be read.
-        MissingData: no steps are marked.
-        OptionError: ``step_name`` is not a regular expression.
+        MissingData: no steps are marked, and no sequence of kernels repeats.
+        OptionError: ``step_name`` or ``step_every`` is not a regular expression.
     """
     from traceanalyzer.analyzers.steps.compute import STEPS
     from traceanalyzer.run import run
 
-    return run(STEPS, inputs, Options(step_name), **reading)
+    return run(STEPS, inputs, Options(step_name, step_every), **reading)

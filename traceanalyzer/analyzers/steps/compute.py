@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, places, step_marks
+from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.names import mapped, named
 from traceanalyzer.analyzers.steps import phases, statistics
@@ -60,12 +60,14 @@ class Part:
             :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` (null without device
             work), and ``dataloader_ns`` (since the step before had ended), ``forward_ns``,
             ``backward_ns`` (within the step), null where Composer did not record them.
+        by_kernels: the steps are not marked but begin at kernels.
     """
 
     rank: int | None
     path: str
     epoch_ns: int | None
     steps: pl.DataFrame
+    by_kernels: bool
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -75,7 +77,11 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no steps are marked, or no slice's name matches ``step_name``.
         OptionError: ``step_name`` is not a regular expression.
     """
-    marks = step_marks.step_marks(trace, options.step_name)
+    marks = _marks(trace, options)
+    if marks.is_empty() and options.step_every is not None:
+        raise MissingData(
+            f"{trace.meta.path}: no kernel matches --step-every {options.step_every!r}"
+        )
     if marks.is_empty():
         raise MissingData(_no_steps(trace, options.step_name))
     marks = marks.hstack(_host_parts(trace, marks))
@@ -86,7 +92,18 @@ def measure(trace: Trace, options: Options) -> Part:
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
-    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps)
+    found = bool(marks["tid"].is_null().all())
+    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=found)
+
+
+def _marks(trace: Trace, options: Options) -> pl.DataFrame:
+    """Marked steps; by kernels where these are asked for, or nothing is marked or asked for."""
+    if options.step_every is not None:
+        return step_patterns.repeated(trace, options.step_every)
+    marks = step_marks.step_marks(trace, options.step_name)
+    if marks.height or options.step_name is not None:
+        return marks
+    return step_patterns.repeated(trace)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
@@ -102,6 +119,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         ranks=ranks.with_columns(places.places(ranks)),
         common=statistics.common(steps, within),
         phases=phases.by_phase(steps),
+        by_kernels=any(part.by_kernels for part in parts),
     )
 
 
@@ -138,7 +156,8 @@ def _no_steps(trace: Trace, step_name: str | None) -> str:
     """What to record or to ask for instead."""
     hint = record_hint(trace.meta, "step")
     text = (
-        f"no steps are marked; {hint} and name them with --step-name REGEX"
+        f"no steps are marked, and no sequence of kernels repeats; {hint} and name them with "
+        "--step-name REGEX, or name a kernel that runs once a step with --step-every REGEX"
         if step_name is None
         else f"no slice of the host matches --step-name {step_name!r}"
     )

@@ -19,3 +19,9 @@ class Options(AnalyzerOptions):
         "annotations like '## train', else batches of Composer.",
         metavar="REGEX",
     )
+    step_every: str | None = option(
+        None,
+        help="A step begins at each kernel whose name matches. Default, where no steps are marked: "
+        "the sequence of kernels that repeats.",
+        metavar="REGEX",
+    )

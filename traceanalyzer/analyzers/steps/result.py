@@ -54,12 +54,14 @@ class Steps(Result):
         ranks: see :func:`~.statistics.ranks`, and ``on``.
         common: the steps that several ranks have, see :func:`~.statistics.common`.
         phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
+        by_kernels: steps are not marked but begin at kernels.
     """
 
     steps: pl.DataFrame
     ranks: pl.DataFrame
     common: pl.DataFrame
     phases: pl.DataFrame
+    by_kernels: bool
 
     @property
     def counted(self) -> pl.DataFrame:
@@ -231,7 +233,13 @@ def _apart(result: Steps) -> str:
 def _notes(result: Steps) -> tuple[str, ...]:
     """What belongs to a step, and what is not counted."""
     notes = []
-    if result.steps["compute_ns"].null_count() < result.steps.height:
+    if result.by_kernels:
+        notes.append(
+            "No steps are marked: a step is one repeat of a sequence of kernels, from the first "
+            "kernel of a repeat to that of the next. --step-every REGEX names the kernel that "
+            "begins a step, --step-name REGEX slices of the host."
+        )
+    elif result.steps["compute_ns"].null_count() < result.steps.height:
         notes.append(
             "A step is what the host marks. Device work counts for the step in which it runs; a "
             "device lags behind its host, so that some of it was launched in the step before."
