@@ -175,3 +175,21 @@ def test_kernels_without_a_pattern_are_no_steps(case):
 def test_numbered_ranges_are_one_row(case):
     rows = ta.annotations(case("numbered_steps")).annotations
     assert sorted(rows.select("name", "ranges").rows()) == [("epoch 1", 1), ("step *", 20)]
+
+
+# --- metrics ----------------------------------------------------------------------------------
+
+
+def test_gpu_metrics_are_evidence_of_findings(case):
+    trace = ta.read(case("gpu_metrics"))
+    [gpu] = ta.host_metrics(trace).gpus().rows(named=True)
+    assert gpu == {"gpu": "GPU 0", "sm_frac": 0.18, "tensor_frac": 0, "dram_frac": 0.92}
+    found = {finding.rule: finding for finding in ta.diagnose(trace).found}
+    check_wording(found["memory-bound"].title, *found["no-tensor-cores"].evidence)
+    assert "idle-multiprocessors" not in found
+
+
+def test_network_adapters_have_counters(case):
+    counters = ta.read(case("gpu_metrics")).counters
+    nic = counters.filter(pl.col("name") == "IB: Bytes sent [B/s]")
+    assert nic.select("series", "value").unique().rows() == [("NIC 1 port 1", 25e9)]

@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -29,8 +30,9 @@ _NAMED = 3
     "matrix multiplications and convolutions in single precision, without tensor cores",
     "their share of the busy time",
     {"warning": 0.1, "critical": 0.5},
+    uses=("host_metrics",),
 )
-def _no_tensor_cores(result: Kernels, _: Answers) -> Iterator[Measured]:
+def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     rows = result.heaviest("name")
     plain = [
         name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
@@ -43,7 +45,10 @@ def _no_tensor_cores(result: Kernels, _: Answers) -> Iterator[Measured]:
         size=cost / result.busy_ns,
         title=f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of the busy time) are "
         "matrix multiplications and convolutions in single precision, without tensor cores.",
-        evidence=(f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",),
+        evidence=(
+            f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",
+            *_of_gpus(answers),
+        ),
         advice="Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
         '(torch.set_float32_matmul_precision("high")), is several times as fast.',
         cost_ns=cost,
@@ -151,4 +156,67 @@ def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
     )
 
 
-RULES = (_no_tensor_cores, _unfused_attention, _memory_bound_kernels)
+# --- GPU metrics -----------------------------------------------------------------------------
+
+
+def _of_gpus(answers: Answers) -> Iterator[str]:
+    """GPU metrics of each GPU, where they were recorded."""
+    found = answers.get("host_metrics")
+    if isinstance(found, HostMetrics):
+        for row in found.gpus().head(_MOST_GPUS).iter_rows(named=True):
+            yield f"{row['gpu']} while it works: {gpu_metrics_text(row)}."
+
+
+#: So many GPUs are named.
+_MOST_GPUS = 3
+
+
+@rule(
+    "host_metrics",
+    "GPU memory limits kernels",
+    "DRAM bandwidth in use while SMs are active, as a share of the peak",
+    {"info": 0.6, "warning": 0.8},
+)
+def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    busy = result.gpus().drop_nulls("dram_frac").sort("dram_frac", "gpu", descending=[True, False])
+    for row in busy.head(1).iter_rows(named=True):
+        yield Measured(
+            size=row["dram_frac"],
+            title=f"{row['gpu']} is memory bound while it works: {gpu_metrics_text(row)}.",
+            advice="Move fewer bytes: fuse elementwise kernels (torch.compile), use 16-bit types, "
+            "avoid copies and layout changes; more compute per byte costs little.",
+            of="the peak DRAM bandwidth",
+            confidence="medium",
+        )
+
+
+@rule(
+    "host_metrics",
+    "kernels leave most SMs idle",
+    "share of SMs that are idle while a kernel runs, where DRAM bandwidth is not the limit",
+    {"info": 0.5, "warning": 0.8},
+)
+def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
+    free = result.gpus().filter(pl.col("dram_frac").fill_null(0) < _MEMORY_BOUND)
+    for row in free.sort("sm_frac", "gpu").head(1).iter_rows(named=True):
+        yield Measured(
+            size=1 - row["sm_frac"],
+            title=f"Most SMs of {row['gpu']} are idle while it works: {gpu_metrics_text(row)}.",
+            advice="Kernels are too small for the GPU: larger batches, fused kernels, or kernels "
+            "of several streams at once.",
+            of="the SMs",
+            confidence="medium",
+        )
+
+
+#: From this share of the bandwidth on, SMs wait for memory.
+_MEMORY_BOUND = 0.6
+
+
+RULES = (
+    _no_tensor_cores,
+    _unfused_attention,
+    _memory_bound_kernels,
+    _memory_bound,
+    _idle_multiprocessors,
+)

@@ -159,6 +159,30 @@ def gpu_metrics(export: tables.Export) -> pl.DataFrame:
     return readings.sort("ts", maintain_order=True)
 
 
+def nic_metrics(export: tables.Export) -> pl.DataFrame:
+    """``counters``: one row a reading of a network adapter, with a series for each port."""
+    key = ("metricsListId", "metricsIdx")
+    names = export.database.read(
+        tables.NIC_METRIC_NAMES, integers=key, texts=("name", "unit")
+    ).unique(key, maintain_order=True)
+    rows = export.database.read(
+        tables.NIC_METRICS,
+        integers=("start", "globalId", "portId", *key, "value"),
+        where=export.inside("start", None),
+    )
+    named = rows.join(names, on=key, how="left", maintain_order="left")
+    name = pl.format("{} [{}]", "name", pl.col("unit").fill_null(""))
+    unknown = pl.format("network metric {}", "metricsIdx")
+    return named.drop_nulls(["start", "value"]).select(
+        ts="start",
+        name=pl.coalesce(name, unknown).cast(schema.NAME),
+        series=pl.format("NIC {} port {}", "globalId", "portId").cast(schema.NAME),
+        rank=pl.lit(None, dtype=pl.Int32),
+        pid=pl.lit(None, dtype=pl.Int64),
+        value=pl.col("value").cast(pl.Float64),
+    )
+
+
 def _place(export: tables.Export) -> tuple[str, ...]:
     """The columns that tell when and where a piece of device work ran."""
     stream = ("streamId",) if export.fills("stream") else ()

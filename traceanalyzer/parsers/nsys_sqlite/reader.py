@@ -30,6 +30,9 @@ _BESIDE = {
 }
 
 
+_COUNTERS = (tables.GPU_METRICS, tables.NIC_METRICS)
+
+
 @dataclass(frozen=True)
 class _Reader:
     """What reads some tables.
@@ -112,11 +115,11 @@ def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> t
     kinds = export.selection.kinds
     readers = [reader for reader in _READERS if _is_asked(export, reader)]
     sampled = (kinds is None or "sample" in kinds) and export.database.has(tables.SAMPLES)
-    counted = (kinds is None or "counter" in kinds) and export.database.has(tables.GPU_METRICS)
+    counted = (kinds is None or "counter" in kinds) and export.database.has(*_COUNTERS)
     export.database.expect(
         *(table for reader in readers for table in reader.sources),
         *((tables.SAMPLES, tables.CALLCHAINS) if sampled else ()),
-        *((tables.GPU_METRICS,) if counted else ()),
+        *(_COUNTERS if counted else ()),
     )
     processes = export.fills("pid")
     parts = [
@@ -132,7 +135,8 @@ def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> t
         parts = [part.drop_nulls("ts") for part in parts]
     found = assemble(parts)
     if counted:
-        found["counters"] = device.gpu_metrics(export)
+        both = pl.concat([device.gpu_metrics(export), device.nic_metrics(export)])
+        found["counters"] = both.sort("ts", maintain_order=True)
     if kinds is None or "lane" in kinds:
         seen = found["events"].select("pid", "tid").unique()
         found["lanes"] = lanes(export, identity, seen)

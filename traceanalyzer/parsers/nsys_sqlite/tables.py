@@ -34,6 +34,8 @@ SCHED = "SCHED_EVENTS"
 SAMPLES = "COMPOSITE_EVENTS"
 CALLCHAINS = "SAMPLING_CALLCHAINS"
 GPU_METRICS = "GPU_METRICS"
+NIC_METRICS = "NET_NIC_METRIC"
+NIC_METRIC_NAMES = "TARGET_INFO_NETWORK_METRICS"
 GPU_METRIC_NAMES = "TARGET_INFO_GPU_METRICS"
 MPI_COLLECTIVES = "MPI_COLLECTIVES_EVENTS"
 MPI_P2P = "MPI_P2P_EVENTS"
@@ -80,6 +82,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     SAMPLES: ("id", "start", "globalTid"),
     CALLCHAINS: ("id", "symbol", "module", "stackDepth"),
     GPU_METRICS: ("timestamp", "typeId", "metricId", "value"),
+    NIC_METRICS: ("start", "globalId", "portId", "metricsListId", "metricsIdx", "value"),
+    NIC_METRIC_NAMES: ("metricsListId", "metricsIdx", "name"),
     GPU_METRIC_NAMES: ("typeId", "metricId", "metricName"),
     MPI_COLLECTIVES: (*_ON_THREAD, "textId"),
     MPI_P2P: (*_ON_THREAD, "textId"),
