@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common import columns, places
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
-from traceanalyzer.analyzers.memory.result import shown_table, with_line
+from traceanalyzer.analyzers.memory.tables import shown_table, with_line
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Chart, Result, View

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory import attribution, ledger, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
-from traceanalyzer.analyzers.memory.result import ALIVE, shown_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.tables import ALIVE, shown_table, summed, times_of, with_line
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace

@@ -2,20 +2,19 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
+from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
+from traceanalyzer.analyzers.memory.growth import MemoryGrowth
+from traceanalyzer.analyzers.memory.oom import MemoryErrors
+from traceanalyzer.analyzers.memory.tables import ALIVE, shown_table, summed, times_of, with_line
 from traceanalyzer.result import Chart, Occupancy, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
-
-if TYPE_CHECKING:
-    from traceanalyzer.analyzers.memory.growth import MemoryGrowth
-    from traceanalyzer.analyzers.memory.oom import MemoryErrors
 
 _NAMED = 3
 #: From this share of reserved memory on, free memory between blocks in use is worth a sentence.
@@ -49,11 +48,6 @@ _DEVICES = headings(
 )
 _CATEGORIES = headings(
     "on: device, category, confidence: how sure, n, live_bytes: bytes, live_frac: share"
-)
-#: Of what is live, by any columns.
-ALIVE = headings(
-    "on: device, event, at: line of code, leaf: innermost frame, category, n, live_bytes: bytes, "
-    "live_frac: share"
 )
 _CHURN = headings(
     "on: device, start_bytes: in use at the start, reserved_at_peak_bytes: reserved at the peak, "
@@ -113,8 +107,8 @@ class Memory(Result):
     timeline: pl.DataFrame
     maps: tuple[Occupancy, ...]
     remarks: tuple[str, ...] = ()
-    errors: "MemoryErrors | None" = None
-    growth: "MemoryGrowth | None" = None
+    errors: MemoryErrors | None = None
+    growth: MemoryGrowth | None = None
 
     @property
     def lines(self) -> pl.DataFrame:
@@ -240,11 +234,6 @@ def _retries(devices: pl.DataFrame) -> str:
     )
 
 
-def times_of(n: int) -> str:
-    """``once``, ``twice``, ``3 times``."""
-    return {1: "once", 2: "twice"}.get(n, f"{n:,} times")
-
-
 def _odd(result: Memory) -> str:
     """The device whose peak differs most from the others'."""
     row = result.odd_one()
@@ -334,28 +323,3 @@ def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
 def _with_leaf(frame: pl.DataFrame) -> pl.DataFrame:
     leaf = pl.col("stack").str.split(";").list.last()
     return with_line(frame).with_columns(leaf=leaf)
-
-
-def shown_table(
-    name: str, title: str, frame: pl.DataFrame, columns: dict[str, str], *, detail: bool = False
-) -> Table:
-    """A table without the columns of which nothing is known, nor that of the only device."""
-    shown = frame.with_columns(places.places(frame))
-    columns = {one: heading for one, heading in columns.items() if one in shown.columns}
-    if frame.select("rank", "path", "device").n_unique() < 2:
-        del columns["on"]
-    if frame.is_empty():
-        return Table(name, title, shown, columns, detail=detail)
-    return table_of_known(name, title, shown, columns, detail=detail)
-
-
-def with_line(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with ``at``: function, file and line as one text."""
-    texts = [frame_text(*row) for row in frame.select("function", "file", "line").rows()]
-    return frame.with_columns(at=pl.Series(texts, dtype=pl.String))
-
-
-def summed(alive: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Rows of ``alive`` by fewer columns, the most bytes first."""
-    sums = alive.group_by(keys).agg(pl.col("n", "live_bytes", "live_frac").sum())
-    return largest_first(sums, "live_bytes", *keys)
