@@ -46,7 +46,7 @@ def install(python: str, what: Path, folder: Path) -> str:
     answer = run(
         str(own / "traceanalyzer"), "comm-outliers", str(ROOT / "fixtures/nccl_8ranks"), cwd=folder
     )
-    assert "Rank 5 is late" in answer
+    assert "Rank 5 is a straggler" in answer
     compiled = "from traceanalyzer.parsers.chrome_trace import _scan; print(_scan.__file__)"
     assert str(folder) in run(str(own / "python"), "-c", compiled, cwd=folder)
     return f"{run(python, '--version')}, {version}, answers"

@@ -82,6 +82,8 @@ def measure(trace: Trace, options: Options) -> runs.Part:
     # a snapshot's times are those of the allocator's calls: it is there for its memory
     of_steps = steps.STEPS.options(options.step_name)
     found = None if is_snapshot(trace) else _answer(lambda: steps.measure(trace, of_steps))
+    if found is not None and found.by_kernels:
+        found = None  # where a step begins may differ between the runs
     marks = None if found is None else found.steps.select("start", "end").unique()
     pieces = device_work(trace, options.patterns)
     part = runs.Part(

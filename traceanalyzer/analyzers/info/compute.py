@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import Any
 
@@ -90,7 +90,7 @@ def _by_source(trace: Trace) -> Iterator[tuple[Meta, Trace]]:
     for meta in trace.sources:
         own = pl.col("rank").eq_missing(pl.lit(meta.rank, dtype=pl.Int32))
         part = trace.select(own, own)
-        yield meta, Trace(**{**vars(part), "issues": trace.issues.filter(own)})
+        yield meta, replace(part, issues=trace.issues.filter(own))
 
 
 def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
