@@ -47,8 +47,14 @@ def is_graph_capture(trace: Trace) -> bool:
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     """The row in ``events`` of the call that launched each piece; :data:`ROOT` where not recorded.
 
-    Of ``work`` only pid and correlation are needed.
+    Of ``work`` only pid and correlation are needed. The rows are computed once for each frame and
+    kept with it: analyses share the frame of device work.
     """
+    key = ("launch_rows", id(work))
+    return trace.once(key, lambda: (work, _launch_rows(trace, work)))[1]
+
+
+def _launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
     calls = trace.events.select(launching).to_series().arg_true()
     # a file that does not tell the process of device work is one process's

@@ -120,8 +120,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     calls = launches(trace, work)
+    work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     feeding = _feeding(trace, units, work, calls, steps)
     known = feeding.select("pid", "tid", "thread").unique("thread")
     by_thread = calls.join(

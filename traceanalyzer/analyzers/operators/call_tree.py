@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, launching
+from traceanalyzer.analyzers.common import columns, device_work, launching
 from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, HOST_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
 
 #: Slices that code was given a name by, and what device work is counted for.
 MARKED = ("cpu_op", *ANNOTATION_KINDS)
@@ -148,17 +148,15 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
         external_id, call (the place of its launch in ``calls``, null where that was not recorded or
         is none of them), start, length_ns.
     """
-    recorded = pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0)
-    rows = trace.events.select(recorded).to_series().arg_true()
-    work = trace.events.select("pid", "correlation", "external_id", "ts", "dur")[rows]
+    work = device_work.device_work(trace)
     events, launch = calls.to_numpy(), launching.launch_rows(trace, work)
     at = np.minimum(np.searchsorted(events, launch), events.size - 1)
     call = np.where(events[at] == launch, at, nesting.ROOT).astype(np.int32)
     return work.select(
         "external_id",
         intervals.nullable("call", call, call != nesting.ROOT),
-        start="ts",
-        length_ns="dur",
+        "start",
+        length_ns=pl.col("end") - pl.col("start"),
     )
 
 
