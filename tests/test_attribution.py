@@ -167,6 +167,8 @@ def test_no_two_findings_claim_the_same_idle_time() -> None:
         ("myproject/data_loader/model.py(9): forward", False),
         ("importlib/_bootstrap_external.py(940): exec_module", False),
         ("transformers/cache_utils.py(7): prefetch_layer", False),
+        ("data_time", True),
+        ("batch_time", False),
         ("forward_batch", False),
         ("update_metadata", False),
         ("batchnorm", False),

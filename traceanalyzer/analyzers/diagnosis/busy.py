@@ -53,7 +53,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         '(torch.set_float32_matmul_precision("high")), is several times as fast.',
         cost_ns=cost,
         of="the busy time",
-        confidence="medium",  # told by names
+        confidence="medium",  # names alone show it
     )
 
 

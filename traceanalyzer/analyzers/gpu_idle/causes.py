@@ -49,8 +49,8 @@ LAUNCH_LATENCY_NS = 20_000
 _LOADING = (
     r"data[ _-]?load(?:er|ers|ing)?|load(?:ing)?[ _-]?(?:data|(?:mini)?batch(?:es)?)"
     r"|(?:next|get|fetch|prepare|wait)[ _-]?(?:for[ _-]?)?(?:next[ _-]?)?(?:data|(?:mini)?batch)"
-    r"|(?:data|batch)[ _-]?(?:fetch(?:er|ing)?|generator|iter(?:ator)?|next|prep|time|wait)"
-    r"|input[ _-]?pipeline"
+    r"|(?:data|batch)[ _-]?(?:fetch(?:er|ing)?|generator|iterator|next|prep|wait)"
+    r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline"
 )
 
 #: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, the

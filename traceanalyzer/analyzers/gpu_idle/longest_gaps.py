@@ -40,7 +40,7 @@ def longest(
     known = _between(_caused(top, pieces), excerpt.work).with_columns(
         step=excerpt.steps["step"].gather(within)
     )
-    evidence = [known, _told(middle, excerpt, libraries), _sampled(top, excerpt)]
+    evidence = [known, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
     return pl.concat([*evidence, _stream_waits(known, excerpt)], how="horizontal")
 
 
@@ -79,7 +79,7 @@ def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return gaps
 
 
-def _told(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:
+def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:
     """What ran for half of a gap or more on the threads that feed the unit: the innermost."""
     around = _around(middle, excerpt)
     ranges = pl.col("kind").is_in(ANNOTATION_KINDS)

@@ -19,9 +19,9 @@ from traceanalyzer.analyzers.comm_outliers import arrivals, collectives, matchin
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.comm_outliers.options import Options as CommOptions
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 WAITING, SHARED, LATE = "waiting", "shared_stream", "launched_late"
 
@@ -70,7 +70,9 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     length = (pl.col("end") - pl.col("start")).sum()
     by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
-    launched = _launched(trace, work.filter(pl.col("sort") == COMMUNICATION))
+    calls = launches(trace, work)
+    launched = work[calls["work"]].with_columns(launch=calls["launch_start"])
+    launched = launched.filter(pl.col("sort") == COMMUNICATION)
     ends = compute.sort("start").select(
         "device", before="start", ended=pl.col("end").cum_max().over("device")
     )
@@ -81,16 +83,6 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     late = timed.select("device", "stream", pl.col("start") + part.shift_ns, late=is_late)
     streams = by_stream.filter(enough).select("device", "stream")
     return Exposed(part, streams, late.unique(["device", "stream", "start"]), launched.height > 0)
-
-
-def _launched(trace: Trace, communication: pl.DataFrame) -> pl.DataFrame:
-    """device, stream, start of collectives, and ``launch``, the start of their launch call."""
-    calls = trace.events.filter(
-        pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation").is_not_null()
-    ).select("pid", "correlation", launch="ts")
-    kernels = communication.select(*DEVICE, "pid", "stream", "start", "correlation")
-    keys = ["correlation"] if kernels["pid"].null_count() else ["pid", "correlation"]
-    return kernels.join(calls.unique(keys, keep="first"), on=keys)
 
 
 def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
