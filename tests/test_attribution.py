@@ -32,7 +32,7 @@ def findings(*events: list[dict[str, Any]] | dict[str, Any]) -> dict[str, Findin
     rows: list[dict[str, Any]] = []
     for one in events:
         rows += one if isinstance(one, list) else [one]
-    return {one.rule: one for one in ta.diagnose(trace(rows)).diagnosis}
+    return {one.id: one for one in ta.diagnose(trace(rows)).diagnosis}
 
 
 # --- queued work ---------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ def test_patterns_of_the_user_replace_those_of_known_loaders() -> None:
 def test_stacks_that_were_recorded_are_not_asked_for_again() -> None:
     work = [*launched(0, 10, 90, 1), *launched(905, 915, 85, 2)]
     frame = host("python_function", "train.py(8): tokenize", 110 * US, 780 * US)
-    bare = {one.rule: one for one in ta.diagnose(trace(work)).diagnosis}
-    known = {one.rule: one for one in ta.diagnose(trace([*work, frame])).diagnosis}
+    bare = {one.id: one for one in ta.diagnose(trace(work)).diagnosis}
+    known = {one.id: one for one in ta.diagnose(trace([*work, frame])).diagnosis}
     assert "with_stack" in bare["host-code"].advice
     assert "with_stack" not in known["host-code"].advice
     assert any("train.py(8): tokenize" in sentence for sentence in known["host-code"].evidence)

@@ -69,30 +69,48 @@ class Finding:
     """Something that is wrong, or worth knowing, with what it costs.
 
     Attributes:
-        rule: the id of the rule that found it.
+        id: the name of the rule that found it, which does not change from version to version.
         severity: how grave it is.
         confidence: how sure it is.
         title: what is wrong, one sentence.
         evidence: the numbers behind it, a sentence each.
-        advice: what to try.
+        advice: what to try; empty for an effect.
         analysis: the analysis that it rests on, which shows more.
-        cost_ns: time that it costs, all devices together, or None.
+        rank, device, step: where it is; None where it is not in one place.
+        cost_ns: the most time that removing it can gain, as the mean per step and device (per
+            device where no steps are marked), or None.
         cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share, or None.
         of: what ``cost_frac`` is a share of.
+        per: what ``cost_ns`` is the mean of: ``step and GPU``, ``GPU``; empty where it is a sum.
+        effects: findings that this one explains; what they cost is part of its own cost, or follows
+            from it.
+        intervals: when it is: rank, device, start_ns, end_ns (on the clock of each file), or None.
     """
 
-    rule: str
+    id: str
     severity: Severity
     confidence: Confidence
     title: str
     evidence: tuple[str, ...]
     advice: str
     analysis: str
+    rank: int | None = None
+    device: int | None = None
+    step: str | None = None
     cost_ns: int | None = None
     cost_bytes: int | None = None
     cost_frac: float | None = None
     of: str = ""
+    per: str = ""
+    effects: tuple[Finding, ...] = ()
+    intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the intervals as plain Python values."""
+        values = {name: value for name, value in vars(self).items() if name != "intervals"}
+        effects = [effect.to_dict() for effect in self.effects]
+        return values | {"evidence": list(self.evidence), "effects": effects}
 
 
 @dataclass(frozen=True)

@@ -332,14 +332,14 @@ class _Inputs:
         items: traces in memory and paths.
         metas: of the traces opened, by path.
         skipped: what could not be read, or lacks what is needed.
-        read: paths of the files that had traces of the ranks asked for.
+        read: paths of the files that had traces of the ranks asked for, in order.
     """
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: _How, *, split: bool = True):
         self.items = each(inputs)
         self.metas: dict[str, Meta] = {}
         self.skipped: list[Skipped] = []
-        self.read: set[str] = set()
+        self.read: dict[str, None] = {}
         self._starts: set[tuple[int | None, int | None]] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self._how, self._split = needs, how, split
@@ -358,7 +358,8 @@ class _Inputs:
                 self.fail(error.path, error)
                 continue
             if opened.traces:
-                self.read |= {m.path for trace in opened.traces for m in trace.sources}
+                sources = [meta for trace in opened.traces for meta in trace.sources]
+                self.read |= dict.fromkeys(meta.path for meta in sources)
                 yield opened
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> _Opened:
@@ -570,7 +571,7 @@ def examine(
         except MissingData as error:
             missing[name] = str(error)
     notes = (*truncated_notes(truncated), *skipped_notes(opened.skipped))
-    return Examination(results, missing, notes, len(opened.read))
+    return Examination(results, missing, notes, tuple(opened.read))
 
 
 def _ask_all(questions: Iterable[_Asked], trace: Trace, *, truncated: bool) -> None:

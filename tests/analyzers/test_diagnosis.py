@@ -11,23 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import polars as pl
 import pytest
 from conftest import ROOT
+from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer import run as examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
-from traceanalyzer.analyzers.diagnosis.rule import Measured, Rule
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.cli import job as command
 from traceanalyzer.errors import InputError, OptionError
-from traceanalyzer.result import SEVERITIES, Result
+from traceanalyzer.frames import intervals
+from traceanalyzer.result import SEVERITIES
 
 FIXTURES = ROOT / "fixtures"
 RANKS = FIXTURES / "nccl_8ranks"
-BY_ID = {rule.id: rule for rule in RULES}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +38,9 @@ def late() -> ta.Diagnosis:
 
 
 def found(result: ta.Diagnosis, rule: str) -> ta.Finding:
-    return next(one for one in result.diagnosis if one.rule == rule)
-
-
-def measured(rule: str, result: Result, **others: Result) -> Measured:
-    (one,) = BY_ID[rule].judge(result, others)
-    return one
+    """A finding, or the effect of one."""
+    every = [one for root in result.diagnosis for one in (root, *root.effects)]
+    return next(one for one in every if one.id == rule)
 
 
 def test_golden(run_cli: Any, golden: Any) -> None:
@@ -73,26 +72,45 @@ def test_every_analysis_of_a_rule_is_asked() -> None:
     assert {rule.analysis for rule in RULES} <= {entry.name for entry in in_report()}
 
 
-def test_numbers_are_those_of_the_analyses(late: ta.Diagnosis) -> None:
-    comm, idle, over = ta.comm_outliers(RANKS), ta.gpu_idle(RANKS), ta.overlap(RANKS)
-    worst = comm.ranks.row(0, named=True)
-    rank = found(late, "late-rank")
-    assert (rank.cost_ns, rank.cost_frac) == (worst["imposed_ns"], worst["late_frac"])
-    assert f"Rank {worst['rank']}" in rank.title
-    assert any("DataLoader" in one for one in rank.evidence)
+def test_lost_time_is_idle_time_and_exposed_communication() -> None:
+    """Each moment belongs to one cause: the causes add up to what other analyses count."""
+    results = examination.examine(RANKS).results
+    time, idle = Answers(results).time, ta.gpu_idle(RANKS)
+    columns = [*(f"{cause}_ns" for cause in causes.CAUSES), "exposed_communication_ns"]
+    assert time.losses["lost_ns"].sum() == sum(idle.steps[name].sum() for name in columns)
+    rows = time.losses.select("path", "rank", "device", "start", "end")
+    assert intervals.crowded(rows, ("path", "rank", "device")).is_empty()
+    assert time.whole_ns == idle.step_ns
+
+
+def test_waits_belong_to_what_delayed_the_straggler(late: ta.Diagnosis) -> None:
+    """The fixture: the DataLoader of rank 5 is slow in every third step; one collective is slow."""
+    idle, comm = ta.gpu_idle(RANKS), ta.comm_outliers(RANKS)
     loading = found(late, "data-loading")
-    assert loading.cost_frac == idle.step_dataloading_frac
-    assert loading.cost_ns == idle.steps["dataloading_ns"].sum()
-    exposed = found(late, "exposed-communication")
-    assert exposed.cost_ns == over.scalars["exposed_communication_ns"]
-
-
-def test_slow_collectives_by_hand(late: ta.Diagnosis) -> None:
-    slow = ta.comm_outliers(RANKS).collectives.filter("slow").rows(named=True)
+    assert loading.rank == 5
+    own = idle.steps["dataloading_ns"].sum()
+    waited = comm.ranks.filter(rank=5)["imposed_ns"].item()
+    total = loading.cost_ns * idle.steps.height
+    assert total == pytest.approx(own + waited, rel=0.01)
+    assert loading.cost_frac == pytest.approx(total / idle.step_ns, rel=1e-6)
+    assert {one.id for one in loading.effects} == {"late-rank", "uneven-steps"}
+    assert all(not one.advice for one in loading.effects)
+    slow = comm.collectives.filter("slow").rows(named=True)
     over = sum(
         (row["pure_ns"] - row["pure_ns"] / row["slow_factor"]) * row["ranks"] for row in slow
     )
-    assert found(late, "slow-collectives").cost_ns == pytest.approx(over, abs=1)
+    cost = found(late, "slow-collectives").cost_ns
+    assert cost == pytest.approx(over / idle.steps.height, rel=1e-3)
+    exposed = found(late, "exposed-communication").cost_ns * idle.steps.height
+    whole = idle.steps["exposed_communication_ns"].sum()
+    waits = comm.total_wait_ns
+    assert exposed == pytest.approx(whole - waits - over, rel=0.01)
+
+
+def test_no_two_findings_count_the_same_time(late: ta.Diagnosis) -> None:
+    frames = [one.intervals.with_columns(id=pl.lit(one.id)) for one in late.diagnosis]
+    rows = pl.concat(frames).rename({"start_ns": "start", "end_ns": "end"})
+    assert intervals.crowded(rows, ("rank", "device")).is_empty()
 
 
 def test_uneven_steps_by_hand(late: ta.Diagnosis) -> None:
@@ -101,7 +119,8 @@ def test_uneven_steps_by_hand(late: ta.Diagnosis) -> None:
     for own in each.partition_by("rank"):
         usual = own["duration_ns"].median()
         over += sum(max(0, one - usual) for one in own["duration_ns"])
-    assert found(late, "uneven-steps").cost_ns == pytest.approx(over, abs=1)
+    cost = found(late, "uneven-steps").cost_ns
+    assert cost == pytest.approx(over / each.height, abs=1)
 
 
 def test_the_gravest_come_first_then_the_costliest(late: ta.Diagnosis) -> None:
@@ -112,62 +131,52 @@ def test_the_gravest_come_first_then_the_costliest(late: ta.Diagnosis) -> None:
 
 @pytest.mark.parametrize("cause", causes.CAUSES)
 def test_each_cause_of_idleness_has_a_rule(cause: str) -> None:
-    """All idleness of a real answer, said to be of one cause."""
-    whole = ta.gpu_idle(RANKS)
-    columns = [f"{name}_ns" for name in causes.CAUSES]
-    moved = {
-        name: getattr(whole, name).with_columns(
-            pl.sum_horizontal(columns).alias(f"{cause}_ns")
-            if f"{cause}_ns" == name_
-            else pl.lit(0).alias(name_)
-            for name_ in columns
-        )
-        for name in ("units", "steps")
-    }
-    rule = next(
-        rule
-        for rule in RULES
-        if rule.function.__class__.__name__ == "partial" and rule.function.args == (cause,)
-    )  # type: ignore[attr-defined]
-    one = measured(rule.id, replace(whole, **moved))
-    assert one.cost_ns == moved["steps"][f"{cause}_ns"].sum()
-    assert one.size == pytest.approx(one.cost_ns / whole.step_ns)
+    """All idle time of a real result, as if it were of one cause."""
+    whole = examination.examine(RANKS, ["gpu_idle"]).results["gpu_idle"]
+    is_idle = pl.col("cause") != causes.EXPOSED
+    moved = pl.when(is_idle).then(pl.lit(cause)).otherwise(pl.col("cause").cast(pl.String))
+    lost = whole.lost.with_columns(cause=moved)
+    (rule,) = (rule for rule in RULES if getattr(rule.function, "args", ()) == (cause,))
+    one = measured(rule.id, replace(whole, lost=lost))
+    idle = whole.steps.select(pl.sum_horizontal([f"{name}_ns" for name in causes.CAUSES]).sum())
+    assert one.total_ns == idle.item()
+    assert one.size == pytest.approx(one.total_ns / whole.step_ns)
     assert one.advice
     assert rule.severity(1.0) == max(rule.levels, key=SEVERITIES.index)
 
 
+def with_idle_time(path: Path, cause: str, frac: float) -> Any:
+    """The idle time of a file, of which ``frac`` of each span is of one cause, and none else."""
+    idle = examination.examine(path, ["gpu_idle"]).results["gpu_idle"]
+    span = pl.col("end") - pl.col("start")
+    end = pl.col("start") + (span * frac).cast(pl.Int64)
+    lost = idle.units.select("rank", "path", "device", "pid", "start", end=end, cause=pl.lit(cause))
+    return replace(idle, lost=lost, steps=idle.steps.clear())
+
+
 def test_synchronisation_names_the_call() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
-    idle, launches = ta.gpu_idle(trace), ta.launches(trace)
-    waiting = idle.steps.with_columns(synchronisation_ns=pl.col("dataloading_ns"))
-    one = measured("synchronisation", replace(idle, steps=waiting), launches=launches)
+    idle, launches = with_idle_time(trace, causes.SYNCHRONISATION, 0.1), ta.launches(trace)
+    one = measured("synchronisation", idle, launches=launches)
     call = launches.synchronising["call"][0]
     assert any(call in sentence for sentence in one.evidence)
 
 
 def test_launch_bound_by_hand() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
-    launches, idle = ta.launches(trace), ta.gpu_idle(trace)
     waiting = {"place": ["forward", "backward", "forward", None], "waiting_ns": [150, 30, 50, 20]}
     numbers = {"waiting_ns": 250, "kernels": 40, "short_kernels": 10, "synchronised_ns": 50}
-    result = replace(launches, **numbers, places=pl.DataFrame(waiting))
-    span = pl.col("end") - pl.col("start")
-    units = idle.units.with_columns(launch_overhead_ns=span // 8, short_launch_ns=span // 8)
-    one = measured(
-        "launch-bound", replace(idle, units=units, steps=idle.steps.clear()), launches=result
-    )
-    assert one.size == one.cost_frac == pytest.approx(0.25, rel=1e-6)
-    assert one.cost_ns == 2 * int(units["short_launch_ns"].sum())
+    result = replace(ta.launches(trace), **numbers, places=pl.DataFrame(waiting))
+    one = measured("launch-bound", with_idle_time(trace, causes.LAUNCH, 0.25), launches=result)
+    assert one.size == pytest.approx(0.25, rel=1e-6)
     check_wording(*one.evidence)
-    nothing = units.with_columns(launch_overhead_ns=0, short_launch_ns=0)
-    without = replace(idle, units=nothing, steps=idle.steps.clear())
-    assert not list(BY_ID["launch-bound"].judge(without, {}))
+    assert not measurements("launch-bound", with_idle_time(trace, causes.UNKNOWN, 0.25))
 
 
 def test_only_a_share_is_of_something(late: ta.Diagnosis) -> None:
     for one in late.diagnosis:
         assert bool(one.of) == (one.cost_frac is not None)
-    assert found(late, "exposed-communication").of == "the devices' time"
+    assert found(late, "exposed-communication").of == "step time"
     lone = ta.diagnose(RANKS / "rank0.json.gz")
     assert found(lone, "missing-ranks").of == ""
 
@@ -179,7 +188,7 @@ def test_memory_that_differs_between_devices() -> None:
     one = measured("uneven-memory", replace(memory, devices=pl.concat(rows)))
     assert one.size == 1
     assert "rank 2" in one.title
-    assert not list(BY_ID["uneven-memory"].judge(replace(memory, devices=pl.concat(rows[:2])), {}))
+    assert not measurements("uneven-memory", replace(memory, devices=pl.concat(rows[:2])))
 
 
 def test_nearly_full_memory_is_a_share_of_the_outliers() -> None:
@@ -190,7 +199,7 @@ def test_nearly_full_memory_is_a_share_of_the_outliers() -> None:
     )
     one = measured("nearly-full-memory", replace(comm, memory=memory))
     assert (one.size, one.cost_frac, one.cost_bytes) == (0.5, 0.99, 99)
-    assert not list(BY_ID["nearly-full-memory"].judge(comm, {}))
+    assert not measurements("nearly-full-memory", comm)
 
 
 @pytest.mark.parametrize(
@@ -215,18 +224,17 @@ def test_fixtures_show_their_faults(name: str, rule: str, severity: str) -> None
 def test_all_fixtures_at_once_are_told_apart() -> None:
     """Formats of all sorts in one go: each question is answered by the files that can."""
     result = ta.diagnose([FIXTURES / "memory/leak.pickle", FIXTURES / "py_spy", RANKS])
-    rules = {one.rule for one in result.diagnosis}
-    assert {"late-rank", "memory-growth", "hot-line"} <= rules
-    steps = found(result, "uneven-steps")
-    assert steps == found(ta.diagnose(RANKS), "uneven-steps")  # those of the snapshot are others
-    assert found(result, "late-rank").cost_ns == found(ta.diagnose(RANKS), "late-rank").cost_ns
+    rules = {one.id for one in result.diagnosis}
+    assert {"data-loading", "memory-growth", "hot-line"} <= rules
+    alone = ta.diagnose(RANKS)
+    assert found(result, "late-rank") == found(alone, "late-rank")
 
 
 def test_the_loaders_share_is_near_that_of_the_tensorboard_plugin(shared: Path) -> None:
     truth = json.loads((shared / "oracle/chrome/resnet50_dataloader_tb_plugin.json").read_text())
     for name, key in (("workers0", "w0"), ("workers4", "w4")):
         file = shared / f"data/chrome/kineto/resnet50_dataloader_{name}.json.gz"
-        loading = [f for f in ta.diagnose(file).diagnosis if f.rule == "data-loading"]
+        loading = [f for f in ta.diagnose(file).diagnosis if f.id == "data-loading"]
         costs = dict(truth[key]["avg_costs"])
         share = costs["DataLoader"] / costs["Total"]
         assert bool(loading) == (share > 0.05)
@@ -288,7 +296,7 @@ def test_a_threshold_counts_from_its_value_on(size: float, severity: str | None)
 
 def test_what_was_not_recorded_cannot_be_told(late: ta.Diagnosis) -> None:
     rows = {row["rule"]: row for row in late.rules.rows(named=True)}
-    assert rows["memory-growth"]["status"] == "cannot tell"
+    assert rows["memory-growth"]["status"] == "skipped"
     assert "profile_memory=True" in rows["memory-growth"]["why"]
     assert rows["launch-bound"]["status"] == "nothing found"
     assert rows["late-rank"]["status"] == "found"
@@ -363,7 +371,7 @@ def test_fail_on(run_cli: Any, severity: str, status: int) -> None:
     assert done.returncode == status
     answer = json.loads(done.stdout)
     assert answer["warning_count"] == 1
-    assert answer["findings"][0]["rule"] == "memory-growth"
+    assert answer["findings"][0]["id"] == "memory-growth"
     assert {row["rule"] for row in answer["rules"]} == BY_ID.keys()
 
 
@@ -371,3 +379,24 @@ def test_a_bad_threshold_is_a_wrong_command_line(run_cli: Any) -> None:
     done = run_cli("diagnose", RANKS, "--threshold", "nonsense=1")
     assert (done.returncode, done.stdout) == (2, "")
     check_wording(done.stderr)
+
+
+def test_json_is_what_its_schema_says(run_cli: Any) -> None:
+    schema = json.loads((ROOT / "docs/diagnosis.schema.json").read_text())
+    for paths in ([RANKS], ["memory/oom.pickle", "py_spy"], ["nsys/training.sqlite"]):
+        inputs = [FIXTURES / path for path in paths]
+        done = run_cli("diagnose", *inputs, "--to", "json", "-q")
+        answer = json.loads(done.stdout)
+        jsonschema.validate(answer, schema)
+        assert len(answer["inputs"]) == answer["files"]
+        named = {one["id"] for one in answer["findings"]} <= BY_ID.keys()
+        assert named
+
+
+def test_the_budget_divides_the_time(late: ta.Diagnosis) -> None:
+    parts = late.budget.filter(pl.col("part").is_in(["busy", "idle", "exposed communication"]))
+    assert parts["frac"].sum() == pytest.approx(1, abs=0.01)
+    idle = ta.gpu_idle(RANKS)
+    assert parts["each_ns"].sum() == pytest.approx(idle.step_ns / idle.steps.height, rel=0.01)
+    calm = ta.diagnose(FIXTURES / "upgrade/before.json.gz", thresholds=[f"{r}=1e9" for r in BY_ID])
+    assert "Where the time goes" in calm.table()

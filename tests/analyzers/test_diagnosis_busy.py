@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 from comm_traces import US, device, host, step, trace
+from diagnosing import BY_ID, measured, measurements
 
-from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.diagnosis.rule import Measured
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.analyzers.launches import launches
 from traceanalyzer.analyzers.operators import operators
+from traceanalyzer.run import examine
 from traceanalyzer.trace import Trace
 
-BY_ID = {rule.id: rule for rule in RULES}
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false, false>"
 LOG_SOFTMAX = (
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 5, true, false>"
@@ -40,7 +39,7 @@ def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
 
 def judged(rule: str, traced: Trace, *, with_operators: bool = True) -> list[Measured]:
     answers = {"operators": operators(traced)} if with_operators else {}
-    return list(BY_ID[rule].judge(kernels(traced), answers))
+    return measurements(rule, kernels(traced), **answers)
 
 
 ATTENTION = [
@@ -54,7 +53,7 @@ ATTENTION = [
 
 def test_unfused_attention_is_softmax_and_batched_products() -> None:
     (one,) = judged("unfused-attention", trace(launched(ATTENTION)))
-    assert (one.cost_ns, one.size, one.of) == (600 * US, pytest.approx(0.6), "the busy time")
+    assert (one.total_ns, one.size) == (600 * US, pytest.approx(0.6))
     assert one.confidence == "high"
 
 
@@ -80,7 +79,7 @@ def test_without_operators_softmax_kernels_are_a_hint() -> None:
     works = [(SOFTMAX, 300), (LOG_SOFTMAX, 100), (GEMM, 600)]
     traced = trace(device(name, 1_000 * US * n, dur * US) for n, (name, dur) in enumerate(works))
     (one,) = judged("unfused-attention", traced, with_operators=False)
-    assert (one.cost_ns, one.confidence) == (300 * US, "low")
+    assert (one.total_ns, one.confidence) == (300 * US, "low")
     loss = trace([device(LOG_SOFTMAX, 0, 100), device(GEMM, 200, 100)])
     assert not judged("unfused-attention", loss, with_operators=False)
 
@@ -90,7 +89,7 @@ def test_memory_bound_kernels() -> None:
     events = [device(name, 1_000 * n, dur) for n, (name, dur) in enumerate(works)]
     events.append(device("Memcpy HtoD", 9_000, 1_000, kind="gpu_memcpy"))
     (one,) = judged("memory-bound-kernels", trace(events), with_operators=False)
-    assert (one.cost_ns, one.size) == (500, pytest.approx(0.25))
+    assert (one.total_ns, one.size) == (500, pytest.approx(0.25))
     rule = BY_ID["memory-bound-kernels"]
     assert [rule.severity(size) for size in (0.24, 0.25, 0.45)] == [None, "info", "warning"]
 
@@ -113,8 +112,9 @@ def stepwise(per_step: list[int], call: str = "cudaLaunchKernel") -> Trace:
 
 
 def launch_bound(traced: Trace) -> Measured:
-    (one,) = BY_ID["launch-bound"].judge(gpu_idle(traced), {"launches": launches(traced)})
-    return one
+    return measured(
+        "launch-bound", examine(traced, ["gpu_idle"]).results["gpu_idle"], launches=launches(traced)
+    )
 
 
 def test_launches_of_each_step_are_counted() -> None:

@@ -11,17 +11,16 @@ import polars as pl
 import pytest
 from comm_traces import device, host, trace
 from conftest import ROOT
+from diagnosing import BY_ID, measured, measurements
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.cuda_api import cuda_api
 from traceanalyzer.analyzers.diagnosis.judge import RULES
-from traceanalyzer.analyzers.diagnosis.rule import Measured
-from traceanalyzer.analyzers.gpu_idle import gpu_idle
+from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.kernels import kernels
 from traceanalyzer.result import Result
 from traceanalyzer.run import examine
 
-BY_ID = {rule.id: rule for rule in RULES}
 INPUTS = {
     "composer": ["composer"],
     "ddp_gloo": ["ddp_gloo_4ranks"],
@@ -44,10 +43,12 @@ def told(answers: dict[str, Result]) -> Iterator[str]:
     for rule in RULES:
         if rule.analysis not in answers:
             continue
-        measured = list(rule.judge(answers[rule.analysis], answers))
+        measured = list(rule.judge(Answers(answers)))
         yield f"## {rule.id}: {len(measured)}"
         for one in measured:
             for field in fields(one):
+                if field.name == "intervals":
+                    continue
                 value = getattr(one, field.name)
                 shown = f"{value:.6g}" if isinstance(value, float) else value
                 yield f"{field.name}: {shown}"
@@ -64,21 +65,17 @@ def test_what_every_rule_measures(name: str, golden: Any) -> None:
 # --- what no fixture shows -------------------------------------------------------------------
 
 
-def judged(rule: str, result: Result) -> list[Measured]:
-    return list(BY_ID[rule].judge(result, {}))
-
-
 def test_matrix_multiplications_without_tensor_cores() -> None:
     names = ["ampere_sgemm_128x64_tn", "ampere_sgemm_32x32_nn", "relu", "ampere_s16816gemm_bf16"]
     works = [device(name, n * 1_000, 100 * (n + 1)) for n, name in enumerate(names)]
     nameless = {**device("", 9_000, 50), "name": None}
-    (one,) = judged("no-tensor-cores", kernels(trace([*works, nameless])))
+    (one,) = measurements("no-tensor-cores", kernels(trace([*works, nameless])))
     busy = 100 + 200 + 300 + 400 + 50
     assert one.size == pytest.approx(300 / busy)
-    assert (one.cost_ns, one.cost_frac, one.of) == (300, one.size, "the busy time")
+    assert one.total_ns == 300
     assert one.evidence == ("The heaviest is ampere_sgemm_32x32_nn: 200 ns.",)
     assert one.title.startswith(f"300 ns ({300 / busy:.1%}".replace("%", " %"))
-    assert not judged("no-tensor-cores", kernels(trace([*works[2:], nameless])))
+    assert not measurements("no-tensor-cores", kernels(trace([*works[2:], nameless])))
 
 
 def test_calls_are_evidence_of_idle_time_and_no_findings_of_their_own() -> None:
@@ -94,13 +91,13 @@ def test_calls_are_evidence_of_idle_time_and_no_findings_of_their_own() -> None:
                    correlation=2 * n + 1, kind="gpu_memcpy", bytes=1 << 20),
         ]  # fmt: skip
     traced = trace(events)
-    others = {"cuda_api": cuda_api(traced)}
-    idle = gpu_idle(traced)
-    (copies,) = BY_ID["batch-copies"].judge(idle, others)
-    (allocations,) = BY_ID["memory-management"].judge(idle, others)
-    assert copies.cost_ns == 4 * 1_900_000
+    calls = cuda_api(traced)
+    idle = examine(traced, ["gpu_idle"]).results["gpu_idle"]
+    copies = measured("batch-copies", idle, cuda_api=calls)
+    allocations = measured("memory-management", idle, cuda_api=calls)
+    assert copies.total_ns == 4 * 1_900_000
     assert any("4 MiB" in sentence for sentence in copies.evidence)
-    assert allocations.cost_ns == 4 * 3_000_000
+    assert allocations.total_ns == 4 * 3_000_000
     assert not [rule for rule in RULES if rule.analysis == "cuda_api"]
 
 
@@ -110,20 +107,20 @@ def test_a_hot_line_is_a_line_of_ones_own(tmp_path: Path) -> None:
         "fit (train.py:3);forward (model.py:7) 60\nfit (train.py:3);load (data.py:5) 30\n"
         "idle (threading.py:1) 10\n"
     )
-    (one,) = judged("hot-line", ta.py_spy_report(raw))
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
     assert one.size == one.cost_frac == 0.6
     assert "forward (model.py:7)" in one.title
     assert one.evidence == ("These are 60 samples of 100 samples.",)
     empty = replace(ta.py_spy_report(raw), total_samples=0)
-    assert not judged("hot-line", empty)
+    assert not measurements("hot-line", empty)
 
 
 def test_retries_of_the_allocator() -> None:
     found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
     for retries, said in ((1, "1 time cached memory"), (3, "3 times cached memory")):
         devices = found.devices.with_columns(retries=pl.lit(retries))
-        (one,) = judged("allocator-retries", replace(found, devices=devices))
-        assert (one.size, one.cost_ns, one.cost_frac) == (retries, None, None)
+        (one,) = measurements("allocator-retries", replace(found, devices=devices))
+        assert (one.size, one.total_ns, one.cost_frac) == (retries, None, None)
         assert one.title.startswith(said)
 
 
@@ -133,7 +130,7 @@ def test_retries_of_the_allocator() -> None:
 def test_how_many_retries_are_how_grave(retries: int, severity: str | None) -> None:
     found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
     devices = found.devices.with_columns(retries=pl.lit(retries))
-    sizes = [one.size for one in judged("allocator-retries", replace(found, devices=devices))]
+    sizes = [one.size for one in measurements("allocator-retries", replace(found, devices=devices))]
     rule = BY_ID["allocator-retries"]
     assert [rule.severity(size) for size in sizes] == ([severity] if severity else [])
 
@@ -144,9 +141,9 @@ def test_of_several_devices_the_most_fragmented_is_named() -> None:
     )
     other = one.with_columns(device=pl.lit(1, pl.Int32), fullest_split_bytes=70)
     memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
-    (alone,) = judged("memory-fragmentation", replace(memory, devices=one))
+    (alone,) = measurements("memory-fragmentation", replace(memory, devices=one))
     assert (alone.size, alone.cost_bytes) == (0.6, 60)
-    (both,) = judged("memory-fragmentation", replace(memory, devices=pl.concat([one, other])))
+    (both,) = measurements("memory-fragmentation", replace(memory, devices=pl.concat([one, other])))
     assert (round(both.size, 9), both.cost_bytes) == (0.7, 70)
     assert "device 1, 70.0 %" in both.title
 
@@ -156,5 +153,5 @@ def test_less_memory_than_the_others_is_told_apart_from_more() -> None:
     rows = [memory.devices.with_columns(rank=pl.lit(n, pl.Int32)) for n in range(4)]
     for factor, said in ((2, "100.0 % more"), (0.5, "50.0 % less")):
         odd = rows[1].with_columns((pl.col("peak_bytes") * factor).cast(pl.Int64))
-        (one,) = judged("uneven-memory", replace(memory, devices=pl.concat([odd, *rows[1:]])))
+        (one,) = measurements("uneven-memory", replace(memory, devices=pl.concat([odd, *rows[1:]])))
         assert said in one.title

@@ -70,8 +70,8 @@ def test_everything_is_answered(told: ta.Report) -> None:
     assert {"steps", "gpu_idle", "comm_outliers", "operators", "kernels", "flamegraph"} <= {*keys}
     assert {"memory", "memory_oom", "py_spy_report"} <= {*keys}
     assert keys[-1] == "info"
-    rules = {one.rule for one in told.diagnosis}
-    assert {"late-rank", "out-of-memory", "lost-events"} <= rules
+    rules = {one.id for one in told.diagnosis}
+    assert {"data-loading", "out-of-memory", "lost-events"} <= rules
     assert told.overview.frame.height == 6
     names = told.overview.frame["on"].to_list()
     assert sorted(names) == [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from comm_traces import GEMM, MS, device, host, step, trace
+from diagnosing import measured
 
 from traceanalyzer.analyzers.common.step_marks import step_marks
-from traceanalyzer.analyzers.diagnosis.judge import RULES
 from traceanalyzer.analyzers.steps import steps
 from traceanalyzer.analyzers.steps.phases import phase_of
 
-BY_ID = {rule.id: rule for rule in RULES}
 DECODE = "execute_context_0(0)_generation_64(64)"
 PREFILL = "execute_context_2(14721)_generation_0(0)"
 MIXED = "execute_context_1(512)_generation_3(3)"
@@ -72,8 +71,8 @@ def test_steps_are_compared_within_their_phase() -> None:
     ratios = dict(result.steps.select("step", "ratio").iter_rows())
     assert ratios[PREFILL] == ratios[f"{MIXED} [1]"] == ratios[f"{DECODE} [1]"] == 1
     assert ratios[f"{DECODE} [4]"] == 1.5
-    (one,) = BY_ID["uneven-steps"].judge(result, {})
-    assert (one.cost_ns, one.size) == (2 * MS, pytest.approx(2 / 18))
+    one = measured("uneven-steps", result)
+    assert (one.total_ns, one.size) == (2 * MS, pytest.approx(2 / 18))
 
 
 def test_steps_of_an_engine_count_before_a_few_of_the_profiler() -> None:

@@ -74,10 +74,10 @@ def test_an_error_of_nsys_beside_gpu_work_is_a_notice(case):
 
 def test_diagnose_reports_that_the_gpu_could_not_be_traced(case):
     report = ta.diagnose(case("invalid_device"))
-    [found] = [finding for finding in report.found if finding.rule == "gpu-not-traced"]
+    [found] = [finding for finding in report.found if finding.id == "gpu-not-traced"]
     assert found.severity == "warning"
     check_wording(found.title, *found.evidence, found.advice)
-    assert "lost-events" not in {finding.rule for finding in report.found}
+    assert "lost-events" not in {finding.id for finding in report.found}
 
 
 # --- managed memory ---------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_loading_of_code_is_no_overhead_of_the_profiler(case):
     sums = dict(idle.causes.select("cause", "idle_ns").rows())
     assert sums["module_loading"] == pytest.approx(20_000_000, abs=100_000)
     assert sums["profiler_overhead"] == pytest.approx(5_000_000, abs=10_000)
-    found = {one.rule: one for one in ta.diagnose(case("module_loading")).found}
+    found = {one.id: one for one in ta.diagnose(case("module_loading")).found}
     check_wording(found["module-loading"].title, found["module-loading"].advice)
     check_wording(*ta.launches(case("module_loading")).view().notes)
 
@@ -184,7 +184,7 @@ def test_gpu_metrics_are_evidence_of_findings(case):
     trace = ta.read(case("gpu_metrics"))
     [gpu] = ta.host_metrics(trace).gpus().rows(named=True)
     assert gpu == {"gpu": "GPU 0", "sm_frac": 0.18, "tensor_frac": 0, "dram_frac": 0.92}
-    found = {finding.rule: finding for finding in ta.diagnose(trace).found}
+    found = {finding.id: finding for finding in ta.diagnose(trace).found}
     check_wording(found["memory-bound"].title, *found["no-tensor-cores"].evidence)
     assert "idle-multiprocessors" not in found
 

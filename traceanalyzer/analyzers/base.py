@@ -161,13 +161,13 @@ class Examination:
         results: by the name of the analyzer, those that there are, in the order of a report.
         missing: why the others have none.
         notes: files that were skipped or are truncated, a line each.
-        files: how many were read.
+        files: paths of those that were read.
     """
 
     results: Mapping[str, Result]
     missing: Mapping[str, str]
     notes: tuple[str, ...]
-    files: int
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True)

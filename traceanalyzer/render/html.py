@@ -167,15 +167,20 @@ def cards(findings: Sequence[Finding], anchors: Mapping[str, str] | None = None)
 def _card(one: Finding, anchor: str | None) -> str:
     cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
     evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
+    effects = "".join(
+        f"<li><code>{escaped(effect.id)}</code> {escaped(effect.title)}</li>"
+        for effect in one.effects
+    )
     link = f' <a href="#{escape(anchor)}">Show the numbers</a>' if anchor else ""
     grade = f'<span class="grade">{one.severity}</span>'
     lines = [
         f'<li class="finding {one.severity}">',
-        f"<p>{grade}<code>{escaped(one.rule)}</code>{cost}</p>",
+        f"<p>{grade}<code>{escaped(one.id)}</code>{cost}</p>",
         f'<p class="what">{escaped(one.title)}</p>',
         f"<ul>{evidence}</ul>" if evidence else "",
         f"<p><strong>To try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
-        f'<p class="soft">How sure: {one.confidence}.{link}</p></li>',
+        f'<p>Effects:</p><ul class="effects">{effects}</ul>' if effects else "",
+        f'<p class="soft">Confidence: {one.confidence}.{link}</p></li>',
     ]
     return "\n".join(line for line in lines if line)
 

@@ -48,9 +48,10 @@ def render(result: Result, *, top: int | None = 20) -> str:
 
 def _finding(number: int, one: Finding) -> str:
     cost = ", ".join(costs(one))
-    head = f"### {number}\\. {one.severity}: {_line(one.rule)}{f' ({_line(cost)})' if cost else ''}"
+    head = f"### {number}\\. {one.severity}: {_line(one.id)}{f' ({_line(cost)})' if cost else ''}"
     said = [*one.evidence, *((f"To try: {one.advice}",) if one.advice else ())]
-    said.append(f"How sure: {one.confidence}.")
+    said += [f"Effect: {effect.id}: {effect.title}" for effect in one.effects]
+    said.append(f"Confidence: {one.confidence}.")
     return "\n\n".join((head, _line(one.title), "\n".join(f"- {_line(text)}" for text in said)))
 
 

@@ -132,12 +132,16 @@ def _total(columns: list[_Column]) -> int:
 def _finding(number: int, finding: Finding, width: int) -> str:
     """A finding: what it costs and what it is, the numbers behind it, what to try."""
     cost = ", ".join(costs(finding))
-    head = prose(f"{number}. {finding.severity}: {finding.rule}{f' ({cost})' if cost else ''}")
+    head = prose(f"{number}. {finding.severity}: {finding.id}{f' ({cost})' if cost else ''}")
     said = [finding.title, *finding.evidence]
     if finding.advice:
         said.append(f"To try: {finding.advice}")
     lines = [_filled(prose(one), width, begin="   ") for one in said]
-    return "\n".join([head, *filter(None, lines), f"   How sure: {finding.confidence}."])
+    effects = [
+        _filled(prose(f"{one.id}: {one.title}"), width, begin="   -> ") for one in finding.effects
+    ]
+    confidence = f"   Confidence: {finding.confidence}."
+    return "\n".join([head, *filter(None, lines), *effects, confidence])
 
 
 def _filled(text: str, width: int, *, begin: str = "") -> str:

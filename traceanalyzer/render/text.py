@@ -79,8 +79,10 @@ def prose(text: str) -> str:
 
 
 def costs(finding: Finding) -> list[str]:
-    """What a finding costs, as people read it: ``185.1 ms``, ``20.7 % of step time``."""
-    found = [format_ns(finding.cost_ns), format_bytes(finding.cost_bytes)]
+    """A finding's cost as people read it: ``1.45 ms per step and GPU``, ``20.7 % of step time``."""
+    time = format_ns(finding.cost_ns)
+    found = [f"{time} per {finding.per}" if time and finding.per else time]
+    found.append(format_bytes(finding.cost_bytes))
     if finding.cost_frac is not None:
         found.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
     return [text for text in found if text]

@@ -49,10 +49,8 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
             f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",
             *_of_gpus(answers),
         ),
-        advice="Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
-        '(torch.set_float32_matmul_precision("high")), is several times as fast.',
-        cost_ns=cost,
-        of="the busy time",
+        advice=f"{answers.program.faster_precision} is several times as fast.",
+        total_ns=cost,
         confidence="medium",  # names alone show it
     )
 
@@ -97,8 +95,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
             else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers) runs '
             "attention as one kernel and does not store the matrix of scores."
         ),
-        cost_ns=cost,
-        of="the busy time",
+        total_ns=cost,
         confidence="high" if known else "low",
     )
 
@@ -150,8 +147,7 @@ def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
         ),
         advice="torch.compile fuses neighbouring operations into one kernel; fused layers and "
         "optimizers (fused=True), and fewer changes of layout and data type, do so without it.",
-        cost_ns=cost,
-        of="the busy time",
+        total_ns=cost,
         confidence="medium",
     )
 

@@ -1,14 +1,16 @@
 """All rules with their thresholds, and the results of analyzers judged by them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.diagnosis import busy, result, waiting, work
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
+from traceanalyzer.analyzers.diagnosis import busy, waiting, work
+from traceanalyzer.analyzers.diagnosis.budget import budget
+from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.errors import OptionError
-from traceanalyzer.result import SEVERITIES, Finding, Severity
+from traceanalyzer.result import SEVERITIES, Finding, Result, Severity
 
 RULES: tuple[Rule, ...] = (*waiting.RULES, *busy.RULES, *work.RULES)
 
@@ -57,57 +59,116 @@ _TYPES = {"why": pl.String, **{str(severity): pl.Float64 for severity in SEVERIT
 
 
 def judge(
-    answers: Answers,
+    results: Mapping[str, Result],
     missing: Mapping[str, str],
     *,
     rules: Sequence[Rule] = RULES,
-    files: int = 1,
+    files: Sequence[str] = (),
     notes: Sequence[str] = (),
-) -> result.Diagnosis:
-    """What is wrong, by every rule whose analysis has an answer.
+) -> Diagnosis:
+    """What is wrong, by every rule whose analysis has a result: root causes, with their effects.
 
     Args:
-        answers: results by the name of their analysis.
-        missing: why the other analyses have none, by name.
+        results: of the analyzers, by name.
+        missing: why the other analyzers have none, by name.
         rules: with their thresholds.
-        files: how many files the answers are of.
+        files: paths of the files that the results are of.
         notes: what else is to be said.
     """
-    found: list[Finding] = []
+    answers = Answers(results)
+    found: list[_Candidate] = []
     rows = []
     for rule in rules:
-        is_answered = rule.analysis in answers
-        own = list(_findings(rule, answers)) if is_answered else []
-        found += own
+        judged = rule.analysis in results
+        candidates = list(_candidates(rule, answers)) if judged else []
+        found += candidates
         rows.append(
             {
                 "rule": rule.id,
-                "status": result.FOUND if own else result.NOTHING if is_answered else result.UNTOLD,
-                "why": None if is_answered else missing.get(rule.analysis),
+                "status": FOUND if candidates else NOTHING if judged else SKIPPED,
+                "why": None if judged else missing.get(rule.analysis),
                 "looks_for": rule.looks_for,
                 "measure": rule.measure,
                 **{str(name): rule.levels.get(name) for name in SEVERITIES},
                 "analysis": rule.analysis,
             }
         )
-    return result.Diagnosis(
-        tuple(sorted(found, key=_gravest_first)),
+    return Diagnosis(
+        tuple(sorted(_chained(found), key=_gravest_first)),
+        budget(answers),
         pl.DataFrame(rows, schema_overrides=_TYPES),
-        files,
+        tuple(files),
         input_notes=tuple(notes),
     )
 
 
 def _gravest_first(one: Finding) -> tuple[int, float, str, str]:
     """By severity, then by share; memory and time are compared by their shares."""
-    return -SEVERITIES.index(one.severity), -(one.cost_frac or 0.0), one.rule, one.title
+    return -SEVERITIES.index(one.severity), -(one.cost_frac or 0.0), one.id, one.title
 
 
-def _findings(rule: Rule, answers: Answers) -> Iterator[Finding]:
-    for measured in rule.judge(answers[rule.analysis], answers):
+# --- findings and their effects --------------------------------------------------------------
+
+#: A finding of which others explain as much is an effect of the one that explains most.
+_EXPLAINED = 0.8
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A finding, and the shares of it that other findings explain, by their ids."""
+
+    finding: Finding
+    explained: Mapping[str, float]
+
+
+def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
+    for measured in rule.judge(answers):
         severity = rule.severity(measured.size)
         if severity is not None:
-            facts = {name: fact for name, fact in vars(measured).items() if name != "size"}
-            if measured.cost_frac is None:
-                facts["of"] = ""
-            yield Finding(rule=rule.id, severity=severity, analysis=rule.analysis, **facts)
+            yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
+
+
+def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answers) -> Finding:
+    names = {field.name for field in fields(Finding)}
+    facts = {name: fact for name, fact in vars(measured).items() if name in names}
+    time = answers.time
+    if measured.total_ns is not None:
+        facts["cost_ns"] = measured.total_ns
+        if time.whole_ns:
+            facts |= time.cost(measured.total_ns)
+    elif measured.cost_frac is None:
+        facts["of"] = ""
+    return Finding(id=rule.id, severity=severity, analysis=rule.analysis, **facts)
+
+
+def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
+    """Root causes, each with the findings below it that it explains."""
+    present = {one.finding.id for one in candidates}
+    parents = [_parent(one, present) for one in candidates]
+    by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
+    effects: dict[int, list[Finding]] = {}
+    roots = []
+    for place, one in enumerate(candidates):
+        root, visited = place, set[int]()
+        while (parent := parents[root]) is not None and root not in visited:
+            visited.add(root)
+            root = by_id[parent]
+        if root == place or root in visited:
+            roots.append(place)
+        else:
+            effects.setdefault(root, []).append(replace(one.finding, advice=""))
+    return [
+        replace(
+            candidates[place].finding,
+            effects=tuple(sorted(effects.get(place, ()), key=_gravest_first)),
+        )
+        for place in roots
+    ]
+
+
+def _parent(one: _Candidate, present: Collection[str]) -> str | None:
+    """The finding that explains most of this one, where those that are there explain enough."""
+    shares = {id_: share for id_, share in one.explained.items() if id_ in present}
+    if sum(shares.values()) < _EXPLAINED:
+        return None
+    return max(sorted(shares), key=lambda id_: shares[id_])

@@ -1,6 +1,8 @@
 """The answer: what is wrong, what was looked at in vain, and what cannot be told."""
 
 from dataclasses import dataclass, fields
+from importlib.metadata import version
+from typing import Any
 
 import polars as pl
 
@@ -8,21 +10,27 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.units import format_count
 
-FOUND, NOTHING, UNTOLD = "found", "nothing found", "cannot tell"
+FOUND, NOTHING, SKIPPED = "found", "nothing found", "skipped"
+
+#: Version of the keys and meanings of the JSON of a diagnosis, see ``docs/diagnosis.schema.json``.
+SCHEMA_VERSION = 1
 
 #: Types of the columns that are no text.
 _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "severity": pl.Enum(SEVERITIES),
     "evidence": pl.List(pl.String),
+    "effects": pl.List(pl.String),
+    "rank": pl.Int32,
+    "device": pl.Int32,
     "cost_ns": pl.Int64,
     "cost_bytes": pl.Int64,
     "cost_frac": pl.Float64,
 }
-_FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding)}
+_FINDINGS = {
+    one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
+}
 
-
-#: Analyses whose findings may claim the same time: it is one chain of causes.
-_COMMUNICATION = ("comm_outliers", "overlap")
+_BUDGET = headings("part, name, each_ns: per step and GPU, frac: of time")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,26 +38,29 @@ class Diagnosis(Result):
     """What :func:`traceanalyzer.diagnose` found.
 
     Attributes:
-        found: the findings, the gravest and then the costliest first.
-        rules: a row a rule: rule, status (``found``, ``nothing found`` or ``cannot tell``), why (it
-            cannot be told), looks_for, measure, info, warning and critical (thresholds, null where
+        found: root causes, the gravest and then the costliest first, each with its effects.
+        budget: where the time of all devices goes, see
+            :func:`~traceanalyzer.analyzers.diagnosis.budget.budget`.
+        rules: a row a rule: rule, status (``found``, ``nothing found`` or ``skipped``), why (it was
+            skipped), looks_for, measure, info, warning and critical (thresholds, null where
             the rule does not give that severity), analysis.
-        files: how many files were read.
+        inputs: paths of the files that were read.
     """
 
     found: tuple[Finding, ...]
+    budget: pl.DataFrame
     rules: pl.DataFrame
-    files: int
+    inputs: tuple[str, ...]
 
     def view(self) -> View:
-        """The findings, and all rules with what came of each, as data."""
+        """The findings, the budget, and all rules with what came of each."""
         counts = {f"{name}_count": self._count(name) for name in SEVERITIES}
         return View(
             title="What is wrong, and what does it cost?",
             verdict=self._verdict(),
             notes=self._notes(),
             tables=self._tables(),
-            scalars={"files": self.files, **counts},
+            scalars={"files": len(self.inputs), **counts},
             findings=self.found,
         )
 
@@ -58,49 +69,62 @@ class Diagnosis(Result):
         """The gravest severity found."""
         return self.found[0].severity if self.found else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values; ``docs/diagnosis.schema.json`` describes the keys."""
+        versions = {"schema_version": SCHEMA_VERSION, "tool_version": version("traceanalyzer")}
+        lists = {
+            "inputs": list(self.inputs),
+            "findings": [one.to_dict() for one in self.found],
+        }
+        return versions | super().to_dict() | lists
+
     def _verdict(self) -> str:
-        """How many findings of which severity, and what could not be judged."""
+        """How many findings of which severity; how many rules found nothing or were skipped."""
         counts = [(self._count(name), name) for name in reversed(SEVERITIES)]
-        silent = self.rules.filter(pl.col("status") == UNTOLD).height
+        skipped = self.rules.filter(pl.col("status") == SKIPPED).height
         quiet = self.rules.filter(pl.col("status") == NOTHING).height
-        said = []
+        texts = []
         if self.found:
             each = ", ".join(f"{n} {name}" for n, name in counts if n)
-            said.append(f"{format_count(len(self.found), 'finding')}: {each}.")
-            if quiet:
-                said.append(f"{format_count(quiet, 'rule')} found nothing.")
+            texts.append(f"{format_count(len(self.found), 'finding')}: {each}.")
         else:
-            said.append("Nothing found." if quiet else "Nothing can be told.")
-        if silent:
-            told = format_count(silent, "rule")
-            said.append(f"{told} cannot tell, because what they need was not recorded.")
-        return " ".join(said)
+            texts.append("Nothing found." if quiet else "No check was possible.")
+        checks = [f"{format_count(quiet, 'check')} passed"] if quiet else []
+        checks += [f"{skipped:,} skipped"] if skipped else []
+        return " ".join([*texts, f"{', '.join(checks)}." if checks else ""]).strip()
 
     def _notes(self) -> tuple[str, ...]:
-        """How costs are meant; what cannot be told, and why."""
-        overlap = (
-            "Costs of communication overlap and do not add up: wait time for a straggler is "
-            "exposed communication on the other ranks."
+        """How costs are meant; which checks were skipped, and what to record for them."""
+        costs = (
+            "A cost is the most that removing its cause can gain; no two findings count the same "
+            "time."
         )
-        of_communication = [one for one in self.found if one.analysis in _COMMUNICATION]
-        untold = self.rules.filter(pl.col("status") == UNTOLD)
-        reasons = untold.group_by("why", maintain_order=True).agg(pl.col("rule").str.join(", "))
-        silent = [f"Cannot tell {rules}: {why}." for why, rules in reasons.rows()]
-        return (*((overlap,) if len(of_communication) > 1 else ()), *silent)
+        skipped = self.rules.filter(pl.col("status") == SKIPPED)
+        reasons = skipped.group_by("why", maintain_order=True).len().rows()
+        each = "; ".join(f"{format_count(n, 'check')} ({why})" for why, n in reasons)
+        return (
+            *((costs,) if any(one.cost_ns for one in self.found) else ()),
+            *((f"Skipped: {each}.",) if each else ()),
+        )
 
     def _tables(self) -> tuple[Table, ...]:
         shown = headings(
             "rule, status, looks_for: what it looks for, measure, info: info from, "
             "warning: warning from, critical: critical from"
         )
+        grave = any(one.severity != "info" for one in self.found)
         return (
             Table("findings", "Findings", self._frame(), columns={}),
+            Table("budget", "Where the time goes", self.budget, _BUDGET, detail=grave),
             Table("rules", "Rules", self.rules, shown, detail=True),
         )
 
     def _frame(self) -> pl.DataFrame:
         """The findings as a table, a row each."""
-        rows = [vars(one) | {"evidence": list(one.evidence)} for one in self.found]
+        rows = [
+            one.to_dict() | {"effects": [effect.title for effect in one.effects]}
+            for one in self.found
+        ]
         return pl.DataFrame(rows, schema=_FINDINGS, orient="row")
 
     def _count(self, severity: Severity) -> int:

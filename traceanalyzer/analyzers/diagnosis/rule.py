@@ -1,13 +1,46 @@
-"""What a rule is, and what it measures."""
+"""What a rule is, what it judges, and what it measures."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.diagnosis.device_time import DeviceTime, device_time
+from traceanalyzer.analyzers.diagnosis.program import Program, program
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 
-#: The answers of analyses by name, as far as there are any.
-Answers = Mapping[str, Result]
+
+@dataclass(frozen=True)
+class Answers:
+    """The results that rules judge.
+
+    Attributes:
+        results: of the analyzers, by name, as far as there are any.
+    """
+
+    results: Mapping[str, Result]
+
+    def get(self, name: str) -> Result | None:
+        """The result of an analyzer, or None."""
+        return self.results.get(name)
+
+    @cached_property
+    def time(self) -> DeviceTime:
+        """The lost time of all devices by root cause."""
+        idle, comm = self.get("gpu_idle"), self.get("comm_outliers")
+        return device_time(
+            idle if isinstance(idle, GpuIdle) else None,
+            comm if isinstance(comm, CommOutliers) else None,
+        )
+
+    @cached_property
+    def program(self) -> Program:
+        """What is known of the program and its GPUs."""
+        return program(self.results)
 
 
 @dataclass(frozen=True)
@@ -19,10 +52,16 @@ class Measured:
         title: what is wrong, one sentence with numbers.
         evidence: further numbers, a sentence each.
         advice: what to try.
-        cost_ns, cost_bytes: what it costs, or None.
+        cost_ns: time that removing it can gain at most, as the mean per step and device (per device
+            where no steps are marked), or None.
+        total_ns: the same, all devices together; ``cost_ns`` follows from it where it is None.
+        cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, where that is a
             share.
         confidence: how sure it is.
+        rank, device, step: where it is, None where it is in many places.
+        intervals: when it is: rank, device, start_ns, end_ns on the clocks of their files.
+        explained: the share of it that other findings explain, by the name of their rule.
     """
 
     size: float
@@ -30,13 +69,19 @@ class Measured:
     evidence: tuple[str, ...] = ()
     advice: str = ""
     cost_ns: int | None = None
+    total_ns: int | None = None
     cost_bytes: int | None = None
     cost_frac: float | None = None
     of: str = "the devices' time"
     confidence: Confidence = "high"
+    rank: int | None = None
+    device: int | None = None
+    step: str | None = None
+    intervals: pl.DataFrame | None = None
+    explained: Mapping[str, float] = field(default_factory=dict)
 
 
-#: Measures an answer; the second argument are the answers of the other analyses.
+#: Measures a result; the second argument has the results of the other analyses.
 Measure = Callable[[Any, Answers], Iterable[Measured]]
 
 
@@ -64,9 +109,9 @@ class Rule:
     counts: bool = False
     uses: tuple[str, ...] = ()
 
-    def judge(self, result: Result, answers: Answers) -> Iterator[Measured]:
-        """What it measures of the answer of its analysis."""
-        for one in self.function(result, answers):
+    def judge(self, answers: Answers) -> Iterator[Measured]:
+        """What it measures of the result of its analysis."""
+        for one in self.function(answers.results[self.analysis], answers):
             is_share = one.cost_frac is None and not self.counts
             yield replace(one, cost_frac=one.size) if is_share else one
 

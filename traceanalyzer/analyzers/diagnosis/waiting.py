@@ -17,6 +17,14 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
+from traceanalyzer.analyzers.diagnosis import straggling
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    EXPOSED,
+    LINK,
+    OUTLIER,
+    SLOW,
+    DeviceTime,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule, rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
@@ -26,6 +34,12 @@ from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.analyzers.transfers.result import ADVICE, MIGRATIONS, Transfers, page_faults
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+
+#: From this share on, most of a loss is in one place.
+_MOST = 0.6
+
+#: From so many ranks on, one of them can be the place.
+_SEVERAL = 2
 
 #: A device with this many times the median idle time of a cause is named.
 _APART = 2
@@ -55,30 +69,106 @@ _IDS = {
     causes.HOST_CODE: "host-code",
     causes.UNKNOWN: "unknown-idleness",
 }
+#: The rules of causes of exposed communication.
+_COMM_IDS = {SLOW: "slow-collectives", OUTLIER: "collective-outliers", LINK: "slow-link"}
+
 #: Names alone show these, and people name things as they like.
 _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
 
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
-    rows = result.steps if result.step_ns else result.units
-    whole, cost = result.step_ns or result.span_ns, int(rows.select(_cost(cause).sum()).item())
-    if not whole or not cost:
+    time = answers.time
+    losses = time.of_cause(cause)
+    total = int(losses["lost_ns"].sum())
+    if not total:
         return
-    share = cost / whole
-    what = "main thread" if result.on_host else "GPU"
-    who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
     known: Confidence = "high" if result.host_known else "medium"
-    of = "step time" if result.step_ns else "the recorded time"
+    rank = _only_rank(losses)
+    advice = result.advice(cause, time.text(total))
     yield Measured(
-        size=share,
-        title=f"For {format_frac(share)} of {of} {who}, {causes.WAITING[cause]}: "
-        f"{format_ns(cost)}{_per_step(result, cost)}.",
-        evidence=tuple(_evidence(result, cause, answers)),
-        advice=f"{result.advice(cause, format_ns(cost))}{_graph_advice(cause, answers)}",
-        cost_ns=cost,
-        of=of,
+        size=time.frac(total),
+        title=_title(cause, result, losses, time, rank),
+        evidence=tuple(_evidence(result, cause, answers, rank)),
+        advice=f"{advice}{_graph_advice(cause, answers)}",
+        total_ns=total,
         confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
+        rank=rank,
+        step=_only_step(losses),
+        intervals=_intervals(losses),
     )
+
+
+def _title(
+    cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, rank: int | None
+) -> str:
+    total = int(losses["lost_ns"].sum())
+    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)})"
+    what = "main thread" if result.on_host else "GPU"
+    where = _in_steps(losses, time, rank)
+    if rank is not None and losses["waited"].any():
+        idle = f"Rank {rank} is idle{where}, {causes.WAITING[cause]}"
+        return f"{idle}, and the other ranks wait for it: {size}."
+    who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
+    who = who if rank is None else f"rank {rank} is idle"
+    return f"For {size} {who}{where}, {causes.WAITING[cause]}."
+
+
+def _in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
+    """In which steps most of it is, where these are few: `` in 2 of 6 steps``."""
+    there = losses.filter(~pl.col("waited"))
+    if rank is not None:
+        there = there.filter(root_rank=rank)
+    steps = there.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    ordered = steps.sort("lost_ns", "step", descending=[True, False])
+    before = pl.col("lost_ns").cum_sum() - pl.col("lost_ns")
+    most = ordered.filter(before < _MOST * pl.col("lost_ns").sum())
+    every = time.windows["step"].drop_nulls().n_unique()
+    if not most.height or 2 * most.height > every:
+        return ""
+    if most.height == 1:
+        return f" in {most['step'][0]}"
+    return f" in {most.height:,} of {every:,} steps"
+
+
+def _only_rank(losses: pl.DataFrame) -> int | None:
+    """The rank at which most of a loss begins, where there are several."""
+    if losses["rank"].n_unique() < _SEVERAL:
+        return None
+    sums = losses.drop_nulls("root_rank").group_by("root_rank").agg(pl.col("lost_ns").sum())
+    top = sums.sort("lost_ns", "root_rank", descending=[True, False]).head(1)
+    enough = top.filter(pl.col("lost_ns") >= _MOST * losses["lost_ns"].sum())
+    found: list[int] = enough["root_rank"].to_list()
+    return found[0] if found else None
+
+
+def _only_step(losses: pl.DataFrame) -> str | None:
+    """The step in which most of a loss is."""
+    sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    most = sums.filter(pl.col("lost_ns") >= _MOST * losses["lost_ns"].sum())
+    found: list[str] = most["step"].to_list()
+    return found[0] if found and losses["step"].n_unique() > 1 else None
+
+
+def explained_by(
+    losses: pl.DataFrame, whole_ns: float, column: str = "lost_ns"
+) -> dict[str, float]:
+    """The share of a time that other findings explain, by their ids.
+
+    Args:
+        losses: cause and ``column``, the time that is explained.
+        whole_ns: the time in question.
+        column: where the times are.
+    """
+    sums = losses.group_by("cause").agg(pl.col(column).sum()).sort("cause")
+    shares: dict[str, float] = {}
+    for cause, ns in sums.iter_rows():
+        id_ = _IDS.get(cause) or _COMM_IDS.get(cause) or "late-rank"
+        shares[id_] = shares.get(id_, 0.0) + min(ns / whole_ns, 1.0)
+    return shares
+
+
+def _intervals(losses: pl.DataFrame) -> pl.DataFrame:
+    return losses.select("rank", "device", start_ns="start", end_ns="end")
 
 
 def _cost(cause: str) -> pl.Expr:
@@ -89,17 +179,15 @@ def _cost(cause: str) -> pl.Expr:
     return time - pl.col("short_launch_ns") if cause == causes.SHORT_GAP else time
 
 
-def _per_step(result: GpuIdle, cost: int) -> str:
-    steps = result.steps.height
-    return f", {format_ns(cost / steps)} a step" if steps else ""
-
-
-def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
+def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
+    if rank is not None:
+        yield from _waits_for(answers.time, cause, rank)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
         yield CUT_OFF
-    yield from _idlest(result, cause)
+    if rank is None:
+        yield from _idlest(result, cause)
     yield from _longest(result, cause)
     if cause == causes.DATALOADING:
         yield from _loading(result)
@@ -109,6 +197,22 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers) -> Iterator[str]:
         yield from _launching(answers)
     elif cause in _CALLS:
         yield from _calls(answers, _CALLS[cause])
+
+
+def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
+    """How long the rank is idle, and how long the others wait for it, in which collective."""
+    losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
+    own, waited = (losses.filter(which)["lost_ns"].sum() for which in (~pl.col("waited"), "waited"))
+    if not waited:
+        return
+    waits = losses.filter("waited")
+    by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
+    name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+    yield (
+        f"Rank {rank} itself is idle for {format_ns(own)}; {format_count(ranks, 'other rank')} "
+        f"wait {format_ns(waited)} in total for it, most of it in {name}."
+    )
+    yield (f"Without it, exposed communication falls by {time.text(waited)} at most.")
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -245,33 +349,48 @@ def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
 
 # --- communication ---------------------------------------------------------------------------
 
-#: So many ranks are named.
+#: So many things are named.
 _NAMED = 3
+
+#: What other findings leave unexplained of a straggler's delay is a finding from this share on.
+_MUCH_LEFT = 0.2
 
 
 @rule(
     "comm_outliers",
     "the other ranks wait for one that comes late to collectives",
-    "what the rank costs the others, as a share of all steps' time (without two steps: of "
-    "the recorded time)",
+    "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
+    "time, where no steps are marked)",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
+    uses=("gpu_idle", "kernels"),
 )
-def _late_rank(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
     for row in result.late_ranks().head(_NAMED).iter_rows(named=True):
+        waits = time.waits_for(row["rank"])
+        by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
+        total = sum(by_cause.values())
+        if not total:
+            continue
+        others = time.windows.filter(pl.col("rank") != row["rank"])
+        share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
+        explained = explained_by(waits.filter(pl.col("cause").is_in(list(_IDS))), total)
+        left = 1 - sum(explained.values())
         own = result.ranks.filter(pl.col("rank") == row["rank"]).row(0, named=True)
-        told = result.steps.height >= WARN_STEPS
-        share = own["late_frac"] if told else _share(row["imposed_ns"], result.total_span_ns)
+        reason = straggling.reason(answers, row["rank"], by_cause)
+        wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
         yield Measured(
-            size=share,
-            title=f"Rank {row['rank']} is a straggler: other ranks waited "
-            f"{format_ns(row['imposed_ns'])} in total for it"
-            f"{f', {format_frac(share)} of step time' if told else ''}.",
-            evidence=tuple(_of_late_rank(result, row)),
-            advice=f"Look at what rank {row['rank']} does before it arrives: more data or slower "
-            "loading than on the others, a slower device or host, other work on its node.",
-            cost_ns=row["imposed_ns"],
-            of="step time" if told else "the recorded time",
-            confidence="high" if own["late_steps"] >= WARN_STEPS else "low",
+            size=share if left < _MUCH_LEFT else share * left,
+            title=f"Rank {row['rank']} is a straggler{f': {reason}' if reason else ''}; the other "
+            f"ranks wait for it, {wait}.",
+            evidence=(*straggling.why(by_cause), *_of_late_rank(result, row)),
+            advice=straggling.advice(answers, row["rank"], by_cause),
+            total_ns=round(total * left) if left >= _MUCH_LEFT else total,
+            confidence="high" if own["late_steps"] >= WARN_STEPS else "medium",
+            rank=row["rank"],
+            step=_only_step(waits),
+            intervals=_intervals(waits),
+            explained=explained,
         )
 
 
@@ -291,83 +410,94 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
 @rule(
     "comm_outliers",
     "collectives took long on all ranks after the last had arrived",
-    "time beyond the usual, as a share of the recorded time",
+    "exposed time beyond the usual as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
 )
-def _slow_collectives(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     slow = result.collectives.filter("slow").sort(
         "slow_factor", "instance", descending=[True, False]
     )
     if slow.is_empty():
         return
     worst = slow.row(0, named=True)
-    over = pl.col("pure_ns") * (1 - 1 / pl.col("slow_factor")) * pl.col("ranks")
-    cost = round(slow.select(over.sum()).item())
-    share = _share(cost, result.total_span_ns)
+    claimed = _claimed(answers, SLOW)
+    if claimed is None:
+        return
+    losses, total, size = claimed
     yield Measured(
-        size=share,
+        size=size,
         title=f"{format_count(slow.height, 'collective')} of {result.n_collectives:,} took long "
-        "on all ranks after the last had arrived: "
-        f"{format_ns(cost)} beyond the usual, on all together.",
+        f"on all ranks after the last had arrived{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
         advice="The network or NVLink was slow or shared: compare the nodes and the time of day, "
         "look at NCCL's log (NCCL_DEBUG=INFO) for the transport and at other jobs on the fabric.",
-        cost_ns=cost,
-        of="the recorded time",
+        total_ns=total,
         confidence="high" if result.n_ranks > 1 else "medium",
+        step=_only_step(losses) or (worst["step"] if slow.height == 1 else None),
+        intervals=_intervals(losses),
     )
 
 
 @rule(
     "comm_outliers",
     "collectives took much longer than others of their kind, and nothing explains it",
-    "time beyond the usual, as a share of the recorded time",
+    "exposed time beyond the usual as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
 )
-def _collective_outliers(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     found = result.outliers().filter(pl.col("cause").is_null())
     if found.is_empty():
         return
-    worst, cost = found.row(0, named=True), int(found["over_ns"].sum())
-    share = _share(cost, result.total_span_ns)
+    worst = found.row(0, named=True)
+    claimed = _claimed(answers, OUTLIER)
+    if claimed is None:
+        return
+    losses, total, size = claimed
     yield Measured(
-        size=share,
+        size=size,
         title=f"{format_count(found.height, 'collective')} of {result.n_events:,} took much longer "
-        f"than others of the kind: {format_ns(cost)} beyond the usual.",
+        f"than others of the kind{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
         advice="The files of all ranks tell whether that was waiting for a late rank or slow "
         "communication."
         if result.n_ranks == 1
         else "See when they happened and what ran beside them.",
-        cost_ns=cost,
-        of="the recorded time",
+        total_ns=total,
         confidence="low" if result.n_ranks == 1 else "medium",
+        rank=_only_rank(losses),
+        step=_only_step(losses),
+        intervals=_intervals(losses),
     )
 
 
 @rule(
     "comm_outliers",
     f"large collectives use less than {SLOW_LINK_FRAC:.0%} of their link's bandwidth",
-    f"time beyond that at {SLOW_LINK_FRAC:.0%} of the link, as a share of the recorded time",
+    f"exposed time beyond that at {SLOW_LINK_FRAC:.0%} of the link as a share of step time (or of "
+    "the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
 )
-def _slow_link(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     sentences = slow_links(result)
     if not sentences:
         return
-    took = pl.coalesce("pure_ns", "median_ns") * pl.col("n")
-    over = took * (1 - pl.col("link_frac") / SLOW_LINK_FRAC)
-    cost = round(result.slow_links.select(over.sum()).item())
+    claimed = _claimed(answers, LINK)
+    if claimed is None:
+        return
+    losses, total, size = claimed
     yield Measured(
-        size=_share(cost, result.total_span_ns),
+        size=size,
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
         advice="See which transport NCCL chose (NCCL_DEBUG=INFO): P2P disabled, a missing NVLink "
         "bridge, shared memory or sockets instead of NVLink or InfiniBand."
         + ("" if result.n_matched else " The files of all ranks show how much is wait time."),
-        cost_ns=cost,
-        of="the recorded time",
+        total_ns=total,
         confidence="medium" if result.n_matched else "low",
+        intervals=_intervals(losses),
     )
 
 
@@ -400,28 +530,36 @@ def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
 @rule(
     "overlap",
     "communication is not hidden behind compute",
-    "exposed communication as a share of the devices' time",
+    "exposed communication without wait time and without what slow collectives took too long, as a "
+    "share of step time (or of the recorded time)",
     {"warning": 0.1, "critical": 0.3},
 )
 def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
-    sums = result.scalars
-    cost, span, whole = (
-        sums[name] for name in ("exposed_communication_ns", "span_ns", "communication_ns")
-    )
-    if not cost or not span:
+    time, sums = answers.time, result.scalars
+    if not sums["exposed_communication_ns"]:
         return
-    share = cost / span
+    rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
+    waits = time.losses.filter("waited")
+    slow = time.losses.filter(pl.col("cause").is_in((SLOW, OUTLIER, LINK)))
+    total = int(rest["lost_ns"].sum())
+    whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
+    if not whole:
+        return
+    waited_ns = int(waits["lost_ns"].sum())
+    besides = f" besides wait time for other ranks ({time.text(waited_ns)})" if waited_ns else ""
     yield Measured(
-        size=share,
-        title=f"Exposed communication takes {format_ns(cost)}, {format_frac(share)} of the "
-        "devices' time.",
+        size=time.frac(total),
+        title=f"Communication that nothing overlaps takes {format_frac(time.frac(total))} of "
+        f"{time.of} ({time.text(total)}){besides}.",
         evidence=(
-            f"{format_frac(sums['overlap_frac'])} of {format_ns(whole)} is overlapped.",
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped.",
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
-        advice=advice(result),
-        cost_ns=cost,
+        advice=advice(result, waits=not waited_ns),
+        total_ns=total,
+        intervals=_intervals(rest),
+        explained=explained_by(pl.concat([waits, slow]), whole),
     )
 
 
@@ -453,10 +591,10 @@ def _exposed_copies(result: Overlap, answers: Answers) -> Iterator[Measured]:
         return
     yield Measured(
         size=cost / span,
-        title=f"Copies and sets beside which nothing else runs take {format_ns(cost)}, "
-        f"{format_frac(cost / span)} of the devices' time.",
+        title=f"Copies and memsets beside which nothing else runs take {format_frac(cost / span)} "
+        "of the devices' time.",
         advice=_copying(answers),
-        cost_ns=cost,
+        total_ns=cost,
     )
 
 
@@ -491,8 +629,20 @@ def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
         f"{format_frac(cost / result.span_ns)} of the devices' time.",
         evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
         advice=f"{ADVICE[MIGRATIONS][:1].upper()}{ADVICE[MIGRATIONS][1:]}.",
-        cost_ns=cost,
+        total_ns=cost,
     )
+
+
+def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
+    """The losses of a cause, how much that is in total, and its share of the devices' time."""
+    time = answers.time
+    losses = time.of_cause(cause)
+    total = int(losses["lost_ns"].sum())
+    return (losses, total, time.frac(total)) if total else None
+
+
+def _at_cost(answers: Answers, total: int) -> str:
+    return f": {answers.time.text(total)} of exposed communication beyond the usual"
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
@@ -500,10 +650,6 @@ def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
         f"The worst, {_what(row)}{_at(row['step'])}, took {format_ns(took_ns)}, {factor:.3g} times "
         "the usual."
     )
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
 
 
 def _what(row: Mapping[str, Any]) -> str:
@@ -533,7 +679,7 @@ RULES = (
             "share of step time (of the recorded time, where no steps are marked)",
             _OTHER_LEVELS.get(cause, _LEVELS),
             partial(_judge, cause),
-            uses=("cuda_api", "launches"),
+            uses=("comm_outliers", "cuda_api", "info", "launches"),
         )
         for cause in causes.CAUSES
     ),

@@ -6,6 +6,9 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.diagnosis.waiting import explained_by
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.memory.attribution import frame_text
@@ -25,7 +28,7 @@ from traceanalyzer.vocabulary import NO_GPU_WORK
     "time beyond each rank's median step, as a share of all steps' time",
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
-def _uneven_steps(result: Steps, _: Answers) -> Iterator[Measured]:
+def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
     # prefill takes as long as its prompts are
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
@@ -46,15 +49,26 @@ def _uneven_steps(result: Steps, _: Answers) -> Iterator[Measured]:
     )
     yield Measured(
         size=cost / whole,
-        title=f"Steps are uneven: together they take {format_ns(cost)} more than if each took the "
-        f"median, {format_frac(cost / whole)} of their time.",
+        title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
+        "median step.",
         evidence=(slowest,),
         advice="See what the slow steps spend their time on that others do not: traceanalyzer "
         "steps and gpu-idle --by step show it.",
-        cost_ns=cost,
-        of="step time",
+        total_ns=cost,
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
+        explained=_growth(answers),
     )
+
+
+def _growth(answers: Answers) -> dict[str, float]:
+    """What the slow steps lose more than others, by the finding that explains it."""
+    time = answers.time
+    if not time.in_steps:
+        return {}
+    grown = time.growth
+    whole = grown.filter(pl.col("cause").is_null())["grown_ns"].sum()
+    causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
+    return explained_by(causes, whole, "grown_ns") if whole else {}
 
 
 #: From so many steps a rank on, their median says what is usual.
@@ -67,7 +81,7 @@ _ENOUGH = 5
     "time between steps as a share of the time from the first to the last",
     {"info": 0.05, "warning": 0.15, "critical": 0.4},
 )
-def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
+def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = result.ranks.drop_nulls("between_frac").sort(
         "between_frac", "on", descending=[True, False]
     )
@@ -79,6 +93,7 @@ def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
         size=worst["between_frac"],
         title=f"Between steps{rank} pass {format_ns(worst['between_ns'])}, "
         f"{format_frac(worst['between_frac'])} of the time.",
+        evidence=tuple(_between_steps(answers)),
         advice=(
             "Between the steps of an inference engine lie scheduling, sampling and waiting for "
             "requests"
@@ -86,10 +101,26 @@ def _time_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
             else "Evaluate, log and save less often, or in the background"
         )
         + "; what happens there shows in a flamegraph.",
-        cost_ns=int(rows["between_ns"].sum()),
-        of="the time from the first step to the last",
+        total_ns=int(rows["between_ns"].sum()),
         confidence="medium",
     )
+
+
+def _between_steps(answers: Answers) -> Iterator[str]:
+    """Why devices are idle between steps, and what the host does in the longest gap there."""
+    time, idle = answers.time, answers.get("gpu_idle")
+    if not isinstance(idle, GpuIdle):
+        return
+    whole = time.outside["idle_ns"].sum()
+    for cause, ns in time.outside.head(1).iter_rows():
+        if ns:
+            share = format_frac(ns / whole)
+            yield f"{share} of the idle time outside steps is {causes.WAITING[cause]}."
+    gaps = idle.gaps.filter(pl.col("step").is_null(), pl.col("host_event").is_not_null())
+    length = pl.col("end") - pl.col("start")
+    for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
+        took, inside = format_ns(gap["end"] - gap["start"]), gap["own_code"] or gap["host_event"]
+        yield f"The longest gap there takes {took}, while the host is in {inside}."
 
 
 @rule(

@@ -42,6 +42,10 @@ NAMES = {
 CAUSES = tuple(NAMES)
 CAUSE = pl.Enum(CAUSES)
 
+#: Communication without compute: time that a device loses although it is busy.
+EXPOSED = "exposed_communication"
+LOSS = pl.Enum([*CAUSES, EXPOSED])
+
 #: Work that starts later than this after its launch call although the device is idle waits for
 #: something: an event, another process, another device. Less is the latency of a launch.
 LAUNCH_LATENCY_NS = 20_000
@@ -108,6 +112,9 @@ SAVING = (
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
 )
 
+#: Parts of names that only PyTorch's operators, kernels and annotations have.
+OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
+
 #: Names of operators, as opposed to ranges that people or optimisers mark, which PyTorch recorded
 #: under the same category until 2021.
 OPERATOR = r"::|Backward\d*$|^triton_"
@@ -152,6 +159,19 @@ _ADVICE = {
     LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
     HOST_CODE: "Moving this code off the main thread",
 }
+#: The same where nothing of PyTorch was recorded, as far as it differs.
+_ADVICE_ELSEWHERE = {
+    SHORT_GAP: "Fewer, larger kernels (fusion, CUDA graphs)",
+    DATALOADING: "More loader threads, reading further ahead, or faster storage",
+    BATCH_COPY: "Pinned host memory (cudaMallocHost) and cudaMemcpyAsync on a separate stream let "
+    "copies run beside kernels, which",
+    SYNCHRONISATION: "Fewer calls that wait for the device (cudaDeviceSynchronize, "
+    "cudaStreamSynchronize, synchronous copies) let the host run ahead, which",
+    MEMORY_MANAGEMENT: "Allocating once before the loop, or from a pool (cudaMallocAsync), avoids "
+    "these calls, which",
+    CHECKPOINT_IO: "Reading files before the loop, and writing them from another thread,",
+    LAUNCH: "Launching less (CUDA graphs, larger kernels, fusion)",
+}
 #: The same for copies that are not from pageable memory.
 BATCH_COPY_PINNED = (
     "The host memory is pinned or managed already: copying the next batch ahead on a stream of its "
@@ -166,13 +186,14 @@ _WITHOUT_GAIN = {
 }
 
 
-def advice(cause: str, saves: str, *, code: str) -> str:
+def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
     """What may help against a cause of idle time, and the most that it can save.
 
     Args:
         cause: one of :data:`CAUSES`.
         saves: the idle time of the cause, as text.
         code: what to record to see more code; empty where Python stacks were recorded.
+        pytorch: the program uses PyTorch, as far as is known.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
@@ -180,4 +201,5 @@ def advice(cause: str, saves: str, *, code: str) -> str:
     if cause == HOST_CODE:
         where = "The longest gaps (gpu-idle lists them) show where. "
         where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
-    return f"{where}{_ADVICE[cause]} would save {saves} at most."
+    texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
+    return f"{where}{texts[cause]} would save {saves} at most."

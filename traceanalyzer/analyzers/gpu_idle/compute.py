@@ -9,11 +9,12 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, EXPOSED, LOSS
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.frames import intervals
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Columns of times: what ran, then idleness by cause. They add up to end - start.
@@ -54,11 +55,14 @@ class Part:
         unread_targets: a gap is a device-side wait, and what streams wait for was not read.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
+        lost: unit, cause, start, end: all idle time, and communication without compute; None where
+            nobody asked for it.
         steps: unit, step, start, end and :data:`MEASURES`.
         gaps: rows of :func:`~.longest_gaps.longest`.
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
         gap_count: idle stretches that are not short.
+        pytorch: operators or kernels of PyTorch were recorded.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
         hints: how the profiler that wrote the file records what it lacks.
     """
@@ -74,17 +78,24 @@ class Part:
     unread_targets: bool
     units: pl.DataFrame
     causes: pl.DataFrame
+    lost: pl.DataFrame | None
     steps: pl.DataFrame
     gaps: pl.DataFrame
     loader: pl.DataFrame
     loader_code: pl.DataFrame
     gap_count: int
+    pytorch: bool
     copies_pinned: bool
     hints: Mapping[str, str]
 
 
-def measure(excerpt: Excerpt, options: Options) -> Part:
+def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> Part:
     """One rank's idleness by cause.
+
+    Args:
+        excerpt: of one rank's trace.
+        options: of the analysis.
+        with_lost: also when each cause applies, :attr:`Part.lost`.
 
     Raises:
         OptionError: a pattern is not a regular expression.
@@ -106,8 +117,9 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     why = [waits, loader, copies, *_other_causes(near), launching, host.extents(excerpt)]
     pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
     hidden = intervals.intersect(loader, busy, _UNIT)
-    unfed = idle.filter(short, pl.col("launched") > pl.col("start"))
-    windows = [*pieces, loader, copies, hidden, _exposed(excerpt), unfed]
+    unfed = pl.col("launched") > pl.col("start")
+    exposed, unfed_gaps = _exposed(excerpt), idle.filter(short, unfed)
+    windows = [*pieces, loader, copies, hidden, exposed, unfed_gaps]
     marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, pieces, options.library_names)
@@ -126,14 +138,26 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(pieces),
+        lost=_lost([*pieces[1:], exposed], unfed_gaps) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
         gap_count=gaps.height,
+        pytorch=any(mark in name for name in excerpt.names for mark in causes.OF_PYTORCH),
         copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
     )
+
+
+def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
+    """As :func:`measure`, with the intervals of all lost time.
+
+    Raises:
+        MissingData: neither device work nor operators were recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    return measure(take(trace, options), options, with_lost=True)
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
@@ -155,6 +179,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         *key, "idle_ns", "cause", descending=[False] * 4 + [True, False]
     )
     return GpuIdle(
+        lost=_joined(parts, "lost").drop("start_ns")
+        if all(part.lost is not None for part in parts)
+        else None,
         by=options.by,
         on_host=all(part.on_host for part in parts),
         work_lost=any(part.work_lost for part in parts),
@@ -169,6 +196,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         causes=by_cause,
         steps=steps,
         gaps=gaps,
+        pytorch=any(part.pytorch for part in parts),
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
     )
@@ -185,7 +213,16 @@ def more(parts: Sequence[Part], options: Options) -> Needs | None:
     return replace(first, kinds={*first.kinds, "sample"}, samples=samples, columns=columns)
 
 
-GPU_IDLE = Analyzer("gpu_idle", Options, needs, measure, combine, take=take, more=more)
+GPU_IDLE = Analyzer(
+    "gpu_idle",
+    Options,
+    needs,
+    measure,
+    combine,
+    take=take,
+    more=more,
+    report_measure=measure_for_diagnosis,
+)
 
 
 # --- when it is ------------------------------------------------------------------------------
@@ -267,6 +304,19 @@ def _by_cause(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return pl.concat(summed)
 
 
+def _lost(pieces: Sequence[pl.DataFrame], unfed: pl.DataFrame) -> pl.DataFrame:
+    """All pieces with their cause; a short gap whose next work was not launched is launch-bound."""
+    named = zip((*CAUSES, EXPOSED), pieces, strict=True)
+    frames = {cause: frame.select("unit", "start", "end") for cause, frame in named}
+    unfed = unfed.select("unit", "start", "end")
+    frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(unfed, on=unfed.columns, how="anti")
+    frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], unfed])
+    found = pl.concat(
+        frame.with_columns(cause=pl.lit(cause, LOSS)) for cause, frame in frames.items()
+    )
+    return found.sort("unit", "start")
+
+
 def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The rows with :data:`MEASURES`: how much of each is which."""
     keys = rows.select("unit", "start", "end")
@@ -295,4 +345,6 @@ def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
             named = named.with_columns(start_ns=pl.col("start") - pl.col("origin"))
         found.append(with_source(named.drop("origin"), part))
     joined = pl.concat(found)
-    return joined.with_columns(pl.col("cause").cast(CAUSE)) if "cause" in joined.columns else joined
+    if joined.schema.get("cause") == pl.String:
+        joined = joined.with_columns(pl.col("cause").cast(CAUSE))
+    return joined

@@ -49,6 +49,7 @@ class GpuIdle(Result):
         loader_code: functions and operators that ran inside data loading: name, self_ns.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
+        pytorch: operators or kernels of PyTorch were recorded.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
         units: a row a device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
@@ -58,6 +59,10 @@ class GpuIdle(Result):
             launched.
         causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
             ``idle_ns``, ``longest_ns``; those that do not occur have none.
+        lost: all idle time and exposed communication as intervals: rank, path, device, pid, start,
+            end, cause (``exposed_communication`` besides the causes of idle time). A short gap at
+            whose start the next work had not been launched is of launch overhead here. None but in
+            a diagnosis or report.
         steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
             (from the unit's start), the columns of times of ``units`` for the step's time on the
             host, and ``exposed_communication_ns`` (communication without compute, part of
@@ -81,9 +86,11 @@ class GpuIdle(Result):
     loader_code: pl.DataFrame
     min_gap_ns: int
     gap_count: int
+    pytorch: bool
     copies_pinned: bool
     units: pl.DataFrame
     causes: pl.DataFrame
+    lost: pl.DataFrame | None
     steps: pl.DataFrame
     gaps: pl.DataFrame
     hints: Mapping[str, str]
@@ -121,15 +128,18 @@ class GpuIdle(Result):
 
     def advice(self, cause: str, saves: str) -> str:
         """What may help against a cause of idle time, and the most that it can save."""
-        if cause == causes.DATALOADING and self.loads_in_process:
+        if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
             return (
                 "Loading in the main process (num_workers=0) hides nothing; workers "
                 f"would save {saves} at most."
             )
-        if cause == causes.BATCH_COPY and self.copies_pinned:
+        if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
         return causes.advice(
-            cause, saves, code="" if self.stacks_known else self.hints["other code"]
+            cause,
+            saves,
+            code="" if self.stacks_known else self.hints["other code"],
+            pytorch=self.pytorch,
         )
 
     @property

@@ -1,6 +1,6 @@
 """From the device work of each rank to the kernels of all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +135,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         ).with_columns(pl.col("name").cast(pl.String)),
         groups=_groups(work, kernels, group, scope) if group else None,
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
+        by_rank=_by_rank(parts, brief),
     )
 
 
@@ -240,6 +241,22 @@ def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
         below += part.kernels.height
         held.append(part.work.with_columns(kernel=pl.Series(own[part.work["kernel"].to_numpy()])))
     return pl.concat(held), pl.concat(each)[first]
+
+
+def _by_rank(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame:
+    """How often each rank ran each kernel and how long that took, without communication."""
+    found = []
+    for part in parts:
+        sums = part.work.group_by("kernel").agg(
+            n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
+        )
+        of_kernel = part.kernels[sums["kernel"]].select(pl.col("name").cast(pl.String), "family")
+        rank = pl.lit(part.devices["rank"].first(), pl.Int32).alias("rank")
+        found.append(sums.drop("kernel").hstack(of_kernel).with_columns(rank))
+    rows = pl.concat(found).drop_nulls("name").filter(pl.col("family") != COMMUNICATION)
+    summed = rows.group_by("rank", "name").agg(pl.col("n", "total_ns").sum())
+    kernel = mapped(summed["name"], brief.__getitem__).alias("kernel")
+    return summed.select("rank", kernel, "n", "total_ns").sort("rank", "kernel")
 
 
 def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

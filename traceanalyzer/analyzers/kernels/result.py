@@ -55,6 +55,8 @@ class Kernels(Result):
             that takes most of it, and ``family_frac``, how much of the group's total.
         devices: one row a device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
+        by_rank: one row a kernel of each rank, communication left out: ``rank``, ``kernel``, ``n``,
+            ``total_ns``.
     """
 
     by: By | None
@@ -68,6 +70,7 @@ class Kernels(Result):
     names: pl.DataFrame
     groups: pl.DataFrame | None
     devices: pl.DataFrame
+    by_rank: pl.DataFrame
 
     @property
     def group(self) -> tuple[str, ...]:

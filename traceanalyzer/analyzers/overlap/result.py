@@ -173,11 +173,17 @@ def why_exposed(result: Overlap) -> str:
     return f"Reasons: {', '.join(parts)}." if parts else ""
 
 
-def advice(result: Overlap) -> str:
-    """What to do about the largest reason, and what more files would show."""
-    if result.reasons.is_empty():
+def advice(result: Overlap, *, waits: bool = True) -> str:
+    """What to do about the largest reason, and what more files would show.
+
+    Args:
+        result: of overlap.
+        waits: wait time for other ranks may be the largest reason.
+    """
+    reasons = result.reasons["reason"].to_list()
+    largest = next((one for one in reasons if waits or one != WAITING), None)
+    if largest is None:
         return _ALL_RANKS
-    largest = result.reasons["reason"][0]
     unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
     return sentences(_ADVICE[largest], _ALL_RANKS if unknown else "")
 

@@ -1,0 +1,55 @@
+"""Where the time of all devices goes, in a few rows."""
+
+import polars as pl
+
+from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, SLOW
+from traceanalyzer.analyzers.diagnosis.rule import Answers
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.overlap.result import Overlap
+
+_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "frac": pl.Float64}
+
+#: Parts of less are left out, but for those that are always listed.
+_LEAST = 0.001
+
+_TOP_KERNELS = 5
+
+
+def budget(answers: Answers) -> pl.DataFrame:
+    """Where the time of all devices goes.
+
+    Returns:
+        part, name, each_ns (mean per step and device, or per device), frac (of their time). The
+        parts ``busy`` and ``idle`` and ``exposed communication`` divide the time; ``overlapped
+        communication`` and the kernels are parts of what is busy.
+    """
+    time = answers.time
+    if not time.whole_ns:
+        return pl.DataFrame(schema=_TYPES)
+    lost = time.losses.group_by("cause", "waited").agg(pl.col("lost_ns").sum())
+    sums = {(cause, waited): int(ns) for cause, waited, ns in lost.iter_rows()}
+    waits = sum(ns for (_, waited), ns in sums.items() if waited)
+    transfers = sum(sums.get((cause, False), 0) for cause in (SLOW, OUTLIER, LINK, EXPOSED))
+    idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
+    work = "operators" if time.on_host else "compute and copies"
+    rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
+    overlap, kernels = answers.get("overlap"), answers.get("kernels")
+    if waits or transfers:
+        rows.append(("exposed communication", "wait time for other ranks", waits))
+        rows.append(("exposed communication", "transfer", transfers))
+    if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
+        hidden, span = (overlap.scalars[n] for n in ("hidden_communication_ns", "span_ns"))
+        rows.append(("overlapped communication", "", round(hidden * time.whole_ns / span)))
+    least = _LEAST * time.whole_ns
+    of_cause = sorted(idle.items(), key=lambda item: -item[1])
+    rows += [("idle", causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
+    if isinstance(kernels, Kernels) and kernels.span_ns:
+        top = kernels.heaviest("name").head(_TOP_KERNELS).select("kernel", "total_ns")
+        scale = time.whole_ns / kernels.span_ns
+        rows += [("kernel", name, round(ns * scale)) for name, ns in top.iter_rows()]
+    return pl.DataFrame(
+        [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],
+        schema=_TYPES,
+        orient="row",
+    )

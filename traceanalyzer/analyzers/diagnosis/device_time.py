@@ -1,0 +1,382 @@
+"""What took the devices' time: each lost moment belongs to one root cause.
+
+Time is lost where a device is idle, and where communication runs without compute. Idle time belongs
+to its cause (see ``gpu_idle``). Exposed communication is divided in this order:
+
+- wait time for another rank belongs to what delayed that rank, see :func:`delays`;
+- what a collective took beyond the usual on all ranks belongs to that collective;
+- what it took beyond others of its kind, without an explanation, likewise;
+- what it took beyond a quarter of its link's bandwidth belongs to the link;
+- the rest is communication that nothing overlaps.
+
+So the times of all causes add up to the idle time and the exposed communication of all devices. The
+time of a cause is the most that removing it can gain: on another rank the time may be lost anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.frames import intervals
+from traceanalyzer.units import format_ns
+
+#: What tells devices apart.
+DEVICE = ("path", "rank", "device")
+
+#: Causes besides those of idle time: a straggler's work (or what its communication took), and
+#: communication that is slow or that nothing overlaps.
+WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
+EXPOSED = causes.EXPOSED
+
+_LENGTH = pl.col("end") - pl.col("start")
+
+#: Of all losses: where and when, why, at which rank it began (null where that is not known), if it
+#: is wait time for that rank, and how much of it is in steps (where none are marked: all).
+_LOSS = {
+    "path": pl.String,
+    "rank": pl.Int32,
+    "device": pl.Int32,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "cause": pl.String,
+    "root_rank": pl.Int32,
+    "waited": pl.Boolean,
+    "collective": pl.String,
+    "lost_ns": pl.Int64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTime:
+    """The lost time of all devices by root cause.
+
+    Attributes:
+        losses: a row an interval: path, rank, device, start, end (on the clock of its file), cause,
+            ``root_rank`` (the rank that the cause is at, null where it is none), waited (it is wait
+            time for that rank), collective, ``lost_ns`` (in steps, where steps are marked), step.
+        windows: what the losses are shares of: path, rank, device, start, end and step (null where
+            no steps are marked: the span of each device).
+        outside: cause, ``idle_ns``: idle time of all devices before, between and after steps.
+        on_host: no device work was recorded: the devices are the main threads.
+    """
+
+    losses: pl.DataFrame
+    windows: pl.DataFrame
+    outside: pl.DataFrame
+    on_host: bool
+
+    @cached_property
+    def whole_ns(self) -> int:
+        """The time of all devices: of all steps, or all spans where no steps are marked."""
+        return int(self.windows.select(_LENGTH.sum()).item())
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether steps are marked, so that only their time counts."""
+        return bool(self.windows["step"].is_not_null().any())
+
+    @property
+    def of(self) -> str:
+        """What shares are of."""
+        return "step time" if self.in_steps else "the recorded time"
+
+    @property
+    def per(self) -> str:
+        """What :meth:`each_ns` is the mean of; empty where there is one device and no step."""
+        device = "process" if self.on_host else "GPU"
+        if self.windows.height == 1:
+            return ""
+        return f"step and {device}" if self.in_steps else device
+
+    def frac(self, total_ns: float) -> float:
+        """A time of all devices together as a share of all their time."""
+        return total_ns / self.whole_ns if self.whole_ns else 0.0
+
+    def each_ns(self, total_ns: float) -> int:
+        """A time of all devices together as the mean per step and device (or per device)."""
+        return round(total_ns / max(self.windows.height, 1))
+
+    def cost(self, total_ns: float) -> dict[str, Any]:
+        """A time of all devices together in the fields of a finding."""
+        mean = {"cost_ns": self.each_ns(total_ns), "per": self.per}
+        return mean | {"cost_frac": min(self.frac(total_ns), 1.0), "of": self.of}
+
+    def text(self, total_ns: float) -> str:
+        """A time of all devices together as people read it: ``1.45 ms per step and GPU``."""
+        time = format_ns(self.each_ns(total_ns))
+        return f"{time} per {self.per}" if self.per else time
+
+    def of_cause(self, cause: str) -> pl.DataFrame:
+        """The losses of one cause."""
+        return self.losses.filter(pl.col("cause") == cause)
+
+    def waits_for(self, rank: int) -> pl.DataFrame:
+        """Wait time for one rank, whatever delayed it."""
+        return self.losses.filter("waited", pl.col("root_rank") == rank)
+
+    @cached_property
+    def growth(self) -> pl.DataFrame:
+        """What slow steps lose more than the median step of their device, by cause.
+
+        cause, ``grown_ns``; the cause that is null is the duration of the steps.
+        """
+        keys = [*DEVICE, "step"]
+        whole = self.windows.select(*keys, cause=pl.lit(None, pl.String), ns=_LENGTH)
+        usual = pl.col("ns").median().over(*DEVICE, "cause")
+        slow = whole.with_columns(over=(pl.col("ns") - usual).clip(0)).filter(pl.col("over") > 0)
+        by_cause = self.losses.group_by(*keys, "cause").agg(ns=pl.col("lost_ns").sum())
+        every = self.windows.select(keys).join(by_cause.select("cause").unique(), how="cross")
+        of_step = every.join(by_cause, on=[*keys, "cause"], how="left", nulls_equal=True)
+        more = of_step.with_columns(pl.col("ns").fill_null(0)).with_columns(
+            over=(pl.col("ns") - usual).clip(0)
+        )
+        in_slow = more.join(slow.select(keys), on=keys, how="semi", nulls_equal=True)
+        summed = pl.concat([slow.select("cause", "over"), in_slow.select("cause", "over")])
+        return summed.group_by("cause").agg(grown_ns=pl.col("over").sum())
+
+
+def device_time(idle: GpuIdle | None, comm: CommOutliers | None) -> DeviceTime:
+    """The lost time of all devices by root cause.
+
+    Args:
+        idle: idle time and exposed communication; without it all communication counts as exposed.
+        comm: the collectives, where there are any.
+    """
+    windows, lost = _windows(idle, comm), _lost(idle, comm)
+    own = lost.filter(pl.col("cause") != EXPOSED)
+    alone = _in_windows(own, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
+    all_exposed = lost.filter(pl.col("cause") == EXPOSED).select(*DEVICE, "start", "end")
+    exposed = intervals.intersect(all_exposed, windows, DEVICE)
+    claims = [] if comm is None else list(_of_communication(lost, comm, exposed))
+    rest = _unclaimed(exposed, claims).with_columns(cause=pl.lit(EXPOSED), lost_ns=_LENGTH)
+    losses = pl.concat([_shaped(claim) for claim in (alone, *claims, rest)])
+    outside = alone.group_by("cause").agg(idle_ns=(_LENGTH - pl.col("lost_ns")).sum())
+    return DeviceTime(
+        _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
+        windows,
+        outside.sort("idle_ns", "cause", descending=[True, False]),
+        on_host=idle is not None and idle.on_host,
+    )
+
+
+# --- windows ---------------------------------------------------------------------------------
+
+
+def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
+    """The steps of each device; without steps its span; without both that of its collectives."""
+    if idle is not None and idle.steps.height:
+        return idle.steps.select(*DEVICE, "start", "end", "step")
+    if idle is not None:
+        spans = idle.units.select(*DEVICE, "start", "end")
+    elif comm is not None:
+        end = pl.col("ts") + pl.col("duration_ns")
+        rows = comm.instances.group_by(DEVICE).agg(start=pl.col("ts").min(), end=end.max())
+        spans = rows.sort(DEVICE)
+    else:
+        spans = pl.DataFrame(schema={name: _LOSS[name] for name in (*DEVICE, "start", "end")})
+    return spans.with_columns(step=pl.lit(None, pl.String))
+
+
+def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
+    """Idle time and exposed communication: path, rank, device, start, end, cause."""
+    columns = {name: _LOSS[name] for name in (*DEVICE, "start", "end", "cause")}
+    if idle is not None and idle.lost is not None:
+        return idle.lost.select(pl.col(name).cast(of) for name, of in columns.items())
+    if comm is None or idle is not None:
+        return pl.DataFrame(schema=columns)
+    end = pl.col("ts") + pl.col("duration_ns")
+    return comm.instances.select(*DEVICE, start="ts", end=end, cause=pl.lit(EXPOSED))
+
+
+def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """The rows with ``lost_ns``, how much of each lies in a window."""
+    return intervals.overlap_with(rows, windows, DEVICE).rename({"overlap": "lost_ns"})
+
+
+def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Adds the step in which a loss ends."""
+    steps = windows.select(*DEVICE, "step", begin="start").sort("begin")
+    path, rank, device = DEVICE
+    keyed = [frame.with_columns(_key=pl.struct(DEVICE).hash()) for frame in (losses, steps)]
+    found = (
+        keyed[0]
+        .sort("end")
+        .join_asof(
+            keyed[1].select("_key", "step", "begin"),
+            left_on="end",
+            right_on="begin",
+            by="_key",
+            allow_exact_matches=False,
+            check_sortedness=False,
+        )
+    )
+    return found.drop("_key", "begin").sort(path, rank, device, "start", "end")
+
+
+def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
+    """Exactly the columns of losses; what a claim does not have is null."""
+    missing = [pl.lit(None).alias(name) for name in _LOSS if name not in rows.columns]
+    typed = rows.with_columns(missing).select(pl.col(name).cast(t) for name, t in _LOSS.items())
+    return typed.with_columns(pl.col("waited").fill_null(value=False))
+
+
+# --- communication ---------------------------------------------------------------------------
+
+
+def _of_communication(
+    lost: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame
+) -> Iterator[pl.DataFrame]:
+    """What causes claim of exposed communication, one after the other, no moment twice."""
+    for claim in (_waits(lost, comm), _slow(comm), _unexplained(comm), _on_slow_links(comm)):
+        found = intervals.overlap_with(claim, exposed, DEVICE).rename({"overlap": "lost_ns"})
+        yield found
+        exposed = intervals.subtract(exposed, claim, DEVICE)
+
+
+def _unclaimed(exposed: pl.DataFrame, claims: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    if not claims:
+        return exposed
+    claimed = pl.concat([claim.select(*DEVICE, "start", "end") for claim in claims])
+    return intervals.subtract(exposed, claimed, DEVICE)
+
+
+def _waits(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
+    """Wait time for other ranks, divided by what delayed them, with ``cause`` and ``root_rank``.
+
+    Of waits at the same time on one device the one that began first counts.
+    """
+    roots = comm.collectives.select("instance", "root_rank").drop_nulls()
+    rows = comm.arrivals.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
+    rows = rows.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
+    rows = rows.sort(*DEVICE, "start", "end")
+    before = pl.col("end").cum_max().shift(1).over(DEVICE)
+    apart = rows.with_columns(start=pl.max_horizontal("start", before))
+    apart = apart.filter(pl.col("end") > pl.col("start"))
+    shares = delays(lost, comm)
+    divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
+        pl.col("cause").fill_null(WORK), pl.col("from_frac").fill_null(0.0),
+        pl.col("to_frac").fill_null(1.0),
+    )  # fmt: skip
+    at = [
+        (pl.col("start") + (_LENGTH * pl.col(name)).round().cast(pl.Int64)).alias(side)
+        for side, name in (("start", "from_frac"), ("end", "to_frac"))
+    ]
+    return divided.with_columns(at).with_columns(waited=pl.lit(value=True))
+
+
+def _slow(comm: CommOutliers) -> pl.DataFrame:
+    """What collectives took beyond the usual on all ranks after the last had arrived."""
+    slow = comm.collectives.filter("slow").select("instance", "slow_factor")
+    rows = comm.arrivals.join(slow, on="instance")
+    over = pl.col("duration_ns") - pl.col("wait_ns")
+    return _at_end(rows, over * (1 - 1 / pl.col("slow_factor")), SLOW)
+
+
+def _unexplained(comm: CommOutliers) -> pl.DataFrame:
+    """What collectives took beyond others of their kind, where partners do not tell why."""
+    rows = comm.outliers().filter(pl.col("cause").is_null())
+    return _at_end(rows, pl.col("over_ns"), OUTLIER)
+
+
+def _on_slow_links(comm: CommOutliers) -> pl.DataFrame:
+    """What collectives took beyond :data:`SLOW_LINK_FRAC` of their link's bandwidth."""
+    keys = [name for name in ("collective", "dtype", "message_bytes", "group") if
+            name in comm.slow_links.columns]  # fmt: skip
+    of_kind = comm.slow_links.select(*keys, "link_frac").unique(keys)
+    rows = comm.instances.join(of_kind, on=keys, nulls_equal=True)
+    pure = pl.col("duration_ns") - pl.col("wait_ns").fill_null(0)
+    return _at_end(rows, pure * (1 - pl.col("link_frac") / SLOW_LINK_FRAC), LINK)
+
+
+def _at_end(rows: pl.DataFrame, over_ns: pl.Expr, cause: str) -> pl.DataFrame:
+    """The last ``over_ns`` of each collective, as a claim of the cause."""
+    end = pl.col("ts") + pl.col("duration_ns")
+    return rows.select(
+        *DEVICE,
+        "collective",
+        start=end - over_ns.round().cast(pl.Int64),
+        end=end,
+        cause=pl.lit(cause),
+    ).filter(pl.col("end") > pl.col("start"))
+
+
+# --- what delays a rank ----------------------------------------------------------------------
+
+
+def delays(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
+    """Why ranks were late: shares of the wait time that they caused at each collective, by cause.
+
+    The rank that arrived last is compared with the one that arrived first, from the end of the last
+    collective of the same group (which both left together) to their arrival. The time that the late
+    rank was idle longer, for each cause, and that it was busy longer, is what delayed it::
+
+        excess(cause) = max(0, time(late, cause) - time(first, cause))
+
+    A rank that was late because another had delayed it has that other rank as root; its waits have
+    the shares of all other waits that the root caused.
+
+    Args:
+        lost: idle time and exposed communication: path, rank, device, start, end, cause.
+        comm: the collectives.
+
+    Returns:
+        instance, root_rank, cause (of idle time, ``exposed_communication`` or ``work``), and where
+        its share of each wait begins and ends: ``from_frac`` and ``to_frac``.
+    """
+    late = comm.collectives.filter(pl.col("imposed_ns") > 0, pl.col("root_rank").is_not_null())
+    direct = late.filter(pl.col("root_rank") == pl.col("late_rank"))
+    excess = _excess(_before_arrival(comm, direct), lost)
+    weights = excess.join(direct.select("instance", "root_rank", "imposed_ns"), on="instance")
+    typical = (
+        weights.group_by("root_rank", "cause")
+        .agg(ns=(pl.col("frac") * pl.col("imposed_ns")).sum())
+        .with_columns(frac=ratio("ns", pl.col("ns").sum().over("root_rank")))
+    )
+    passed = late.join(weights.select("instance"), on="instance", how="anti")
+    inherited = passed.select("instance", "root_rank").join(typical, on="root_rank")
+    shares = pl.concat(
+        [frame.select("instance", "root_rank", "cause", "frac") for frame in (weights, inherited)]
+    )
+    shares = shares.filter(pl.col("frac") > 0).sort("instance", "frac", "cause")
+    to = pl.col("frac").cum_sum().over("instance").clip(0, 1)
+    return shares.with_columns(to_frac=to, from_frac=(to - pl.col("frac")).clip(0, 1))
+
+
+def _before_arrival(comm: CommOutliers, direct: pl.DataFrame) -> pl.DataFrame:
+    """The last and the first rank of each collective, from the collective before to its arrival.
+
+    instance, is_late, path, rank, device, start, end.
+    """
+    left = (pl.col("ts") + pl.col("duration_ns")).shift(1).over("path", "rank", "lane")
+    rows = comm.arrivals.sort("path", "rank", "lane", "ts").with_columns(start=left, end="ts")
+    pairs = direct.select("instance", "late_rank", "first_rank")
+    both = rows.join(pairs, on="instance").filter(
+        (pl.col("rank") == pl.col("late_rank")) | (pl.col("rank") == pl.col("first_rank"))
+    )
+    is_late = pl.col("rank") == pl.col("late_rank")
+    return both.with_columns(is_late=is_late).filter(pl.col("end") >= pl.col("start"))
+
+
+def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
+    """instance, cause, frac: what the late rank's time has more of than the first rank's."""
+    found = lost["cause"].unique().sort().to_list()
+    times = {
+        cause: intervals.overlap_with(rows, lost.filter(pl.col("cause") == cause), DEVICE)[
+            "overlap"
+        ]
+        for cause in found
+    }
+    each = rows.select("instance", "is_late", length=_LENGTH).with_columns(**times)
+    each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(found or [pl.lit(0)]))
+    long = each.unpivot([*found, WORK], index=["instance", "is_late"], variable_name="cause")
+    side = [pl.col("value").filter(which).sum() for which in ("is_late", ~pl.col("is_late"))]
+    more = long.group_by("instance", "cause").agg(more=(side[0] - side[1]).clip(0))
+    share = ratio("more", pl.col("more").sum().over("instance"))
+    return more.with_columns(frac=share).drop_nulls("frac").sort("instance", "cause")
