@@ -84,7 +84,7 @@ def _compared(answers: Answers, rank: int) -> _Compared | None:
     if not isinstance(kernels, Kernels) or kernels.by_rank.is_empty():
         return None
     rows = _against_median(kernels.by_rank, rank)
-    usual = rows["usual_ns"].sum()
+    usual = float(rows["usual_ns"].sum())
     slower = rows.select((pl.col("n") * (pl.col("mean") - pl.col("usual_mean"))).sum()).item()
     more = rows.select(((pl.col("n") - pl.col("usual_n")) * pl.col("usual_mean")).sum()).item()
     if not usual or slower + more < _APART * usual:
@@ -95,7 +95,7 @@ def _compared(answers: Answers, rank: int) -> _Compared | None:
         return _Compared(_MORE_WORK, f"it runs more kernels than the others ({kernel_count})")
     factor = rows.select((pl.col("n") * pl.col("mean")).sum()).item() / (usual + more)
     is_slower = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
-    alike = rows.filter(is_slower)["total_ns"].sum() / rows["total_ns"].sum()
+    alike = int(rows.filter(is_slower)["total_ns"].sum()) / int(rows["total_ns"].sum())
     if alike >= _ALL:
         or_inputs = ", or larger inputs" if rows.height < _FEW else ""
         return _Compared(

@@ -136,7 +136,7 @@ def _only_rank(losses: pl.DataFrame) -> int | None:
         return None
     sums = losses.drop_nulls("root_rank").group_by("root_rank").agg(pl.col("lost_ns").sum())
     top = sums.sort("lost_ns", "root_rank", descending=[True, False]).head(1)
-    enough = top.filter(pl.col("lost_ns") >= _MOST * losses["lost_ns"].sum())
+    enough = top.filter(pl.col("lost_ns") >= _MOST * int(losses["lost_ns"].sum()))
     found: list[int] = enough["root_rank"].to_list()
     return found[0] if found else None
 
@@ -144,7 +144,7 @@ def _only_rank(losses: pl.DataFrame) -> int | None:
 def _only_step(losses: pl.DataFrame) -> str | None:
     """The step in which most of a loss is."""
     sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
-    most = sums.filter(pl.col("lost_ns") >= _MOST * losses["lost_ns"].sum())
+    most = sums.filter(pl.col("lost_ns") >= _MOST * int(losses["lost_ns"].sum()))
     found: list[str] = most["step"].to_list()
     return found[0] if found and losses["step"].n_unique() > 1 else None
 
@@ -202,7 +202,9 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
 def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     """How long the rank is idle, and how long the others wait for it, in which collective."""
     losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
-    own, waited = (losses.filter(which)["lost_ns"].sum() for which in (~pl.col("waited"), "waited"))
+    own, waited = (
+        int(losses.filter(which)["lost_ns"].sum()) for which in (~pl.col("waited"), "waited")
+    )
     if not waited:
         return
     waits = losses.filter("waited")

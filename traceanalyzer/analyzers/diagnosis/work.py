@@ -66,7 +66,7 @@ def _growth(answers: Answers) -> dict[str, float]:
     if not time.in_steps:
         return {}
     grown = time.growth
-    whole = grown.filter(pl.col("cause").is_null())["grown_ns"].sum()
+    whole = float(grown.filter(pl.col("cause").is_null())["grown_ns"].sum())
     causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
     return explained_by(causes, whole, "grown_ns") if whole else {}
 
