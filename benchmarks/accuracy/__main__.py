@@ -6,7 +6,7 @@ import argparse
 import statistics
 import time
 
-from benchmarks.accuracy.cases import single_cases
+from benchmarks.accuracy.cases import plans
 from benchmarks.accuracy.measure import Outcome, run
 
 
@@ -19,9 +19,11 @@ def main() -> None:
     given = options.parse_args()
     outcomes = []
     for seed in range(given.seed, given.seed + given.seeds):
-        for make in single_cases(seed, given.only):
+        for plan in plans(seed):
+            if given.only not in plan.name:
+                continue
             start = time.perf_counter()
-            outcome = run(make())
+            outcome = run(plan.make())
             outcomes.append(outcome)
             print(line(outcome, time.perf_counter() - start), flush=True)
             if given.findings:

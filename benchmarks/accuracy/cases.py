@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.accuracy import device_faults, host_faults, serving
-from benchmarks.accuracy.fault import FAULTS, Context, Expected, Fault
+from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault
 from benchmarks.accuracy.programs import new_job, train
 from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
+from benchmarks.accuracy.write import write_kineto
+from benchmarks.accuracy.write_nsys import write_nsys
 
 WORLDS = {
     "data-parallel": (2, 4, 4, 8),
@@ -19,32 +21,8 @@ WORLDS = {
     "single": (1,),
     "inference": (1,),
 }
-#: Faults that are simulated with 64 ranks too.
-LARGE = ("loader-slow-on-one-rank", "slow-gpu", "slow-interconnect", "loader-slow")
-
 #: Modules with faults: importing them fills FAULTS.
 MODULES = (host_faults, device_faults, serving)
-
-
-@dataclass
-class Case:
-    """A job that ran, and the answers that count, the costliest first.
-
-    Attributes:
-        name: the fault (``a + b`` for a pair, ``healthy-...`` for none).
-        kind: ``single``, ``pair``, ``healthy`` or ``real``.
-        cost_frac: how much of the run time the fault takes, against the same job without it.
-    """
-
-    name: str
-    kind: str
-    seed: int
-    job: Job
-    ranks: list[Rank]
-    expected: tuple[Expected, ...]
-    cost_frac: float = 0.0
-    format: str = "kineto"
-    notes: list[str] = field(default_factory=list)
 
 
 def program_of(job: Job) -> Callable[[Rank], Program]:
@@ -57,24 +35,83 @@ def wall_us(ranks: list[Rank]) -> float:
     return max(r.now for r in ranks) - min(event[4] for r in ranks for event in r.events[:50])
 
 
-def base_job(fault: Fault, seed: int, world: int | None = None) -> Job:
-    """A healthy job for a fault; the same arguments give the same job."""
-    dice = random.Random(f"{seed} {fault.name} {world}")
-    family = dice.choice(
-        [f for f in fault.families if world is None or f in ("data-parallel", "sharded")]
-    )
-    if family == "inference":
-        job = serving.new_serving_job(seed, fault.steps)
-    else:
-        fitting = [w for w in fault.worlds or WORLDS[family] if (w > 1) == (family != "single")]
-        job = new_job(family, seed, world or dice.choice(fitting), fault.steps)
-        vary(job, dice)
-    job.shapes = "shapes" in fault.record or dice.random() < 0.5
-    job.stacks = "stacks" in fault.record or dice.random() < 0.35
-    job.marks = "marks" in fault.record or dice.random() < 0.75
-    if fault.prepare:
-        fault.prepare(job)
-    return job
+@dataclass(frozen=True)
+class Plan:
+    """A case before it is made: faults, and what is not left to chance.
+
+    Attributes:
+        name: of the case.
+        faults: none, one, or two of which the first has the larger share.
+        family, world: where they are given.
+        format: ``kineto`` or ``nsys``.
+    """
+
+    name: str
+    faults: tuple[Fault, ...]
+    seed: int
+    family: str = ""
+    world: int = 0
+    format: str = "kineto"
+    record: tuple[str, ...] = ()
+
+    def base_job(self) -> Job:
+        """The healthy job; the same plan gives the same job."""
+        dice = random.Random(f"{self.seed} {self.name}")
+        family = self.family or dice.choice(self._families())
+        steps = max((fault.steps for fault in self.faults), default=6)
+        if family == "inference":
+            job = serving.new_serving_job(self.seed, 24)
+        else:
+            job = new_job(family, self.seed, self._world(family, dice), steps)
+            vary(job, dice)
+        record = {*self.record, *(name for fault in self.faults for name in fault.record)}
+        for name, odds in (("shapes", 0.5), ("stacks", 0.35), ("marks", 0.75)):
+            chance = dice.random() < odds
+            setattr(job, name, name in record or chance)
+        for fault in self.faults:
+            if fault.prepare:
+                fault.prepare(job)
+        return job
+
+    def _families(self) -> list[str]:
+        first, *others = self.faults
+        return [f for f in first.families if all(f in other.families for other in others)]
+
+    def _world(self, family: str, dice: random.Random) -> int:
+        given = next((fault.worlds for fault in self.faults if fault.worlds), WORLDS[family])
+        fitting = [w for w in given if (w > 1) == (family != "single")]
+        return self.world or dice.choice(fitting)
+
+    def make(self) -> Case:
+        """Simulate the job with its faults, and without them for their cost."""
+        healthy = self.base_job()
+        usual = wall_us(simulate(healthy, program_of(healthy)))
+        job = self.base_job()
+        expected = self._inject(job, usual / len(job.steps), (0, 1))
+        ranks = simulate(job, program_of(job))
+        kind = ("healthy", "single", "pair")[len(self.faults)]
+        if kind == "pair" and self._cost(usual, 1) > self._cost(usual, 0):
+            expected = expected[::-1]
+        cost = max(0.0, 1 - usual / wall_us(ranks))
+        recorded = [name for name in ("shapes", "stacks", "marks") if getattr(job, name)]
+        setting = f"{job.family} x{job.world}, {'+'.join(recorded) or 'plain'}, {self.format}"
+        write = partial(write_nsys if self.format == "nsys" else write_kineto, job, ranks)
+        return Case(self.name, kind, self.seed, setting, expected, cost, write)
+
+    def _inject(self, job: Job, step_us: float, which: tuple[int, ...]) -> tuple[Expected, ...]:
+        """Inject the faults of these numbers; the first is the costlier one."""
+        expected = []
+        for number, fault in enumerate(self.faults):
+            dice = random.Random(f"{self.seed} {self.name} {number}")
+            share = dice.uniform(0.18, 0.38) if len(self.faults) == 1 else (0.4, 0.15)[number]
+            if number in which:
+                expected.append(fault.inject(job, Context(dice, step_us, share)))
+        return tuple(expected)
+
+    def _cost(self, usual: float, number: int) -> float:
+        job = self.base_job()
+        self._inject(job, usual / len(job.steps), (number,))
+        return wall_us(simulate(job, program_of(job))) - usual
 
 
 def vary(job: Job, dice: random.Random) -> None:
@@ -84,27 +121,53 @@ def vary(job: Job, dice: random.Random) -> None:
     job.tokens = job.tokens if job.family == "pipeline" else dice.choice((4096, 8192, 12288))
     job.op_us *= dice.uniform(0.8, 1.4)
     job.options.item = job.family == "sharded" or dice.random() < 0.6
-    job.options.loader_us = lambda *_: 120.0
-    if dice.random() < 0.3 and job.world > job.gpus_per_host:
+    if job.world > job.gpus_per_host and dice.random() < 0.5:
         job.skew_us = {1: dice.uniform(-3000, 3000)}
 
 
-def make_case(fault: Fault, seed: int, world: int | None = None) -> Case:
-    """One case of a fault."""
-    healthy = base_job(fault, seed, world)
-    usual = wall_us(simulate(healthy, program_of(healthy)))
-    job = base_job(fault, seed, world)
-    dice = random.Random(f"{seed} {fault.name} place")
-    context = Context(dice, usual / len(job.steps), dice.uniform(0.18, 0.38))
-    expected = fault.inject(job, context)
-    ranks = simulate(job, program_of(job))
-    name = fault.name if world is None else f"{fault.name} ({world} ranks)"
-    cost = 1 - usual / wall_us(ranks)
-    return Case(name, "single", seed, job, ranks, (expected,), max(0.0, cost))
+#: Faults that are simulated with 64 ranks too.
+LARGE = ("loader-slow-on-one-rank", "slow-gpu", "slow-interconnect")
+#: Faults that are recorded with Nsight Systems too.
+NSYS = ("slow-gpu", "synchronize-each-step", "allocation-in-loop", "single-precision",
+        "device-copies", "launch-bound")  # fmt: skip
+#: The costlier fault is the first.
+PAIRS = (
+    ("loader-slow", "unfused-pointwise"),
+    ("loader-slow-on-one-rank", "slow-link-in-some-steps"),
+    ("slow-gpu", "checkpoint-on-rank-0"),
+    ("pageable-batch-copy", "logging-each-step"),
+    ("boolean-mask", "device-copies"),
+    ("slow-interconnect", "loader-slow-on-one-rank"),
+    ("checkpoint-on-all-ranks", "recompilation-in-some-steps"),
+    ("activation-offload", "unfused-attention"),
+    ("garbage-collection-on-one-rank", "tiny-collectives"),
+    ("slow-scheduler", "decode-without-graphs"),
+)
+#: Healthy jobs: family, ranks, what is recorded for certain.
+HEALTHY = (
+    ("single", 1, ("stacks",)),
+    ("single", 1, ("shapes", "marks")),
+    ("data-parallel", 2, ("marks",)),
+    ("data-parallel", 4, ("stacks", "marks")),
+    ("data-parallel", 16, ()),
+    ("data-parallel", 64, ("marks",)),
+    ("sharded", 4, ("shapes",)),
+    ("sharded", 8, ("marks",)),
+    ("pipeline", 4, ("marks",)),
+    ("inference", 1, ("marks",)),
+)
 
 
-def single_cases(seed: int, only: str = "") -> Iterator[Callable[[], Case]]:
-    """A case for each fault, not made yet; and those with 64 ranks."""
-    for fault in FAULTS.values():
-        if only in fault.name:
-            yield partial(make_case, fault, seed)
+def plans(seed: int) -> list[Plan]:
+    """All simulated cases of a seed."""
+    found = [Plan(name, (fault,), seed) for name, fault in FAULTS.items()]
+    found += [
+        Plan(f"{name} (64 ranks)", (FAULTS[name],), seed, "data-parallel", 64) for name in LARGE
+    ]
+    found += [Plan(f"{name} (nsys)", (FAULTS[name],), seed, format="nsys") for name in NSYS]
+    for first, second in PAIRS:
+        found.append(Plan(f"{first} + {second}", (FAULTS[first], FAULTS[second]), seed))
+    for family, world, record in HEALTHY:
+        name = f"healthy {family} x{world}{' with ' * bool(record)}{'+'.join(record)}"
+        found.append(Plan(name, (), seed, family, world, record=record))
+    return found

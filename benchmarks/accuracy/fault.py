@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.accuracy.simulator import Job
 
@@ -24,6 +25,29 @@ class Expected:
     rank: int | None = None
     steps: tuple[int, ...] = ()
     place: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Files that can be written, and the answers that count, the costliest first.
+
+    Attributes:
+        name: the fault (``a + b`` for a pair, ``healthy ...`` for none).
+        kind: ``single``, ``pair``, ``healthy`` or ``real``.
+        seed: of the random choices.
+        setting: the job and what is recorded of it, as text.
+        expected: the answers.
+        cost_frac: how much of the run time the faults take, against the same job without them.
+        write: writes the files into a folder.
+    """
+
+    name: str
+    kind: str
+    seed: int
+    setting: str
+    expected: tuple[Expected, ...]
+    cost_frac: float
+    write: Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -117,8 +141,3 @@ def reads_loss(job: Job) -> None:
 def small_kernels(job: Job) -> None:
     """Kernels of some ten microseconds: the host is only a little faster than the device."""
     job.tokens, job.width, job.layers = 2048, 512, 4
-
-
-def renamed(name: str, of: Fault, **changes: object) -> None:
-    """Another fault like one that is there."""
-    FAULTS[name] = replace(of, name=name, **changes)  # type: ignore[arg-type]

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.cases import Case
-from benchmarks.accuracy.fault import Expected
-from benchmarks.accuracy.write import write_kineto
+from benchmarks.accuracy.fault import Case, Expected
 
 #: From this share of the run time on, a fault is critical: an answer below warning is wrong.
 CRITICAL = 0.2
@@ -22,7 +20,7 @@ class Outcome:
     """What ``diagnose`` answered for a case.
 
     Attributes:
-        case, kind, seed: the case.
+        case, kind, seed, setting: the case, and what is recorded of which job.
         cost_frac: what the fault takes of the run time.
         place: position of the first right finding, from 1; 0 where there is none.
         top1, top3: whether the case counts.
@@ -94,7 +92,7 @@ def diagnose(case: Case) -> list[Any]:
     import traceanalyzer as ta
 
     with tempfile.TemporaryDirectory() as folder:
-        write_kineto(case.job, case.ranks, Path(folder))
+        case.write(Path(folder))
         return findings_of(ta.diagnose([folder]))
 
 
@@ -109,22 +107,10 @@ def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
         places = [position(expected, findings) for expected in case.expected]
         place = min((p for p in places if p), default=0)
         top1, top3, why = _counts(case, findings, places)
-    job = case.job
-    recorded = [n for n in ("shapes", "stacks", "marks") if getattr(job, n)]
-    setting = f"{job.family} x{job.world}, {'+'.join(recorded) or 'plain'}, {case.format}"
     return Outcome(
-        case.name,
-        case.kind,
-        case.seed,
-        setting,
-        case.cost_frac,
-        place,
-        top1,
-        top3,
-        why,
-        shown,
-        seconds,
-    )
+        case.name, case.kind, case.seed, case.setting, case.cost_frac, place, top1, top3, why,
+        shown, seconds,
+    )  # fmt: skip
 
 
 def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, bool, str]:

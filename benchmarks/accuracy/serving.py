@@ -73,7 +73,7 @@ def serve(r: Rank) -> Program:
             with r.frame("vllm/v1/worker/gpu_model_runner.py(1350): execute_model"):
                 with r.range(name) if r.job.marks else r.frame():
                     execute(r, prompt)
-                sample(r)
+                    sample(r)
             yield from r.run_hooks("after_model")
         r.synchronize("cudaDeviceSynchronize")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from benchmarks.accuracy.simulator import START_US, Event, Job, Rank
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
+from kineto_text import span_events  # type: ignore[import-not-found]
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _GPUS = {
@@ -18,7 +22,6 @@ _GPUS = {
 
 def write_kineto(job: Job, ranks: list[Rank], folder: Path) -> None:
     """A file for each rank, as ``tensorboard_trace_handler`` names them."""
-    folder.mkdir(parents=True, exist_ok=True)
     for rank in ranks:
         text = orjson.dumps(_document(job, rank))
         if rank.rank in job.truncated:
@@ -106,25 +109,5 @@ def _slices(job: Job, rank: Rank) -> list[dict[str, Any]]:
     ]  # fmt: skip
     end = max(event[4] + event[5] for event in events) + skew
     start = START_US - 50 + skew
-    window = {
-        "cat": "Trace",
-        "name": "PyTorch Profiler (0)",
-        "pid": "Spans",
-        "tid": "PyTorch Profiler",
-    }
-    rows.append(
-        {"ph": "X", **window, "ts": start, "dur": round(end - start, 3), "args": {"Op count": 0}}
-    )
-    rows.append({"ph": "i", "s": "g", "name": "Iteration Start: PyTorch Profiler", "pid": "Traces",
-                 "tid": "Trace PyTorch Profiler", "ts": start})  # fmt: skip
-    rows.append(
-        {
-            "ph": "i",
-            "s": "g",
-            "name": "Record Window End",
-            "pid": "",
-            "tid": "",
-            "ts": round(end, 3),
-        }
-    )
+    rows += span_events(round(start, 3), round(end, 3))
     return rows
