@@ -87,12 +87,14 @@ def position(expected: Expected, findings: list[Any]) -> int:
     return 0
 
 
-def diagnose(case: Case) -> list[Any]:
-    """The findings of a case, from files in a temporary folder."""
+def diagnose(case: Case, keep: str | None = None) -> list[Any]:
+    """The findings of a case, from files in a temporary folder, or in one that is kept."""
     import traceanalyzer as ta
 
-    with tempfile.TemporaryDirectory() as folder:
-        case.write(Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(keep) / f"{case.name}-{case.seed}" if keep else Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        case.write(folder)
         return findings_of(ta.diagnose([folder]))
 
 
@@ -134,8 +136,8 @@ def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, b
     return False, False, f"cause without place is number {cause[0]}" if cause else "cause not named"
 
 
-def run(case: Case) -> Outcome:
+def run(case: Case, keep: str | None = None) -> Outcome:
     """Diagnose a case and judge the answer."""
     start = time.perf_counter()
-    findings = diagnose(case)
+    findings = diagnose(case, keep)
     return judge(case, findings, time.perf_counter() - start)
