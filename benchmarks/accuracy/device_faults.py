@@ -11,7 +11,7 @@ from benchmarks.accuracy.fault import (
     some_steps,
 )
 from benchmarks.accuracy.programs import ALL_REDUCE
-from benchmarks.accuracy.simulator import COMPUTE, Group, Job, Program, Rank
+from benchmarks.accuracy.simulator import COMPUTE, Job, Program, Rank
 
 SLOW_GPU = (
     r"(?i)slow(er)? (GPU|device)|slow-gpu|throttl|same (kernel|work)|(kernels?|GPU) (takes?|runs?|is|are) "
@@ -144,7 +144,7 @@ def slow_link_in_one_group(job: Job, context: Context) -> Expected:
     job.transfer_factor = lambda g, _: factor if g.name == group.name else 1.0
     low, high = group.ranks[0], group.ranks[-1]
     listed = ", ".join(str(rank) for rank in group.ranks)
-    place = rf"group '?{group.name}\b|ranks? {low} ?(to|-|–|\.\.) ?{high}\b|{listed}"
+    place = rf"group '?{group.name}\b|ranks? {low} ?(to|-|\.\.) ?{high}\b|{listed}"
     return Expected(SLOW_LINK, place=place)
 
 
@@ -174,10 +174,8 @@ def slow_interconnect(job: Job, context: Context) -> Expected:
 
 
 def communicating(job: Job) -> None:
-    """Gradients take as long to reduce as the backward pass of their layer."""
-    job.tokens = 2048
-    for group in job.groups.get("data", []):
-        job.groups["data"] = [Group(group.name, group.description, group.ranks, group.stream, 90.0)]
+    """Few tokens for many parameters: gradients take about as long as the backward pass."""
+    job.tokens, job.width, job.layers = 1024, 2560, 4
 
 
 @fault("data-parallel", worlds=(2, 4, 8), prepare=communicating)
@@ -224,14 +222,10 @@ def tiny_collectives(job: Job, context: Context) -> Expected:
     )
 
 
-@fault("sharded", worlds=(2, 4, 8), prepare=lambda job: setattr(job, "tokens", 2048))
+@fault("sharded", worlds=(2, 4, 8), prepare=communicating)
 def gather_without_prefetch(job: Job, context: Context) -> Expected:
     """Each all_gather starts when the layer before is done."""
     job.options.prefetch = False
-    for purpose, groups in job.groups.items():
-        job.groups[purpose] = [
-            Group(g.name, g.description, g.ranks, g.stream, 100.0) for g in groups
-        ]
     return Expected(r"(?i)prefetch|overlap|exposed", place="all_?gather")
 
 

@@ -39,6 +39,7 @@ class Case:
         expected: the answers.
         cost_frac: how much of the run time the faults take, against the same job without them.
         write: writes the files into a folder.
+        before: writes the files without the fault; findings that they have too do not count.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case:
     expected: tuple[Expected, ...]
     cost_frac: float
     write: Callable[[Path], None]
+    before: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -67,19 +67,20 @@ def pageable_batch_copy(job: Job, context: Context) -> Expected:
     return Expected(r"(?i)pageable|pinned|page-locked|batch[- ]cop")
 
 
-@fault("data-parallel", "single", prepare=small_kernels)
+@fault("data-parallel", "single")
 def item_in_loop(job: Job, context: Context) -> Expected:
-    """``.item()`` after each layer: the host waits, then the device waits for launches."""
-    us = context.cost_us / job.layers
+    """A loop over samples calls ``.item()``: the host waits, then the device waits for launches."""
+    count = max(1, int(context.cost_us / job.layers / 150))
 
-    def item(r: Rank, _step: int, _layer: int) -> None:
-        with r.op("aten::sum"):
-            r.launch(names.REDUCE, 4.0)
-        with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
-            r.copy("DtoH", 4, pinned=False, wait=True)
-        r.pause(r.about(us * 0.8))
+    def select(r: Rank, _step: int, _layer: int) -> None:
+        for _ in range(count):
+            with r.op("aten::sum"):
+                r.launch(names.REDUCE, 4.0)
+            with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
+                r.copy("DtoH", 4, pinned=False, wait=True)
+            r.pause(r.about(100, 0.3))
 
-    job.at("layer_forward", item)
+    job.at("layer_forward", select)
     return Expected(r"(?i)synchron|\.item\(\)", place=r"aten::item|_local_scalar_dense|\.item\(\)")
 
 
@@ -101,16 +102,19 @@ def synchronize_each_step(job: Job, context: Context) -> Expected:
     )
 
 
-@fault("data-parallel", "single", prepare=small_kernels)
+@fault("data-parallel", "single")
 def boolean_mask(job: Job, context: Context) -> Expected:
-    """Indexing with a boolean mask: ``nonzero`` copies its size to the host in each layer."""
-    us = context.cost_us / job.layers
+    """Indexing with boolean masks: ``nonzero`` copies its size to the host each time."""
+    count = max(1, int(context.cost_us / job.layers / 120))
 
     def mask(r: Rank, _step: int, _layer: int) -> None:
-        with r.op("aten::index"), r.op("aten::nonzero"):
-            r.launch(names.NONZERO, 6.0)
-            r.copy("DtoH", 8, pinned=False, wait=True)
-        r.pause(r.about(0.8 * us))
+        for _ in range(count):
+            with r.op("aten::index"), r.op("aten::nonzero"):
+                r.launch(names.NONZERO, 6.0)
+                r.copy("DtoH", 8, pinned=False, wait=True)
+            with r.op("aten::add"):
+                r.launch(names.ADD, 5.0)
+            r.pause(r.about(60, 0.3))
 
     job.at("layer_forward", mask)
     return Expected(r"(?i)synchron|mask|nonzero", place="aten::nonzero|aten::index")
@@ -197,7 +201,10 @@ def host_contention_on_one_rank(job: Job, context: Context) -> Expected:
             r.slower = factor
 
     job.at("step_start", contend)
-    return Expected(r"(?i)launch|host|CPU", rank=rank)
+    return Expected(
+        r"(?i)launch-bound|launch(es|ing)? (calls? )?(take|are|is) |slow(er)? (host|launch|CPU)|host (is|was) (slow|busy)|CPU (core|contention)|host operations|operators take",
+        rank=rank,
+    )
 
 
 def save(r: Rank, us: float, annotation: str) -> None:
@@ -284,8 +291,12 @@ def logging_each_step(job: Job, context: Context) -> Expected:
 
     job.at("after_optimizer", log)
     place = r"log_metrics|add_scalar" if job.stacks else ""
+    # without the synchronisation that comes before it, the device would not wait
+    synchronised = r"|synchron" if job.options.item else ""
     return Expected(
-        r"(?i)host[ -]code|logging|log_metrics|add_scalar|writ|outside any|no operator", place=place
+        r"(?i)host[ -]code|logging|log_metrics|add_scalar|writ|outside any|no operator"
+        + synchronised,
+        place=place,
     )
 
 
@@ -415,4 +426,4 @@ def truncated_file(job: Job, context: Context) -> Expected:
     """The process of one rank ended while it wrote its file."""
     rank = some_rank(job, context)
     job.truncated = frozenset({rank})
-    return Expected(r"(?i)truncat|cut[ -]off|lost", rank=rank)
+    return Expected(r"(?i)truncat|cut[ -]off|lost", place=rf"(?i)rank {rank}\b|\.{rank}\.pt\.trace")

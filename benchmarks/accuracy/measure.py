@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,14 +89,29 @@ def position(expected: Expected, findings: list[Any]) -> int:
 
 
 def diagnose(case: Case, keep: str | None = None) -> list[Any]:
-    """The findings of a case, from files in a temporary folder, or in one that is kept."""
+    """The findings of a case, without those of the same files before the fault."""
+    name = f"{case.name}-{case.seed}"
+    findings = _findings_in(case.write, keep and f"{keep}/{name}")
+    if case.before is None:
+        return findings
+    known = {_id(one): one for one in reversed(_findings_in(case.before, None))}
+    return [one for one in findings if _id(one) not in known or _grown(one, known[_id(one)])]
+
+
+def _findings_in(write: Callable[[Path], None], keep: str | None) -> list[Any]:
     import traceanalyzer as ta
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(keep) / f"{case.name}-{case.seed}" if keep else Path(temporary)
+        folder = Path(keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        case.write(folder)
+        write(folder)
         return findings_of(ta.diagnose([folder]))
+
+
+def _grown(finding: Any, before: Any) -> bool:
+    """Whether a finding costs clearly more than before the fault."""
+    share, usual = finding.cost_frac or 0.0, before.cost_frac or 0.0
+    return bool(share > 1.2 * usual + 0.02)
 
 
 def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
