@@ -1,0 +1,173 @@
+"""Cases: a fault (or none, or two) in a job with random sizes, recorded in a random way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.accuracy import device_faults, host_faults, serving
+from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault
+from benchmarks.accuracy.programs import new_job, train
+from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
+from benchmarks.accuracy.write import write_kineto
+from benchmarks.accuracy.write_nsys import write_nsys
+
+WORLDS = {
+    "data-parallel": (2, 4, 4, 8),
+    "sharded": (2, 4, 8),
+    "pipeline": (2, 4),
+    "single": (1,),
+    "inference": (1,),
+}
+#: Modules with faults: importing them fills FAULTS.
+MODULES = (host_faults, device_faults, serving)
+
+
+def program_of(job: Job) -> Callable[[Rank], Program]:
+    """The program of a job's family."""
+    return serving.serve if job.family == "inference" else train
+
+
+def wall_us(ranks: list[Rank]) -> float:
+    """Duration of a run."""
+    return max(r.now for r in ranks) - min(event[4] for r in ranks for event in r.events[:50])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A case before it is made: faults, and what is not left to chance.
+
+    Attributes:
+        name: of the case.
+        faults: none, one, or two of which the first has the larger share.
+        family, world: where they are given.
+        format: ``kineto`` or ``nsys``.
+    """
+
+    name: str
+    faults: tuple[Fault, ...]
+    seed: int
+    family: str = ""
+    world: int = 0
+    format: str = "kineto"
+    record: tuple[str, ...] = ()
+
+    def base_job(self) -> Job:
+        """The healthy job; the same plan gives the same job."""
+        dice = random.Random(f"{self.seed} {self.name}")
+        family = self.family or dice.choice(self._families())
+        steps = max((fault.steps for fault in self.faults), default=6)
+        if family == "inference":
+            job = serving.new_serving_job(self.seed, 24)
+        else:
+            job = new_job(family, self.seed, self._world(family, dice), steps)
+            vary(job, dice)
+        record = {*self.record, *(name for fault in self.faults for name in fault.record)}
+        for name, odds in (("shapes", 0.5), ("stacks", 0.35), ("marks", 0.75)):
+            chance = dice.random() < odds
+            setattr(job, name, name in record or chance)
+        for fault in self.faults:
+            if fault.prepare:
+                fault.prepare(job)
+        return job
+
+    def _families(self) -> list[str]:
+        first, *others = self.faults
+        return [f for f in first.families if all(f in other.families for other in others)]
+
+    def _world(self, family: str, dice: random.Random) -> int:
+        given = next((fault.worlds for fault in self.faults if fault.worlds), WORLDS[family])
+        fitting = [w for w in given if (w > 1) == (family != "single")]
+        return self.world or dice.choice(fitting)
+
+    def make(self) -> Case:
+        """Simulate the job with its faults, and without them for their cost."""
+        healthy = self.base_job()
+        usual = wall_us(simulate(healthy, program_of(healthy)))
+        job = self.base_job()
+        expected = self._inject(job, usual / len(job.steps), (0, 1))
+        ranks = simulate(job, program_of(job))
+        kind = ("healthy", "single", "pair")[len(self.faults)]
+        if kind == "pair" and self._cost(usual, 1) > self._cost(usual, 0):
+            expected = expected[::-1]
+        cost = max(0.0, 1 - usual / wall_us(ranks))
+        recorded = [name for name in ("shapes", "stacks", "marks") if getattr(job, name)]
+        setting = f"{job.family} x{job.world}, {'+'.join(recorded) or 'plain'}, {self.format}"
+        write = partial(write_nsys if self.format == "nsys" else write_kineto, job, ranks)
+        return Case(self.name, kind, self.seed, setting, expected, cost, write)
+
+    def _inject(self, job: Job, step_us: float, which: tuple[int, ...]) -> tuple[Expected, ...]:
+        """Inject the faults of these numbers; the first is the costlier one."""
+        expected = []
+        for number, fault in enumerate(self.faults):
+            dice = random.Random(f"{self.seed} {self.name} {number}")
+            share = dice.uniform(0.18, 0.38) if len(self.faults) == 1 else (0.4, 0.15)[number]
+            if number in which:
+                expected.append(fault.inject(job, Context(dice, step_us, share)))
+        return tuple(expected)
+
+    def _cost(self, usual: float, number: int) -> float:
+        job = self.base_job()
+        self._inject(job, usual / len(job.steps), (number,))
+        return wall_us(simulate(job, program_of(job))) - usual
+
+
+def vary(job: Job, dice: random.Random) -> None:
+    """Sizes of models, batches and hosts."""
+    job.width = dice.choice((1536, 2048, 2560))
+    job.layers = dice.choice((2, 3)) if job.family != "pipeline" else 1
+    job.tokens = job.tokens if job.family == "pipeline" else dice.choice((4096, 8192, 12288))
+    job.op_us *= dice.uniform(0.8, 1.4)
+    job.options.item = job.family == "sharded" or dice.random() < 0.6
+    if job.world > job.gpus_per_host and dice.random() < 0.5:
+        job.skew_us = {1: dice.uniform(-3000, 3000)}
+
+
+#: Faults that are simulated with 64 ranks too.
+LARGE = ("loader-slow-on-one-rank", "slow-gpu", "slow-interconnect")
+#: Faults that are recorded with Nsight Systems too.
+NSYS = ("slow-gpu", "synchronize-each-step", "allocation-in-loop", "single-precision",
+        "device-copies", "launch-bound")  # fmt: skip
+#: The costlier fault is the first.
+PAIRS = (
+    ("loader-slow", "unfused-pointwise"),
+    ("loader-slow-on-one-rank", "slow-link-in-some-steps"),
+    ("slow-gpu", "checkpoint-on-rank-0"),
+    ("pageable-batch-copy", "logging-each-step"),
+    ("boolean-mask", "device-copies"),
+    ("slow-interconnect", "loader-slow-on-one-rank"),
+    ("checkpoint-on-all-ranks", "recompilation-in-some-steps"),
+    ("activation-offload", "unfused-attention"),
+    ("garbage-collection-on-one-rank", "tiny-collectives"),
+    ("slow-scheduler", "decode-without-graphs"),
+)
+#: Healthy jobs: family, ranks, what is recorded for certain.
+HEALTHY = (
+    ("single", 1, ("stacks",)),
+    ("single", 1, ("shapes", "marks")),
+    ("data-parallel", 2, ("marks",)),
+    ("data-parallel", 4, ("stacks", "marks")),
+    ("data-parallel", 16, ()),
+    ("data-parallel", 64, ("marks",)),
+    ("sharded", 4, ("shapes",)),
+    ("sharded", 8, ("marks",)),
+    ("pipeline", 4, ("marks",)),
+    ("inference", 1, ("marks",)),
+)
+
+
+def plans(seed: int) -> list[Plan]:
+    """All simulated cases of a seed."""
+    found = [Plan(name, (fault,), seed) for name, fault in FAULTS.items()]
+    found += [
+        Plan(f"{name} (64 ranks)", (FAULTS[name],), seed, "data-parallel", 64) for name in LARGE
+    ]
+    found += [Plan(f"{name} (nsys)", (FAULTS[name],), seed, format="nsys") for name in NSYS]
+    for first, second in PAIRS:
+        found.append(Plan(f"{first} + {second}", (FAULTS[first], FAULTS[second]), seed))
+    for family, world, record in HEALTHY:
+        name = f"healthy {family} x{world}{' with ' * bool(record)}{'+'.join(record)}"
+        found.append(Plan(name, (), seed, family, world, record=record))
+    return found

@@ -1,0 +1,159 @@
+"""Diagnoses cases and compares the findings with the expected answers."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.fault import Case, Expected
+
+#: From this share of the run time on, a fault is critical: an answer below warning is wrong.
+CRITICAL = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``diagnose`` answered for a case.
+
+    Attributes:
+        case, kind, seed, setting: the case, and what is recorded of which job.
+        cost_frac: what the fault takes of the run time.
+        place: position of the first right finding, from 1; 0 where there is none.
+        top1, top3: whether the case counts.
+        why: why it does not count.
+        findings: severity, rule and title of the first findings.
+        seconds: to write and to diagnose.
+    """
+
+    case: str
+    kind: str
+    seed: int
+    setting: str
+    cost_frac: float
+    place: int
+    top1: bool
+    top3: bool
+    why: str
+    findings: tuple[tuple[str, str, str], ...]
+    seconds: float
+
+
+def findings_of(diagnosis: Any) -> list[Any]:
+    """The findings in order."""
+    return list(getattr(diagnosis, "findings", None) or diagnosis.found)
+
+
+def text_of(finding: Any) -> str:
+    """Id, title and evidence; advice is no evidence of a cause."""
+    return " ".join([_id(finding), finding.title, *(str(text) for text in finding.evidence)])
+
+
+def _id(finding: Any) -> str:
+    return str(getattr(finding, "id", None) or finding.rule)
+
+
+def names_cause(expected: Expected, finding: Any) -> bool:
+    """Whether a finding names the cause."""
+    return re.search(expected.cause, text_of(finding)) is not None
+
+
+def names_place(expected: Expected, finding: Any) -> bool:
+    """Whether a finding names the rank, one of the steps, and the operator or line."""
+    text = text_of(finding)
+    checks = []
+    if expected.rank is not None:
+        named = re.search(rf"(?i)\branks?\b[ #]*{expected.rank}\b", text) is not None
+        checks.append(named or getattr(finding, "rank", None) == expected.rank)
+    if expected.steps:
+        words = "|".join(str(step) for step in expected.steps)
+        named = re.search(rf"(?i)(ProfilerStep#|\bsteps?[ #]*)({words})\b", text) is not None
+        field = re.findall(r"\d+", str(getattr(finding, "step", None) or ""))
+        checks.append(named or any(str(step) in field for step in expected.steps))
+    if expected.place:
+        fields = str(getattr(finding, "device", None) or "")
+        checks.append(re.search(expected.place, f"{text} {fields}") is not None)
+    return all(checks)
+
+
+def position(expected: Expected, findings: list[Any]) -> int:
+    """Position of the first finding with cause and place, from 1; 0 for none."""
+    for number, finding in enumerate(findings, 1):
+        if names_cause(expected, finding) and names_place(expected, finding):
+            return number
+    return 0
+
+
+def diagnose(case: Case, keep: str | None = None) -> list[Any]:
+    """The findings of a case, without those of the same files before the fault."""
+    name = f"{case.name}-{case.seed}"
+    findings = _findings_in(case.write, keep and f"{keep}/{name}")
+    if case.before is None:
+        return findings
+    known = {_id(one): one for one in reversed(_findings_in(case.before, None))}
+    return [one for one in findings if _id(one) not in known or _grown(one, known[_id(one)])]
+
+
+def _findings_in(write: Callable[[Path], None], keep: str | None) -> list[Any]:
+    import traceanalyzer as ta
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(keep or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder)
+        return findings_of(ta.diagnose([folder]))
+
+
+def _grown(finding: Any, before: Any) -> bool:
+    """Whether a finding costs clearly more than before the fault."""
+    share, usual = finding.cost_frac or 0.0, before.cost_frac or 0.0
+    return bool(share > 1.2 * usual + 0.02)
+
+
+def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
+    """Compare findings with the expected answers."""
+    shown = tuple((str(f.severity), _id(f), f.title) for f in findings)
+    critical = any(severity == "critical" for severity, *_ in shown)
+    if case.kind == "healthy":
+        place, top1, top3 = 0, not critical, not critical
+        why = "false critical" if critical else ""
+    else:
+        places = [position(expected, findings) for expected in case.expected]
+        place = min((p for p in places if p), default=0)
+        top1, top3, why = _counts(case, findings, places)
+    return Outcome(
+        case.name, case.kind, case.seed, case.setting, case.cost_frac, place, top1, top3, why,
+        shown, seconds,
+    )  # fmt: skip
+
+
+def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, bool, str]:
+    """Whether a case counts as first and among the first three, and why not."""
+    first = places[0]
+    if not findings:
+        return False, False, "no finding"
+    low = first and case.cost_frac >= CRITICAL and findings[first - 1].severity == "info"
+    if low:
+        return False, False, "critical fault below warning"
+    among = all(0 < p <= 3 for p in places)
+    top1 = first == 1 and among
+    expected = case.expected[0]
+    if top1:
+        return True, True, ""
+    if first:
+        return False, among, f"right finding is number {first}"
+    if names_cause(expected, findings[0]):
+        return False, False, "cause without place"
+    cause = [n for n, f in enumerate(findings, 1) if names_cause(expected, f)]
+    return False, False, f"cause without place is number {cause[0]}" if cause else "cause not named"
+
+
+def run(case: Case, keep: str | None = None) -> Outcome:
+    """Diagnose a case and judge the answer."""
+    start = time.perf_counter()
+    findings = diagnose(case, keep)
+    return judge(case, findings, time.perf_counter() - start)

@@ -1,0 +1,546 @@
+"""Programs that the simulation runs: four ways of training a transformer, and serving one.
+
+Durations follow from sizes: matrix products from FLOPs at 60 % of the peak of the GPU, all other
+kernels from the bytes that they move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.accuracy import names
+from benchmarks.accuracy.simulator import COMPUTE, Collective, Group, Job, Program, Rank
+
+VOCABULARY = 32_000
+SEQUENCE = 2048
+#: Operations and bytes for each microsecond.
+TENSOR_CORE, SIMT, ATTENTION, MEMORY = 6.0e8, 0.5e8, 3.5e8, 2.5e6
+
+ALL_REDUCE = Collective("allreduce", "nccl:all_reduce", names.ALL_REDUCE, lambda n: 2 * (n - 1) / n)
+ALL_GATHER = Collective(
+    "_allgather_base", "nccl:_all_gather_base", names.ALL_GATHER, lambda n: (n - 1) / n, gathers=True
+)  # fmt: skip
+REDUCE_SCATTER = Collective(
+    "_reduce_scatter_base", "nccl:_reduce_scatter_base", names.REDUCE_SCATTER,
+    lambda n: (n - 1) / n, scatters=True,
+)  # fmt: skip
+SEND = Collective("send", "nccl:send {rank}->{peer}", names.SEND_RECV, lambda _: 1.0)
+RECV = Collective("recv", "nccl:recv {rank}<-{peer}", names.SEND_RECV, lambda _: 1.0)
+
+
+@dataclass
+class Options:
+    """What a training or an inference does; faults change it.
+
+    Attributes:
+        loader_us: time in the DataLoader by rank and step.
+        loader: annotation of the DataLoader's iterator.
+        batch_bytes: size of a batch; pinned: in page-locked memory.
+        item: the loss is read at the end of each step (``loss.item()``).
+        tensor_cores: products run in bfloat16 on tensor cores, not in float32.
+        fused_attention: scaled_dot_product_attention with a flash kernel.
+        pointwise: further elementwise kernels after each layer.
+        reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late`` (after it), in one
+            ``bucket``, or ``inline`` (on the compute stream).
+        prefetch: all_gather runs beside the compute of the layer before.
+        micro_batches: of a pipeline.
+        layers: layers of a rank, by rank and step.
+        tokens: tokens of a rank, by rank and step.
+        graphs: decode steps run as CUDA graphs.
+        prefill_tokens: tokens of the prompts that an inference step processes, by step.
+        schedule_us: host time of the scheduler for each inference step.
+    """
+
+    loader_us: Callable[[int, int], float] = lambda *_: 120.0
+    loader: str = names.LOADER
+    batch_bytes: int = 4_194_304
+    pinned: bool = True
+    item: bool = True
+    tensor_cores: bool = True
+    fused_attention: bool = True
+    pointwise: int = 0
+    reduction: str = "overlapped"
+    prefetch: bool = True
+    micro_batches: int = 8
+    layers: Callable[[int, int], int] | None = None
+    tokens: Callable[[int, int], int] | None = None
+    graphs: bool = True
+    prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
+    schedule_us: Callable[[int], float] = lambda _: 150.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operators, the outermost first, and the kernels that the innermost one launches."""
+
+    ops: tuple[str, ...]
+    kernels: tuple[tuple[str, float], ...]
+    dims: tuple[tuple[int, ...], ...]
+    blocks: int
+
+
+def run(r: Rank, works: Iterator[Work] | tuple[Work, ...]) -> None:
+    """Launch the kernels of operators."""
+    single = not r.job.options.tensor_cores
+    for work in works:
+        with ExitStack() as stack:
+            for op in work.ops:
+                shapes = [list(d) for d in work.dims]
+                stack.enter_context(r.op(op, shapes, "float" if single else "c10::BFloat16"))
+            for kernel, us in work.kernels:
+                name = kernel.replace("c10::BFloat16", "float") if single else kernel
+                r.launch(name, us, grid=[work.blocks, 1, 1])
+
+
+def product_us(tokens: int, n: int, k: int, *, tensor_cores: bool = True) -> float:
+    """Duration of a matrix product."""
+    return max(4.0, 2 * tokens * n * k / (TENSOR_CORE if tensor_cores else SIMT))
+
+
+def memory_us(values: int) -> float:
+    """Duration of a kernel that moves so many 16-bit values."""
+    return max(2.0, 2 * values / MEMORY)
+
+
+def _linear(tokens: int, n: int, k: int, *, tc: bool) -> Work:
+    kernel = names.GEMM if tc else names.SGEMM
+    us = product_us(tokens, n, k, tensor_cores=tc)
+    dims = ((n,), (tokens, k), (k, n))
+    return Work(("aten::linear", "aten::addmm"), ((kernel, us),), dims, tokens * n // 16_384)
+
+
+def _linear_backward(tokens: int, n: int, k: int, *, tc: bool) -> Work:
+    us = product_us(tokens, n, k, tensor_cores=tc)
+    kernels = (names.GEMM_NN, names.GEMM_NT) if tc else (names.SGEMM, names.SGEMM)
+    ops = _backward_ops("AddmmBackward0", "aten::mm")
+    dims = ((tokens, n), (n, k))
+    return Work(ops, tuple((kernel, us) for kernel in kernels), dims, tokens * k // 16_384)
+
+
+def _backward_ops(node: str, op: str) -> tuple[str, ...]:
+    return (f"autograd::engine::evaluate_function: {node}", node, op)
+
+
+def _pointwise(op: str, kernel: str, tokens: int, width: int, moved: int) -> Work:
+    values = tokens * width
+    kernels = ((kernel, memory_us(values * moved)),)
+    return Work((op,), kernels, ((tokens, width), (tokens, width)), max(1, values // 1024))
+
+
+def _norm(tokens: int, width: int) -> Work:
+    ops = ("aten::layer_norm", "aten::native_layer_norm")
+    us = memory_us(2 * tokens * width)
+    return Work(ops, ((names.NORM, us),), ((tokens, width), (width,), (width,)), tokens)
+
+
+def _node(node: str, op: str, kernel: str, us: float, tokens: int, width: int) -> Work:
+    return Work(_backward_ops(node, op), ((kernel, us),), ((tokens, width),), tokens)
+
+
+@lru_cache(256)
+def forward_layer(
+    tokens: int, width: int, tc: bool, fused: bool, pointwise: int
+) -> tuple[Work, ...]:
+    """The operators of one transformer layer."""
+    return (
+        _norm(tokens, width),
+        _linear(tokens, 3 * width, width, tc=tc),
+        *_attention(tokens, width, fused=fused),
+        _linear(tokens, width, width, tc=tc),
+        _pointwise("aten::add", names.ADD, tokens, width, 3),
+        _norm(tokens, width),
+        _linear(tokens, 4 * width, width, tc=tc),
+        _pointwise("aten::gelu", names.GELU, tokens, 4 * width, 2),
+        *(_pointwise("aten::mul", names.MUL, tokens, 4 * width, 3) for _ in range(pointwise)),
+        _linear(tokens, width, 4 * width, tc=tc),
+        _pointwise("aten::add", names.ADD, tokens, width, 3),
+    )
+
+
+def attention_us(tokens: int, width: int) -> float:
+    """Duration of causal attention with a flash kernel."""
+    return max(5.0, 2 * tokens * min(SEQUENCE, tokens) * width / ATTENTION)
+
+
+def _attention(tokens: int, width: int, *, fused: bool) -> tuple[Work, ...]:
+    heads, length = width // 128, min(SEQUENCE, tokens)
+    batch = max(1, tokens // length) * heads
+    dims = ((tokens // length, heads, length, 128),) * 3
+    if fused:
+        ops = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention",
+               "aten::_flash_attention_forward")  # fmt: skip
+        return (Work(ops, ((names.FLASH, attention_us(tokens, width)),), dims, batch * 16),)
+    scores = batch * length * length
+    product = product_us(batch * length, length, 128)
+    bmm = ("aten::matmul", "aten::bmm")
+    flat = ((batch, length, 128), (batch, 128, length))
+    square = ((batch, length, length),)
+    return (
+        Work(bmm, ((names.BMM, product + memory_us(scores)),), flat, scores // 16_384),
+        Work(("aten::div",), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
+        Work(("aten::masked_fill", "aten::masked_fill_"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
+        Work(("aten::softmax", "aten::_softmax"), ((names.SOFTMAX, memory_us(2 * scores)),), square, scores // 4096),
+        Work(bmm, ((names.BMM, product + memory_us(scores)),), flat, scores // 16_384),
+    )  # fmt: skip
+
+
+@lru_cache(256)
+def backward_layer(
+    tokens: int, width: int, tc: bool, fused: bool, pointwise: int
+) -> tuple[Work, ...]:
+    """The operators of the backward pass of one layer."""
+    add = _node(
+        "AddBackward0", "aten::add", names.ADD, memory_us(3 * tokens * width), tokens, width
+    )
+    us = memory_us(3 * tokens * width)
+    norm = _node("NativeLayerNormBackward0", "aten::native_layer_norm_backward", names.NORM_BACKWARD, us, tokens, width)  # fmt: skip
+    wide = memory_us(12 * tokens * width)
+    gelu = _node(
+        "GeluBackward0", "aten::gelu_backward", names.GELU_BACKWARD, wide, tokens, 4 * width
+    )
+    mul = _node("MulBackward0", "aten::mul", names.MUL, 2 * wide, tokens, 4 * width)
+    return (
+        _linear_backward(tokens, width, 4 * width, tc=tc),
+        *(mul for _ in range(pointwise)),
+        gelu,
+        _linear_backward(tokens, 4 * width, width, tc=tc),
+        norm,
+        add,
+        _linear_backward(tokens, width, width, tc=tc),
+        *_attention_backward(tokens, width, fused=fused),
+        _linear_backward(tokens, 3 * width, width, tc=tc),
+        norm,
+        add,
+    )
+
+
+def _attention_backward(tokens: int, width: int, *, fused: bool) -> tuple[Work, ...]:
+    heads, length = width // 128, min(SEQUENCE, tokens)
+    batch = max(1, tokens // length) * heads
+    if fused:
+        ops = ("autograd::engine::evaluate_function: ScaledDotProductFlashAttentionBackward0",
+               "ScaledDotProductFlashAttentionBackward0",
+               "aten::_scaled_dot_product_flash_attention_backward",
+               "aten::_flash_attention_backward")  # fmt: skip
+        us = 2.5 * attention_us(tokens, width)
+        dims = ((tokens // length, heads, length, 128),) * 4
+        return (Work(ops, ((names.FLASH_BACKWARD, us),), dims, batch * 16),)
+    scores = batch * length * length
+    bmm = (names.BMM, product_us(batch * length, length, 128) + memory_us(scores))
+    flat, square = ((batch, length, 128), (batch, 128, length)), ((batch, length, length),)
+    softmax = ((names.SOFTMAX_BACKWARD, memory_us(3 * scores)),)
+    return (
+        Work(_backward_ops("BmmBackward0", "aten::bmm"), (bmm, bmm), flat, scores // 16_384),
+        Work(_backward_ops("SoftmaxBackward0", "aten::_softmax_backward_data"), softmax, square, scores // 4096),
+        Work(_backward_ops("MaskedFillBackward0", "aten::masked_fill"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
+        Work(_backward_ops("DivBackward0", "aten::div"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
+        Work(_backward_ops("BmmBackward0", "aten::bmm"), (bmm, bmm), flat, scores // 16_384),
+    )  # fmt: skip
+
+
+def shape(r: Rank) -> tuple[int, int, bool, bool, int]:
+    """Tokens, width, and kinds of kernels of a rank's layers in this step."""
+    job, options = r.job, r.job.options
+    tokens = options.tokens(r.rank, r.step) if options.tokens else job.tokens
+    return tokens, job.width, options.tensor_cores, options.fused_attention, options.pointwise
+
+
+def layers(r: Rank) -> int:
+    """How many layers a rank runs in this step."""
+    options = r.job.options
+    return options.layers(r.rank, r.step) if options.layers else r.job.layers
+
+
+# --- training --------------------------------------------------------------------------------
+
+
+def train(r: Rank) -> Program:
+    """A training loop; the profiler's steps follow one another without a gap."""
+    step_of = {
+        "data-parallel": data_parallel_step,
+        "single": data_parallel_step,
+        "sharded": sharded_step,
+        "pipeline": pipeline_step,
+    }[r.job.family]
+    with r.frame(names.TRAIN, names.MAIN):
+        for step in r.job.steps:
+            r.step = step
+            with r.range(f"ProfilerStep#{step}") if r.job.marks else nullcontext():
+                yield from r.run_hooks("step_start")
+                load(r)
+                yield from r.run_hooks("after_loader")
+                with r.frame(names.TRAIN_STEP):
+                    yield from step_of(r)
+                yield from r.run_hooks("step_end")
+        r.synchronize("cudaDeviceSynchronize")
+
+
+def load(r: Rank) -> None:
+    """The next batch from the DataLoader, and its copy to the device."""
+    options = r.job.options
+    in_process = options.loader == names.LOADER_IN_PROCESS
+    inner = (names.LOADER_FETCH, names.GET_ITEM) if in_process else (names.LOADER_GET, names.LOADER_QUEUE)  # fmt: skip
+    with r.frame(names.LOADER_NEXT), r.range(options.loader), r.frame(*inner):
+        r.pause(r.about(options.loader_us(r.rank, r.step), 0.05))
+    with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
+        r.copy("HtoD", options.batch_bytes, pinned=options.pinned, wait=not options.pinned)
+
+
+def embed(r: Rank) -> None:
+    """Token embedding."""
+    tokens, width, *_ = shape(r)
+    dims = ((VOCABULARY, width), (tokens,))
+    run(r, (Work(("aten::embedding", "aten::index_select"), ((names.EMBEDDING, memory_us(2 * tokens * width)),), dims, tokens),))  # fmt: skip
+
+
+def loss(r: Rank) -> None:
+    """The output layer and the loss."""
+    tokens, width, tc, *_ = shape(r)
+    logits = tokens * VOCABULARY
+    soft = ((names.LOG_SOFTMAX, memory_us(4 * logits)),)
+    ops = ("aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax")
+    run(r, (
+        _linear(tokens, VOCABULARY, width, tc=tc),
+        Work(ops, soft, ((tokens, VOCABULARY),), tokens),
+        Work(("aten::nll_loss", "aten::nll_loss_forward"), ((names.NLL, 6.0),), ((tokens, VOCABULARY), (tokens,)), 1),
+    ))  # fmt: skip
+
+
+def loss_backward(r: Rank) -> None:
+    """The backward pass of the loss and the output layer."""
+    tokens, width, tc, *_ = shape(r)
+    us = memory_us(4 * tokens * VOCABULARY)
+    run(r, (
+        _node("LogSoftmaxBackward0", "aten::_log_softmax_backward_data", names.LOG_SOFTMAX_BACKWARD, us, tokens, VOCABULARY),
+        _linear_backward(tokens, VOCABULARY, width, tc=tc),
+    ))  # fmt: skip
+
+
+def forward(r: Rank) -> Program:
+    """All layers without communication."""
+    with r.frame(names.CALL, "nn.Module: GPT_0"):
+        embed(r)
+        for layer in range(layers(r)):
+            with r.frame(f"nn.Module: Block_{layer}"):
+                run(r, forward_layer(*shape(r)))
+                yield from r.run_hooks("layer_forward", layer)
+        loss(r)
+
+
+class autograd:  # noqa: N801 - used like a function
+    """Inside, calls come from the thread of the autograd engine."""
+
+    def __init__(self, r: Rank) -> None:
+        self.rank = r
+
+    def __enter__(self) -> None:
+        self.rank.tid = self.rank.pid + 31
+        self.rank.pause(15)
+
+    def __exit__(self, *_: object) -> None:
+        self.rank.pause(10)
+        self.rank.tid = self.rank.pid
+
+
+def optimizer(r: Rank) -> None:
+    """A fused AdamW over the parameters of the rank."""
+    count = parameters(r) // (r.job.world if r.job.family == "sharded" else 1)
+    with r.frame(names.OPTIMIZER), r.range("Optimizer.step#AdamW.step"):
+        kernels = tuple((names.ADAM, memory_us(count * 14 // 4)) for _ in range(4))
+        run(r, (Work(("aten::_fused_adamw_",), kernels, (), 2048),))
+    with r.range("Optimizer.zero_grad#AdamW.zero_grad"):
+        r.pause(20)
+
+
+def parameters(r: Rank) -> int:
+    """Parameters that a rank's layers have."""
+    return r.job.layers * 12 * r.job.width**2
+
+
+def read_loss(r: Rank) -> None:
+    """``loss.item()``."""
+    with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
+        r.copy("DtoH", 4, pinned=False, wait=True)
+
+
+def reduce_gradients(r: Rank, elements: int, stream: int | None = None) -> Program:
+    """One bucket of DistributedDataParallel."""
+    with r.op("c10d::allreduce_"):
+        yield from r.collective(ALL_REDUCE, r.job.group("data", r.rank), elements, stream)
+
+
+def data_parallel_step(r: Rank) -> Program:
+    """Forward, backward with an all_reduce for each layer, optimizer."""
+    parallel = r.job.world > 1
+    way = r.job.options.reduction if parallel else "none"
+    with r.range("DistributedDataParallel.forward") if parallel else nullcontext():
+        yield from forward(r)
+    yield from r.run_hooks("after_forward")
+    bucket = 12 * r.job.width**2
+    with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
+        loss_backward(r)
+        for layer in reversed(range(layers(r))):
+            run(r, backward_layer(*shape(r)))
+            yield from r.run_hooks("layer_backward", layer)
+            if way in ("overlapped", "inline") and layer < r.job.layers:
+                yield from reduce_gradients(r, bucket, COMPUTE if way == "inline" else None)
+        for size in {"late": [bucket] * r.job.layers, "bucket": [bucket * r.job.layers]}.get(
+            way, []
+        ):
+            yield from reduce_gradients(r, size)
+    if way in ("overlapped", "late", "bucket"):
+        r.wait_stream(COMPUTE, r.job.group("data", r.rank).stream)
+    yield from end_step(r)
+
+
+def end_step(r: Rank) -> Program:
+    """Optimizer, and the loss that is logged."""
+    yield from r.run_hooks("after_backward")
+    optimizer(r)
+    if r.job.options.item:
+        read_loss(r)
+    yield from r.run_hooks("after_optimizer")
+
+
+def sharded_step(r: Rank) -> Program:
+    """FSDP: parameters are gathered for each layer, gradients scattered, and reduced over hosts."""
+    shard, prefetch = r.job.group("shard", r.rank), r.job.options.prefetch
+    size = 12 * r.job.width**2
+    count = r.job.layers
+    yield from gather(r, 0, size, ready=prefetch)
+    with r.frame(names.CALL, "nn.Module: FSDPGPT_0"), r.range("FSDP::root_pre_forward"):
+        embed(r)
+    for layer in range(count):
+        ready = r.free[shard.stream]
+        if prefetch and layer + 1 < count:
+            yield from gather(r, layer + 1, size, ready=True)
+        r.free[COMPUTE] = max(r.free[COMPUTE], ready)
+        r.call("cudaStreamWaitEvent", 0.8)
+        with r.range(f"FSDP::pre_forward (layers.{layer})"):
+            run(r, forward_layer(*shape(r)))
+        yield from r.run_hooks("layer_forward", layer)
+        if not prefetch and layer + 1 < count:
+            yield from gather(r, layer + 1, size, ready=False)
+    loss(r)
+    yield from r.run_hooks("after_forward")
+    yield from sharded_backward(r, size)
+    yield from end_step(r)
+
+
+def gather(r: Rank, layer: int, size: int, *, ready: bool) -> Program:
+    """The all_gather of a layer's parameters; ``ready``: it does not wait for compute."""
+    shard = r.job.group("shard", r.rank)
+    with r.range(f"FSDP::all_gather (layers.{layer})"), r.op("c10d::_allgather_base_"):
+        yield from r.collective(ALL_GATHER, shard, size, after_compute=not ready)
+
+
+def sharded_backward(r: Rank, size: int) -> Program:
+    """Backward with the next all_gather beside compute, then reduce_scatter and all_reduce."""
+    shard, prefetch = r.job.group("shard", r.rank), r.job.options.prefetch
+    with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
+        loss_backward(r)
+        yield from gather(r, r.job.layers - 1, size, ready=prefetch)
+        for layer in reversed(range(r.job.layers)):
+            ready = r.free[shard.stream]
+            if prefetch and layer:
+                yield from gather(r, layer - 1, size, ready=True)
+            r.free[COMPUTE] = max(r.free[COMPUTE], ready)
+            r.call("cudaStreamWaitEvent", 0.8)
+            with r.range(f"FSDP::pre_backward (layers.{layer})"):
+                run(r, backward_layer(*shape(r)))
+            yield from r.run_hooks("layer_backward", layer)
+            with r.range(f"FSDP::post_backward_reduce (layers.{layer})"):
+                with r.op("c10d::_reduce_scatter_base_"):
+                    yield from r.collective(REDUCE_SCATTER, shard, size)
+                if "replicate" in r.job.groups:
+                    yield from replicate(r, shard, size // len(shard.ranks))
+            if not prefetch and layer:
+                yield from gather(r, layer - 1, size, ready=False)
+    for purpose in r.job.groups:
+        r.wait_stream(COMPUTE, r.job.group(purpose, r.rank).stream)
+
+
+def replicate(r: Rank, shard: Group, size: int) -> Program:
+    """The all_reduce of sharded gradients between hosts, after their reduce_scatter."""
+    group = r.job.group("replicate", r.rank)
+    r.wait_stream(group.stream, shard.stream)
+    with r.op("c10d::allreduce_"):
+        yield from r.collective(ALL_REDUCE, group, size)
+
+
+def pipeline_step(r: Rank) -> Program:
+    """All forward passes of the micro-batches, then all backward passes."""
+    stage, last = r.rank, r.job.world - 1
+    for batch in range(r.job.options.micro_batches):
+        with r.range(f"forward_step {batch}"):
+            if stage:
+                yield from exchange(r, RECV, stage - 1)
+            elif batch == 0:
+                embed(r)
+            for layer in range(layers(r)):
+                run(r, forward_layer(*shape(r)))
+                yield from r.run_hooks("layer_forward", layer)
+            if stage < last:
+                yield from exchange(r, SEND, stage)
+    yield from r.run_hooks("after_forward")
+    with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
+        for _ in range(r.job.options.micro_batches):
+            if stage < last:
+                yield from exchange(r, RECV, stage)
+            for layer in reversed(range(layers(r))):
+                run(r, backward_layer(*shape(r)))
+                yield from r.run_hooks("layer_backward", layer)
+            if stage:
+                yield from exchange(r, SEND, stage - 1)
+    yield from end_step(r)
+
+
+def exchange(r: Rank, what: Collective, edge: int) -> Program:
+    """A send or receive between the stages ``edge`` and ``edge + 1``; a receive blocks compute."""
+    group = r.job.groups["pipeline"][edge]
+    tokens, width, *_ = shape(r)
+    with r.op("c10d::send" if what is SEND else "c10d::recv_"):
+        yield from r.collective(what, group, tokens * width)
+    if what is RECV:
+        r.wait_stream(COMPUTE, group.stream)
+
+
+def new_job(family: str, seed: int, world: int, steps: int = 6) -> Job:
+    """A healthy job of a family with its process groups."""
+    job = Job(family, seed, world, range(10, 10 + steps), options=Options())
+    everyone = tuple(range(world))
+    if family == "data-parallel":
+        gbps = 350.0 if world <= job.gpus_per_host else 180.0
+        job.groups["data"] = [Group("0", "default_pg", everyone, 20, gbps)]
+    elif family == "sharded":
+        _shard(job)
+    elif family == "pipeline":
+        job.tokens = 1024
+        job.options.micro_batches = 16
+        job.groups["pipeline"] = [
+            Group(str(i + 1), "mesh_pp", (i, i + 1), 24 + 4 * (i % 2), 300.0)
+            for i in range(world - 1)
+        ]
+    return job
+
+
+def _shard(job: Job) -> None:
+    """Shard groups of half the ranks where there are at least four, replicas across them."""
+    size = job.world // 2 if job.world >= 4 else job.world
+    size = min(size, job.gpus_per_host)
+    starts = range(0, job.world, size)
+    job.groups["shard"] = [
+        Group(str(1 + i), "mesh_shard", tuple(range(s, s + size)), 24, 350.0)
+        for i, s in enumerate(starts)
+    ]
+    if len(starts) > 1:
+        job.gpus_per_host = size
+        job.groups["replicate"] = [
+            Group(
+                str(1 + len(starts) + i), "mesh_replicate", tuple(s + i for s in starts), 28, 60.0
+            )
+            for i in range(size)
+        ]

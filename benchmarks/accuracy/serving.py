@@ -1,0 +1,155 @@
+"""Serving a language model: prefill and decode steps of an engine, and their faults."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from benchmarks.accuracy import names
+from benchmarks.accuracy.fault import Context, Expected, fault
+from benchmarks.accuracy.programs import (
+    VOCABULARY,
+    Options,
+    attention_us,
+    memory_us,
+    product_us,
+)
+from benchmarks.accuracy.simulator import Job, Program, Rank
+
+RUNNING = 32  # requests in the decode phase
+_VLLM = "c10::BFloat16"
+NORM = (
+    f"std::enable_if<(((8)>(0)))&&vllm::_typeConvert<{_VLLM}>::exists, void>::type vllm::"
+    f"fused_add_rms_norm_kernel<{_VLLM}, 8>({_VLLM}*, long, {_VLLM}*, {_VLLM} const*, float, int, int)"
+)
+CACHE = (
+    "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, __nv_bfloat16, (vllm::"
+    "Fp8KVCacheDataType)0>(__nv_bfloat16 const*, __nv_bfloat16 const*, __nv_bfloat16*)"
+)
+ROTARY = f"void vllm::rotary_embedding_kernel<{_VLLM}, true>(long const*, {_VLLM}*, {_VLLM}*, {_VLLM} const*, int, long, long, long, int, int, int)"
+SILU = f"void vllm::act_and_mul_kernel<{_VLLM}, &({_VLLM} vllm::silu_kernel<{_VLLM}>({_VLLM} const&)), true>({_VLLM}*, {_VLLM} const*, int)"
+GEMM = "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT"
+PAGED = (
+    "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, false, false, "
+    "cutlass::bfloat16_t>, true, false, false, false, true, true, false, false>(flash::Flash_fwd_params)"
+)
+ENGINE = ("vllm/v1/engine/core.py(812): run_busy_loop", "vllm/v1/engine/core.py(288): step")
+
+
+@lru_cache(64)
+def decoder_kernels(tokens: int, width: int, layers: int) -> tuple[tuple[str, str, float], ...]:
+    """Operator, kernel and duration of a whole model; weights are read once."""
+
+    def gemm(n: int, k: int) -> float:
+        return max(product_us(tokens, n, k), memory_us(n * k), 4.0)
+
+    attention = attention_us(tokens, width) if tokens > RUNNING else 28.0
+    layer = (
+        ("_C::fused_add_rms_norm", NORM, memory_us(3 * tokens * width)),
+        ("aten::mm", GEMM, gemm(3 * width, width)),
+        ("_C::rotary_embedding", ROTARY, memory_us(4 * tokens * width)),
+        ("_C_cache_ops::reshape_and_cache_flash", CACHE, memory_us(4 * tokens * width)),
+        ("_vllm_fa2_C::varlen_fwd", PAGED, attention),
+        ("aten::mm", GEMM, gemm(width, width)),
+        ("_C::fused_add_rms_norm", NORM, memory_us(3 * tokens * width)),
+        ("aten::mm", GEMM, gemm(8 * width, width)),
+        ("_C::silu_and_mul", SILU, memory_us(12 * tokens * width)),
+        ("aten::mm", GEMM, gemm(width, 4 * width)),
+    )
+    return layer * layers + (("aten::mm", GEMM, memory_us(VOCABULARY * width)),)
+
+
+def serve(r: Rank) -> Program:
+    """The engine's loop: schedule, run the model, sample, send the tokens."""
+    options: Options = r.job.options
+    with r.frame(*ENGINE):
+        for step in r.job.steps:
+            r.step = step
+            with r.frame("vllm/v1/core/sched/scheduler.py(176): schedule"):
+                r.pause(r.about(options.schedule_us(step)))
+            yield from r.run_hooks("before_model")
+            prompt = options.prefill_tokens(step)
+            prompts = 1 if prompt else 0
+            name = f"execute_context_{prompts}({prompt})_generation_{RUNNING}({RUNNING})"
+            with r.frame("vllm/v1/worker/gpu_model_runner.py(1350): execute_model"):
+                with r.range(name) if r.job.marks else r.frame():
+                    execute(r, prompt)
+                    sample(r)
+            yield from r.run_hooks("after_model")
+        r.synchronize("cudaDeviceSynchronize")
+
+
+def execute(r: Rank, prompt: int) -> None:
+    """The forward pass: a CUDA graph for decoding, operators where prompts are processed."""
+    for _ in range(3):
+        with r.op("aten::copy_"):
+            r.copy("HtoD", 4096)
+    kernels = decoder_kernels(RUNNING + prompt, r.job.width, r.job.layers)
+    if r.job.options.graphs and not prompt:
+        r.graph([(kernel, us) for _, kernel, us in kernels])
+        return
+    for op, kernel, us in kernels:
+        with r.op(op, [[RUNNING + prompt, r.job.width]]):
+            r.launch(kernel, us, grid=[max(1, (RUNNING + prompt) // 2), 1, 1])
+
+
+def sample(r: Rank) -> None:
+    """Sampling; the token ids are copied to the host."""
+    with r.op("aten::argmax", [[RUNNING, VOCABULARY]]):
+        r.launch(names.REDUCE, 12.0)
+    with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
+        r.copy("DtoH", 8 * RUNNING, pinned=False, wait=True)
+
+
+def new_serving_job(seed: int, steps: int = 24) -> Job:
+    """A healthy engine: decode steps as CUDA graphs, a short prompt now and then."""
+    job = Job("inference", seed, 1, range(steps), options=Options())
+    job.layers, job.width = 12, 4096
+    job.options.prefill_tokens = lambda step: 256 if step % 12 == 5 else 0
+    return job
+
+
+def narrow(job: Job) -> None:
+    """A small model: a kernel takes about as long as its launch."""
+    job.width, job.layers, job.op_us = 1024, 16, 8.0
+
+
+@fault("inference", prepare=narrow, steps=24)
+def decode_without_graphs(job: Job, context: Context) -> Expected:
+    """Decode steps launch each kernel."""
+    job.options.graphs = False
+    return Expected(r"(?i)launch|CUDA graph")
+
+
+@fault("inference", record=("marks",), steps=24)
+def prefill_stalls_decode(job: Job, context: Context) -> Expected:
+    """Long prompts are processed whole in three steps; all running requests wait."""
+    steps = tuple(sorted(context.dice.sample(range(4, 22), 3)))
+    job.options.prefill_tokens = lambda step: 2048 if step in steps else 0
+    return Expected(
+        r"(?i)prefill|prompt", place="|".join(rf"\b{s}\b|execute_context_1\(2048\)" for s in steps)
+    )
+
+
+@fault("inference", steps=24)
+def slow_scheduler(job: Job, context: Context) -> Expected:
+    """The engine's scheduler takes milliseconds between two steps."""
+    job.options.schedule_us = lambda _: context.cost_us
+    place = r"scheduler\.py|schedule" if job.stacks else ""
+    return Expected(
+        r"(?i)schedul|between (the )?steps|between-steps|host[ -]code|outside any", place=place
+    )
+
+
+@fault("inference", record=("stacks",), steps=24)
+def tokenizer_on_main_thread(job: Job, context: Context) -> Expected:
+    """Texts are tokenized on the thread that runs the engine."""
+
+    def tokenize(r: Rank, _step: int, _layer: int) -> None:
+        with r.frame(
+            "vllm/transformers_utils/tokenizer.py(88): encode",
+            "transformers/tokenization_utils_fast.py(537): _batch_encode_plus",
+        ):
+            r.pause(r.about(context.cost_us))
+
+    job.at("after_model", tokenize)
+    return Expected(r"(?i)tokeniz", place=r"tokenizer\.py|tokenization_utils|_batch_encode_plus")
