@@ -75,7 +75,8 @@ def is_step(events: pl.DataFrame) -> pl.Expr:
 
 def distinct(events: pl.DataFrame) -> list[str]:
     """The distinct names of events."""
-    return events["name"].unique().drop_nulls().cast(pl.String).to_list()
+    names = events["name"].unique().cast(pl.String).to_list()
+    return [name for name in names if name is not None]
 
 
 def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:

@@ -295,7 +295,7 @@ class Assembler:
             "device_type": nullable(self.device_type, pl.Int32),
             "allocated_bytes": nullable(slices.whole("total_allocated"), pl.Int64),
             "reserved_bytes": nullable(slices.whole("total_reserved"), pl.Int64),
-            "free_bytes": pl.repeat(None, len(self.memory_rows), dtype=pl.Int64, eager=True),
+            "free_bytes": _constant(None, len(self.memory_rows), pl.Int64),
         }
         return pl.DataFrame(columns).sort("event")
 
@@ -338,7 +338,7 @@ def _give_back_memory() -> None:
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:
-    return pl.repeat(value, height, dtype=dtype, eager=True)
+    return pl.Series([value], dtype=dtype).new_from_index(0, height)
 
 
 def _merged(begin: str | None, end: str | None) -> str | None:
