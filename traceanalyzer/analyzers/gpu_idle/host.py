@@ -374,6 +374,8 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
         around = excerpt.slices.filter(pl.col("name") == name)
+        if around.is_empty():
+            continue
         left = linking.enclosing(left, around, _THREAD)
         held = left["slice"].drop_nulls().unique()
         found.append(around[held].select(*_THREAD, "start", "end"))

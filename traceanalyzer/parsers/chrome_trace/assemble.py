@@ -81,7 +81,8 @@ class Assembler:
         ):
             if len(self.order) > _MANY:
                 _give_back_memory()
-            frames[table] = make()
+            if table not in self.selection.unused:
+                frames[table] = make()
         return frames
 
     # --- rows of events --------------------------------------------------------------------
@@ -308,14 +309,15 @@ class Assembler:
             (ts, name, series, self.rank, self.of.lane_id(pid, label) or 0, value)
             for ts, pid, label, name, series, value in self.of.counters
         ]
+        if not rows:
+            return schema.empty("counters")
         types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
         frame = pl.DataFrame(rows, schema=types, orient="row")
-        if rows:
-            from traceanalyzer.parsers.chrome_trace import producers
+        from traceanalyzer.parsers.chrome_trace import producers
 
-            frame, changed = producers.undo_composer_units(frame)
-            if changed:
-                self.of.issues.note("composer-units", -1, changed)
+        frame, changed = producers.undo_composer_units(frame)
+        if changed:
+            self.of.issues.note("composer-units", -1, changed)
         return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from traceanalyzer.parsers.chrome_trace import container
 from traceanalyzer.parsers.chrome_trace.columns import Issues
@@ -21,10 +22,10 @@ from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_ev
 #: Recovery may cost this many units for each byte of text, a unit being the decoding of a byte.
 _PATIENCE = 3
 _FREE = 1 << 20
-#: What an event costs that is saved with others, that is decoded alone, that is lost.
-_SAVED, _ALONE, _LOSS = 1 << 6, 1 << 8, 1 << 10
-#: What it costs to mend a byte.
-_MEND = 4
+#: What an event costs at least, and further one that is decoded alone, or that is lost.
+_LEAST, _ALONE, _LOSS = 1 << 6, 1 << 8, 3 << 8
+#: What it costs to mend a fault, to look for faults in a byte, and to go on behind a bracket.
+_FAULT, _MEND, _BRACKET = 1 << 6, 2, 1 << 5
 #: Text with more faults than one in so many bytes is not mended.
 _BYTES_PER_FAULT, _FEW_FAULTS = 8, 64
 #: Events are decoded together, in runs of up to so many bytes.
@@ -65,7 +66,13 @@ _blanks = re.compile(rb"[ \t\r\n,]*+")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
 _QUOTE, _OPEN, _CLOSE = b'"{}'
-_STRUCTURE = np.isin(np.arange(256), (_QUOTE, _OPEN, _CLOSE))
+_STRUCTURE, _BLANK, _BEFORE_EVENT = (
+    np.isin(np.arange(256), list(some)) for some in (b'"{}', b" \t\r", b",}\n")
+)
+#: An event is looked for behind at most so many blanks.
+_LONGEST_INDENT = 256
+
+Places = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -122,14 +129,39 @@ class DamagedText:
         is_known = place < len(opened) and opened[place] == at
         return ends[place] or None if is_known else None
 
+    def mended(self, part: bytes) -> tuple[bytes, dict[str, int]]:
+        """A part of the text with its faults mended, and how many of each there were.
+
+        Raises:
+            msgspec.DecodeError: there are too many faults.
+        """
+        faults = Faults(_FEW_FAULTS + len(part) // _BYTES_PER_FAULT)
+        try:
+            return mended(part, faults), faults.counts
+        finally:
+            self.spent += _MEND * len(part) + _FAULT * faults.number
+
+    @cached_property
+    def _openings(self) -> Places:
+        found = [match.start() for match in container.OPENING.finditer(self.text)]
+        return np.array(found, np.int32)
+
     @cached_property
     def _starts(self) -> array[int]:
-        return array("i", [match.end() for match in container.EVENT_START.finditer(self.text)])
+        """The openings behind another object, or at the beginning of a line."""
+        data = np.frombuffer(b"\n" + self.text, np.uint8)
+        before = self._openings.copy()
+        for _ in range(_LONGEST_INDENT):
+            is_blank = _BLANK[data[before]]
+            if not is_blank.any():
+                break
+            before -= is_blank
+        return array("i", self._openings[_BEFORE_EVENT[data[before]]].tobytes())
 
     @cached_property
     def _objects(self) -> tuple[array[int], array[int]]:
         """Offsets of opening braces, and behind the brace that closes each; 0: there is none."""
-        at, is_open = _braces(self.text)
+        at, is_open = _braces(self.text, self._openings)
         level = np.cumsum(np.where(is_open, 1, -1), dtype=np.int32) + ~is_open
         # braces of one level open and close in turn
         level -= level.min(initial=0)
@@ -141,7 +173,7 @@ class DamagedText:
         return array("i", at[is_open].tobytes()), array("i", ends[is_open].tobytes())
 
 
-def _braces(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
     """Offsets of the braces outside strings, and which of them open an object.
 
     No event begins inside a string, where its quotes would be escaped: quotes are counted from
@@ -153,8 +185,8 @@ def _braces(text: bytes) -> tuple[np.ndarray, np.ndarray]:
     kind = data[at]
     quotes = np.cumsum(kind == _QUOTE, dtype=np.int32)
     before = np.zeros(len(at), np.int32)
-    openings = np.searchsorted(at, [match.start() for match in container.OPENING.finditer(plain)])
-    before[openings] = quotes[openings]
+    starts = np.searchsorted(at, openings)
+    before[starts] = quotes[starts]
     quotes -= np.maximum.accumulate(before)
     is_brace = (quotes & 1 == 0) & (kind != _QUOTE)
     return at[is_brace], kind[is_brace] == _OPEN
@@ -203,7 +235,7 @@ def _run(damaged: DamagedText, at: int, saved: Saved) -> int | None:
         if len(texts) < 2 or damaged.credit(at) < 0:
             return None
         segment = b",".join(texts)
-        damaged.spent += _ALONE + _SAVED * len(texts)
+        damaged.spent += _ALONE + max(0, _LEAST * len(texts) - len(segment))
         decoded = _decoded(damaged, b"[" + segment + b"]", decode_events)
         if decoded is not None:
             break
@@ -237,9 +269,9 @@ def _decoded(
     try:
         return decode(segment), segment, {}
     except BAD_TEXT:
-        damaged.spent += _MEND * len(segment)
+        pass
     try:
-        segment, counts = mended(segment)
+        segment, counts = damaged.mended(segment)
         return decode(segment), segment, counts
     except BAD_TEXT:
         return None
@@ -293,9 +325,8 @@ def _is_cut(damaged: DamagedText, at: int) -> bool:
         end = value_end(window.decode("latin-1"), 0)
         damaged.spent += end.wrong or len(window)
         if end.wrong is not None and not end.cut:
-            damaged.spent += _MEND * len(window)
             try:
-                end = value_end(mended(window)[0].decode("latin-1"), 0)
+                end = value_end(damaged.mended(window)[0].decode("latin-1"), 0)
             except BAD_TEXT:
                 return False
         if not end.cut or at + size >= len(damaged.text):
@@ -332,6 +363,7 @@ def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
 
     Nor is it the end when it may belong to a lost event and more events follow.
     """
+    damaged.spent += _BRACKET
     if match := container.GOES_ON.match(damaged.text, at + 1):
         return match.end()
     if saved.lost and (following := damaged.start(at)) is not None:
@@ -350,22 +382,47 @@ def _stray(text: bytes, at: int, saved: Saved) -> int:
 # --- small faults, mended without moving the bounds of an event --------------------------------
 
 
-def mended(text: bytes) -> tuple[bytes, dict[str, int]]:
-    """The text with all small faults mended, and how many of each there were.
+class Faults:
+    """How many faults were mended.
+
+    Attributes:
+        most: there may be so many.
+        number: of all.
+        counts: of each kind that is an issue.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.number = most, 0
+        self.counts: dict[str, int] = {}
+
+    def add(self, code: str | None, count: int = 1) -> None:
+        """Count faults; a number that becomes null is no issue.
+
+        Raises:
+            msgspec.DecodeError: there are too many for text that was JSON once.
+        """
+        if code:
+            self.counts[code] = self.counts.get(code, 0) + count
+        self.number += count
+        if self.number > self.most:
+            raise msgspec.DecodeError("too many faults")
+
+
+def mended(text: bytes, faults: Faults) -> bytes:
+    """The text with all small faults mended.
 
     Bytes that are not UTF-8 and lone surrogates become U+FFFD, raw control characters in strings
     are escaped, backslashes that escape nothing are doubled, commas before a closing bracket go,
     NaN, Infinity and numbers that JSON or a double cannot hold become null.
 
     Raises:
-        msgspec.DecodeError: there are too many faults for text that was JSON once.
+        msgspec.DecodeError: there are too many faults.
     """
-    counts = _Faults(_FEW_FAULTS + len(text) // _BYTES_PER_FAULT)
     try:
         text.decode()
     except UnicodeDecodeError:
         replaced = text.decode("utf-8", "replace")
-        counts.add("bad-utf8", replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd"))
+        faults.add("bad-utf8", replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd"))
         text = replaced.encode()
 
     def mend(match: re.Match[bytes]) -> bytes:
@@ -373,42 +430,25 @@ def mended(text: bytes) -> tuple[bytes, dict[str, int]]:
         if match.lastindex:
             return token
         if token[0] == _QUOTE:
-            return _mended_string(token, counts)
+            return _mended_string(token, faults)
         if token == b",":
-            counts.add("trailing-comma")
+            faults.add("trailing-comma")
             return b""
         if _number.fullmatch(token):
             return token
-        counts.allow(1)
+        faults.add(None)
         return b"null"
 
-    return _token.sub(mend, text), counts
+    return _token.sub(mend, text)
 
 
-class _Faults(dict[str, int]):
-    """How many faults of each kind were mended; no more than ``left`` further ones may be."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def add(self, code: str, count: int = 1) -> None:
-        self[code] = self.get(code, 0) + count
-        self.allow(count)
-
-    def allow(self, count: int) -> None:
-        """Raise where there are more than there may be."""
-        self.left -= count
-        if self.left < 0:
-            raise msgspec.DecodeError("too many faults")
-
-
-def _mended_string(token: bytes, counts: _Faults) -> bytes:
+def _mended_string(token: bytes, faults: Faults) -> bytes:
     if _odd_in_string.search(token) is None:
         return token
     paired = -1  # where the second half of a surrogate pair stands
 
     def count(code: str, instead: bytes) -> bytes:
-        counts.add(code)
+        faults.add(code)
         return instead
 
     def mend(match: re.Match[bytes]) -> bytes:
