@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
+import traceanalyzer as ta
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = runpy.run_path(str(FIXTURES / "make_malformed.py"))["CASES"]
 NCCL_FOLDERS = ("nccl_8ranks", "nccl_8ranks_isolated")
 Json = dict[str, Any]
 
 
-def run(script: str, folder: Path) -> dict[str, bytes]:
+def run(script: str, folder: Path, *options: str) -> dict[str, bytes]:
     """What a fixture script writes, by path below the folder."""
-    subprocess.run([sys.executable, "-B", str(FIXTURES / script), str(folder)], check=True)
+    command = [sys.executable, "-B", str(FIXTURES / script), *options, str(folder)]
+    subprocess.run(command, check=True)
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -58,6 +61,15 @@ def test_nccl_ranks_are_what_the_script_writes(tmp_path: Path) -> None:
         for path in (FIXTURES / folder).iterdir()
     }
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
+
+
+def test_nccl_training_on_as_many_ranks_as_asked_for(tmp_path: Path) -> None:
+    files = run("make_nccl_ranks.py", tmp_path, "--ranks", "34", "--straggler", "9")
+    assert len(files) == 34
+    assert all(10_000 < len(data) < 15_000 for data in files.values())
+    found = ta.comm_outliers(tmp_path)
+    assert found.late_ranks["rank"].to_list() == [9]
+    assert found.instances["group_size"].unique().sort().to_list() == [2, 4, 34]
 
 
 def test_nccl_ranks_hold_one_late_rank_one_slow_link_and_a_clock_offset() -> None:

@@ -5,6 +5,7 @@ Each table is a tuple of :class:`Column`; the documentation page ``docs/schema.m
 sentinels, no NaN. Times are exact Int64 nanoseconds, sizes bytes.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -237,6 +238,7 @@ _ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+@functools.cache
 def empty(table: str) -> pl.DataFrame:
     """An empty frame of the named table, without the columns made only on request."""
     return pl.DataFrame(

@@ -319,6 +319,8 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
 
 def is_cut_off(trace: Trace) -> bool:
     """Whether the end of a file is missing, as where a job was killed while it was written."""
+    if trace.issues.is_empty():
+        return False
     unpacked_in_part = (pl.col("code") == "damaged-file") & pl.col("first").str.ends_with(CUT_OFF)
     return not trace.issues.filter((pl.col("code") == "truncated") | unpacked_in_part).is_empty()
 

@@ -20,7 +20,7 @@ from harness import (
 from hypothesis import given, settings, strategies as st
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import arrays, recover
+from traceanalyzer.parsers.chrome_trace import arrays, decode, recover
 from traceanalyzer.parsers.chrome_trace.container import (
     last_event_start,
     last_object_start,
@@ -217,46 +217,105 @@ def test_where_the_last_object_starts() -> None:
 def test_where_the_next_event_starts() -> None:
     damaged = recover.DamagedText(b'{"ph":1},\n {"name":2}')
     assert [damaged.start(at) for at in (0, 1, 12)] == [0, 11, None]
-    assert damaged.start(0, nth=1) == 11
-    assert [damaged.start_before(at) for at in (0, 10, 11, 99)] == [0, 0, 11, 11]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (b'{"ph":{"a":1}},{"ph":2}', {0: 14, 6: 13, 15: 23}),
+        (b'{"ph":"}{\\"}\\\\"}', {0: 16}),
+        (b'{"ph":"},\n{"name":2}', {0: None, 10: 20}),
+        (b'{"ph":{"a":1},\n{"name":2}', {0: None, 6: 13, 15: 25}),
+        (b'}}{"ph":1}}', {0: None, 2: 10}),
+        (b'{"a' + b'":{"b' * 70_000 + b'":1}', {0: None, 350_000: 350_007}),
+    ],
+)
+def test_where_objects_end(text: bytes, ends: dict[int, int | None]) -> None:
+    damaged = recover.DamagedText(text)
+    assert {at: damaged.end(at) for at in ends} == ends
 
 
 #: Texts without an end to any event, with faults in every token, with starts everywhere, nested.
 _DAMAGED = (
+    b"{",
+    b'"',
+    b'\\"',
+    b'{"',
+    b'{"a":{"a":1},',
+    b'{"ph":',
     b"\n{",
     b'\n{"x":1.2.3,',
     b'\n{"s":1.2.3,',
     b'\n{"s":',
     b'{"s":[',
+    b'{"s":1}x',
+    b'{"s":1,}',
+    b'{"s":{"s":1}x}',
     b'},{"ph":"',
     b'{"ph":"X","name":"a\n',
     b"\n     {1.2.3 {\n    {",
     b']{"s":,',
     b'{"ph":"X","ts":1,"args":{"a":1.2}},\n',
 )
+_TOKENS = (
+    b'{"ph":',
+    b'"X"',
+    b",",
+    b'{"name":',
+    b"}",
+    b"]",
+    b"[",
+    b"1.2",
+    b"\n",
+    b'"',
+    b"\\",
+    b"0.",
+)
+
+
+def work(text: bytes) -> int:
+    """The bytes that recovery looks at, and its calls, with nothing allowed beyond the text's."""
+    looked_at = 0
+
+    def counted(function: Any) -> Any:
+        def count(text: Any, *rest: Any) -> Any:
+            nonlocal looked_at
+            looked_at += len(text) + 64
+            return function(text, *rest)
+
+        return count
+
+    names = ("value_end", "mended", "decode_event", "decode_events")
+    functions = {name: counted(getattr(recover, name)) for name in names}
+    with patched(recover, _FREE=0, **functions):
+        recover.recover(text, final=True)
+    return looked_at
 
 
 @pytest.mark.parametrize("pattern", _DAMAGED, ids=repr)
 @given(noise=st.binary(max_size=20))
 @settings(max_examples=5, deadline=None)
 def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
-    def work(size: int) -> int:
+    for size in (1 << 14, 1 << 15, 1 << 16):
         text = (b'{"ph":"X",}x' + (pattern + noise) * size)[:size]
-        looked_at = 0
+        assert work(text) <= 12 * size
 
-        def counted(function: Any) -> Any:
-            def count(text: Any, *rest: Any) -> Any:
-                nonlocal looked_at
-                looked_at += len(text) + 1
-                return function(text, *rest)
 
-            return count
+@given(tokens=st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_the_work_of_recovery_is_linear_whatever_the_text(tokens: list[bytes]) -> None:
+    for size in (1 << 13, 1 << 14):
+        assert work((b"".join(tokens) * size)[:size]) <= 12 * size
 
-        names = ("value_end", "outlined", "mended", "decode_event", "decode_events")
-        with patched(recover, **{name: counted(getattr(recover, name)) for name in names}):
-            recover.recover(text, final=True)
-        return looked_at
 
-    fixed, per_byte = 1 << 22, 48
-    for size in (1 << 16, 1 << 17, 1 << 18):
-        assert work(size) <= fixed + per_byte * size
+@given(
+    st.lists(st.sampled_from((*_TOKENS, b"NaN", b"nul", b",]", b"1e5", b"\\u12", b"\xff", b"\n")))
+)
+@settings(max_examples=300, deadline=None)
+def test_sound_tokens_are_left_as_they_are(tokens: list[bytes]) -> None:
+    text = b"".join(tokens)
+    try:
+        decoded = decode.decode_any(text)
+    except decode.BAD_TEXT:
+        return
+    assert decode.decode_any(recover.mended(text, recover.Faults(0))) == decoded

@@ -211,11 +211,21 @@ def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = 
         the windows, null where the row is not an interval. Rows may overlap one another; each is
         measured for itself.
     """
-    _, (group, window_group) = group_numbers(by, rows, windows)
-    runs = _union(_spans(windows, window_group))
+    return rows.with_columns(overlap=overlaps(rows, [windows], by)[0])
+
+
+def overlaps(
+    rows: pl.DataFrame, windows: Sequence[pl.DataFrame], by: Sequence[str] = ()
+) -> list[pl.Series]:
+    """The column ``overlap`` of :func:`overlap_with` for each of several frames of windows."""
+    _, (group, *window_groups) = group_numbers(by, rows, *windows)
     valid, (start, end) = is_interval(rows), bounds(rows)
-    overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
-    return rows.with_columns(nullable("overlap", overlap, valid))
+    found = []
+    for frame, window_group in zip(windows, window_groups, strict=True):
+        runs = _union(_spans(frame, window_group))
+        overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
+        found.append(nullable("overlap", overlap, valid))
+    return found
 
 
 def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
@@ -283,7 +293,9 @@ def count_begun(begun: Spans, group: Ints, time: Ints) -> Ints:
 def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Series:
     """The values as a column that is null where not valid."""
     column = pl.Series(name, values)
-    return column if valid.all() else pl.select(pl.when(pl.Series(valid)).then(column)).to_series()
+    if valid.all():
+        return column
+    return column.zip_with(pl.Series(valid), pl.Series([None], dtype=column.dtype))
 
 
 def _combine(
@@ -401,5 +413,8 @@ def _spans(frame: pl.DataFrame, group: Ints) -> Spans:
 
 
 def _to_frame(groups: pl.DataFrame, spans: Spans) -> pl.DataFrame:
-    keys = [column.gather(spans.group) for column in groups]
+    if groups.height == 1:
+        keys = [column.new_from_index(0, spans.group.size) for column in groups]
+    else:
+        keys = [column.gather(spans.group) for column in groups]
     return pl.DataFrame([*keys, pl.Series("start", spans.start), pl.Series("end", spans.end)])

@@ -57,7 +57,7 @@ def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> R
         right: any number of rows for each id.
         on: the id columns; a null in any of them matches nothing.
     """
-    ids = pl.concat([left.select(on), right.select(on)], how="vertical_relaxed")
+    ids = pl.concat([left[list(on)], right[list(on)]], how="vertical_relaxed")
     number, size = _as_one_number(ids)
     for name in on:
         if ids[name].null_count():
@@ -146,7 +146,8 @@ def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
             number = numbered(ids.get_columns())[1].astype(np.int64)
             return number, int(number.max(initial=0)) + 1
         number *= high - low + 1
-        number += (column.fill_null(low).cast(pl.Int64) - low).to_numpy()
+        known = column.fill_null(low) if column.null_count() else column
+        number += (known.cast(pl.Int64) - low).to_numpy()
         size *= high - low + 1
     return number, size
 

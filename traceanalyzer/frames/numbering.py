@@ -73,7 +73,7 @@ def group_numbers(
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
     if (only := _only_group(by, frames)) is not None:  # most often: one device, one rank
         return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    keys = pl.concat([frame.select(by) for frame in frames], how="vertical_relaxed")
+    keys = pl.concat([frame[list(by)] for frame in frames], how="vertical_relaxed")
     first, number = numbered(keys.get_columns())
     groups = keys[first].with_row_index("_number").sort(by)
     place = np.empty(groups.height, np.int64)
@@ -107,7 +107,7 @@ def _only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFra
         ends = {end for column in columns for end in (column.min(), column.max())}
         if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
             return None
-    return (held or frames)[0].select(by).head(1)
+    return (held or frames)[0][list(by)].head(1)
 
 
 def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
@@ -120,7 +120,7 @@ def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:
         column = column.rank("dense")
     least, most = column.min(), column.max()
     low, high = (least, most) if isinstance(least, int) and isinstance(most, int) else (0, 0)
-    values = column.fill_null(low).to_numpy()
+    values = (column.fill_null(low) if column.null_count() else column).to_numpy()
     if values.itemsize < np.int32().itemsize:  # too narrow for a difference
         values = values.astype(np.int32)
     if high - low < table:

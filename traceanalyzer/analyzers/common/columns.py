@@ -41,8 +41,9 @@ def whole(value: pl.Expr) -> pl.Expr:
 
 def with_source(frame: pl.DataFrame, part: OfRank) -> pl.DataFrame:
     """The frame with the ``rank`` and ``path`` of the part it belongs to as its first columns."""
-    rank, path = pl.lit(part.rank, pl.Int32).alias("rank"), pl.lit(part.path).alias("path")
-    return frame.select(rank, path, pl.all())
+    rank = pl.Series("rank", [part.rank], pl.Int32).new_from_index(0, frame.height)
+    path = pl.Series("path", [part.path], pl.String).new_from_index(0, frame.height)
+    return pl.DataFrame([rank, path, *frame])
 
 
 def joined(parts: Sequence[OfRank], table: str) -> pl.DataFrame:

@@ -108,11 +108,8 @@ def measure_parts(work: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     busy = pl.concat([kernels, sorts[2]])
     keys = windows.select(*DEVICE, "start", "end")
 
-    def within(rows: pl.DataFrame) -> pl.Series:
-        return intervals.overlap_with(keys, rows, DEVICE)["overlap"]
-
-    compute, communication, memory = map(within, sorts)
-    either, any_work = within(kernels), within(busy)
+    measured = intervals.overlaps(keys, [*sorts, kernels, busy], DEVICE)
+    compute, communication, memory, either, any_work = measured
     exposed_communication, exposed_memory = either - compute, any_work - either
     return windows.with_columns(
         compute_ns=compute,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import polars as pl
 
 from traceanalyzer.errors import OptionError
+from traceanalyzer.frames import numbering
 from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAMES, steps_pattern
 
 #: Where an object lies in memory tells nothing and makes two of a kind look different.
@@ -28,8 +29,10 @@ def mapped(
     dtype: pl.DataType | type[pl.DataType] = pl.String,
 ) -> pl.Series:
     """A function of text over a column, called once for each distinct value; null stays null."""
-    answers = {value: function(value) for value in values.drop_nulls().unique()}
-    return values.replace_strict(answers, default=None, return_dtype=dtype)
+    first, number = numbering.numbered([values])
+    texts = values[first].to_list()
+    answers = [None if text is None else function(text) for text in texts]
+    return pl.Series(values.name, answers, dtype)[number]
 
 
 def python_frame(text: pl.Expr) -> pl.Expr:
@@ -75,7 +78,8 @@ def is_step(events: pl.DataFrame) -> pl.Expr:
 
 def distinct(events: pl.DataFrame) -> list[str]:
     """The distinct names of events."""
-    return events["name"].unique().drop_nulls().cast(pl.String).to_list()
+    names = events["name"].unique().cast(pl.String).to_list()
+    return [name for name in names if name is not None]
 
 
 def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, EXPOSED, LOSS
@@ -274,8 +274,9 @@ def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
 def _divided(gaps: pl.DataFrame, why: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """The gaps in pieces, by the first cause that applies; the last of the list: by none."""
     pieces = intervals.first_running(why, gaps, _UNIT)
-    first = pl.col("first").fill_null(len(why))
-    return [pieces.filter(first == place).drop("first") for place in range(len(why) + 1)]
+    found = pieces.partition_by("first", as_dict=True, include_key=False, maintain_order=True)
+    none = pieces.drop("first").clear()
+    return [found.get((place,), none) for place in (*range(len(why)), None)]
 
 
 # --- how much --------------------------------------------------------------------------------
@@ -291,17 +292,20 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
 
 def _by_cause(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
-    summed = [
-        idle.group_by("unit")
-        .agg(
-            pl.len().cast(pl.Int64).alias("gaps"),
-            length.sum().alias("idle_ns"),
-            length.max().alias("longest_ns"),
-        )
-        .select("unit", pl.lit(cause).alias("cause"), "gaps", "idle_ns", "longest_ns")
+    causes_of = [
+        pl.Series("cause", [cause]).new_from_index(0, idle.height)
         for cause, idle in zip(CAUSES, pieces[1:], strict=True)
     ]
-    return pl.concat(summed)
+    idle = pl.concat([piece[["unit", "start", "end"]] for piece in pieces[1:]])
+    return (
+        idle.with_columns(pl.concat(causes_of))
+        .group_by("unit", "cause", maintain_order=True)
+        .agg(
+            gaps=pl.len().cast(pl.Int64),
+            idle_ns=length.sum(),
+            longest_ns=length.max(),
+        )
+    )
 
 
 def _lost(pieces: Sequence[pl.DataFrame], unfed: pl.DataFrame) -> pl.DataFrame:
@@ -320,14 +324,18 @@ def _lost(pieces: Sequence[pl.DataFrame], unfed: pl.DataFrame) -> pl.DataFrame:
 def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The rows with :data:`MEASURES`: how much of each is which."""
     keys = rows.select("unit", "start", "end")
-    times = {
-        name: intervals.overlap_with(keys, frame, _UNIT)["overlap"]
-        for name, frame in zip(MEASURES, windows, strict=True)
-    }
-    return rows.with_columns(**times)
+    times = intervals.overlaps(keys, windows, _UNIT)
+    return rows.with_columns(time.alias(name) for name, time in zip(MEASURES, times, strict=True))
 
 
 # --- all ranks -----------------------------------------------------------------------------
+
+
+def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
+    """One table of all parts, with the number of the part that each row is of."""
+    frames: list[pl.DataFrame] = [getattr(part, table) for part in parts]
+    number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
+    return pl.concat(frames).with_columns(part=pl.Series(number))
 
 
 def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
@@ -335,16 +343,17 @@ def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
 
     ``start_ns`` counts from the beginning of the unit's span.
     """
-    found = []
-    for part in parts:
-        units = part.units.select("unit", "device", "pid", origin="start")
-        rows: pl.DataFrame = getattr(part, table)
-        known = [name for name in ("device", "pid") if name in rows.columns]
-        named = units.join(rows.drop(known), on="unit", maintain_order="left").drop("unit")
-        if "start" in named.columns:
-            named = named.with_columns(start_ns=pl.col("start") - pl.col("origin"))
-        found.append(with_source(named.drop("origin"), part))
-    joined = pl.concat(found)
-    if joined.schema.get("cause") == pl.String:
-        joined = joined.with_columns(pl.col("cause").cast(CAUSE))
-    return joined
+    sources = pl.DataFrame(
+        [(number, part.rank, part.path) for number, part in enumerate(parts)],
+        {"part": pl.Int64, "rank": pl.Int32, "path": pl.String},
+        orient="row",
+    )
+    units = _numbered(parts, "units").select("part", "unit", "device", "pid", origin="start")
+    rows = _numbered(parts, table).drop("device", "pid", strict=False)
+    named = sources.join(units, on="part", maintain_order="left")
+    named = named.join(rows, on=["part", "unit"], maintain_order="left").drop("part", "unit")
+    if "start" in named.columns:
+        named = named.with_columns(start_ns=pl.col("start") - pl.col("origin"))
+    if named.schema.get("cause") == pl.String:
+        named = named.with_columns(pl.col("cause").cast(CAUSE))
+    return named.drop("origin")

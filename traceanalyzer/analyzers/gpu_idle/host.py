@@ -169,6 +169,8 @@ def _overhead(
     """
     end = pl.col("ts") + pl.col("dur")
     rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
+    if rows.is_empty():
+        return pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
     matches = named(rows, patterns).fill_null(value=False)
     rows = rows.filter(~matches if others else matches).select("pid", start="ts", end=end)
     ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
@@ -372,6 +374,8 @@ def copying(excerpt: Excerpt) -> pl.DataFrame:
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
         around = excerpt.slices.filter(pl.col("name") == name)
+        if around.is_empty():
+            continue
         left = linking.enclosing(left, around, _THREAD)
         held = left["slice"].drop_nulls().unique()
         found.append(around[held].select(*_THREAD, "start", "end"))

@@ -140,6 +140,9 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
 
     Of the threads that feed the gap's unit.
     """
+    if excerpt.samples.is_empty():
+        blank = pl.DataFrame(schema={"sampled": pl.String, "sampled_frac": pl.Float64})
+        return blank.clear(gaps.height)
     points = excerpt.samples.join(excerpt.threads, on="thread").select("unit", "ts", "stack")
     ordered = gaps.with_row_index("gap").sort("unit", "start")
     inside = linking.label_by_interval(points, ordered, ["unit"]).drop_nulls("interval")
@@ -169,6 +172,8 @@ def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
 
     The last one on the launching thread between the previous launch and that of the work.
     """
+    if excerpt.stream_waits.is_empty():
+        return pl.DataFrame(schema={"waits_for": pl.String}).clear(gaps.height)
     begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
     launches = excerpt.launched.select("thread", ts="start").with_columns(begun)
     previous = pl.col("ts").shift(1).over("thread")

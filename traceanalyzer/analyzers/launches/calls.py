@@ -209,6 +209,8 @@ def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """
     longest = changes.group_by("queue").agg(pl.col(STREAM).first(), most=pl.col("length").max())
     can_fill = longest.filter(pl.col("most") >= _LEAST_FULL)
+    if can_fill.is_empty():
+        return pl.DataFrame(schema={"queue": pl.Int64, "full_ns": pl.Int64})
     placed = calls.join(can_fill, on=STREAM, nulls_equal=True).select(
         "queue", "most", "launch_name", "call_ns", ts=pl.min_horizontal("launch_start", "start")
     )

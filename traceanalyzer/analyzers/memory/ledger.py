@@ -184,8 +184,8 @@ def operations(trace: Trace) -> list[Operations]:
         paths = ", ".join(meta.path for meta in trace.sources[:2])
         raise OptionError(f"{paths}: joined without ranks; give each its rank, or one at a time")
     noted = _noted(trace)
-    rows = _rows(trace, noted)
-    found = list(_by_device(trace, rows, noted))
+    is_known = noted == "snapshot" or trace.events["kind"].is_in(_kinds(noted)).any()
+    found = list(_by_device(trace, _rows(trace, noted), noted)) if is_known else []
     if not found:
         hint = record_hint(trace.meta, "cpu_instant_event")
         raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
@@ -198,8 +198,11 @@ def _noted(trace: Trace) -> Noted:
     return "instants" if (trace.events["kind"] == "cpu_instant_event").any() else "calls"
 
 
+def _kinds(noted: Noted) -> tuple[str, ...]:
+    return ("cpu_instant_event",) if noted == "instants" else ALLOCATOR_KINDS
+
+
 def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
-    kinds = ("cpu_instant_event",) if noted == "instants" else ALLOCATOR_KINDS
     beside = trace.memory_totals.select("event", "device_type", "allocated_bytes", "reserved_bytes")
     rows = (
         trace.events.select(
@@ -207,7 +210,7 @@ def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
             *("kind", "name", "device", "stream", "address", "bytes", "stack"),
         )
         .with_row_index("event")
-        .filter(pl.col("kind").is_in(kinds))
+        .filter(pl.col("kind").is_in(_kinds(noted)))
         .join(beside, on="event", how="left", maintain_order="left")
     )
     if noted == "snapshot":

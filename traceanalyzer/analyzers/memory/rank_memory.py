@@ -110,10 +110,11 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
     """
     if options.windowed and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
+    known = ledgers(trace)
     code = attribution.lines(trace, options.library_name)
     found = [
         replace(of, allocations=of.allocations.hstack(attribution.categories(of, code)))
-        for of in ledgers(trace)
+        for of in known
     ]
     return RankMemory(trace, options, tuple(found), code, _steps(trace, step_name))
 

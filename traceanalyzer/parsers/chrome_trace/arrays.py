@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,18 +85,22 @@ def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Pi
     """Each piece with its batches, in the pieces' order; a few pieces are under way at a time.
 
     A scan leaves the interpreter free, so pieces are read in threads. The first one, which is
-    small, is read before anything is started: it may be all there is.
+    small, is read before anything is started: it may be all there is, but for one more.
     """
     cut = pieces(text, offset)
     first = next(cut)
     yield first, process(text.read(first.offset, first.length), first.offset, selection)
     if first.last:
         return
+    second = next(cut)
+    if second.last:
+        yield second, process(text.read(second.offset, second.length), second.offset, selection)
+        return
     most = threads()
     waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
     with ThreadPoolExecutor(most) as pool:
         try:
-            for piece in cut:
+            for piece in itertools.chain((second,), cut):
                 data = text.later(piece.offset, piece.length)
                 waiting.append((piece, pool.submit(_process, data, piece.offset, selection)))
                 if len(waiting) > most:

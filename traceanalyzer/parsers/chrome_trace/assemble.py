@@ -81,7 +81,8 @@ class Assembler:
         ):
             if len(self.order) > _MANY:
                 _give_back_memory()
-            frames[table] = make()
+            if table not in self.selection.unused:
+                frames[table] = make()
         return frames
 
     # --- rows of events --------------------------------------------------------------------
@@ -295,7 +296,7 @@ class Assembler:
             "device_type": nullable(self.device_type, pl.Int32),
             "allocated_bytes": nullable(slices.whole("total_allocated"), pl.Int64),
             "reserved_bytes": nullable(slices.whole("total_reserved"), pl.Int64),
-            "free_bytes": pl.repeat(None, len(self.memory_rows), dtype=pl.Int64, eager=True),
+            "free_bytes": _constant(None, len(self.memory_rows), pl.Int64),
         }
         return pl.DataFrame(columns).sort("event")
 
@@ -308,14 +309,15 @@ class Assembler:
             (ts, name, series, self.rank, self.of.lane_id(pid, label) or 0, value)
             for ts, pid, label, name, series, value in self.of.counters
         ]
+        if not rows:
+            return schema.empty("counters")
         types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
         frame = pl.DataFrame(rows, schema=types, orient="row")
-        if rows:
-            from traceanalyzer.parsers.chrome_trace import producers
+        from traceanalyzer.parsers.chrome_trace import producers
 
-            frame, changed = producers.undo_composer_units(frame)
-            if changed:
-                self.of.issues.note("composer-units", -1, changed)
+        frame, changed = producers.undo_composer_units(frame)
+        if changed:
+            self.of.issues.note("composer-units", -1, changed)
         return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )
@@ -338,7 +340,7 @@ def _give_back_memory() -> None:
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:
-    return pl.repeat(value, height, dtype=dtype, eager=True)
+    return pl.Series([value], dtype=dtype).new_from_index(0, height)
 
 
 def _merged(begin: str | None, end: str | None) -> str | None:

@@ -229,5 +229,5 @@ def _without(column: npt.NDArray[Any], null: int) -> pl.Series:
     """A series in which the sentinel is null."""
     series = pl.Series(column)
     if (column == null).any():
-        return series.to_frame("v").select(pl.when(pl.col("v") != null).then("v"))["v"]
+        return series.zip_with(pl.Series(column != null), pl.Series([None], dtype=series.dtype))
     return series

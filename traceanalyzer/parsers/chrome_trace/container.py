@@ -44,7 +44,8 @@ GOES_ON = re.compile(
     rb'[ \t\r\n,]*+(?:(?:\}\s*+\{\s*+"traceEvents"\s*+:\s*+)?\[|(?=' + _OPENING + rb"))"
 )
 
-_EVENT = re.compile(_OPENING)
+#: An object that opens like an event.
+OPENING = re.compile(_OPENING)
 _OBJECT = re.compile(rb'\{\s*+"')
 #: Of so many starts the best is taken.
 _CANDIDATES = 32
@@ -286,7 +287,7 @@ def last_event_start(text: bytes) -> int:
 
     Of starts at the beginning of a line the least indented: others may be inside an event.
     """
-    return _last(_EVENT, text)
+    return _last(OPENING, text)
 
 
 def last_object_start(text: bytes) -> int:

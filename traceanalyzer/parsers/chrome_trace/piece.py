@@ -58,7 +58,6 @@ def process(text: bytes, offset: int, selection: Selection, *, final: bool = Fal
     return (
         _whole(text, offset, selection)
         or _lines(text, offset, selection)
-        or _mended(text, offset, selection)
         or [_saved(text, offset, selection, final=final)]
     )
 
@@ -229,22 +228,6 @@ def _lines(text: bytes, offset: int, selection: Selection) -> list[Batch] | None
 
 
 # --- recovery --------------------------------------------------------------------------------
-
-
-def _mended(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
-    """Text with small faults, mended as a whole; None: that does not do.
-
-    Nor does it for the piece in which the array ends: offsets behind its end count.
-    """
-    from traceanalyzer.parsers.chrome_trace import recover
-
-    whole, counts = recover.mended(text)
-    found = None if whole == text else _whole(whole, offset, selection)
-    if found is None or found[-1].closed is not None:
-        return None
-    for code, count in counts.items():
-        found[-1].issues[code] = (count, offset)
-    return found
 
 
 def _saved(text: bytes, offset: int, selection: Selection, *, final: bool) -> Batch:

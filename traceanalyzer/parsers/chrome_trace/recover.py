@@ -1,26 +1,37 @@
 """What can be saved of text that is not JSON: small faults are mended, what is lost is counted."""
 
+from __future__ import annotations
+
 import bisect
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from traceanalyzer.parsers.chrome_trace import container
 from traceanalyzer.parsers.chrome_trace.columns import Issues
-from traceanalyzer.parsers.chrome_trace.container import End, value_end
+from traceanalyzer.parsers.chrome_trace.container import value_end
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event, decode_events
 
-#: A broken event is looked at up to this many starts further on: its arguments may hold some.
-_STARTS = 8
-#: Work in vain may cost this many units for each byte of text, a unit being the decoding of a byte.
-_PATIENCE = 4
+#: Recovery may cost this many units for each byte of text, a unit being the decoding of a byte.
+_PATIENCE = 3
 _FREE = 1 << 20
-#: What it costs to outline a byte, and to lose an event.
-_OUTLINE = 8
-_LOSS = 1 << 10
-_WINDOW = 1 << 9
-#: Events behind damage are tried together, in runs of up to so many bytes.
+#: What an event costs at least, and further one that is decoded alone, or that is lost.
+_LEAST, _ALONE, _LOSS = 1 << 6, 1 << 8, 3 << 8
+#: What it costs to mend a fault, to look for faults in a byte, and to go on behind a bracket.
+_FAULT, _MEND, _BRACKET = 1 << 6, 2, 1 << 5
+#: Text with more faults than one in so many bytes is not mended.
+_BYTES_PER_FAULT, _FEW_FAULTS = 8, 64
+#: Events are decoded together, in runs of up to so many bytes.
 _RUN = 1 << 14
+#: An event without an end is looked at so far first.
+_WINDOW = 1 << 9
 #: How far an event's indentation is looked for before it, and events indented alike behind it.
 _INDENT = 64
 _REACH = 1 << 16
@@ -28,10 +39,18 @@ _REACH = 1 << 16
 _SEARCH = 8
 
 # every alternative takes its whole token at once, so that no text is looked at twice
+_SOUND = (
+    rb'"(?:[^"\\\x00-\x1f]++|\\(?:[\"\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+"'
+    rb'|[^"\d\-NnIi,]++'
+    rb"|-?(?:0|[1-9]\d{0,299})(?:\.\d{1,300})?(?![\d.eE#])"
+    rb"|,(?!\s*+[}\]])"
+    rb"|(?!-?(?:NaN|Infinity|nan|inf)\b)(?:[NnIi]|-(?!\d))"
+)
 _token = re.compile(
-    rb'"(?:[^"\\]++|\\.)*+"'
+    rb"((?:" + _SOUND + rb")++)"
+    rb'|"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
     rb"|-?(?:\d[\d.]*+(?:[eE][+-]?\d*+)?(?:\#\w*+)?|(?:NaN|Infinity|nan|inf)\b)"
-    rb"|,(?=\s*+[}\]])",
+    rb"|,",
     re.DOTALL,
 )
 _number = re.compile(rb"-?(?:0|[1-9]\d{0,299})(?:\.\d{1,300})?(?:[eE][+-]?\d{1,2})?")
@@ -44,11 +63,16 @@ _low_half = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 _blanks = re.compile(rb"[ \t\r\n,]*+")
-#: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
-_following_blanks = re.compile(rb",[ \t\r\n]*+")
-_mendable = re.compile(r"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
+_QUOTE, _OPEN, _CLOSE = b'"{}'
+_STRUCTURE, _BLANK, _BEFORE_EVENT = (
+    np.isin(np.arange(256), list(some)) for some in (b'"{}', b" \t\r", b",}\n")
+)
+#: An event is looked for behind at most so many blanks.
+_LONGEST_INDENT = 256
+
+Places = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -73,89 +97,106 @@ class Saved:
 
 
 class DamagedText:
-    """A text with the places where its values begin and end, and the work done on it in vain.
+    """A text with the places where its objects begin and end, and the work done on it.
 
-    The work is bounded by the text's length: an event that does not end costs all the text that is
-    looked at. Without credit an event is followed to a few starts further on only, and the debt is
-    paid by text that is skipped.
+    The work is bounded by the text's length: events that cost more than the text allows for are
+    skipped.
 
     Attributes:
         text: what is damaged.
-        spent: units of work in vain.
-        runs_from: offset from which on runs of events may be tried.
+        spent: units of work.
+        run: events are decoded together in runs of up to so many bytes.
     """
 
     def __init__(self, text: bytes) -> None:
         self.text = text
         self.spent = 0
-        self.runs_from = 0
-        self._starts: array[int] | None = None
+        self.run = _RUN
 
     def credit(self, at: int) -> int:
         """What may still be spent when reading has come to an offset; a debt is negative."""
         return _FREE + _PATIENCE * (len(self.text) + at) - self.spent
 
-    def start(self, at: int, nth: int = 0) -> int | None:
-        """The offset of the nth event that starts at an offset or behind it, or None."""
-        if self._starts is None:
-            found = container.EVENT_START.finditer(self.text)
-            self._starts = array("q", [match.end() for match in found])
-        place = bisect.bisect_left(self._starts, at) + nth
+    def start(self, at: int) -> int | None:
+        """The offset of the event that starts at an offset or next behind it, or None."""
+        place = bisect.bisect_left(self._starts, at)
         return self._starts[place] if place < len(self._starts) else None
 
-    def start_before(self, at: int) -> int:
-        """The offset of the last event that starts at an offset or before it; 0: there is none."""
-        self.start(0)
-        starts = self._starts or array("q")
-        place = bisect.bisect_right(starts, at)
-        return starts[place - 1] if place else 0
+    def end(self, at: int) -> int | None:
+        """The offset behind the object that begins with the brace at an offset, or None."""
+        opened, ends = self._objects
+        place = bisect.bisect_left(opened, at)
+        is_known = place < len(opened) and opened[place] == at
+        return ends[place] or None if is_known else None
 
-    def end(self, at: int) -> End:
-        """Where the event at an offset ends."""
-        found = self._read(at, lenient=False)
-        if found.at is not None or not self._is_mendable(found.wrong):
-            return found
-        outline = self._read(at, lenient=True)
-        if outline.at is not None:
-            return outline
-        return End(None, found.cut or outline.cut)
+    def mended(self, part: bytes) -> tuple[bytes, dict[str, int]]:
+        """A part of the text with its faults mended, and how many of each there were.
 
-    def _read(self, at: int, *, lenient: bool) -> End:
-        """By growing windows: an error costs the decoder all the text that it was given.
-
-        Not further than some starts on where the reader is lenient or has no credit: brackets that
-        were lost make an event swallow all that follow.
+        Raises:
+            msgspec.DecodeError: there are too many faults.
         """
-        size, horizon = _WINDOW, self.start(at + 1, _STARTS - 1) or len(self.text)
-        while True:
-            is_near = lenient or size > self.credit(at)
-            stop = horizon if is_near else len(self.text)
-            found = self._within(at, min(at + size, stop), lenient=lenient)
-            if found.at is not None or not found.cut or at + size >= stop:
-                return found._replace(cut=found.cut and stop == len(self.text))
-            size *= 4
+        faults = Faults(_FEW_FAULTS + len(part) // _BYTES_PER_FAULT)
+        try:
+            return mended(part, faults), faults.counts
+        finally:
+            self.spent += _MEND * len(part) + _FAULT * faults.number
 
-    def _within(self, at: int, stop: int, *, lenient: bool) -> End:
-        window = self.text[at:stop]
-        found = value_end((outlined(window) if lenient else window).decode("latin-1"), 0)
-        if found.at is not None:
-            return End(at + found.at)
-        self.spent += _OUTLINE * len(window) if lenient else found.wrong or len(window)
-        return found._replace(wrong=None if found.wrong is None else at + found.wrong)
+    @cached_property
+    def _openings(self) -> Places:
+        found = [match.start() for match in container.OPENING.finditer(self.text)]
+        return np.array(found, np.int32)
 
-    def _is_mendable(self, wrong: int | None) -> bool:
-        if wrong is None:
-            return False
-        blanks = _following_blanks.match(self.text, wrong)
-        near = self.text[wrong : (blanks.end() if blanks else wrong) + 1]
-        return _mendable.match(near.decode("latin-1")) is not None
+    @cached_property
+    def _starts(self) -> array[int]:
+        """The openings behind another object, or at the beginning of a line."""
+        data = np.frombuffer(b"\n" + self.text, np.uint8)
+        before = self._openings.copy()
+        for _ in range(_LONGEST_INDENT):
+            is_blank = _BLANK[data[before]]
+            if not is_blank.any():
+                break
+            before -= is_blank
+        return array("i", self._openings[_BEFORE_EVENT[data[before]]].tobytes())
+
+    @cached_property
+    def _objects(self) -> tuple[array[int], array[int]]:
+        """Offsets of opening braces, and behind the brace that closes each; 0: there is none."""
+        at, is_open = _braces(self.text, self._openings)
+        level = np.cumsum(np.where(is_open, 1, -1), dtype=np.int32) + ~is_open
+        # braces of one level open and close in turn
+        level -= level.min(initial=0)
+        order = np.argsort(np.minimum(level, 0xFFFF).astype(np.uint16), kind="stable")
+        first, second = order[:-1], order[1:]
+        pair = is_open[first] & ~is_open[second] & (level[first] == level[second])
+        ends = np.zeros(len(at), np.int32)
+        ends[first[pair]] = at[second[pair]] + 1
+        return array("i", at[is_open].tobytes()), array("i", ends[is_open].tobytes())
+
+
+def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
+    """Offsets of the braces outside strings, and which of them open an object.
+
+    No event begins inside a string, where its quotes would be escaped: quotes are counted from
+    each event's beginning, so that one too many does no harm behind it.
+    """
+    plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    data = np.frombuffer(plain, np.uint8)
+    at = np.flatnonzero(_STRUCTURE[data]).astype(np.int32)
+    kind = data[at]
+    quotes = np.cumsum(kind == _QUOTE, dtype=np.int32)
+    before = np.zeros(len(at), np.int32)
+    starts = np.searchsorted(at, openings)
+    before[starts] = quotes[starts]
+    quotes -= np.maximum.accumulate(before)
+    is_brace = (quotes & 1 == 0) & (kind != _QUOTE)
+    return at[is_brace], kind[is_brace] == _OPEN
 
 
 def recover(text: bytes, *, final: bool) -> Saved:
     """All whole events of a piece of text, whatever surrounds them.
 
-    The work is linear in the length of the text, whatever it holds. Of text without any event that
-    ends some starts are skipped.
+    The work is linear in the length of the text, whatever it holds: of text with hardly any event
+    that can be read some starts are skipped, and some events of text with very many tiny ones.
 
     Args:
         text: begins between two events.
@@ -165,7 +206,9 @@ def recover(text: bytes, *, final: bool) -> Saved:
     damaged = DamagedText(text)
     at = 0
     while (at := _behind_blanks(text, at)) < len(text):
-        if text[at] == 0x7B:
+        if damaged.credit(at) < 0:
+            at = _skip(damaged, at, saved)
+        elif text[at] == _OPEN:
             at = _run(damaged, at, saved) or _event(damaged, at, final, saved)
         elif text[at] == 0x5D:
             at = _bracket(damaged, at, saved)
@@ -174,27 +217,74 @@ def recover(text: bytes, *, final: bool) -> Saved:
     return saved
 
 
+def _skip(damaged: DamagedText, at: int, saved: Saved) -> int:
+    """Behind the text that pays for what was spent, to the next event."""
+    saved.issues.note("bad-event", at)
+    saved.lost = True
+    following = damaged.start(at + 1 - damaged.credit(at) // _PATIENCE)
+    return _last_bracket(damaged.text, at) if following is None else following
+
+
 def _run(damaged: DamagedText, at: int, saved: Saved) -> int | None:
-    """Save the events from an offset on together, if all are well; returns where they end."""
-    stop = damaged.start_before(at + _RUN) if at >= damaged.runs_from else at
-    if stop <= at:
-        return None
-    segment, counts = damaged.text[at:stop].rstrip(b" \t\r\n,"), dict[str, int]()
-    try:
-        events = decode_events(b"[" + segment + b"]")
-    except BAD_TEXT:
-        segment, counts = mended(segment)
-        try:
-            events = decode_events(b"[" + segment + b"]")
-        except BAD_TEXT:
-            damaged.runs_from = stop
+    """Save several events from an offset on together; returns where they end.
+
+    Runs are longer behind an event that was well, shorter where one is not.
+    """
+    while True:
+        texts, stop = _following(damaged, at)
+        if len(texts) < 2 or damaged.credit(at) < 0:
             return None
-    for code, count in counts.items():
-        saved.issues.note(code, at, count)
-    saved.lost = saved.lost and all(event.ph is None for event in events)
-    saved.texts.append(segment)
-    saved.events += events
+        segment = b",".join(texts)
+        damaged.spent += _ALONE + max(0, _LEAST * len(texts) - len(segment))
+        decoded = _decoded(damaged, b"[" + segment + b"]", decode_events)
+        if decoded is not None:
+            break
+        damaged.run //= 2
+    damaged.run = min(2 * damaged.run, _RUN)
+    events, segment, counts = decoded
+    _keep(events, segment[1:-1], counts, at, saved)
     return stop
+
+
+def _following(damaged: DamagedText, at: int) -> tuple[list[bytes], int]:
+    """The texts of the objects from an offset on with nothing between them, and where they end."""
+    text, texts, stop = damaged.text, list[bytes](), at
+    while stop < min(at + damaged.run, len(text)) and text[stop] == _OPEN:
+        end = damaged.end(stop)
+        if end is None or end - at > 2 * _RUN:
+            break
+        texts.append(text[stop:end])
+        stop = _behind_blanks(text, end)
+    return texts, stop
+
+
+T = TypeVar("T")
+
+
+def _decoded(
+    damaged: DamagedText, segment: bytes, decode: Callable[[bytes], T]
+) -> tuple[T, bytes, dict[str, int]] | None:
+    """What a text says, the text, mended if need be, and what was mended; None: it is no JSON."""
+    damaged.spent += len(segment)
+    try:
+        return decode(segment), segment, {}
+    except BAD_TEXT:
+        pass
+    try:
+        segment, counts = damaged.mended(segment)
+        return decode(segment), segment, counts
+    except BAD_TEXT:
+        return None
+
+
+def _keep(
+    events: list[Event], text: bytes, counts: dict[str, int], offset: int, saved: Saved
+) -> None:
+    for code, count in counts.items():
+        saved.issues.note(code, offset, count)
+    saved.lost = saved.lost and all(event.ph is None for event in events)
+    saved.texts.append(text)
+    saved.events += events
 
 
 def _behind_blanks(text: bytes, at: int) -> int:
@@ -205,20 +295,44 @@ def _behind_blanks(text: bytes, at: int) -> int:
 def _event(damaged: DamagedText, at: int, final: bool, saved: Saved) -> int:
     """Save the event at an offset, or count it lost; returns where to go on."""
     text, end = damaged.text, damaged.end(at)
-    if end.at is not None:
-        if not _save(text[at : end.at], at, saved):
-            saved.issues.note("bad-event", at)
-        return end.at
+    if end is not None:
+        damaged.spent += _ALONE
+        decoded = _decoded(damaged, text[at:end], decode_event)
+        if decoded is not None:
+            damaged.run = min(2 * damaged.run + 1, _RUN)
+            _keep([decoded[0]], *decoded[1:], at, saved)
+            return end
     following = _resume(damaged, at)
-    if end.cut and (not final or following is None):
+    if end is None and (not final or following is None) and _is_cut(damaged, at):
         saved.tail = text[at:]
         return len(text)
     saved.issues.note("bad-event", at)
     saved.lost = True
-    if following is not None:
-        return following
+    return _last_bracket(text, at) if following is None else following
+
+
+def _last_bracket(text: bytes, at: int) -> int:
+    """The offset of the bracket that ends the array; the text's end where there is none."""
     last = _last_end.search(text, at)
     return last.end() if last else len(text)
+
+
+def _is_cut(damaged: DamagedText, at: int) -> bool:
+    """Whether the text stops within the event at an offset, which may have small faults."""
+    size = _WINDOW
+    while damaged.credit(at) >= 0:
+        window = damaged.text[at : at + size]
+        end = value_end(window.decode("latin-1"), 0)
+        damaged.spent += end.wrong or len(window)
+        if end.wrong is not None and not end.cut:
+            try:
+                end = value_end(damaged.mended(window)[0].decode("latin-1"), 0)
+            except BAD_TEXT:
+                return False
+        if not end.cut or at + size >= len(damaged.text):
+            return end.cut
+        size *= 4
+    return False
 
 
 def _resume(damaged: DamagedText, at: int) -> int | None:
@@ -228,9 +342,6 @@ def _resume(damaged: DamagedText, at: int) -> int | None:
     be inside the lost event.
     """
     damaged.spent += _LOSS
-    debt = -damaged.credit(at)
-    if debt > 0:
-        return damaged.start(at + 1 + debt // _PATIENCE)
     text = damaged.text
     line = text.rfind(b"\n", max(at - _INDENT, 0), at)
     indent = text[line:at]
@@ -252,6 +363,7 @@ def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
 
     Nor is it the end when it may belong to a lost event and more events follow.
     """
+    damaged.spent += _BRACKET
     if match := container.GOES_ON.match(damaged.text, at + 1):
         return match.end()
     if saved.lost and (following := damaged.start(at)) is not None:
@@ -267,79 +379,76 @@ def _stray(text: bytes, at: int, saved: Saved) -> int:
     return match.start() if match else len(text)
 
 
-def _save(segment: bytes, offset: int, saved: Saved) -> bool:
-    """Decode one event, mended if need be."""
-    counts: dict[str, int] = {}
-    try:
-        event = decode_event(segment)
-    except BAD_TEXT:
-        segment, counts = mended(segment)
-        try:
-            event = decode_event(segment)
-        except BAD_TEXT:
-            return False
-    for code, count in counts.items():
-        saved.issues.note(code, offset, count)
-    saved.lost = saved.lost and event.ph is None
-    saved.texts.append(segment)
-    saved.events.append(event)
-    return True
-
-
 # --- small faults, mended without moving the bounds of an event --------------------------------
 
 
-def mended(text: bytes) -> tuple[bytes, dict[str, int]]:
-    """The text with all small faults mended, and how many of each there were.
+class Faults:
+    """How many faults were mended.
+
+    Attributes:
+        most: there may be so many.
+        number: of all.
+        counts: of each kind that is an issue.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.number = most, 0
+        self.counts: dict[str, int] = {}
+
+    def add(self, code: str | None, count: int = 1) -> None:
+        """Count faults; a number that becomes null is no issue.
+
+        Raises:
+            msgspec.DecodeError: there are too many for text that was JSON once.
+        """
+        if code:
+            self.counts[code] = self.counts.get(code, 0) + count
+        self.number += count
+        if self.number > self.most:
+            raise msgspec.DecodeError("too many faults")
+
+
+def mended(text: bytes, faults: Faults) -> bytes:
+    """The text with all small faults mended.
 
     Bytes that are not UTF-8 and lone surrogates become U+FFFD, raw control characters in strings
     are escaped, backslashes that escape nothing are doubled, commas before a closing bracket go,
     NaN, Infinity and numbers that JSON or a double cannot hold become null.
+
+    Raises:
+        msgspec.DecodeError: there are too many faults.
     """
-    counts: dict[str, int] = {}
     try:
         text.decode()
     except UnicodeDecodeError:
         replaced = text.decode("utf-8", "replace")
-        counts["bad-utf8"] = replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd")
+        faults.add("bad-utf8", replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd"))
         text = replaced.encode()
 
     def mend(match: re.Match[bytes]) -> bytes:
         token = match.group()
-        if token[0] == 0x22:
-            return _mended_string(token, counts)
+        if match.lastindex:
+            return token
+        if token[0] == _QUOTE:
+            return _mended_string(token, faults)
         if token == b",":
-            counts["trailing-comma"] = counts.get("trailing-comma", 0) + 1
+            faults.add("trailing-comma")
             return b""
-        return token if _number.fullmatch(token) else b"null"
+        if _number.fullmatch(token):
+            return token
+        faults.add(None)
+        return b"null"
 
-    return _token.sub(mend, text), counts
-
-
-def outlined(text: bytes) -> bytes:
-    """The text at the same length, with every token a lenient reader takes in its place.
-
-    Only good for finding where values end.
-    """
-
-    def outline(match: re.Match[bytes]) -> bytes:
-        token = match.group()
-        if token[0] == 0x22:
-            return token.replace(b"\\", b"_") if b"\\" in token else token
-        if token == b",":
-            return b" "
-        return token if _number.fullmatch(token) else b"0".ljust(len(token))
-
-    return _token.sub(outline, text)
+    return _token.sub(mend, text)
 
 
-def _mended_string(token: bytes, counts: dict[str, int]) -> bytes:
+def _mended_string(token: bytes, faults: Faults) -> bytes:
     if _odd_in_string.search(token) is None:
         return token
     paired = -1  # where the second half of a surrogate pair stands
 
     def count(code: str, instead: bytes) -> bytes:
-        counts[code] = counts.get(code, 0) + 1
+        faults.add(code)
         return instead
 
     def mend(match: re.Match[bytes]) -> bytes:

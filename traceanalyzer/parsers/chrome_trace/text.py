@@ -5,11 +5,15 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from traceanalyzer.errors import UnreadableFile
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.source import Source
+
+_BLOCK = 1 << 21
+_SMALL = 1 << 16
 
 
 class Text(Protocol):
@@ -72,7 +76,10 @@ class _StreamedText:
         self._start = 0  # offset of the first kept block
         self._end = 0
         self._ended = False
-        self._ahead = _Ahead(source.blocks(1 << 21, progress))
+        blocks = source.blocks(_BLOCK, progress)
+        # of a small file a thread costs more than it saves
+        self._ahead = None if source.size < _SMALL else _Ahead(blocks)
+        self._next = self._ahead.next if self._ahead else partial(next, blocks, None)
 
     def read(self, offset: int, length: int) -> bytes:
         self._fill(offset + length)
@@ -93,11 +100,12 @@ class _StreamedText:
             self._start += len(self._blocks.pop(0))
 
     def close(self) -> None:
-        self._ahead.close()
+        if self._ahead:
+            self._ahead.close()
 
     def _fill(self, end: int) -> None:
         while self._end < end and not self._ended:
-            block = self._ahead.next()
+            block = self._next()
             if block is None:
                 self._ended = True
             else:
