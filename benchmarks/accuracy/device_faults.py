@@ -11,7 +11,7 @@ from benchmarks.accuracy.fault import (
     some_steps,
 )
 from benchmarks.accuracy.programs import ALL_REDUCE
-from benchmarks.accuracy.simulator import COMPUTE, Job, Program, Rank
+from benchmarks.accuracy.simulator import COMPUTE, Group, Job, Program, Rank
 
 SLOW_GPU = (
     r"(?i)slow(er)? (GPU|device)|slow-gpu|throttl|same (kernel|work)|(kernels?|GPU) (takes?|runs?|is|are) "
@@ -222,7 +222,15 @@ def tiny_collectives(job: Job, context: Context) -> Expected:
     )
 
 
-@fault("sharded", worlds=(2, 4, 8), prepare=communicating)
+def fully_sharded(job: Job) -> None:
+    """One group that shards over all ranks; parameters take almost as long to gather as to use."""
+    communicating(job)
+    job.tokens, job.gpus_per_host = 2048, 8
+    everyone = tuple(range(job.world))
+    job.groups = {"shard": [Group("1", "mesh_shard", everyone, 24, 350.0)]}
+
+
+@fault("sharded", worlds=(2, 4, 8), prepare=fully_sharded)
 def gather_without_prefetch(job: Job, context: Context) -> Expected:
     """Each all_gather starts when the layer before is done."""
     job.options.prefetch = False
