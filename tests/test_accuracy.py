@@ -52,12 +52,8 @@ def test_there_are_as_many_cases_as_promised() -> None:
 
 @pytest.mark.parametrize("fault", SAMPLE)
 def test_first_finding_is_the_fault(fault: str) -> None:
-    plan = Plan(
-        name, (FAULTS[name],), seed=1, world=2 if "data-parallel" in FAULTS[name].families else 0
-    )
-    if name == "launch-bound":
-        plan = Plan(name, (FAULTS[name],), seed=1, family="single")
-    outcome = run(plan.make())
+    family = next(f for f in ("single", "inference") if f in FAULTS[fault].families)
+    outcome = run(Plan(fault, (FAULTS[fault],), 1, family, 1).make())
     assert outcome.top1, outcome
 
 
