@@ -159,6 +159,9 @@ def allocator_flush_in_some_steps(job: Job, context: Context) -> Expected:
     return Expected(cause, steps=steps)
 
 
+LAUNCHES = r"(?i)launch[ -](bound|overhead)|to launch|kernel launches|CUDA graph"
+
+
 def tiny_kernels(job: Job) -> None:
     """A model so small that the device is always faster than the host."""
     job.tokens, job.width, job.layers, job.op_us, job.call_us = 256, 256, 8, 8.0, 6.0
@@ -168,7 +171,7 @@ def tiny_kernels(job: Job) -> None:
 def launch_bound(job: Job, context: Context) -> Expected:
     """Operators are slow on the host, kernels take a few microseconds."""
     job.op_us *= context.dice.uniform(1.5, 3)
-    return Expected(r"(?i)launch")
+    return Expected(LAUNCHES)
 
 
 PAUSE = (
@@ -275,7 +278,7 @@ def evaluation_in_some_steps(job: Job, context: Context) -> Expected:
                     r.copy("DtoH", 4, pinned=False, wait=True)
 
     job.at("after_optimizer", evaluate)
-    plain = r"|forward|more kernels|aten::argmax"
+    plain = r"|forward pass|no backward|aten::argmax"
     return Expected(r"(?i)evaluat|validation" + ("" if stacked else plain), steps=steps)
 
 
