@@ -14,10 +14,13 @@ from benchmarks.accuracy.programs import ALL_REDUCE
 from benchmarks.accuracy.simulator import COMPUTE, Group, Job, Program, Rank
 
 SLOW_GPU = (
-    r"(?i)slow(er)? (GPU|device)|slow-gpu|throttl|same (kernel|work)|(kernels?|GPU) (takes?|runs?|is|are) "
-    r"[^.]*(longer|slower)|clock (rate|speed|frequency)"
+    r"(?i)slow(er)? (GPU|device)|slow-gpu|throttl|same (kernel|work)"
+    r"|(kernels?|GPU) (takes?|runs?|is|are) [^.]*(longer|slower)|clock (rate|speed|frequency)"
 )
-IMBALANCE = r"(?i)imbalanc|more (kernels|work|compute|tokens)|larger (shapes?|inputs?|kernels?|batch)|unequal|uneven work"
+IMBALANCE = (
+    r"(?i)imbalanc|more (kernels|work|compute|tokens)|unequal|uneven work"
+    r"|larger (shapes?|inputs?|kernels?|batch)"
+)
 
 
 # --- computation -----------------------------------------------------------------------------
@@ -193,7 +196,8 @@ def reduction_after_backward(job: Job, context: Context) -> Expected:
     """Gradients are reduced by hand after the whole backward pass."""
     job.options.reduction = "late"
     return Expected(
-        r"(?i)after (the )?(whole |entire )?(backward|compute)|launched (late|only|after)|not (launched|overlapped) (during|with|until)"
+        r"(?i)after (the )?(whole |entire )?(backward|compute)|launched (late|only|after)"
+        r"|not (launched|overlapped) (during|with|until)"
     )
 
 
