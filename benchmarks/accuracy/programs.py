@@ -372,7 +372,7 @@ def _shard(job: Job) -> None:
         job.gpus_per_host = size
         job.groups["replicate"] = [
             Group(
-                str(1 + len(starts) + i), "mesh_replicate", tuple(s + i for s in starts), 28, 60.0
+                str(1 + len(starts) + i), "mesh_replicate", tuple(s + i for s in starts), 28, 150.0
             )
             for i in range(size)
         ]
