@@ -10,7 +10,7 @@ from benchmarks.accuracy import real
 from benchmarks.accuracy.cases import plans
 from benchmarks.accuracy.fault import Case
 from benchmarks.accuracy.measure import Outcome, run
-from benchmarks.accuracy.report import accuracy, confusion, wrong, write_page
+from benchmarks.accuracy.report import accuracy, confusion, write_page, wrong
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Context:
         return self.step_us * self.share / (1 - self.share)
 
     def host_us(self, job: Job) -> float:
-        """Host time to add to each step; without a synchronisation the device hides a step of it."""
+        """Host time to add to each step; without a synchronisation the device hides one step."""
         return self.cost_us + (0 if job.options.item else self.step_us)
 
 

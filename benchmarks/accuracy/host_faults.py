@@ -159,6 +159,9 @@ def allocator_flush_in_some_steps(job: Job, context: Context) -> Expected:
     return Expected(cause, steps=steps)
 
 
+LAUNCHES = r"(?i)launch[ -](bound|overhead)|to launch|kernel launches|CUDA graph"
+
+
 def tiny_kernels(job: Job) -> None:
     """A model so small that the device is always faster than the host."""
     job.tokens, job.width, job.layers, job.op_us, job.call_us = 256, 256, 8, 8.0, 6.0
@@ -168,7 +171,7 @@ def tiny_kernels(job: Job) -> None:
 def launch_bound(job: Job, context: Context) -> Expected:
     """Operators are slow on the host, kernels take a few microseconds."""
     job.op_us *= context.dice.uniform(1.5, 3)
-    return Expected(r"(?i)launch")
+    return Expected(LAUNCHES)
 
 
 PAUSE = (
@@ -202,20 +205,24 @@ def host_contention_on_one_rank(job: Job, context: Context) -> Expected:
 
     job.at("step_start", contend)
     return Expected(
-        r"(?i)launch-bound|launch(es|ing)? (calls? )?(take|are|is) |slow(er)? (host|launch|CPU)|host (is|was) (slow|busy)|CPU (core|contention)|host operations|operators take",
+        r"(?i)launch-bound|launch(es|ing)? (calls? )?(take|are|is) |slow(er)? (host|launch|CPU)"
+        r"|host (is|was) (slow|busy)|CPU (core|contention)|host operations|operators take",
         rank=rank,
     )
 
 
 def save(r: Rank, us: float, annotation: str) -> None:
     """``torch.save``: parameters are copied to the host, then written."""
-    with r.frame("train.py(97): save_checkpoint"), r.range(annotation) if annotation else r.frame():
-        with r.frame("torch/serialization.py(943): save", "torch/serialization.py(1176): _save"):
-            for _ in range(6):
-                with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
-                    r.copy("DtoH", int(us * 0.5 / 6 * 6000), pinned=False, wait=True)
-            with r.frame("<built-in method write_record of PyTorchFileWriter object at 0x7f1e0>"):
-                r.pause(r.about(0.5 * us))
+    with (
+        r.frame("train.py(97): save_checkpoint"),
+        r.range(annotation) if annotation else r.frame(),
+        r.frame("torch/serialization.py(943): save", "torch/serialization.py(1176): _save"),
+    ):
+        for _ in range(6):
+            with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
+                r.copy("DtoH", int(us * 0.5 / 6 * 6000), pinned=False, wait=True)
+        with r.frame("<built-in method write_record of PyTorchFileWriter object at 0x7f1e0>"):
+            r.pause(r.about(0.5 * us))
 
 
 def annotation_of(context: Context, name: str) -> str:
@@ -275,7 +282,7 @@ def evaluation_in_some_steps(job: Job, context: Context) -> Expected:
                     r.copy("DtoH", 4, pinned=False, wait=True)
 
     job.at("after_optimizer", evaluate)
-    plain = r"|forward|more kernels|aten::argmax"
+    plain = r"|forward pass|no backward|aten::argmax"
     return Expected(r"(?i)evaluat|validation" + ("" if stacked else plain), steps=steps)
 
 
@@ -334,16 +341,18 @@ def autotuning_in_some_steps(job: Job, context: Context) -> Expected:
         if step not in steps:
             return
         end, config = r.now + 6 * context.cost_us, 0
-        with r.frame("torch/_inductor/runtime/triton_heuristics.py(1014): autotune_to_one_config"):
-            with r.op("CachingAutotuner.benchmark_all_configs (dynamo_timed)"):
-                while r.now < end:
-                    for _ in range(8):
-                        with r.op("aten::zero_"):
-                            r.launch(names.FILL, 60.0)
-                        r.call("cudaEventRecord", 1.0)
-                        r.launch(names.TRITON.format(config % 7), 40.0)
-                    r.synchronize("cudaDeviceSynchronize")
-                    config += 1
+        with (
+            r.frame("torch/_inductor/runtime/triton_heuristics.py(1014): autotune_to_one_config"),
+            r.op("CachingAutotuner.benchmark_all_configs (dynamo_timed)"),
+        ):
+            while r.now < end:
+                for _ in range(8):
+                    with r.op("aten::zero_"):
+                        r.launch(names.FILL, 60.0)
+                    r.call("cudaEventRecord", 1.0)
+                    r.launch(names.TRITON.format(config % 7), 40.0)
+                r.synchronize("cudaDeviceSynchronize")
+                config += 1
 
     job.at("after_loader", autotune)
     return Expected(r"(?i)autotun|benchmark|triton", steps=steps)
@@ -409,7 +418,8 @@ def offload(job: Job, context: Context, *, pinned: bool) -> Expected:
     cause = r"(?i)cop(y|ies)|offload|transfer"
     return Expected(
         cause if pinned else r"(?i)pageable",
-        place=r"(?i)DtoH|HtoD|device[ -]to[ -]host|host[ -]to[ -]device|aten::copy_|aten::to\b|pinned|pageable",
+        place=r"(?i)DtoH|HtoD|device[ -]to[ -]host|host[ -]to[ -]device|pinned|pageable"
+        r"|aten::copy_|aten::to\b",
     )
 
 

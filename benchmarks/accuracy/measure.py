@@ -94,8 +94,10 @@ def diagnose(case: Case, keep: str | None = None) -> list[Any]:
     findings = _findings_in(case.write, keep and f"{keep}/{name}")
     if case.before is None:
         return findings
-    known = {_id(one): one for one in reversed(_findings_in(case.before, None))}
-    return [one for one in findings if _id(one) not in known or _grown(one, known[_id(one)])]
+    known = {_subject(one): one for one in reversed(_findings_in(case.before, None))}
+    return [
+        one for one in findings if _subject(one) not in known or _grown(one, known[_subject(one)])
+    ]
 
 
 def _findings_in(write: Callable[[Path], None], keep: str | None) -> list[Any]:
@@ -106,6 +108,12 @@ def _findings_in(write: Callable[[Path], None], keep: str | None) -> list[Any]:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder)
         return findings_of(ta.diagnose([folder]))
+
+
+def _subject(finding: Any) -> tuple[str, str]:
+    """Rule and rank of a finding."""
+    rank = re.search(r"(?i)\brank (\d+)", finding.title)
+    return _id(finding), rank[1] if rank else ""
 
 
 def _grown(finding: Any, before: Any) -> bool:
@@ -144,6 +152,13 @@ def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, b
     expected = case.expected[0]
     if top1:
         return True, True, ""
+    if first == 1:
+        second = places[1]
+        return (
+            False,
+            False,
+            f"second fault is number {second}" if second else "second fault missing",
+        )
     if first:
         return False, among, f"right finding is number {first}"
     if names_cause(expected, findings[0]):

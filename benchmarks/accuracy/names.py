@@ -12,7 +12,8 @@ GEMM = (
 )
 GEMM_NN = GEMM.replace("_tn_n_", "_nn_n_")
 GEMM_NT = GEMM.replace("_tn_n_", "_nt_n_")
-SGEMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>(cutlass_80_simt_sgemm_256x128_8x4_tn_align1::Params)"
+_SIMT = "cutlass_80_simt_sgemm_256x128_8x4_tn_align1"
+SGEMM = f"void cutlass::Kernel2<{_SIMT}>({_SIMT}::Params)"
 BMM = GEMM.replace("tilesize128x128x64", "tilesize64x128x64")
 FLASH = (
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4, "
@@ -35,7 +36,8 @@ NORM_BACKWARD = (
     f"float>({_BF16} const*, {_BF16} const*, float const*, float const*, {_BF16} const*, "
     f"{_BF16}*, int)"
 )
-ADD = f"void {_VECTOR}<4, at::native::CUDAFunctor_add<{_BF16}>, {_ARRAY3} >(int, at::native::CUDAFunctor_add<{_BF16}>, {_ARRAY3})"
+_SUM = f"at::native::CUDAFunctor_add<{_BF16}>"
+ADD = f"void {_VECTOR}<4, {_SUM}, {_ARRAY3} >(int, {_SUM}, {_ARRAY3})"
 MUL = (
     f"void {_VECTOR}<4, at::native::BinaryFunctor<{_BF16}, {_BF16}, {_BF16}, at::native::"
     f"binary_internal::MulFunctor<float> >, {_ARRAY3} >(int, at::native::BinaryFunctor<{_BF16}, "
@@ -79,7 +81,8 @@ REDUCE = (
     "<float, at::native::sum_functor<float, float, float>::operator()(at::TensorIterator&)::"
     "{lambda(float, float)#1}>, unsigned int, float, 4> >(at::native::ReduceOp<float>)"
 )
-FILL = f"void {_VECTOR}<4, at::native::FillFunctor<int>, std::array<char*, 1ul> >(int, at::native::FillFunctor<int>, std::array<char*, 1ul>)"
+_FILLED = "at::native::FillFunctor<int>, std::array<char*, 1ul>"
+FILL = f"void {_VECTOR}<4, {_FILLED} >(int, {_FILLED})"
 ADAM = (
     f"{_MULTI}<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>, at::native::"
     "(anonymous namespace)::FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false> >"

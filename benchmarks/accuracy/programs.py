@@ -1,27 +1,29 @@
-"""Programs that the simulation runs: four ways of training a transformer, and serving one.
-
-Durations follow from sizes: matrix products from FLOPs at 60 % of the peak of the GPU, all other
-kernels from the bytes that they move.
-"""
+"""Programs that the simulation runs: four ways of training a transformer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 
 from benchmarks.accuracy import names
+from benchmarks.accuracy.operators import (
+    VOCABULARY,
+    Work,
+    backward_layer,
+    forward_layer,
+    linear,
+    linear_backward,
+    memory_us,
+    node,
+    run,
+)
 from benchmarks.accuracy.simulator import COMPUTE, Collective, Group, Job, Program, Rank
-
-VOCABULARY = 32_000
-SEQUENCE = 2048
-#: Operations and bytes for each microsecond.
-TENSOR_CORE, SIMT, ATTENTION, MEMORY = 6.0e8, 0.5e8, 3.5e8, 2.5e6
 
 ALL_REDUCE = Collective("allreduce", "nccl:all_reduce", names.ALL_REDUCE, lambda n: 2 * (n - 1) / n)
 ALL_GATHER = Collective(
-    "_allgather_base", "nccl:_all_gather_base", names.ALL_GATHER, lambda n: (n - 1) / n, gathers=True
+    "_allgather_base", "nccl:_all_gather_base", names.ALL_GATHER,
+    lambda n: (n - 1) / n, gathers=True,
 )  # fmt: skip
 REDUCE_SCATTER = Collective(
     "_reduce_scatter_base", "nccl:_reduce_scatter_base", names.REDUCE_SCATTER,
@@ -43,8 +45,8 @@ class Options:
         tensor_cores: products run in bfloat16 on tensor cores, not in float32.
         fused_attention: scaled_dot_product_attention with a flash kernel.
         pointwise: further elementwise kernels after each layer.
-        reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late`` (after it), in one
-            ``bucket``, or ``inline`` (on the compute stream).
+        reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late``
+            (after it), in one ``bucket``, or ``inline`` (on the compute stream).
         prefetch: all_gather runs beside the compute of the layer before.
         micro_batches: of a pipeline.
         layers: layers of a rank, by rank and step.
@@ -70,175 +72,6 @@ class Options:
     graphs: bool = True
     prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
     schedule_us: Callable[[int], float] = lambda _: 150.0
-
-
-@dataclass(frozen=True)
-class Work:
-    """Operators, the outermost first, and the kernels that the innermost one launches."""
-
-    ops: tuple[str, ...]
-    kernels: tuple[tuple[str, float], ...]
-    dims: tuple[tuple[int, ...], ...]
-    blocks: int
-
-
-def run(r: Rank, works: Iterator[Work] | tuple[Work, ...]) -> None:
-    """Launch the kernels of operators."""
-    single = not r.job.options.tensor_cores
-    for work in works:
-        with ExitStack() as stack:
-            for op in work.ops:
-                shapes = [list(d) for d in work.dims]
-                stack.enter_context(r.op(op, shapes, "float" if single else "c10::BFloat16"))
-            for kernel, us in work.kernels:
-                name = kernel.replace("c10::BFloat16", "float") if single else kernel
-                r.launch(name, us, grid=[work.blocks, 1, 1])
-
-
-def product_us(tokens: int, n: int, k: int, *, tensor_cores: bool = True) -> float:
-    """Duration of a matrix product."""
-    return max(4.0, 2 * tokens * n * k / (TENSOR_CORE if tensor_cores else SIMT))
-
-
-def memory_us(values: int) -> float:
-    """Duration of a kernel that moves so many 16-bit values."""
-    return max(2.0, 2 * values / MEMORY)
-
-
-def _linear(tokens: int, n: int, k: int, *, tc: bool) -> Work:
-    kernel = names.GEMM if tc else names.SGEMM
-    us = product_us(tokens, n, k, tensor_cores=tc)
-    dims = ((n,), (tokens, k), (k, n))
-    return Work(("aten::linear", "aten::addmm"), ((kernel, us),), dims, tokens * n // 16_384)
-
-
-def _linear_backward(tokens: int, n: int, k: int, *, tc: bool) -> Work:
-    us = product_us(tokens, n, k, tensor_cores=tc)
-    kernels = (names.GEMM_NN, names.GEMM_NT) if tc else (names.SGEMM, names.SGEMM)
-    ops = _backward_ops("AddmmBackward0", "aten::mm")
-    dims = ((tokens, n), (n, k))
-    return Work(ops, tuple((kernel, us) for kernel in kernels), dims, tokens * k // 16_384)
-
-
-def _backward_ops(node: str, op: str) -> tuple[str, ...]:
-    return (f"autograd::engine::evaluate_function: {node}", node, op)
-
-
-def _pointwise(op: str, kernel: str, tokens: int, width: int, moved: int) -> Work:
-    values = tokens * width
-    kernels = ((kernel, memory_us(values * moved)),)
-    return Work((op,), kernels, ((tokens, width), (tokens, width)), max(1, values // 1024))
-
-
-def _norm(tokens: int, width: int) -> Work:
-    ops = ("aten::layer_norm", "aten::native_layer_norm")
-    us = memory_us(2 * tokens * width)
-    return Work(ops, ((names.NORM, us),), ((tokens, width), (width,), (width,)), tokens)
-
-
-def _node(node: str, op: str, kernel: str, us: float, tokens: int, width: int) -> Work:
-    return Work(_backward_ops(node, op), ((kernel, us),), ((tokens, width),), tokens)
-
-
-@lru_cache(256)
-def forward_layer(
-    tokens: int, width: int, tc: bool, fused: bool, pointwise: int
-) -> tuple[Work, ...]:
-    """The operators of one transformer layer."""
-    return (
-        _norm(tokens, width),
-        _linear(tokens, 3 * width, width, tc=tc),
-        *_attention(tokens, width, fused=fused),
-        _linear(tokens, width, width, tc=tc),
-        _pointwise("aten::add", names.ADD, tokens, width, 3),
-        _norm(tokens, width),
-        _linear(tokens, 4 * width, width, tc=tc),
-        _pointwise("aten::gelu", names.GELU, tokens, 4 * width, 2),
-        *(_pointwise("aten::mul", names.MUL, tokens, 4 * width, 3) for _ in range(pointwise)),
-        _linear(tokens, width, 4 * width, tc=tc),
-        _pointwise("aten::add", names.ADD, tokens, width, 3),
-    )
-
-
-def attention_us(tokens: int, width: int) -> float:
-    """Duration of causal attention with a flash kernel."""
-    return max(5.0, 2 * tokens * min(SEQUENCE, tokens) * width / ATTENTION)
-
-
-def _attention(tokens: int, width: int, *, fused: bool) -> tuple[Work, ...]:
-    heads, length = width // 128, min(SEQUENCE, tokens)
-    batch = max(1, tokens // length) * heads
-    dims = ((tokens // length, heads, length, 128),) * 3
-    if fused:
-        ops = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention",
-               "aten::_flash_attention_forward")  # fmt: skip
-        return (Work(ops, ((names.FLASH, attention_us(tokens, width)),), dims, batch * 16),)
-    scores = batch * length * length
-    product = product_us(batch * length, length, 128)
-    bmm = ("aten::matmul", "aten::bmm")
-    flat = ((batch, length, 128), (batch, 128, length))
-    square = ((batch, length, length),)
-    return (
-        Work(bmm, ((names.BMM, product + memory_us(scores)),), flat, scores // 16_384),
-        Work(("aten::div",), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
-        Work(("aten::masked_fill", "aten::masked_fill_"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
-        Work(("aten::softmax", "aten::_softmax"), ((names.SOFTMAX, memory_us(2 * scores)),), square, scores // 4096),
-        Work(bmm, ((names.BMM, product + memory_us(scores)),), flat, scores // 16_384),
-    )  # fmt: skip
-
-
-@lru_cache(256)
-def backward_layer(
-    tokens: int, width: int, tc: bool, fused: bool, pointwise: int
-) -> tuple[Work, ...]:
-    """The operators of the backward pass of one layer."""
-    add = _node(
-        "AddBackward0", "aten::add", names.ADD, memory_us(3 * tokens * width), tokens, width
-    )
-    us = memory_us(3 * tokens * width)
-    norm = _node("NativeLayerNormBackward0", "aten::native_layer_norm_backward", names.NORM_BACKWARD, us, tokens, width)  # fmt: skip
-    wide = memory_us(12 * tokens * width)
-    gelu = _node(
-        "GeluBackward0", "aten::gelu_backward", names.GELU_BACKWARD, wide, tokens, 4 * width
-    )
-    mul = _node("MulBackward0", "aten::mul", names.MUL, 2 * wide, tokens, 4 * width)
-    return (
-        _linear_backward(tokens, width, 4 * width, tc=tc),
-        *(mul for _ in range(pointwise)),
-        gelu,
-        _linear_backward(tokens, 4 * width, width, tc=tc),
-        norm,
-        add,
-        _linear_backward(tokens, width, width, tc=tc),
-        *_attention_backward(tokens, width, fused=fused),
-        _linear_backward(tokens, 3 * width, width, tc=tc),
-        norm,
-        add,
-    )
-
-
-def _attention_backward(tokens: int, width: int, *, fused: bool) -> tuple[Work, ...]:
-    heads, length = width // 128, min(SEQUENCE, tokens)
-    batch = max(1, tokens // length) * heads
-    if fused:
-        ops = ("autograd::engine::evaluate_function: ScaledDotProductFlashAttentionBackward0",
-               "ScaledDotProductFlashAttentionBackward0",
-               "aten::_scaled_dot_product_flash_attention_backward",
-               "aten::_flash_attention_backward")  # fmt: skip
-        us = 2.5 * attention_us(tokens, width)
-        dims = ((tokens // length, heads, length, 128),) * 4
-        return (Work(ops, ((names.FLASH_BACKWARD, us),), dims, batch * 16),)
-    scores = batch * length * length
-    bmm = (names.BMM, product_us(batch * length, length, 128) + memory_us(scores))
-    flat, square = ((batch, length, 128), (batch, 128, length)), ((batch, length, length),)
-    softmax = ((names.SOFTMAX_BACKWARD, memory_us(3 * scores)),)
-    return (
-        Work(_backward_ops("BmmBackward0", "aten::bmm"), (bmm, bmm), flat, scores // 16_384),
-        Work(_backward_ops("SoftmaxBackward0", "aten::_softmax_backward_data"), softmax, square, scores // 4096),
-        Work(_backward_ops("MaskedFillBackward0", "aten::masked_fill"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
-        Work(_backward_ops("DivBackward0", "aten::div"), ((names.MUL, memory_us(2 * scores)),), square, scores // 1024),
-        Work(_backward_ops("BmmBackward0", "aten::bmm"), (bmm, bmm), flat, scores // 16_384),
-    )  # fmt: skip
 
 
 def shape(r: Rank) -> tuple[int, int, bool, bool, int]:
@@ -282,7 +115,9 @@ def load(r: Rank) -> None:
     """The next batch from the DataLoader, and its copy to the device."""
     options = r.job.options
     in_process = options.loader == names.LOADER_IN_PROCESS
-    inner = (names.LOADER_FETCH, names.GET_ITEM) if in_process else (names.LOADER_GET, names.LOADER_QUEUE)  # fmt: skip
+    inner = (names.LOADER_GET, names.LOADER_QUEUE)
+    if in_process:
+        inner = (names.LOADER_FETCH, names.GET_ITEM)
     with r.frame(names.LOADER_NEXT), r.range(options.loader), r.frame(*inner):
         r.pause(r.about(options.loader_us(r.rank, r.step), 0.05))
     with r.op("aten::to"), r.op("aten::_to_copy"), r.op("aten::copy_"):
@@ -293,7 +128,8 @@ def embed(r: Rank) -> None:
     """Token embedding."""
     tokens, width, *_ = shape(r)
     dims = ((VOCABULARY, width), (tokens,))
-    run(r, (Work(("aten::embedding", "aten::index_select"), ((names.EMBEDDING, memory_us(2 * tokens * width)),), dims, tokens),))  # fmt: skip
+    kernels = ((names.EMBEDDING, memory_us(2 * tokens * width)),)
+    run(r, [Work(("aten::embedding", "aten::index_select"), kernels, dims, tokens)])
 
 
 def loss(r: Rank) -> None:
@@ -302,20 +138,21 @@ def loss(r: Rank) -> None:
     logits = tokens * VOCABULARY
     soft = ((names.LOG_SOFTMAX, memory_us(4 * logits)),)
     ops = ("aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax")
+    picked = ("aten::nll_loss", "aten::nll_loss_forward")
     run(r, (
-        _linear(tokens, VOCABULARY, width, tc=tc),
+        linear(tokens, VOCABULARY, width, tc=tc),
         Work(ops, soft, ((tokens, VOCABULARY),), tokens),
-        Work(("aten::nll_loss", "aten::nll_loss_forward"), ((names.NLL, 6.0),), ((tokens, VOCABULARY), (tokens,)), 1),
+        Work(picked, ((names.NLL, 6.0),), ((tokens, VOCABULARY), (tokens,)), 1),
     ))  # fmt: skip
 
 
 def loss_backward(r: Rank) -> None:
     """The backward pass of the loss and the output layer."""
     tokens, width, tc, *_ = shape(r)
-    us = memory_us(4 * tokens * VOCABULARY)
+    us, op = memory_us(4 * tokens * VOCABULARY), "aten::_log_softmax_backward_data"
     run(r, (
-        _node("LogSoftmaxBackward0", "aten::_log_softmax_backward_data", names.LOG_SOFTMAX_BACKWARD, us, tokens, VOCABULARY),
-        _linear_backward(tokens, VOCABULARY, width, tc=tc),
+        node("LogSoftmaxBackward0", op, names.LOG_SOFTMAX_BACKWARD, us, tokens, VOCABULARY),
+        linear_backward(tokens, VOCABULARY, width, tc=tc),
     ))  # fmt: skip
 
 
@@ -330,19 +167,14 @@ def forward(r: Rank) -> Program:
         loss(r)
 
 
-class autograd:  # noqa: N801 - used like a function
+@contextmanager
+def autograd(r: Rank) -> Iterator[None]:
     """Inside, calls come from the thread of the autograd engine."""
-
-    def __init__(self, r: Rank) -> None:
-        self.rank = r
-
-    def __enter__(self) -> None:
-        self.rank.tid = self.rank.pid + 31
-        self.rank.pause(15)
-
-    def __exit__(self, *_: object) -> None:
-        self.rank.pause(10)
-        self.rank.tid = self.rank.pid
+    r.tid = r.pid + 31
+    r.pause(15)
+    yield
+    r.pause(10)
+    r.tid = r.pid
 
 
 def optimizer(r: Rank) -> None:
@@ -540,7 +372,7 @@ def _shard(job: Job) -> None:
         job.gpus_per_host = size
         job.groups["replicate"] = [
             Group(
-                str(1 + len(starts) + i), "mesh_replicate", tuple(s + i for s in starts), 28, 60.0
+                str(1 + len(starts) + i), "mesh_replicate", tuple(s + i for s in starts), 28, 150.0
             )
             for i in range(size)
         ]

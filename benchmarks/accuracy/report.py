@@ -35,7 +35,8 @@ def accuracy(outcomes: list[Outcome]) -> list[str]:
     return [
         *lines,
         "",
-        f"Critical faults that are reported below warning: {low}. "
+        f"Critical faults that are reported below warning: {low}.",
+        "",
         f"Median time to write and diagnose a case: {seconds:.2f} s.",
         "",
     ]

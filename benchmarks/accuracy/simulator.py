@@ -115,6 +115,8 @@ class Rank:
         self.sequence: defaultdict[str, int] = defaultdict(int)
         self.external, self.correlation, self.frame_id = 0, 4_000, 0
         self.open: list[int] = []
+        # annotations that are open: their thread, and the device work in them by stream
+        self.marked: list[tuple[int, dict[int, tuple[float, float]]]] = []
         self.frames: list[int | None] = [None]
 
     # --- host ---
@@ -134,8 +136,17 @@ class Rank:
         self.external += 1
         external, start, tid = self.external, self.now, self.tid
         self.open.append(external)
+        marked: dict[int, tuple[float, float]] = {}
+        if kind == "user_annotation":
+            self.marked.append((tid, marked))
         yield
         self.open.pop()
+        if kind == "user_annotation":
+            self.marked.pop()
+        for stream, (first, last) in marked.items():
+            lane = (self.device, stream, first - 0.001, last - first + 0.002)
+            note = {"External id": external}
+            self.events.append(("gpu_user_annotation", name, *lane, note))
         self.now += self.slower * self.about(self.job.op_us / 4)
         ids = {"External id": external, "Record function id": 0, **(args or {})}
         self.events.append((kind, name, self.pid, tid, start, self.now - start, ids))
@@ -242,8 +253,18 @@ class Rank:
         ids |= {"shared memory": 0, "grid": [132, 1, 1], "block": [256, 1, 1], **args}
         if self.open:
             ids = {"External id": self.open[-1], **ids}
-        self.events.append(("kernel", name, self.device, stream, start, us, ids))
+        self._occupy("kernel", name, stream, start, us, ids)
+
+    def _occupy(
+        self, kind: str, name: str, stream: int, start: float, us: float, ids: Args
+    ) -> None:
+        """Device work on a stream, which also shows in the annotations of its thread."""
+        self.events.append((kind, name, self.device, stream, start, us, ids))
         self.free[stream] = start + us
+        for tid, marked in self.marked:
+            if tid == self.tid:
+                first, last = marked.get(stream, (start, start))
+                marked[stream] = (min(first, start), max(last, start + us))
 
     def graph(self, kernels: list[tuple[str, float]]) -> None:
         """Launch a CUDA graph: one call, all kernels with its correlation id."""
@@ -272,8 +293,7 @@ class Rank:
         ids |= {"correlation": self.correlation, "memory bandwidth (GB/s)": size / us / 1000}
         if self.open:
             ids = {"External id": self.open[-1], **ids}
-        self.events.append(("gpu_memcpy", name, self.device, COMPUTE, begin, us, ids))
-        self.free[COMPUTE] = begin + us
+        self._occupy("gpu_memcpy", name, COMPUTE, begin, us, ids)
         if wait:
             self.synchronize(stream=COMPUTE)
 
@@ -309,11 +329,9 @@ class Rank:
             yield arrival
             device_args = {**args, "grid": [24, 1, 1], "block": [544, 1, 1]}
             end = arrival.end + 0.7 * self.dice.random()
-            note = {"External id": self.open.pop()}  # the kernel belongs to record_param_comms
+            note = self.open.pop()  # the kernel belongs to record_param_comms
             self._record_kernel(what.kernel, start, end - start, lane, device_args)
-            self.open.append(note["External id"])
-            whole = (start - 0.001, end - start + 0.002)
-            self.events.append(("gpu_user_annotation", name, self.device, lane, *whole, note))
+            self.open.append(note)
 
 
 @dataclass(frozen=True)
