@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import step_patterns
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
@@ -35,7 +36,7 @@ _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHE
 def needs(_options: Options) -> Needs:
     """Device work, and all that shows what the host was at."""
     kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}
-    return Needs(kinds, unused=("external_id", "stream"))
+    return Needs(kinds, unused=("external_id",))
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Part:
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
         steps: unit, step, start, end and :data:`MEASURES`.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: rows of :func:`~.longest_gaps.longest`.
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
@@ -75,6 +77,7 @@ class Part:
     units: pl.DataFrame
     causes: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     gaps: pl.DataFrame
     loader: pl.DataFrame
     loader_code: pl.DataFrame
@@ -127,6 +130,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(pieces),
         steps=measured.tail(marked.height).drop("device", "pid"),
+        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
@@ -168,6 +172,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         units=units.sort(key),
         causes=by_cause,
         steps=steps,
+        steps_by_kernels=any(part.steps_by_kernels for part in parts),
         gaps=gaps,
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,

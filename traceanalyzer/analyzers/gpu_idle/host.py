@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, step_marks
+from traceanalyzer.analyzers.common import device_work, step_patterns
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -52,7 +52,7 @@ class Excerpt:
     Attributes:
         rank: global rank, or None.
         path: the file.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         units: unit (number), device, pid: what can be idle; pid where processes are told apart.
             Without device work one unit, the main thread.
         work: unit, kind, name, bytes, sort, start, end: device work.
@@ -112,7 +112,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     """
     if is_graph_capture(trace):
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
-    steps = step_marks.step_marks(trace, options.step_name)
+    steps = step_patterns.steps(trace, options.step_name)
     work = device_work.device_work(trace, options.patterns)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
@@ -122,7 +122,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
     calls = launches(trace, work)
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
-    feeding = _feeding(trace, units, work, calls, steps)
+    feeding = _feeding(trace, units, work, calls, steps.drop_nulls("tid"))
     known = feeding.select("pid", "tid", "thread").unique("thread")
     by_thread = calls.join(
         known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"

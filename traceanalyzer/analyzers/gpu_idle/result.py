@@ -6,7 +6,7 @@ from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names, places
+from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
@@ -62,6 +62,7 @@ class GpuIdle(Result):
             (from the unit's start), the columns of times of ``units`` for the step's time on the
             host, and ``exposed_communication_ns`` (communication without compute, part of
             ``busy_ns``).
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
             ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
             (device work on either side), waits_for (the call that made the stream of the next work
@@ -85,6 +86,7 @@ class GpuIdle(Result):
     units: pl.DataFrame
     causes: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     gaps: pl.DataFrame
     hints: Mapping[str, str]
 
@@ -267,11 +269,15 @@ def _notes(result: GpuIdle) -> list[str]:
             "No launch call belongs to the device work, so that all threads that launch or run "
             f"operators are looked at; {recording}."
         )
-    if not result.steps.height:
+    if result.steps_by_kernels:
+        said.append(step_patterns.FOUND_BY_KERNELS)
+    elif not result.steps.height:
         marking = result.hints["step"]
         said.append(
             f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
             "other slices with --step-name."
+            + " steps --step-every REGEX shows steps by a kernel that begins them."
+            * (not result.on_host)
         )
     if result.loader.height and waited:
         names = ", ".join(result.loader["name"].head(_NAMED))

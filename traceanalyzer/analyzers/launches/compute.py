@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, step_marks, whereabouts
+from traceanalyzer.analyzers.common import device_work, step_marks, step_patterns, whereabouts
 from traceanalyzer.analyzers.common.columns import joined, ratio
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
@@ -52,7 +52,8 @@ class Part:
         stretches: what :func:`~traceanalyzer.analyzers.launches.stretches.stretches` gives, with
             step, annotation and operator.
         steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; none where no
-            step is marked.
+            step is marked or found.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: what :func:`~traceanalyzer.analyzers.launches.stretches.by_place` gives.
         without_work: launch calls that started nothing that was recorded.
@@ -69,6 +70,7 @@ class Part:
     queue: pl.DataFrame
     stretches: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     short: pl.DataFrame
     synchronising: pl.DataFrame
     without_work: int
@@ -90,7 +92,7 @@ class Excerpt:
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
         python: of each of them the Python frame that made it.
         places: the slices that tell operators and annotations.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         without_work: launch calls that started nothing that was recorded.
         after_last: synchronising calls after the last launch.
     """
@@ -114,7 +116,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: no device work, or not the calls that launched it.
         OptionError: ``step_name`` is no regular expression.
     """
-    steps = step_marks.step_marks(trace, options.step_name)
+    steps = step_patterns.steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
@@ -161,6 +163,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
         steps=_measured_steps(excerpt, found, gaps),
+        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
@@ -202,6 +205,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         places=_named(_places(calls), on),
         short=_short(parts),
         steps=_named(_steps(parts), on),
+        steps_by_kernels=any(part.steps_by_kernels for part in parts),
         delays=_delays(calls),
         queue=_named(_queue(parts), on),
         unlaunched=int(devices["unlaunched"].sum()),
@@ -277,8 +281,13 @@ def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _measured_steps(excerpt: Excerpt, found: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Launches of each step, and how much of it lies in stretches and their gaps, by device."""
-    steps, launched = excerpt.steps, excerpt.calls.select("device", ts="launch_start")
+    """Launches of each step, and how much of it lies in stretches and their gaps, by device.
+
+    A launch belongs to the step of its call, or of its work where steps are found by kernels.
+    """
+    steps = excerpt.steps
+    at = "start" if step_patterns.by_kernels(steps) else "launch_start"
+    launched = excerpt.calls.select("device", ts=at)
     devices = gaps.select("device").unique()
     rows = steps.select("step", "start", "end").join(devices, how="cross")
     waiting = intervals.intersect(gaps, found, ["device"])

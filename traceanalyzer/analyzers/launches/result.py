@@ -8,6 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -111,6 +112,7 @@ class Launches(Result):
             share_frac (of all kernels), short_ns.
         steps: rank, path, device, step, step_ns, launches (calls in the
             step that started work), stretch_frac, waiting_ns, waiting_frac.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         delays: waited, delay (a class), n: how many launches waited how long.
         queue: rank, path, device, process, stream, at_ns, length: the course of each queue.
         unlaunched: pieces of device work without a launch call; launched_before_ns: their time,
@@ -143,6 +145,7 @@ class Launches(Result):
     places: pl.DataFrame
     short: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     delays: pl.DataFrame
     queue: pl.DataFrame
     unlaunched: int
@@ -182,7 +185,7 @@ def _verdict(result: Launches) -> str:
 
 def _notes(result: Launches) -> tuple[str, ...]:
     """What was not counted, and how to read the numbers."""
-    said = []
+    said = [FOUND_BY_KERNELS] if result.steps_by_kernels else []
     if result.synchronising_after_ns:
         said.append(
             "Idle after a synchronising call lasts until the next piece of work: what the host did "

@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
-    found = bool(marks["tid"].is_null().all())
+    found = step_patterns.by_kernels(marks)
     return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=found)
 
 
@@ -100,10 +100,7 @@ def _marks(trace: Trace, options: Options) -> pl.DataFrame:
     """Marked steps; by kernels where these are asked for, or nothing is marked or asked for."""
     if options.step_every is not None:
         return step_patterns.repeated(trace, options.step_every)
-    marks = step_marks.step_marks(trace, options.step_name)
-    if marks.height or options.step_name is not None:
-        return marks
-    return step_patterns.repeated(trace)
+    return step_patterns.steps(trace, options.step_name)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
