@@ -1,5 +1,7 @@
 """From the gaps of each rank's devices to the idle time of all ranks, by cause."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -63,6 +65,7 @@ class Part:
         gap_count: idle stretches that are not short.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
         hints: how the profiler that wrote the file records what it lacks.
+        by_device: the same with one unit a device, where processes are told apart.
     """
 
     rank: int | None
@@ -84,6 +87,7 @@ class Part:
     gap_count: int
     copies_pinned: bool
     hints: Mapping[str, str]
+    by_device: Part | None = None
 
 
 def measure(excerpt: Excerpt, options: Options) -> Part:
@@ -137,6 +141,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         gap_count=gaps.height,
         copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
+        by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
 
 
@@ -176,6 +181,9 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         gaps=gaps,
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
+        whole=combine([part.by_device or part for part in parts], replace(options, by="device"))
+        if options.by == "process"
+        else None,
     )
 
 

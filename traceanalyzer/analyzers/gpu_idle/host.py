@@ -1,7 +1,9 @@
 """A rank's devices, the host threads that feed them, and when each cause of idleness applies."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -71,6 +73,7 @@ class Excerpt:
             the unit's first work and its last.
         code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
         hints: how the profiler that wrote the file records what it lacks.
+        by_device: the same with one unit a device, where processes are told apart.
     """
 
     rank: int | None
@@ -92,6 +95,7 @@ class Excerpt:
     overhead: pl.DataFrame
     code_loading: pl.DataFrame
     hints: Mapping[str, str]
+    by_device: Excerpt | None = None
 
     @property
     def on_host(self) -> bool:
@@ -151,6 +155,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+        by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
 
 

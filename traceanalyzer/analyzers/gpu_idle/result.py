@@ -1,5 +1,7 @@
 """The idle time of all ranks by cause, and what is shown of it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +72,7 @@ class GpuIdle(Result):
             host_event, python, own_code and annotation (the innermost that ran for half of it or
             more).
         hints: how the profiler that wrote the (first) file records what is missing.
+        whole: the result by device where units are processes: sums and shares are of devices.
     """
 
     by: By
@@ -89,16 +92,23 @@ class GpuIdle(Result):
     steps_by_kernels: bool
     gaps: pl.DataFrame
     hints: Mapping[str, str]
+    whole: GpuIdle | None = None
+
+    @property
+    def by_device(self) -> GpuIdle:
+        """The result in which a GPU that processes share is one unit."""
+        return self.whole or self
 
     @property
     def span_ns(self) -> int:
-        """All units' spans together."""
-        return int((self.units["end"] - self.units["start"]).sum())
+        """All devices' spans together."""
+        units = self.by_device.units
+        return int((units["end"] - units["start"]).sum())
 
     @property
     def busy_ns(self) -> int:
-        """How long the units were busy, together."""
-        return int(self.units[f"{causes.BUSY}_ns"].sum())
+        """How long the devices were busy, together."""
+        return int(self.by_device.units[f"{causes.BUSY}_ns"].sum())
 
     @property
     def idle_ns(self) -> int:
@@ -107,18 +117,20 @@ class GpuIdle(Result):
 
     @property
     def idle_by_cause(self) -> Mapping[str, int]:
-        """Idle time of each cause, in ns, all units together; adds up to ``idle_ns``."""
-        return {cause: int(self.units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
+        """Idle time of each cause, in ns, all devices together; adds up to ``idle_ns``."""
+        units = self.by_device.units
+        return {cause: int(units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
     @property
     def step_ns(self) -> int:
-        """The time of all steps, of all units together; 0 where none is marked."""
-        return int((self.steps["end"] - self.steps["start"]).sum())
+        """The time of all steps, of all devices together; 0 where none is marked."""
+        steps = self.by_device.steps
+        return int((steps["end"] - steps["start"]).sum())
 
     @property
     def step_dataloading_frac(self) -> float | None:
-        """Share of the steps' time in which units waited for the data loader."""
-        waited = int(self.steps[f"{causes.DATALOADING}_ns"].sum())
+        """Share of the steps' time in which devices waited for the data loader."""
+        waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
     def advice(self, cause: str, saves: str) -> str:
@@ -151,9 +163,9 @@ class GpuIdle(Result):
                 "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
                 "idle_ns_by_cause": dict(self.idle_by_cause),
                 **self.numbers("step_ns", "step_dataloading_frac"),
-                "loader_ns": int(self.units["loader_ns"].sum()),
-                "hidden_loader_ns": int(self.units["hidden_loader_ns"].sum()),
-                "gap_count": self.gap_count,
+                "loader_ns": int(self.by_device.units["loader_ns"].sum()),
+                "hidden_loader_ns": int(self.by_device.units["hidden_loader_ns"].sum()),
+                "gap_count": self.by_device.gap_count,
             },
             charts=partial(_charts, self),
         )
@@ -237,11 +249,12 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
 
 def _per_step(result: GpuIdle, cause: str) -> str:
     """What a cause costs: of a step on average, else in all."""
-    if not result.steps.height:
+    steps = result.by_device.steps
+    if not steps.height:
         lost = result.idle_by_cause[cause]
         return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
-    lost = int(result.steps[f"{cause}_ns"].sum())
-    mean = format_ns(round(lost / result.steps.height))
+    lost = int(steps[f"{cause}_ns"].sum())
+    mean = format_ns(round(lost / steps.height))
     return f"{mean} a step ({format_frac(lost / result.step_ns)})"
 
 
@@ -250,11 +263,12 @@ def _notes(result: GpuIdle) -> list[str]:
     said = []
     recording = result.hints["device work"]
     waited = result.idle_by_cause[causes.DATALOADING]
-    loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
+    units = result.by_device.units
+    loader, hidden = (int(units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
     if loader:
         behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
         said.append(f"The data loader itself took {format_ns(loader)}{behind}.")
-    copies = int(result.units["copy_ns"].sum())
+    copies = int(units["copy_ns"].sum())
     if copies:
         said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
     if result.on_host:
@@ -288,7 +302,12 @@ def _notes(result: GpuIdle) -> list[str]:
             "The span of a device is from its first work to its last, extended to the marked "
             "steps; kernels and overlap take the time from the first work to the last."
         )
-    short = result.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
+    if result.whole:
+        said.append(
+            "Verdict and causes count a GPU that processes share once; the rows of processes add "
+            "up to more."
+        )
+    short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.min_gap_ns)
         said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
@@ -307,7 +326,7 @@ def _tables(result: GpuIdle) -> tuple[Table, ...]:
 
 
 def _causes(result: GpuIdle) -> Table:
-    summed = result.causes.group_by("cause").agg(
+    summed = result.by_device.causes.group_by("cause").agg(
         pl.col("gaps", "idle_ns").sum(), pl.col("longest_ns").max()
     )
     frame = summed.with_columns(
