@@ -62,6 +62,7 @@ class Part:
         gaps: rows of :func:`~.longest_gaps.longest`.
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
+        file_calls: rows of :func:`~.host.file_calls`, in idle time whose cause they may show.
         gap_count: idle stretches that are not short.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
         hints: how the profiler that wrote the file records what it lacks.
@@ -84,6 +85,7 @@ class Part:
     gaps: pl.DataFrame
     loader: pl.DataFrame
     loader_code: pl.DataFrame
+    file_calls: pl.DataFrame
     gap_count: int
     copies_pinned: bool
     hints: Mapping[str, str]
@@ -138,6 +140,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
+        file_calls=host.file_calls(near, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
         gap_count=gaps.height,
         copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
@@ -148,12 +151,12 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """The idle time of all ranks by cause."""
     units = _joined(parts, "units")
-    loader, loader_code = (
+    loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
         .group_by("name")
         .agg(pl.exclude("name").sum())
         .sort(pl.nth(-1), "name", descending=[True, False])
-        for table in ("loader", "loader_code")
+        for table in ("loader", "loader_code", "file_calls")
     )
     key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
@@ -172,6 +175,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         stacks_known=any(part.stacks_known for part in parts),
         loader=loader,
         loader_code=loader_code,
+        file_calls=file_calls,
         min_gap_ns=options.min_gap_ns,
         gap_count=sum(part.gap_count for part in parts),
         units=units.sort(key),
@@ -263,6 +267,11 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
         excerpt.work.filter(pl.col("sort") == sort) for sort in (COMMUNICATION, COMPUTE)
     )
     return intervals.subtract(communication, compute, _UNIT)
+
+
+def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:
+    """The pieces of idle time of some causes."""
+    return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
 
 
 def _by_cause(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:

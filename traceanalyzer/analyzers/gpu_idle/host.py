@@ -364,6 +364,28 @@ def saving(excerpt: Excerpt) -> pl.DataFrame:
     return _in(excerpt, kinds, causes.SAVING)
 
 
+def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
+    """How long feeding threads access files while their unit is idle, by call: name, idle_ns.
+
+    The row without a name is the time of any of them.
+
+    Args:
+        excerpt: one rank.
+        idle: unit, start, end.
+    """
+    calls = excerpt.slices.filter(
+        pl.col("kind") == "osrt", named(excerpt.names, [causes.FILE_CALLS])
+    )
+    rows = [("", calls)] + [(str(name), own) for (name,), own in calls.group_by("name")]
+    times = [
+        (name, intervals.intersect(excerpt.of_units(own), idle, ["unit"])) for name, own in rows
+    ]
+    length = (pl.col("end") - pl.col("start")).sum()
+    found = [(name or None, shared.select(length).item()) for name, shared in times]
+    types = {"name": pl.String, "idle_ns": pl.Int64}
+    return pl.DataFrame(found, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
+
+
 def running(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread runs an operator."""
     return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names)))

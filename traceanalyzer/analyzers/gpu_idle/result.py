@@ -49,6 +49,8 @@ class GpuIdle(Result):
         stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
+        file_calls: calls of the OS runtime that access files in idle time that is other host code,
+            data loading, checkpoints or unknown: name, idle_ns; without a name: any of them.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
@@ -83,6 +85,7 @@ class GpuIdle(Result):
     stacks_known: bool
     loader: pl.DataFrame
     loader_code: pl.DataFrame
+    file_calls: pl.DataFrame
     min_gap_ns: int
     gap_count: int
     copies_pinned: bool
@@ -187,7 +190,7 @@ def _verdict(result: GpuIdle) -> str:
     loading = cause == causes.DATALOADING
     if lost and not (loading and result.steps.height):  # said below, of step time
         said.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
-    said += _worst(result)
+    said += [*_worst(result), *_files_accessed(result)]
     said += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
@@ -222,6 +225,17 @@ def _worst(result: GpuIdle) -> list[str]:
     who = places.at_start(places.places(units)[0])
     mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
     return [f"{who} stands out: {longest} against {mean} (median)."]
+
+
+def _files_accessed(result: GpuIdle) -> list[str]:
+    """In which file calls the host is while the device is idle, where that is much."""
+    calls = result.by_device.file_calls
+    total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
+    if total < _LITTLE * result.span_ns or not total:
+        return []
+    named = calls.drop_nulls("name").head(_NAMED).iter_rows()
+    each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
+    return [f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."]
 
 
 def _share(part: int, whole: int) -> str:
