@@ -34,6 +34,7 @@ _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 def needs(_options: Options) -> Needs:
     """Device work, launch calls, and what tells where in the program they were made."""
     kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function"}
+    kinds.add(launching.OVERHEAD)
     return Needs(kinds, step_marks.MARK_NAMES, unused=("external_id", "bytes"))
 
 
@@ -45,7 +46,8 @@ class Part:
         rank: or None.
         path: the file.
         calls: each launch call that started work: device, launch_name, pieces, call_ns, delay_ns,
-            waited, annotation, operator, waiting_ns (of the device for it, in stretches).
+            waited, loading_ns (of call_ns, in which CUDA loaded code), annotation, operator,
+            waiting_ns (of the device for it, in stretches).
         devices: device, start, end, idle_ns, work, launched_work, kernels, short_kernels, short_ns.
         streams: what :func:`~traceanalyzer.analyzers.launches.calls.streams` gives.
         queue: what :func:`~traceanalyzer.analyzers.launches.calls.drawn` gives.
@@ -88,7 +90,7 @@ class Excerpt:
         rank: or None.
         path: the file.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
-        calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.launch_calls`.
+        calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
         python: of each of them the Python frame that made it.
         places: the slices that tell operators and annotations.
@@ -131,7 +133,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         rank=trace.meta.rank,
         path=trace.meta.path,
         work=work,
-        calls=calls,
+        calls=launching.with_overhead(trace, calls, runtime),
         waits=waits,
         python=whereabouts.python_frames(trace, _moments(waits)),
         places=whereabouts.places_of(trace),
@@ -155,7 +157,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         rank=excerpt.rank,
         path=excerpt.path,
         calls=calls.select(
-            "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited",
+            "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
             **launched, waiting_ns=stretching.waiting_for(calls, gaps, found),
         ),
         devices=_by_device(work),
@@ -190,6 +192,9 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         launches=calls.height,
         median_delay_ns=overall["median_delay_ns"][0],
         p99_delay_ns=overall["p99_delay_ns"][0],
+        slow_calls=int(overall["slow_calls"][0]),
+        loading_calls=int(overall["loading_calls"][0]),
+        loading_ns=int(overall["loading_ns"][0]),
         kernels=int(devices["kernels"].sum()),
         short_kernels=int(devices["short_kernels"].sum()),
         synchronising_ns=int(synchronising["host_ns"].sum()),
@@ -309,11 +314,14 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
     Returns:
         ``by``, launches, pieces, mean_, median_, p99_ and max_delay_ns, late, waited_frac, mean_,
-        median_ and max_call_ns, slow_calls, waiting_ns (how long devices waited for them, in
+        median_ and max_call_ns, slow_calls, loading_calls (slow ones that mostly load code),
+        loading_ns (how long these load it), waiting_ns (how long devices waited for them, in
         stretches); without ``by`` one row. The percentile is a delay that occurred: the nearest to
         its rank.
     """
-    delay, call = pl.col("delay_ns"), pl.col("call_ns")
+    delay, call, loading = (pl.col(name) for name in ("delay_ns", "call_ns", "loading_ns"))
+    slow = call > SLOW_CALL_NS
+    loads = slow & (2 * loading >= call)
     measured = (
         pl.len().alias("launches"),
         pl.col("pieces").sum(),
@@ -326,7 +334,9 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         call.mean().alias("mean_call_ns"),
         call.median().alias("median_call_ns"),
         call.max().alias("max_call_ns"),
-        (call > SLOW_CALL_NS).sum().alias("slow_calls"),
+        slow.sum().alias("slow_calls"),
+        loads.sum().alias("loading_calls"),
+        loading.filter(loads).sum().alias("loading_ns"),
         pl.col("waiting_ns").sum(),
     )
     return calls.group_by(by).agg(measured) if by else calls.select(measured)
