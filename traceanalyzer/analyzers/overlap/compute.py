@@ -33,7 +33,10 @@ _NO_WORK = (
     "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
     "comm-outliers compares the collectives and gpu-idle looks at the main thread"
 )
-_NO_STEPS = "{paths}: no steps are marked; {hint} or find them by a kernel: steps --step-every"
+_NO_STEPS = (
+    "{paths}: no steps are marked, and no sequence of kernels repeats; {hint}, or name a kernel "
+    "that begins a step with steps --step-every REGEX"
+)
 
 
 def needs(_options: Options) -> Needs:
