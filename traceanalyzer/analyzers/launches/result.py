@@ -185,7 +185,7 @@ def _verdict(result: Launches) -> str:
         _bound(result, worst) if bound else _not_bound(result, worst),
         _delays(result, worst),
         _short(worst) if bound else "",
-        _loading(result),
+        _loading(result) if result.loading_ns >= _WORTH * result.span_ns else "",
         _synchronising(result),
     )
 
@@ -198,6 +198,8 @@ def _notes(result: Launches) -> tuple[str, ...]:
             "Idle after a synchronising call lasts until the next piece of work: what the host did "
             "in between made it long, not only the call."
         )
+    if 0 < result.loading_ns < _WORTH * result.span_ns:
+        said.append(_loading(result))
     said += note_launched_before(result.launched_before_ns, result.work_ns)
     if result.without_work:
         calls = format_count(result.without_work, "launch call")
