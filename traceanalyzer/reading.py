@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,7 +198,7 @@ def _head(path: str) -> bytes:
 
 
 #: Rank and start of a file, or rank, time, duration and name of its first event.
-Start = tuple[int | None, int | None] | tuple[int | None, int | None, int | None, str | None]
+Start = tuple[int | str | None, ...]
 
 
 def starts_of(trace: Trace) -> set[Start]:
@@ -207,7 +207,7 @@ def starts_of(trace: Trace) -> set[Start]:
     return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
 
 
-def without_torch(trace: Trace, starts: Collection[Start]) -> Trace:
+def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
     """A trace of Composer without PyTorch's events, where PyTorch's file was read too.
 
     Args:
@@ -215,6 +215,7 @@ def without_torch(trace: Trace, starts: Collection[Start]) -> Trace:
         starts: of :func:`starts_of`, of the files that were read before.
     """
     extra = trace.meta.extra or ""
+    same: list[Start]
     if composer.ONE_CLOCK in extra:
         same = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
     elif composer.TORCH_START in extra:
@@ -227,7 +228,7 @@ def without_torch(trace: Trace, starts: Collection[Start]) -> Trace:
     return replace(trace.select(_OF_COMPOSER), flows=trace.flows.clear(), issues=issues)
 
 
-def _first_of_torch(trace: Trace) -> list[tuple[int | None, int | None, str | None]]:
+def _first_of_torch(trace: Trace) -> list[Start]:
     """Time, duration and name of the first event that is not Composer's; empty without any."""
     rows = trace.events.lazy().filter(~_OF_COMPOSER).head(1)
     return rows.select("ts", "dur", pl.col("name").cast(pl.String)).collect().rows()

@@ -48,18 +48,23 @@ def memory(
     names = [name for name, given in asked.items() if given]
     if len(names) > 1:
         raise OptionError(f"{' and '.join(names)} are questions of their own: ask one at a time")
-    capacity = {"capacity_bytes": capacity_bytes}
-    steps = {"step_name": step_name, "step_every": step_every}
     given = {"--capacity": capacity_bytes, "--step-name": step_name, "--step-every": step_every}
     used = {"--oom": ("--capacity",), "--growth": ("--step-name", "--step-every"), "--diff": ()}
     for name, value in given.items():
         if names and value is not None and name not in used[names[0]]:
             raise OptionError(f"{name} has no effect with {names[0]}")
     if oom:
-        answer(ta.memory_oom, paths, **capacity, **common)
+        answer(ta.memory_oom, paths, capacity_bytes=capacity_bytes, **common)
     elif growth:
-        answer(ta.memory_growth, paths, **steps, **common)
+        answer(ta.memory_growth, paths, step_name=step_name, step_every=step_every, **common)
     elif other is not None:
         answer(ta.memory_diff, paths, other=other, **common)
     else:
-        answer(ta.memory, paths, **capacity, **steps, **common)
+        answer(
+            ta.memory,
+            paths,
+            capacity_bytes=capacity_bytes,
+            step_name=step_name,
+            step_every=step_every,
+            **common,
+        )

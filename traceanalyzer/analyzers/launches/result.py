@@ -403,8 +403,8 @@ def _tables(result: Launches) -> tuple[Table, ...]:
 
 def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
     """One table; what tells devices or ranks apart only where there are several devices."""
-    left_out = () if result.devices.height > 1 or name == "devices" else ("on", "ranks")
-    left_out += () if result.loading_calls else ("loading_calls",)
+    left_out = [] if result.devices.height > 1 or name == "devices" else ["on", "ranks"]
+    left_out += [] if result.loading_calls else ["loading_calls"]
     labels = headings(_COLUMNS[name])
     columns = {key: label for key, label in labels.items() if key not in left_out}
     return table_of_known(name, title, getattr(result, name), columns, **more)
