@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,20 +197,45 @@ def _head(path: str) -> bytes:
         return b""
 
 
-def without_torch(trace: Trace, starts: Collection[tuple[int | None, int | None]]) -> Trace:
+#: Rank and start of a file, or rank, time, duration and name of its first event.
+Start = tuple[int | str | None, ...]
+
+
+def starts_of(trace: Trace) -> set[Start]:
+    """What identifies PyTorch's file of a rank, for :func:`without_torch`."""
+    first = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
+    return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
+
+
+def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
     """A trace of Composer without PyTorch's events, where PyTorch's file was read too.
 
     Args:
         trace: of any format; others than Composer's are not changed.
-        starts: rank and time of the first event of the files that were read before.
+        starts: of :func:`starts_of`, of the files that were read before.
     """
     extra = trace.meta.extra or ""
-    start = json.loads(extra).get(composer.TORCH_START) if composer.TORCH_START in extra else None
-    if start is None or (trace.meta.rank, start) not in starts:
+    same: list[Start]
+    if composer.ONE_CLOCK in extra:
+        same = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
+    elif composer.TORCH_START in extra:
+        same = [(trace.meta.rank, json.loads(extra).get(composer.TORCH_START))]
+    else:
         return trace
-    own = (pl.col("kind") == "other") & (pl.col("category") != "Trace")
+    if not starts & set(same):
+        return trace
     issues = trace.issues.filter(pl.col("code") != "two-clocks")
-    return replace(trace.select(own), flows=trace.flows.clear(), issues=issues)
+    return replace(trace.select(_OF_COMPOSER), flows=trace.flows.clear(), issues=issues)
+
+
+def _first_of_torch(trace: Trace) -> list[Start]:
+    """Time, duration and name of the first event that is not Composer's; empty without any."""
+    rows = trace.events.lazy().filter(~_OF_COMPOSER).head(1)
+    return rows.select("ts", "dur", pl.col("name").cast(pl.String)).collect().rows()
+
+
+#: Events that Composer writes itself.
+_OF_COMPOSER = (pl.col("kind") == "other") & (pl.col("category") != "Trace").fill_null(value=True)
 
 
 def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:

@@ -214,6 +214,7 @@ class Occupancy:
         boxed_frac: share of all bytes x events of live allocations that the boxes hold.
         axis_ns: where the axis of times begins and ends, for drawings with a common one; None for
             the times of the drawing.
+        epoch_ns: absolute time of time 0, or None.
     """
 
     name: str
@@ -229,6 +230,7 @@ class Occupancy:
     events: int
     boxed_frac: float
     axis_ns: tuple[int, int] | None = None
+    epoch_ns: int | None = None
 
 
 # --- what every answer is ----------------------------------------------------------------------

@@ -21,9 +21,11 @@ from traceanalyzer.reading import (
     Inputs,
     PathLike,
     Progress,
+    Start,
     each,
     ranks_of_series,
     read,
+    starts_of,
     with_assumed_rank,
     without_torch,
 )
@@ -340,7 +342,7 @@ class _Inputs:
         self.metas: dict[str, Meta] = {}
         self.skipped: list[Skipped] = []
         self.read: dict[str, None] = {}
-        self._starts: set[tuple[int | None, int | None]] = set()
+        self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self._how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
@@ -395,7 +397,7 @@ class _Inputs:
         if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
             trace = trace.with_rank(number)
         trace = without_torch(trace, self._starts)
-        self._starts |= {(meta.rank, meta.start_ns) for meta in trace.sources}
+        self._starts |= starts_of(trace)
         return trace
 
     def fail(self, path: str, error: InputError | MissingData) -> None:

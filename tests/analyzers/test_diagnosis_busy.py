@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from comm_traces import US, device, host, step, trace
 from diagnosing import BY_ID, measured, measurements
+from wording import check_wording
 
 from traceanalyzer.analyzers.diagnosis.rule import Measured
 from traceanalyzer.analyzers.kernels import kernels
@@ -132,3 +133,28 @@ def test_steps_of_equal_launches_are_candidates_for_cuda_graphs() -> None:
 def test_no_candidates_where_graphs_are_launched() -> None:
     graphs = launch_bound(stepwise([30, 30, 30], "cudaGraphLaunch"))
     assert not any("launches each" in sentence for sentence in graphs.evidence)
+
+
+SGEMM = "ampere_sgemm_128x64_nn"
+
+
+def test_rules_about_kernels_count_each_time_once() -> None:
+    works = [
+        ("aten::bmm", SGEMM, 200),
+        ("aten::_softmax", SOFTMAX, 100),
+        ("aten::mm", SGEMM, 300),
+        ("aten::add", ADD, 400),
+    ]
+    traced = trace(launched(works))
+    rules = ("unfused-attention", "no-tensor-cores", "memory-bound-kernels")
+    found = {rule: judged(rule, traced)[0] for rule in rules}
+    assert [one.cost_ns for one in found.values()] == [300 * US, 300 * US, 400 * US]
+    assert sum(one.cost_ns or 0 for one in found.values()) <= kernels(traced).busy_ns
+    assert all(BY_ID[rule].severity(one.size) for rule, one in found.items())
+    check_wording(found["no-tensor-cores"].title, *found["no-tensor-cores"].evidence)
+
+
+def test_products_of_attention_that_is_no_finding_count_for_tensor_cores() -> None:
+    works = [("aten::bmm", SGEMM, 100), ("aten::_softmax", SOFTMAX, 50), ("aten::mm", SGEMM, 850)]
+    (one,) = judged("no-tensor-cores", trace(launched(works)))
+    assert one.cost_ns == 950 * US

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comm_traces import US, device, host, trace
+from wording import check_wording
 
 from traceanalyzer.analyzers.kernels import kernels
 
@@ -41,3 +42,39 @@ def test_whole_graphs_are_named_with_the_option_that_records_their_kernels() -> 
     ]
     assert "--cuda-graph-trace=node" in note
     assert not [note for note in kernels(trace(REPLAY)).view().notes if "graph" in note]
+
+
+def test_work_of_a_graph_belongs_to_the_operators_of_a_step_without_replay() -> None:
+    eager = [
+        host("cpu_op", "aten::linear", 200 * US, 10 * US),
+        host("cuda_runtime", "cudaLaunchKernel", 201 * US, 5 * US, correlation=3),
+        device("gemm", 220 * US, 5 * US, correlation=3),
+    ]
+    for inputs in (trace([*REPLAY, *eager]), [trace(REPLAY), trace(eager, 0, path="eager.json")]):
+        result = kernels(inputs, by="operator")
+        assert result.groups is not None
+        assert result.groups.select("operator", "total_ns").rows() == [
+            ("aten::linear", 35 * US),
+            ("cudaGraphLaunch", 20 * US),
+            ("aten::index", 10 * US),
+        ]
+        assert (result.replayed, result.replayed_matched) == (2, 1)
+        check_wording(result.view().notes)
+
+
+def test_work_of_a_graph_belongs_to_the_operators_of_its_capture() -> None:
+    capture = [host("cuda_runtime", "cudaStreamBeginCapture", 0, US)]
+    for n, name in enumerate(("aten::linear", "aten::softmax"), 1):
+        capture.append(host("cpu_op", name, 10 * n * US, 9 * US))
+        capture.append(
+            host("cuda_runtime", "cudaLaunchKernel", 10 * n * US + 1, US, correlation=10 + n)
+        )
+    capture.append(host("cuda_runtime", "cudaStreamEndCapture", 90 * US, US))
+    both = trace([*capture, *[{**row, "ts": row["ts"] + 200 * US} for row in REPLAY]])
+    groups = kernels(both, by="operator").groups
+    assert groups is not None
+    assert groups.select("operator", "total_ns").rows() == [
+        ("aten::linear", 30 * US),
+        ("aten::softmax", 20 * US),
+        ("aten::index", 10 * US),
+    ]

@@ -763,3 +763,44 @@ def test_synchronising_costs_are_those_counted_cell_by_cell(events: list[dict[st
 def test_files_and_traces_give_the_same() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     assert str(traceanalyzer.launches(path)) == str(launches(traceanalyzer.read(path)))
+
+
+# --- what holds launch calls up ----------------------------------------------------------------
+
+
+def held_up(name: str, kind: str = "overhead", **more: Any) -> Launches:
+    """Five launches, of which the second takes 900 of its 1,000 us for one thing."""
+    starts = [0, 100 * US, 2_000 * US, 2_100 * US, 2_200 * US]
+    rows = [call(n, at, (1_000 if n == 1 else 5) * US) for n, at in enumerate(starts)]
+    rows += [kernel(n, at + 1_010 * US, 50 * US) for n, at in enumerate(starts)]
+    rows.append(host(kind, name, 150 * US, 900 * US, **more))
+    return launches(trace(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("Lazy Function Loading", {"pid": -1, "tid": 0}),
+        ("Runtime Triggered Module Loading", {}),
+        ("cuModuleLoadData", {"kind": "cuda_driver"}),
+        ("cuLibraryLoadData", {"kind": "cuda_driver"}),
+    ],
+)
+def test_slow_launch_calls_that_load_code_are_named(name: str, more: dict[str, Any]) -> None:
+    result = held_up(name, **more)
+    assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 1, 900 * US)
+    (row,) = result.calls.to_dicts()
+    assert (row["loading_calls"], row["loading_ns"]) == (1, 900 * US)
+    check_wording(result.verdict)
+
+
+def test_slow_launch_calls_that_something_else_holds_up_load_no_code() -> None:
+    for result in (held_up("Instrumentation"), held_up("cuModuleLoadData", "cuda_driver", tid=2)):
+        assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 0, 0)
+
+
+def test_a_command_buffer_that_is_full_is_a_full_queue() -> None:
+    (stream,) = held_up("Command Buffer Full").streams.to_dicts()
+    assert stream["full_frac"] == pytest.approx(1_000 / 3_260)
+    (other,) = held_up("Buffer Flush").streams.to_dicts()
+    assert other["full_frac"] == 0

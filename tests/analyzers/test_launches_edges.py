@@ -32,7 +32,8 @@ def test_streams_are_weighted_by_time(lengths: list[int], lasted: list[int]) -> 
     calls = (
         course.select("device", "process", "stream")
         .head(1)
-        .with_columns(launch_name=pl.lit("launch"), call_ns=0, launch_start=0, start=0)
+        .with_columns(launch_name=pl.lit("launch"), call_ns=0, full_ns=0, loading_ns=0)
+        .with_columns(launch_start=0, start=0)
     )
     (row,) = streams(course, pl.concat([calls] * 3)).to_dicts()
     lasted = lasted[: len(lengths)]

@@ -275,6 +275,36 @@ def test_pictures_share_one_time_axis_and_begin_with_the_device_of_the_verdict(
     assert [one.time.tolist()[0] for one in layouts if one.time is not None] == [0.0, 0.0]
 
 
+def at(start_us: int | None, tmp_path: Path) -> Path:
+    """A snapshot of one device whose recording begins then and lasts 20 us."""
+    made = Snapshot().alloc(BASE, MIB).free(BASE, MIB).hold(BASE, MIB)
+    for event in made.events:
+        event["time_us"] += start_us or 0
+        if start_us is None:
+            del event["time_us"]
+    return made.write(tmp_path / f"{start_us}.pickle")
+
+
+def test_pictures_of_several_files_share_one_time_axis(tmp_path: Path) -> None:
+    found = ta.memory([at(0, tmp_path), at(30, tmp_path)])
+    layouts = [lay_out(one) for one in found.maps]
+    assert {one.end_time for one in layouts} == {50_000.0}
+    times = sorted(one.time.tolist()[1:] for one in layouts if one.time is not None)
+    assert times == [[0.0, 10_000.0, 20_000.0], [30_000.0, 40_000.0, 50_000.0]]
+    assert not found.remarks
+
+
+@pytest.mark.parametrize("other", [60_000_000, None], ids=["a minute later", "no times"])
+def test_pictures_of_files_that_have_no_common_time_keep_their_axes(
+    tmp_path: Path, other: int | None
+) -> None:
+    found = ta.memory([at(0, tmp_path), at(other, tmp_path)])
+    ends = [one.end_time for one in map(lay_out, found.maps) if one.time is not None]
+    assert set(ends) == {20_000.0}
+    (remark,) = found.remarks
+    check_wording(remark)
+
+
 def test_peaks_at_different_moments_are_not_added(tmp_path: Path) -> None:
     path = two_devices(oom=False).write(tmp_path / "x.pickle")
     assert sum(ta.memory(path).devices["peak_bytes"]) == 58 * MIB

@@ -18,7 +18,7 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.memory.attribution import CATEGORIES
 from traceanalyzer.analyzers.memory.oom import CAUSE, Situation, advice, cause
-from traceanalyzer.errors import MalformedInput, OptionError
+from traceanalyzer.errors import MalformedInput, MissingData, OptionError
 
 ROOT = Path(__file__).parents[2]
 BASE = 0x7F00_0000_0000
@@ -340,9 +340,12 @@ def test_a_capacity_below_what_is_there_is_refused(tmp_path: Path) -> None:
     for capacity in (80, -1):
         with pytest.raises(OptionError, match="capacity"):
             ta.memory_oom(path, capacity_bytes=capacity)
-    assert ta.memory_oom(path, capacity_bytes=8 * MIB).errors["outside_bytes"].to_list() == [
-        5 * MIB
-    ]
+        with pytest.raises(OptionError, match="capacity"):
+            ta.memory(path, capacity_bytes=capacity)
+    of_default = ta.memory(path, capacity_bytes=8 * MIB).errors
+    assert of_default is not None
+    for errors in (ta.memory_oom(path, capacity_bytes=8 * MIB), of_default):
+        assert errors.errors["outside_bytes"].to_list() == [5 * MIB]
 
 
 def test_errors_outside_of_the_stretch_are_not_denied(tmp_path: Path) -> None:
@@ -499,8 +502,10 @@ def test_functions_stay_functions_whichever_was_asked_first() -> None:
     ("arguments", "said"),
     [
         (["--oom", "--growth"], "--oom and --growth are questions of their own"),
-        (["--capacity", "80GiB"], "--capacity is for --oom"),
-        (["--step-every", "1ms"], "--step-every is for --growth"),
+        (["--growth", "--capacity", "80GiB"], "--capacity has no effect with --growth"),
+        (["--oom", "--step-every", "1ms"], "--step-every has no effect with --oom"),
+        (["--diff", "other.pickle", "--step-name", "x"], "--step-name has no effect with --diff"),
+        (["--capacity", "80"], "--capacity 80 B"),
         (["--oom", "--capacity", "much"], "'much' is not a size"),
         (["--oom", "--capacity", "80"], "--capacity 80 B"),
     ],
@@ -546,3 +551,17 @@ def test_tables_as_they_were(
 def test_times_count_from_the_first_event(tmp_path: Path) -> None:
     trace = ta.read(Snapshot().alloc(BASE, MIB).write(tmp_path / "x.pickle"))
     assert trace.meta.epoch_ns == 1000 * START_US
+
+
+def test_steps_can_be_chosen_without_asking_for_growth(tmp_path: Path) -> None:
+    made = Snapshot()
+    for number in range(12):
+        made.alloc(BASE + number * MIB, MIB)
+    path = made.hold(BASE, 12 * MIB).write(tmp_path / "x.pickle")
+    found = ta.memory(path, step_every=3).growth
+    assert found is not None
+    assert found.steps.equals(ta.memory_growth(path, step_every=3).steps)
+    with pytest.raises(OptionError, match="shorter"):
+        ta.memory(path, step_every="1us")
+    with pytest.raises(MissingData):
+        ta.memory(path, step_name="no such step")

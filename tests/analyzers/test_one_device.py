@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, trace
+from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
@@ -70,7 +70,26 @@ def test_a_gpu_that_processes_share_is_one_device() -> None:
     # each process from its first work to its last: 95 ms with nine gaps of 1 ms, and 94 ms
     busy = by_process.units.sort("pid").select("pid", "busy_ns").rows()
     assert busy == [(1, 86 * MS), (2, 85 * MS)]
-    check_wording(by_process.verdict)
+    assert (by_process.span_ns, by_process.idle_ns) == (by_device.span_ns, by_device.idle_ns)
+    assert by_process.idle_by_cause == by_device.idle_by_cause
+    assert by_process.view().tables[0].frame.equals(by_device.view().tables[0].frame)
+    check_wording(by_process.verdict, *by_process.view().notes)
+
+
+def test_launches_and_steps_of_a_shared_gpu_are_those_of_one_device() -> None:
+    rows = shared_gpu().events.to_dicts()
+    for n, row in enumerate(rows):
+        row["correlation"] = n
+    calls = [
+        host("cuda_runtime", "cudaLaunchKernel", row["ts"], US, correlation=n, pid=row["pid"])
+        for n, row in enumerate(rows)
+        if row["kind"] == "kernel"
+    ]
+    marks = [step(n, n * 50 * MS, 50 * MS) for n in range(2)]
+    one = trace([*rows, *calls, *marks], None, path="shared.json")
+    (device_row,) = ta.launches(one).devices.iter_rows(named=True)
+    assert (device_row["span_ns"], device_row["idle_ns"]) == (99 * MS, 9 * MS)
+    assert ta.steps(one).steps["compute_ns"].to_list() == [45 * MS] * 2
 
 
 def cycle(number: int, rank: int | None = 0) -> Trace:

@@ -594,3 +594,81 @@ def test_a_wrong_word_is_usage() -> None:
 def test_files_and_traces_give_the_same() -> None:
     path = FIXTURES / "nccl_8ranks/rank0.json.gz"
     assert str(ta.operators(path)) == str(operators(ta.read(path)))
+
+
+# --- kernels that graphs replay ----------------------------------------------------------------
+
+ADD, NORM = "add_kernel", "norm_kernel"
+LAYER = [("aten::mm", GEMM), ("aten::add", ADD), ("aten::mul", ADD), ("aten::norm", NORM)]
+
+
+def eager(at: int = 0) -> list[dict[str, Any]]:
+    """A step of operators with one launch and one kernel of 1 us each."""
+    rows = []
+    for n, (operator, kernel) in enumerate(LAYER, at):
+        rows += [op(operator, n * 100, 90), launch(n * 100 + 10, 10, n)]
+        rows.append(device(kernel, n * 100 + 50, 1, correlation=n))
+    return rows
+
+
+def replay(at: int, kernels: Sequence[str], dur: int = 10) -> list[dict[str, Any]]:
+    """One graph launch within an annotation, with kernels of so many us."""
+    rows = [host("user_annotation", "replay", at, 90)]
+    rows.append(host("cuda_runtime", "cudaGraphLaunch", at + 10, 50, correlation=at))
+    for n, kernel in enumerate(kernels):
+        rows.append(device(kernel, at + 100 + n * dur, dur, correlation=at))
+    return rows
+
+
+KERNELS = [kernel for _, kernel in LAYER]
+
+
+def test_replayed_kernels_belong_to_the_operators_of_an_eager_step() -> None:
+    for inputs in (
+        trace([*eager(), *replay(5_000, KERNELS)]),
+        [trace(replay(5_000, KERNELS)), trace(eager(), 0, path="eager.json")],
+    ):
+        found = operators(inputs)
+        times = table(found, "self_device_ns", "total_device_ns")
+        assert {name: times[name] for name, _ in LAYER} == dict.fromkeys(
+            (name for name, _ in LAYER), (11, 11)
+        )
+        assert times["replay"] == (0, 40)
+        assert (found.replayed, found.replayed_matched) == (4, 4)
+        assert (found.replayed_ns, found.replayed_matched_ns) == (40, 40)
+        check_wording(*found.view().notes)
+
+
+def test_replayed_kernels_that_nothing_identifies_stay_at_the_launch() -> None:
+    """Another kernel, and one of which two operators launch the same."""
+    found = operators(trace([*eager(), *replay(5_000, ["other", ADD, GEMM])]))
+    times = table(found, "self_device_ns")
+    assert (times["aten::mm"], times["aten::add"], times["replay"]) == (11, 1, 20)
+    assert (found.replayed, found.replayed_matched, found.replayed_matched_ns) == (3, 1, 10)
+    check_wording(*found.view().notes)
+
+
+def test_without_a_step_before_the_note_says_how_to_find_the_operators() -> None:
+    found = operators(trace([op("model", 5_000, 90), *replay(5_000, KERNELS)]))
+    assert (found.replayed_matched, table(found, "self_device_ns")["replay"]) == (0, 40)
+    check_wording(*found.view().notes)
+
+
+def test_launch_calls_of_a_capture_are_kernels_of_the_graph_in_order() -> None:
+    capture = [host("cuda_runtime", "cudaStreamBeginCapture", 0, 5)]
+    for n, (operator, _) in enumerate(LAYER, 1):
+        capture += [op(operator, n * 100, 90), launch(n * 100 + 10, 10, n)]
+    capture.append(host("cuda_runtime", "cudaStreamEndCapture", 900, 5))
+    capture += [op("aten::sum", 1_000, 90), launch(1_010, 10, 9)]
+    replays = [*replay(5_000, KERNELS), *replay(6_000, KERNELS[:3])]
+    found = operators([trace(replays), trace(capture, 0, path="capture.json")])
+    times = table(found, "self_device_ns")
+    assert [times[name] for name, _ in LAYER] == [10, 10, 10, 10]
+    assert times["replay"] == 30  # no capture has three launches
+    assert found.unlaunched_ns == 0
+
+
+def test_replayed_kernels_outside_of_every_call_are_found_too() -> None:
+    replayed = [row for row in replay(5_000, KERNELS) if row["name"] != "replay"]
+    found = operators(trace([*eager(), *replayed]))
+    assert (found.unlaunched_ns, found.replayed_matched) == (0, 4)

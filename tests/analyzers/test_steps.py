@@ -406,3 +406,35 @@ def test_the_command_in_json_and_drawn(run_cli, tmp_path: Path) -> None:
     assert told["step_count"] == 6
     assert len(told["steps"]) == 6
     assert "How long each step takes" in drawn.read_text()
+
+
+def unmarked(steps: int) -> Trace:
+    """Steps of three kernels, each launched 5 us before, without marks; 10 us between steps."""
+    rows = []
+    for n in range(3 * steps):
+        at = n * 20 * US + n // 3 * 10 * US
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, correlation=n))
+        rows.append(device(f"kernel {n % 3}", at + 5 * US, 20 * US, correlation=n))
+    return trace(rows)
+
+
+def test_all_analyses_use_the_steps_that_repeated_kernels_show() -> None:
+    found = unmarked(6)
+    starts = ta.steps(found).steps["at_ns"].to_list()
+    assert starts == [n * 70 * US for n in range(6)]
+    idle, launched = ta.gpu_idle(found, min_gap_ns=0), ta.launches(found)
+    assert idle.steps["start_ns"].to_list() == starts
+    assert idle.steps["busy_ns"].to_list() == [60 * US] * 6
+    assert launched.steps["launches"].to_list() == [3] * 6
+    parts = ta.overlap(found, by="step").steps
+    assert parts["compute_ns"].to_list() == [60 * US] * 6
+    assert idle.steps_by_kernels
+    assert launched.steps_by_kernels
+    check_wording(idle.verdict, *idle.view().notes, *launched.view().notes)
+
+
+def test_steps_that_are_ambiguous_are_found_on_request_only() -> None:
+    idle = ta.gpu_idle(unmarked(3))
+    assert idle.steps.is_empty()
+    assert not idle.steps_by_kernels
+    check_wording(*idle.view().notes)

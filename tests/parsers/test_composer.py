@@ -144,3 +144,42 @@ def test_ranks_from_numbered_names(tmp_path: Path) -> None:
     for name in ("run_3.json", "run_5.json"):
         write(tmp_path / "cycles" / name, events)
     assert ta.info(tmp_path / "cycles").files["rank"].to_list() == [None, None]
+
+
+def profiler_steps(start: int, pid: int) -> list[dict[str, Any]]:
+    """The same two batches as PyTorch's profiler marks them."""
+    step = {"ph": "X", "cat": "user_annotation", "pid": pid, "tid": pid, "dur": 300}
+    return [{**step, "name": f"ProfilerStep#{n}", "ts": start + 90 + n * 450} for n in (0, 1)]
+
+
+@pytest.mark.parametrize("base", [0, BASE_US], ids=["torch < 2.4", "torch >= 2.4"])
+def test_both_profilers_of_a_job_count_events_and_steps_once(tmp_path: Path, base: int) -> None:
+    """Before 2.4 PyTorch wrote times since 1970, as Composer does, and no base."""
+    top = {"baseTimeNanoseconds": 1000 * base} if base else {}
+    for rank in (0, 1):
+        start = START_US - base
+        inside = [*profiler_steps(start, rank), *torch_events(rank, start + 200, rank)]
+        path = tmp_path / "composer_profiler" / f"ep0-ba0-rank{rank}.json"
+        write(path, [*composer_events(rank), *inside])
+        own = [*profiler_steps(start, 4000 + rank), *torch_events(rank, start + 200)]
+        job = {"rank": rank, "world_size": 2}
+        path = tmp_path / "torch_profiler" / f"rank{rank}.0.pt.trace.json"
+        write(path, own, distributedInfo=job, **top)
+    assert ta.gpu_idle(tmp_path).units["busy_ns"].to_list() == [40_000, 40_000]
+    assert ta.kernels(tmp_path).n == 2
+    steps = ta.steps(tmp_path)
+    assert steps.steps.select("rank", "step").sort("rank", "step").rows() == [
+        (rank, f"ProfilerStep#{n}") for rank in (0, 1) for n in (0, 1)
+    ]
+    assert len(steps.input_notes) == 2
+    alone = ta.kernels(tmp_path / "composer_profiler")
+    assert alone.n == 2
+
+
+def test_torch_events_of_another_job_count_beside_those_of_composer(tmp_path: Path) -> None:
+    events = [*composer_events(0), *torch_events(0, START_US + 200, 0)]
+    write(tmp_path / "composer_profiler" / "ep0-ba0-rank0.json", events)
+    job = {"rank": 0, "world_size": 2}
+    own = torch_events(0, START_US + 5_000)
+    write(tmp_path / "torch_profiler" / "rank0.0.pt.trace.json", own, distributedInfo=job)
+    assert ta.kernels(tmp_path).n == 2

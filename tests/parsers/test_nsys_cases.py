@@ -149,6 +149,28 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
     assert stream["full_frac"] == 0
 
 
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_file_calls_are_evidence_and_no_cause(case):
+    result = ta.gpu_idle(case("file_reads"))
+    assert result.file_calls.rows() == [
+        (None, 28_800_000),
+        ("read", 27_000_000),
+        ("open64", 1_800_000),
+    ]
+    assert result.idle_by_cause["host_code"] >= 28_800_000
+    assert result.idle_by_cause["dataloading"] == result.idle_by_cause["checkpoint_io"] == 0
+    check_wording(result.verdict)
+
+
+def test_file_calls_in_a_loader_are_data_loading(case):
+    result = ta.gpu_idle(case("loader_reads"))
+    assert result.idle_by_cause["dataloading"] == 27_000_000
+    assert dict(result.file_calls.rows())["read"] == 27_000_000
+    check_wording(result.verdict)
+
+
 # --- steps ------------------------------------------------------------------------------------
 
 

@@ -171,6 +171,7 @@ ENTRIES: dict[str, Entry] = {
             "What fills the GPU's memory, why it ran out, what leaks.",
             section="Memory",
             plot="what fills the memory over time",
+            options=f"{_MEMORY}.options:MemoryOptions",
         ),
         _of_memory("oom", section="Out of memory"),
         _of_memory("growth", section="Memory growth"),

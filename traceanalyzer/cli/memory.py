@@ -4,7 +4,13 @@ from typing import Any
 
 import click
 
-from traceanalyzer.analyzers.memory.options import DiffOptions, GrowthOptions, OomOptions, Options
+from traceanalyzer.analyzers.memory.options import (
+    DiffOptions,
+    GrowthOptions,
+    MemoryOptions,
+    OomOptions,
+    Options,
+)
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.commands import analyzer_options
@@ -14,7 +20,7 @@ from traceanalyzer.errors import OptionError
 _ENTRY = ENTRIES["memory"]
 
 
-@click.command("memory", short_help=_ENTRY.summary, help=Options.__doc__)
+@click.command("memory", short_help=_ENTRY.summary, help=MemoryOptions.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--oom", is_flag=True, help="Why memory ran out, for each out-of-memory error.")
 @click.option("--growth", is_flag=True, help="What grows from step to step.")
@@ -42,9 +48,11 @@ def memory(
     names = [name for name, given in asked.items() if given]
     if len(names) > 1:
         raise OptionError(f"{' and '.join(names)} are questions of their own: ask one at a time")
-    _only("--capacity", capacity_bytes, oom, "--oom")
-    _only("--step-name", step_name, growth, "--growth")
-    _only("--step-every", step_every, growth, "--growth")
+    given = {"--capacity": capacity_bytes, "--step-name": step_name, "--step-every": step_every}
+    used = {"--oom": ("--capacity",), "--growth": ("--step-name", "--step-every"), "--diff": ()}
+    for name, value in given.items():
+        if names and value is not None and name not in used[names[0]]:
+            raise OptionError(f"{name} has no effect with {names[0]}")
     if oom:
         answer(ta.memory_oom, paths, capacity_bytes=capacity_bytes, **common)
     elif growth:
@@ -52,9 +60,11 @@ def memory(
     elif other is not None:
         answer(ta.memory_diff, paths, other=other, **common)
     else:
-        answer(ta.memory, paths, **common)
-
-
-def _only(name: str, value: str | int | None, asked: bool, of: str) -> None:
-    if value is not None and not asked:
-        raise OptionError(f"{name} is for {of}")
+        answer(
+            ta.memory,
+            paths,
+            capacity_bytes=capacity_bytes,
+            step_name=step_name,
+            step_every=step_every,
+            **common,
+        )

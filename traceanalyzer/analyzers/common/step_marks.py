@@ -1,6 +1,7 @@
 """When each step ran, as the host marks it."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import polars as pl
@@ -25,6 +26,7 @@ _ROUNDING_NS = 1_000
 #: older versions.
 _COMPOSER_BATCH = "event/batch"
 _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
+_BATCHES = re.compile(r"(?:event/)?batch(?: \[\d+\])?")
 
 
 def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
@@ -80,6 +82,11 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
         "start",
         "end",
     )
+
+
+def of_composer(steps: Iterable[str]) -> bool:
+    """Whether these steps are the batches that Composer marks, by their names."""
+    return all(_BATCHES.fullmatch(step) for step in steps)
 
 
 def _may_mark(events: pl.DataFrame, step_name: str | None) -> pl.Expr:

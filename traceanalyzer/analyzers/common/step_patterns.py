@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace
 
@@ -13,8 +14,33 @@ _LEAST_STEPS = 4
 _LEAST_KERNELS = 3
 #: So much of the sequence must repeat.
 _SAME_FRAC = 0.9
+#: The note where steps are not marked but found.
+FOUND_BY_KERNELS = (
+    "No steps are marked: a step is one repeat of a sequence of kernels. steps --step-every REGEX "
+    "shows steps that begin at another kernel."
+)
 #: Kernels tried as the one that occurs once a step, the rarest first.
 _MOST_TRIED = 50
+
+
+def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
+    """The marked steps; where none is marked and no ``step_name`` asked for, those by kernels.
+
+    Returns:
+        Rows of :func:`~.step_marks.step_marks`, or of :func:`repeated`.
+
+    Raises:
+        OptionError: ``step_name`` is not a regular expression.
+    """
+    marks = step_marks(trace, step_name)
+    if marks.height or step_name is not None:
+        return marks
+    return trace.once("repeated", lambda: repeated(trace))
+
+
+def by_kernels(steps: pl.DataFrame) -> bool:
+    """Whether :func:`steps` found them by kernels: no thread of the host marks them."""
+    return steps.height > 0 and bool(steps["tid"].is_null().all())
 
 
 def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:

@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.operators.result import Operators
+from traceanalyzer.result import Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 #: Operators of attention that is not fused: its softmax, and its two products of matrices.
@@ -20,6 +21,7 @@ _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|
 _MATH = "aten::_scaled_dot_product_attention_math"
 #: Attention has a softmax as well as products: the smaller has at least this share of both.
 _LEAST_PART = 0.05
+_ATTENTION_LEVELS: dict[Severity, float] = {"warning": 0.2, "critical": 0.5}
 #: The softmax of a loss.
 _LOSS = re.compile(r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true")
 _NAMED = 3
@@ -28,9 +30,10 @@ _NAMED = 3
 @rule(
     "kernels",
     "matrix multiplications and convolutions in single precision, without tensor cores",
-    "their share of the busy time",
+    "their share of the busy time, without the products of attention where unfused-attention "
+    "counts them",
     {"warning": 0.1, "critical": 0.5},
-    uses=("host_metrics",),
+    uses=("host_metrics", "operators"),
 )
 def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     rows = result.heaviest("name")
@@ -38,7 +41,9 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
     ]
     found = rows.filter(pl.col("name").is_in(plain))
-    cost = int(found["total_ns"].sum())
+    whole = int(found["total_ns"].sum())
+    products = min(whole, _counted_products(result, answers))
+    cost = whole - products
     if not cost or not result.busy_ns:
         return
     yield Measured(
@@ -47,6 +52,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
         "matrix multiplications and convolutions in single precision, without tensor cores.",
         evidence=(
             f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",
+            *_without_attention(products),
             *_of_gpus(answers),
         ),
         advice=f"{answers.program.faster_precision} is several times as fast.",
@@ -60,20 +66,15 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     "attention runs as separate products and softmax, without a fused kernel",
     "device time of aten::_softmax, aten::bmm and aten::baddbmm (without operators: of softmax "
     "kernels) as a share of the busy time",
-    {"warning": 0.2, "critical": 0.5},
+    _ATTENTION_LEVELS,
     uses=("operators",),
 )
 def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    families = result.heaviest("family")["family"]
-    if not result.busy_ns or kernel_names.ATTENTION in families:
-        return
     found = answers.get("operators")
     known = isinstance(found, Operators) and bool(found.device_ns)
-    parts = _attention_operators(found) if isinstance(found, Operators) and known else None
-    if not known:
-        parts = {"softmax kernels": _softmax_kernels(result)}
-    cost = sum(parts.values()) if parts else 0
-    if not parts or not cost:
+    parts = _attention(result, answers)
+    cost = sum(parts.values())
+    if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
     each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
@@ -98,6 +99,29 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
         total_ns=cost,
         confidence="high" if known else "low",
     )
+
+
+def _attention(result: Kernels, answers: Answers) -> dict[str, int]:
+    """Device time of unfused attention by operator, without operators that of softmax kernels."""
+    if kernel_names.ATTENTION in result.heaviest("family")["family"]:
+        return {}
+    found = answers.get("operators")
+    if isinstance(found, Operators) and found.device_ns:
+        return _attention_operators(found) or {}
+    return {"softmax kernels": _softmax_kernels(result)}
+
+
+def _counted_products(result: Kernels, answers: Answers) -> int:
+    """Device time of matrix products that a finding of unfused attention counts."""
+    parts = _attention(result, answers)
+    if sum(parts.values()) < min(_ATTENTION_LEVELS.values()) * result.busy_ns:
+        return 0
+    return sum(parts.get(name, 0) for name in _PRODUCTS)
+
+
+def _without_attention(products: int) -> Iterator[str]:
+    if products:
+        yield f"Products of attention ({format_ns(products)}) count as unfused attention, not here."
 
 
 def _attention_operators(result: Operators) -> dict[str, int] | None:

@@ -307,7 +307,8 @@ def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -
     tree = call_tree.build(excerpt.calls)
     counted = call_tree.counted_as(tree)
     unlaunched = excerpt.work.is_empty()
-    device = call_tree.device_time(excerpt.work, tree)
+    caller = call_tree.callers(excerpt.work, tree)
+    device = call_tree.device_time(excerpt.work, caller, tree.height)
     launched = pl.lit(None, pl.Int64) if unlaunched else pl.Series(device)
     is_call = counted == np.arange(tree.height)
     rows = tree.select(

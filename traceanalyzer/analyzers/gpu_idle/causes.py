@@ -115,6 +115,13 @@ SAVING = (
 #: Parts of names that only PyTorch's operators, kernels and annotations have.
 OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
 
+#: Calls of the OS runtime that access files; reads and writes of pipes and sockets too.
+FILE_CALLS = (
+    r"^(?:p?(?:read|write)(?:v2?|64)?|f(?:read|write|open|open64|close|flush|gets|sync|datasync)"
+    r"|open(?:at)?(?:64)?|creat(?:64)?|close|f?l?stat(?:64)?|statx|getdents(?:64)?|readdir(?:64)?"
+    r"|lseek(?:64)?|aio_\w+|sendfile(?:64)?|copy_file_range)$"
+)
+
 #: Names of operators, as opposed to ranges that people or optimisers mark, which PyTorch recorded
 #: under the same category until 2021.
 OPERATOR = r"::|Backward\d*$|^triton_"

@@ -1,5 +1,7 @@
 """From the gaps of each rank's devices to the idle time of all ranks, by cause."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import step_patterns
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, EXPOSED, LOSS
@@ -36,7 +39,7 @@ _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHE
 def needs(_options: Options) -> Needs:
     """Device work, and all that shows what the host was at."""
     kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}
-    return Needs(kinds, unused=("external_id", "stream"))
+    return Needs(kinds, unused=("external_id",))
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,16 @@ class Part:
         lost: unit, cause, start, end: all idle time, and communication without compute; None where
             nobody asked for it.
         steps: unit, step, start, end and :data:`MEASURES`.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: rows of :func:`~.longest_gaps.longest`.
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
+        file_calls: rows of :func:`~.host.file_calls`, in idle time whose cause they may show.
         gap_count: idle stretches that are not short.
         pytorch: operators or kernels of PyTorch were recorded.
         copies_pinned: no batch is copied from pageable memory, as far as names show.
         hints: how the profiler that wrote the file records what it lacks.
+        by_device: the same with one unit a device, where processes are told apart.
     """
 
     rank: int | None
@@ -80,13 +86,16 @@ class Part:
     causes: pl.DataFrame
     lost: pl.DataFrame | None
     steps: pl.DataFrame
+    steps_by_kernels: bool
     gaps: pl.DataFrame
     loader: pl.DataFrame
     loader_code: pl.DataFrame
+    file_calls: pl.DataFrame
     gap_count: int
     pytorch: bool
     copies_pinned: bool
     hints: Mapping[str, str]
+    by_device: Part | None = None
 
 
 def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> Part:
@@ -140,13 +149,16 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         causes=_by_cause(pieces),
         lost=_lost([*pieces[1:], exposed], unfed_gaps) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
+        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
         loader=host.loader_slices(loading),
         loader_code=host.loader_code(excerpt, loading),
+        file_calls=host.file_calls(near, pl.concat(_of_causes(pieces, _UNEXPLAINED))),
         gap_count=gaps.height,
         pytorch=any(mark in name for name in excerpt.names for mark in causes.OF_PYTORCH),
         copies_pinned=host.copies_pinned(excerpt),
         hints=excerpt.hints,
+        by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
 
 
@@ -163,12 +175,12 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
     """The idle time of all ranks by cause."""
     units = _joined(parts, "units")
-    loader, loader_code = (
+    loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
         .group_by("name")
         .agg(pl.exclude("name").sum())
         .sort(pl.nth(-1), "name", descending=[True, False])
-        for table in ("loader", "loader_code")
+        for table in ("loader", "loader_code", "file_calls")
     )
     key = ["rank", "path", "device", "pid"]
     steps = _joined(parts, "steps").sort(*key, "start", nulls_last=True)
@@ -190,15 +202,20 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         stacks_known=any(part.stacks_known for part in parts),
         loader=loader,
         loader_code=loader_code,
+        file_calls=file_calls,
         min_gap_ns=options.min_gap_ns,
         gap_count=sum(part.gap_count for part in parts),
         units=units.sort(key),
         causes=by_cause,
         steps=steps,
+        steps_by_kernels=any(part.steps_by_kernels for part in parts),
         gaps=gaps,
         pytorch=any(part.pytorch for part in parts),
         copies_pinned=all(part.copies_pinned for part in parts),
         hints=parts[0].hints,
+        whole=combine([part.by_device or part for part in parts], replace(options, by="device"))
+        if options.by == "process"
+        else None,
     )
 
 
@@ -288,6 +305,11 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
         excerpt.work.filter(pl.col("sort") == sort) for sort in (COMMUNICATION, COMPUTE)
     )
     return intervals.subtract(communication, compute, _UNIT)
+
+
+def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:
+    """The pieces of idle time of some causes."""
+    return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
 
 
 def _by_cause(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -1,12 +1,14 @@
 """A rank's devices, the host threads that feed them, and when each cause of idleness applies."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import device_work, step_marks
+from traceanalyzer.analyzers.common import device_work, step_patterns
 from traceanalyzer.analyzers.common.launching import is_graph_capture, launches
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, named, starting_with
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -52,7 +54,7 @@ class Excerpt:
     Attributes:
         rank: global rank, or None.
         path: the file.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         units: unit (number), device, pid: what can be idle; pid where processes are told apart.
             Without device work one unit, the main thread.
         work: unit, kind, name, bytes, sort, start, end: device work.
@@ -71,6 +73,7 @@ class Excerpt:
             the unit's first work and its last.
         code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
         hints: how the profiler that wrote the file records what it lacks.
+        by_device: the same with one unit a device, where processes are told apart.
     """
 
     rank: int | None
@@ -92,6 +95,7 @@ class Excerpt:
     overhead: pl.DataFrame
     code_loading: pl.DataFrame
     hints: Mapping[str, str]
+    by_device: Excerpt | None = None
 
     @property
     def on_host(self) -> bool:
@@ -112,7 +116,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     """
     if is_graph_capture(trace):
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
-    steps = step_marks.step_marks(trace, options.step_name)
+    steps = step_patterns.steps(trace, options.step_name)
     work = device_work.device_work(trace, options.patterns)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
@@ -122,7 +126,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
     calls = launches(trace, work)
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
-    feeding = _feeding(trace, units, work, calls, steps)
+    feeding = _feeding(trace, units, work, calls, steps.drop_nulls("tid"))
     known = feeding.select("pid", "tid", "thread").unique("thread")
     by_thread = calls.join(
         known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
@@ -151,6 +155,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+        by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
 
 
@@ -359,6 +364,28 @@ def saving(excerpt: Excerpt) -> pl.DataFrame:
     """When a feeding thread saves or loads a model, or writes a file."""
     kinds = ("user_annotation", "python_function", "nvtx", "osrt", "other")
     return _in(excerpt, kinds, causes.SAVING)
+
+
+def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
+    """How long feeding threads access files while their unit is idle, by call: name, idle_ns.
+
+    The row without a name is the time of any of them.
+
+    Args:
+        excerpt: one rank.
+        idle: unit, start, end.
+    """
+    calls = excerpt.slices.filter(
+        pl.col("kind") == "osrt", named(excerpt.names, [causes.FILE_CALLS])
+    )
+    rows = [("", calls)] + [(str(name), own) for (name,), own in calls.group_by("name")]
+    times = [
+        (name, intervals.intersect(excerpt.of_units(own), idle, ["unit"])) for name, own in rows
+    ]
+    length = (pl.col("end") - pl.col("start")).sum()
+    found = [(name or None, shared.select(length).item()) for name, shared in times]
+    types = {"name": pl.String, "idle_ns": pl.Int64}
+    return pl.DataFrame(found, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
 
 
 def running(excerpt: Excerpt) -> pl.DataFrame:

@@ -1,12 +1,14 @@
 """The idle time of all ranks by cause, and what is shown of it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import kernel_names, places
+from traceanalyzer.analyzers.common import kernel_names, places, step_patterns
 from traceanalyzer.analyzers.common.display import stacked
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import By
@@ -47,6 +49,8 @@ class GpuIdle(Result):
         stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
+        file_calls: calls of the OS runtime that access files in idle time that is other host code,
+            data loading, checkpoints or unknown: name, idle_ns; without a name: any of them.
         min_gap_ns: shorter gaps are ``short_gap``.
         gap_count: how many gaps are not shorter.
         pytorch: operators or kernels of PyTorch were recorded.
@@ -67,6 +71,7 @@ class GpuIdle(Result):
             (from the unit's start), the columns of times of ``units`` for the step's time on the
             host, and ``exposed_communication_ns`` (communication without compute, part of
             ``busy_ns``).
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
             ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
             (device work on either side), waits_for (the call that made the stream of the next work
@@ -74,6 +79,7 @@ class GpuIdle(Result):
             host_event, python, own_code and annotation (the innermost that ran for half of it or
             more).
         hints: how the profiler that wrote the (first) file records what is missing.
+        whole: the result by device where units are processes: sums and shares are of devices.
     """
 
     by: By
@@ -84,6 +90,7 @@ class GpuIdle(Result):
     stacks_known: bool
     loader: pl.DataFrame
     loader_code: pl.DataFrame
+    file_calls: pl.DataFrame
     min_gap_ns: int
     gap_count: int
     pytorch: bool
@@ -92,18 +99,26 @@ class GpuIdle(Result):
     causes: pl.DataFrame
     lost: pl.DataFrame | None
     steps: pl.DataFrame
+    steps_by_kernels: bool
     gaps: pl.DataFrame
     hints: Mapping[str, str]
+    whole: GpuIdle | None = None
+
+    @property
+    def by_device(self) -> GpuIdle:
+        """The result in which a GPU that processes share is one unit."""
+        return self.whole or self
 
     @property
     def span_ns(self) -> int:
-        """All units' spans together."""
-        return int((self.units["end"] - self.units["start"]).sum())
+        """All devices' spans together."""
+        units = self.by_device.units
+        return int((units["end"] - units["start"]).sum())
 
     @property
     def busy_ns(self) -> int:
-        """How long the units were busy, together."""
-        return int(self.units[f"{causes.BUSY}_ns"].sum())
+        """How long the devices were busy, together."""
+        return int(self.by_device.units[f"{causes.BUSY}_ns"].sum())
 
     @property
     def idle_ns(self) -> int:
@@ -112,18 +127,20 @@ class GpuIdle(Result):
 
     @property
     def idle_by_cause(self) -> Mapping[str, int]:
-        """Idle time of each cause, in ns, all units together; adds up to ``idle_ns``."""
-        return {cause: int(self.units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
+        """Idle time of each cause, in ns, all devices together; adds up to ``idle_ns``."""
+        units = self.by_device.units
+        return {cause: int(units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
     @property
     def step_ns(self) -> int:
-        """The time of all steps, of all units together; 0 where none is marked."""
-        return int((self.steps["end"] - self.steps["start"]).sum())
+        """The time of all steps, of all devices together; 0 where none is marked."""
+        steps = self.by_device.steps
+        return int((steps["end"] - steps["start"]).sum())
 
     @property
     def step_dataloading_frac(self) -> float | None:
-        """Share of the steps' time in which units waited for the data loader."""
-        waited = int(self.steps[f"{causes.DATALOADING}_ns"].sum())
+        """Share of the steps' time in which devices waited for the data loader."""
+        waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
     def advice(self, cause: str, saves: str) -> str:
@@ -159,9 +176,9 @@ class GpuIdle(Result):
                 "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
                 "idle_ns_by_cause": dict(self.idle_by_cause),
                 **self.numbers("step_ns", "step_dataloading_frac"),
-                "loader_ns": int(self.units["loader_ns"].sum()),
-                "hidden_loader_ns": int(self.units["hidden_loader_ns"].sum()),
-                "gap_count": self.gap_count,
+                "loader_ns": int(self.by_device.units["loader_ns"].sum()),
+                "hidden_loader_ns": int(self.by_device.units["hidden_loader_ns"].sum()),
+                "gap_count": self.by_device.gap_count,
             },
             charts=partial(_charts, self),
         )
@@ -183,7 +200,7 @@ def _verdict(result: GpuIdle) -> str:
     loading = cause == causes.DATALOADING
     if lost and not (loading and result.steps.height):  # said below, of step time
         said.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
-    said += _worst(result)
+    said += [*_worst(result), *_files_accessed(result)]
     said += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
@@ -220,6 +237,17 @@ def _worst(result: GpuIdle) -> list[str]:
     return [f"{who} stands out: {longest} against {mean} (median)."]
 
 
+def _files_accessed(result: GpuIdle) -> list[str]:
+    """In which file calls the host is while the device is idle, where that is much."""
+    calls = result.by_device.file_calls
+    total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
+    if total < _LITTLE * result.span_ns or not total:
+        return []
+    named = calls.drop_nulls("name").head(_NAMED).iter_rows()
+    each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
+    return [f"The host is in file calls (OS runtime) for {_share(total, result.span_ns)}: {each}."]
+
+
 def _share(part: int, whole: int) -> str:
     return f"{format_ns(part)}, {format_frac(part / whole)} of the time"
 
@@ -245,11 +273,12 @@ def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
 
 def _per_step(result: GpuIdle, cause: str) -> str:
     """What a cause costs: of a step on average, else in all."""
-    if not result.steps.height:
+    steps = result.by_device.steps
+    if not steps.height:
         lost = result.idle_by_cause[cause]
         return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
-    lost = int(result.steps[f"{cause}_ns"].sum())
-    mean = format_ns(round(lost / result.steps.height))
+    lost = int(steps[f"{cause}_ns"].sum())
+    mean = format_ns(round(lost / steps.height))
     return f"{mean} a step ({format_frac(lost / result.step_ns)})"
 
 
@@ -258,11 +287,12 @@ def _notes(result: GpuIdle) -> list[str]:
     said = []
     recording = result.hints["device work"]
     waited = result.idle_by_cause[causes.DATALOADING]
-    loader, hidden = (int(result.units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
+    units = result.by_device.units
+    loader, hidden = (int(units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
     if loader:
         behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
         said.append(f"The data loader itself took {format_ns(loader)}{behind}.")
-    copies = int(result.units["copy_ns"].sum())
+    copies = int(units["copy_ns"].sum())
     if copies:
         said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
     if result.on_host:
@@ -277,11 +307,15 @@ def _notes(result: GpuIdle) -> list[str]:
             "No launch call belongs to the device work, so that all threads that launch or run "
             f"operators are looked at; {recording}."
         )
-    if not result.steps.height:
+    if result.steps_by_kernels:
+        said.append(step_patterns.FOUND_BY_KERNELS)
+    elif not result.steps.height:
         marking = result.hints["step"]
         said.append(
             f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
             "other slices with --step-name."
+            + " steps --step-every REGEX shows steps by a kernel that begins them."
+            * (not result.on_host)
         )
     if result.loader.height and waited:
         names = ", ".join(result.loader["name"].head(_NAMED))
@@ -292,7 +326,12 @@ def _notes(result: GpuIdle) -> list[str]:
             "The span of a device is from its first work to its last, extended to the marked "
             "steps; kernels and overlap take the time from the first work to the last."
         )
-    short = result.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
+    if result.whole:
+        said.append(
+            "Verdict and causes count a GPU that processes share once; the rows of processes add "
+            "up to more."
+        )
+    short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.min_gap_ns)
         said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
@@ -311,7 +350,7 @@ def _tables(result: GpuIdle) -> tuple[Table, ...]:
 
 
 def _causes(result: GpuIdle) -> Table:
-    summed = result.causes.group_by("cause").agg(
+    summed = result.by_device.causes.group_by("cause").agg(
         pl.col("gaps", "idle_ns").sum(), pl.col("longest_ns").max()
     )
     frame = summed.with_columns(

@@ -1,13 +1,13 @@
 """From the device work of each rank to the kernels of all ranks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import launching
+from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, whole
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
@@ -69,6 +69,9 @@ class Part:
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
         before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
+        replays: of kernels that graphs replayed their row of ``work`` and
+            :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
+            of the others. None unless grouped by operator.
     """
 
     path: str
@@ -77,6 +80,8 @@ class Part:
     devices: pl.DataFrame
     unfinished: int
     before_ns: int | None
+    replays: pl.DataFrame | None = None
+    launchers: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -97,10 +102,13 @@ def measure(trace: Trace, options: Options) -> Part:
     number, kernels = _kernels(work)
     devices = _devices(trace, work)
     rows = work.select(*told, length).with_columns(number)
-    if options.by in ("operator", "annotation"):
-        rows = rows.with_columns(_launched_in(trace, work, options.by))
     before_ns = launching.launched_before_ns(trace, work)
-    return Part(trace.meta.path, rows, kernels, devices, unfinished, before_ns)
+    part = Part(trace.meta.path, rows, kernels, devices, unfinished, before_ns)
+    if options.by not in ("operator", "annotation"):
+        return part
+    launched = _launched_in(trace, work, options.by)
+    part = replace(part, work=rows.with_columns(launched))
+    return _with_replays(trace, work, part) if options.by == "operator" else part
 
 
 def more(parts: Sequence[Part], options: Options) -> Needs | None:
@@ -114,6 +122,7 @@ def more(parts: Sequence[Part], options: Options) -> Needs | None:
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
     """The kernels of all ranks, summed up by family and by name."""
     work, kernels = _joined(parts)
+    work, replayed, matched = _with_operators_of_replays(work, parts)
     devices = pl.concat([part.devices for part in parts]).sort(
         "rank", "path", "device", nulls_last=True
     )
@@ -129,6 +138,10 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
         launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
+        replayed=replayed.height,
+        replayed_ns=int(replayed["length_ns"].sum()),
+        replayed_matched=matched.height,
+        replayed_matched_ns=int(matched["length_ns"].sum()),
         families=families,
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
@@ -166,18 +179,11 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     by_id = of == "operator" and work["external_id"].null_count() < work.height
     if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
         trace.require(*CUDA_CALLS)
-    wanted = _operators(trace) if of == "operator" else _annotations(trace)
     launched = launching.launches(trace, work).select(
         "work", "pid", "tid", "launch_name", ts="launch_start"
     )
-    slices = (
-        trace.events.lazy()
-        .filter(wanted, pl.col("dur") >= 0)
-        .select("pid", "tid", "name", "external_id", start="ts", end=pl.col("ts") + pl.col("dur"))
-        .collect()
-    )
-    tree = holding.hold(slices, ("pid", "tid"))
-    inner = holding.innermost(launched, tree, ("pid", "tid")).cast(pl.Int32).fill_null(nesting.ROOT)
+    slices = _slices(trace, _operators(trace) if of == "operator" else _annotations(trace))
+    inner = _innermost(launched, slices).cast(pl.Int32).fill_null(nesting.ROOT)
     caller = np.full(work.height, nesting.ROOT, np.int32)
     caller[launched["work"]] = inner
     if by_id:
@@ -185,6 +191,37 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     row = intervals.nullable("row", caller, caller != nesting.ROOT)
     names = slices["name"].gather(row).cast(pl.String).alias(of)
     return _with_graph_launches(names, launched) if of == "operator" else names
+
+
+def _slices(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
+    return (
+        trace.events.lazy()
+        .filter(wanted, pl.col("dur") >= 0)
+        .select("pid", "tid", "name", "external_id", start="ts", end=pl.col("ts") + pl.col("dur"))
+        .collect()
+    )
+
+
+def _innermost(points: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
+    """The row of the innermost slice around each point (pid, tid, ts)."""
+    return holding.innermost(points, holding.hold(slices, ("pid", "tid")), ("pid", "tid"))
+
+
+def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:
+    """The part with kernels that graphs replayed, and with what identifies their operators."""
+    rows = replays.contexts(trace, work, launching.launch_rows(trace, work)).with_columns(
+        part.work["operator"], part.work["length_ns"], row=pl.int_range(pl.len(), dtype=pl.UInt32)
+    )
+    each = [rows.filter(~pl.col("replayed"))]
+    calls = replays.captured(trace)
+    if calls.height:
+        slices = _slices(trace, _operators(trace))
+        points = trace.events.select("pid", "tid", "ts")[calls["event"]]
+        names = slices["name"].gather(_innermost(points, slices)).cast(pl.String)
+        each.append(calls.with_columns(names.alias("operator")))
+    known = [replays.known(one.drop_nulls("operator"), ["operator"]) for one in each]
+    replayed = rows.filter("replayed").select(*replays.CONTEXTS, "row", "length_ns")
+    return replace(part, replays=replayed, launchers=pl.concat(known))
 
 
 def _with_graph_launches(names: pl.Series, launched: pl.DataFrame) -> pl.Series:
@@ -257,6 +294,28 @@ def _by_rank(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame:
     summed = rows.group_by("rank", "name").agg(pl.col("n", "total_ns").sum())
     kernel = mapped(summed["name"], brief.__getitem__).alias("kernel")
     return summed.select("rank", kernel, "n", "total_ns").sort("rank", "kernel")
+
+
+def _with_operators_of_replays(
+    work: pl.DataFrame, parts: Sequence[Part]
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The work of all parts with the operators of kernels that graphs replayed.
+
+    Returns:
+        The work, the replayed kernels, and those of them with an operator.
+    """
+    each, below = [pl.DataFrame(schema={"row": pl.UInt32, "length_ns": pl.Int64})], 0
+    for part in parts:
+        if part.replays is not None:
+            each.append(part.replays.with_columns(pl.col("row") + below))
+        below += part.work.height
+    replayed = pl.concat(each, how="diagonal")
+    known = [part.launchers for part in parts if part.launchers is not None]
+    if replayed.is_empty() or not known:
+        return work, replayed, replayed
+    matched = replays.resolved(replayed, known, ["operator"])
+    operators = work["operator"].scatter(matched["row"], matched["operator"])
+    return work.with_columns(operators), replayed, matched
 
 
 def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:

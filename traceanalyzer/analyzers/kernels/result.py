@@ -5,6 +5,7 @@ from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
@@ -30,6 +31,8 @@ _DEVICES = headings(
     "device, n, total_ns: total, busy_ns: busy, span_ns: span, busy_frac: busy/span"
 )
 
+_REPLAYED = ("replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns")
+
 _UNKNOWN = {"operator": "(none known)", "annotation": "(none known)"}
 
 
@@ -46,6 +49,10 @@ class Kernels(Result):
         unfinished: pieces without an end, which are not counted.
         launched_before_ns: time of the device work that was launched before the recording started,
             summed up; None where that is not known.
+        replayed: kernels that CUDA or HIP graphs replayed, 0 unless grouped by operator;
+            replayed_ns: their time.
+        replayed_matched: those counted for the operator that launches them in a capture or a step
+            without replay; replayed_matched_ns: their time.
         families: one row a family: the columns of the groups where asked for, ``family``, ``n``,
             ``total_ns``, ``busy_frac`` and ``span_frac`` (total over the busy time and the span),
             ``mean_ns``, ``min_ns``, ``median_ns``, ``p99_ns``, ``max_ns``; largest total first.
@@ -66,6 +73,10 @@ class Kernels(Result):
     span_ns: int
     unfinished: int
     launched_before_ns: int | None
+    replayed: int
+    replayed_ns: int
+    replayed_matched: int
+    replayed_matched_ns: int
     families: pl.DataFrame
     names: pl.DataFrame
     groups: pl.DataFrame | None
@@ -85,7 +96,14 @@ class Kernels(Result):
             notes=_notes(self),
             tables=_tables(self),
             scalars=self.numbers(
-                "by", "n", "total_ns", "busy_ns", "span_ns", "unfinished", "launched_before_ns"
+                "by",
+                "n",
+                "total_ns",
+                "busy_ns",
+                "span_ns",
+                "unfinished",
+                "launched_before_ns",
+                *(_REPLAYED if self.by == "operator" else ()),
             ),
             charts=partial(_charts, self),
         )
@@ -181,6 +199,9 @@ def _notes(result: Kernels) -> tuple[str, ...]:
             f"A kernel is counted for the innermost {by} around its launch call, and for none "
             "where its launch was not recorded."
         )
+    said += replays.note(
+        result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
+    )
     return (*said, *note_launched_before(result.launched_before_ns, result.total_ns))
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.gpu_idle.causes import LOADS_CODE, QUEUE_FULL
 from traceanalyzer.frames import intervals, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
@@ -30,6 +32,12 @@ SHORT_KERNEL_NS = 10_000
 #: Calls that are there to start device work; those of host functions start none.
 LAUNCHING = r"(?i)(?:launch|memcpy|memset)"
 _HOST_FUNCTION = r"(?i)hostfunc"
+
+#: What CUDA and the profiler record of launch calls that are held up.
+OVERHEAD = "overhead"
+
+#: Calls of the driver that load the code of kernels, within the launch call that needs it.
+_LOADING_CALLS = r"^cu(?:da)?(?:Module(?:Load|GetFunction)|Library(?:Load|GetKernel)|FuncGetAttr)"
 
 _CALL = ("launch", "launch_name", "launch_start", "launch_end")
 
@@ -101,6 +109,32 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         delay_ns=(pl.col("start") - call_end).clip(0),
         waited=(pl.col("stream_free") > call_end).fill_null(value=False),
     )  # fmt: skip
+
+
+def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> pl.DataFrame:
+    """Launch calls with the time in which code was loaded and in which the queue was full.
+
+    Args:
+        trace: of one rank.
+        calls: rows of :func:`launch_calls`.
+        runtime: rows of :func:`runtime_calls`.
+
+    Returns:
+        The calls with loading_ns and full_ns: the part of the call during recorded overhead of that
+        sort on any thread, whose thread Kineto does not record, and in driver calls that load code
+        on the same thread.
+    """
+    overhead = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
+        "name", start="ts", end=pl.col("ts") + pl.col("dur")
+    )
+    times = calls.select("pid", "tid", start="launch_start", end="launch_end")
+    loads, full = (overhead.filter(named(overhead, [name])) for name in (LOADS_CODE, QUEUE_FULL))
+    loading, waiting = (intervals.overlap_with(times, rows)["overlap"] for rows in (loads, full))
+    inside = runtime.filter(named(runtime, [_LOADING_CALLS]))
+    called = intervals.overlap_with(times, inside, ["pid", "tid"])["overlap"]
+    more = pl.DataFrame({"loading": loading, "called": called, "full_ns": waiting})
+    loading_ns = pl.max_horizontal("loading", "called").alias("loading_ns")
+    return calls.hstack(more.select(loading_ns, "full_ns"))
 
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
@@ -200,26 +234,30 @@ def streams(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """How long launch calls of each queue blocked because it was full.
 
-    A call blocks if it takes at least :data:`_BLOCKED_NS` and :data:`_BLOCKED_FACTOR` times the
-    median of calls of its name into queues of less than half the stream's greatest length, while
-    the queue has at least half that length.
+    A call blocks if the profiler recorded so for half of it or more, or if it takes at least
+    :data:`_BLOCKED_NS` and :data:`_BLOCKED_FACTOR` times the median of calls of its name into
+    queues of less than half the stream's greatest length, while the queue has at least half that
+    length. Calls that load code do not block.
 
     Returns:
         queue, full_ns (summed durations of the calls that block); queues without any are left out.
     """
     longest = changes.group_by("queue").agg(pl.col(STREAM).first(), most=pl.col("length").max())
-    can_fill = longest.filter(pl.col("most") >= _LEAST_FULL)
-    if can_fill.is_empty():
+    if longest.filter(pl.col("most") >= _LEAST_FULL).is_empty() and not calls["full_ns"].any():
         return pl.DataFrame(schema={"queue": pl.Int64, "full_ns": pl.Int64})
-    placed = calls.join(can_fill, on=STREAM, nulls_equal=True).select(
-        "queue", "most", "launch_name", "call_ns", ts=pl.min_horizontal("launch_start", "start")
-    )
+    placed = calls.join(longest, on=STREAM, nulls_equal=True).select(
+        "queue", "most", "launch_name", "call_ns", "full_ns", "loading_ns",
+        ts=pl.min_horizontal("launch_start", "start"),
+    )  # fmt: skip
     lengths = changes.select("queue", "ts", "length").sort("ts")
     entered = placed.sort("ts").join_asof(lengths, on="ts", by="queue", check_sortedness=False)
     is_long = 2 * pl.col("length") >= pl.col("most")
     usual = pl.col("call_ns").filter(~is_long).median().over("launch_name").fill_null(0)
     is_slow = pl.col("call_ns") >= pl.max_horizontal(pl.lit(_BLOCKED_NS), _BLOCKED_FACTOR * usual)
-    return entered.filter(is_long, is_slow).group_by("queue").agg(full_ns=pl.col("call_ns").sum())
+    recorded = 2 * pl.col("full_ns") >= pl.max_horizontal(1, "call_ns")
+    can_fill = (pl.col("most") >= _LEAST_FULL) & (2 * pl.col("loading_ns") < pl.col("call_ns"))
+    blocked = entered.filter(recorded | (can_fill & is_long & is_slow))
+    return blocked.group_by("queue").agg(full_ns=pl.col("call_ns").sum())
 
 
 def drawn(changes: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
-from traceanalyzer.analyzers.common import device_work, step_marks, whereabouts
+from traceanalyzer.analyzers.common import device_work, step_marks, step_patterns, whereabouts
 from traceanalyzer.analyzers.common.columns import joined, ratio
 from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.analyzers.launches import calls as launching, stretches as stretching
@@ -34,6 +34,7 @@ _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 def needs(_options: Options) -> Needs:
     """Device work, launch calls, and what tells where in the program they were made."""
     kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function"}
+    kinds.add(launching.OVERHEAD)
     return Needs(kinds, step_marks.MARK_NAMES, unused=("external_id", "bytes"))
 
 
@@ -45,14 +46,16 @@ class Part:
         rank: or None.
         path: the file.
         calls: each launch call that started work: device, launch_name, pieces, call_ns, delay_ns,
-            waited, annotation, operator, waiting_ns (of the device for it, in stretches).
+            waited, loading_ns (of call_ns, in which CUDA loaded code), annotation, operator,
+            waiting_ns (of the device for it, in stretches).
         devices: device, start, end, idle_ns, work, launched_work, kernels, short_kernels, short_ns.
         streams: what :func:`~traceanalyzer.analyzers.launches.calls.streams` gives.
         queue: what :func:`~traceanalyzer.analyzers.launches.calls.drawn` gives.
         stretches: what :func:`~traceanalyzer.analyzers.launches.stretches.stretches` gives, with
             step, annotation and operator.
         steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; none where no
-            step is marked.
+            step is marked or found.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         short: kernels by name: kernels, short_kernels, short_ns.
         synchronising: what :func:`~traceanalyzer.analyzers.launches.stretches.by_place` gives.
         without_work: launch calls that started nothing that was recorded.
@@ -69,6 +72,7 @@ class Part:
     queue: pl.DataFrame
     stretches: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     short: pl.DataFrame
     synchronising: pl.DataFrame
     without_work: int
@@ -86,11 +90,11 @@ class Excerpt:
         rank: or None.
         path: the file.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
-        calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.launch_calls`.
+        calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
         python: of each of them the Python frame that made it.
         places: the slices that tell operators and annotations.
-        steps: rows of :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
         without_work: launch calls that started nothing that was recorded.
         after_last: synchronising calls after the last launch.
     """
@@ -114,7 +118,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         MissingData: no device work, or not the calls that launched it.
         OptionError: ``step_name`` is no regular expression.
     """
-    steps = step_marks.step_marks(trace, options.step_name)
+    steps = step_patterns.steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
@@ -129,7 +133,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         rank=trace.meta.rank,
         path=trace.meta.path,
         work=work,
-        calls=calls,
+        calls=launching.with_overhead(trace, calls, runtime),
         waits=waits,
         python=whereabouts.python_frames(trace, _moments(waits)),
         places=whereabouts.places_of(trace),
@@ -153,7 +157,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         rank=excerpt.rank,
         path=excerpt.path,
         calls=calls.select(
-            "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited",
+            "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
             **launched, waiting_ns=stretching.waiting_for(calls, gaps, found),
         ),
         devices=_by_device(work),
@@ -161,6 +165,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
         queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
         steps=_measured_steps(excerpt, found, gaps),
+        steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
         without_work=excerpt.without_work,
@@ -187,6 +192,9 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         launches=calls.height,
         median_delay_ns=overall["median_delay_ns"][0],
         p99_delay_ns=overall["p99_delay_ns"][0],
+        slow_calls=int(overall["slow_calls"][0]),
+        loading_calls=int(overall["loading_calls"][0]),
+        loading_ns=int(overall["loading_ns"][0]),
         kernels=int(devices["kernels"].sum()),
         short_kernels=int(devices["short_kernels"].sum()),
         synchronising_ns=int(synchronising["host_ns"].sum()),
@@ -202,6 +210,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         places=_named(_places(calls), on),
         short=_short(parts),
         steps=_named(_steps(parts), on),
+        steps_by_kernels=any(part.steps_by_kernels for part in parts),
         delays=_delays(calls),
         queue=_named(_queue(parts), on),
         unlaunched=int(devices["unlaunched"].sum()),
@@ -277,8 +286,13 @@ def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _measured_steps(excerpt: Excerpt, found: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Launches of each step, and how much of it lies in stretches and their gaps, by device."""
-    steps, launched = excerpt.steps, excerpt.calls.select("device", ts="launch_start")
+    """Launches of each step, and how much of it lies in stretches and their gaps, by device.
+
+    A launch belongs to the step of its call, or of its work where steps are found by kernels.
+    """
+    steps = excerpt.steps
+    at = "start" if step_patterns.by_kernels(steps) else "launch_start"
+    launched = excerpt.calls.select("device", ts=at)
     devices = gaps.select("device").unique()
     rows = steps.select("step", "start", "end").join(devices, how="cross")
     waiting = intervals.intersect(gaps, found, ["device"])
@@ -300,11 +314,14 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
     Returns:
         ``by``, launches, pieces, mean_, median_, p99_ and max_delay_ns, late, waited_frac, mean_,
-        median_ and max_call_ns, slow_calls, waiting_ns (how long devices waited for them, in
+        median_ and max_call_ns, slow_calls, loading_calls (slow ones that mostly load code),
+        loading_ns (how long these load it), waiting_ns (how long devices waited for them, in
         stretches); without ``by`` one row. The percentile is a delay that occurred: the nearest to
         its rank.
     """
-    delay, call = pl.col("delay_ns"), pl.col("call_ns")
+    delay, call, loading = (pl.col(name) for name in ("delay_ns", "call_ns", "loading_ns"))
+    slow = call > SLOW_CALL_NS
+    loads = slow & (2 * loading >= call)
     measured = (
         pl.len().alias("launches"),
         pl.col("pieces").sum(),
@@ -317,7 +334,9 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         call.mean().alias("mean_call_ns"),
         call.median().alias("median_call_ns"),
         call.max().alias("max_call_ns"),
-        (call > SLOW_CALL_NS).sum().alias("slow_calls"),
+        slow.sum().alias("slow_calls"),
+        loads.sum().alias("loading_calls"),
+        loading.filter(loads).sum().alias("loading_ns"),
         pl.col("waiting_ns").sum(),
     )
     return calls.group_by(by).agg(measured) if by else calls.select(measured)

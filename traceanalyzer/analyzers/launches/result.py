@@ -8,6 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -49,7 +50,7 @@ _COLUMNS = {
     "streams": """on: device, process, stream, launches, mean_queue: mean queue, max_queue: max,
         empty_frac: empty, full_frac: calls block""",
     "calls": f"""launch_name: launch call, {_DELAYS}, late: > 100 us, {_CALL},
-        max_call_ns: max call, slow_calls: > 50 us""",
+        max_call_ns: max call, slow_calls: > 50 us, loading_calls: load code""",
     "graphs": f"""launch_name: launch call, launches, pieces: pieces of work,
         median_delay_ns: median delay to the first, max_delay_ns: max, {_CALL},
         max_call_ns: max call""",
@@ -65,7 +66,8 @@ _STREAMS = 6
 
 _SCALARS = (
     "span_ns", "idle_ns", "stretch_ns", "waiting_ns", "synchronised_ns", "launches",
-    "median_delay_ns", "p99_delay_ns", "kernels", "short_kernels", "synchronising_ns",
+    "median_delay_ns", "p99_delay_ns", "slow_calls", "loading_calls", "loading_ns",
+    "kernels", "short_kernels", "synchronising_ns",
     "synchronising_idle_ns", "synchronising_after_ns", "unlaunched", "launched_before_ns",
     "work_ns", "without_work",
 )  # fmt: skip
@@ -87,6 +89,8 @@ class Launches(Result):
         launches: launch calls that started work.
         median_delay_ns, p99_delay_ns: from the end of the call to the start of the work; null
             without launches.
+        slow_calls: launch calls of more than 50 us; loading_calls: those that load the code of
+            kernels for half of their time or more, loading_ns: how long.
         kernels, short_kernels: all kernels, and those shorter than 10 us.
         synchronising_ns: time of the host in synchronising calls; synchronising_idle_ns and
             synchronising_after_ns: idleness of devices in them, and after them.
@@ -111,6 +115,7 @@ class Launches(Result):
             share_frac (of all kernels), short_ns.
         steps: rank, path, device, step, step_ns, launches (calls in the
             step that started work), stretch_frac, waiting_ns, waiting_frac.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         delays: waited, delay (a class), n: how many launches waited how long.
         queue: rank, path, device, process, stream, at_ns, length: the course of each queue.
         unlaunched: pieces of device work without a launch call; launched_before_ns: their time,
@@ -128,6 +133,9 @@ class Launches(Result):
     launches: int
     median_delay_ns: float | None
     p99_delay_ns: float | None
+    slow_calls: int
+    loading_calls: int
+    loading_ns: int
     kernels: int
     short_kernels: int
     synchronising_ns: int
@@ -143,6 +151,7 @@ class Launches(Result):
     places: pl.DataFrame
     short: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     delays: pl.DataFrame
     queue: pl.DataFrame
     unlaunched: int
@@ -176,18 +185,21 @@ def _verdict(result: Launches) -> str:
         _bound(result, worst) if bound else _not_bound(result, worst),
         _delays(result, worst),
         _short(worst) if bound else "",
+        _loading(result) if result.loading_ns >= _WORTH * result.span_ns else "",
         _synchronising(result),
     )
 
 
 def _notes(result: Launches) -> tuple[str, ...]:
     """What was not counted, and how to read the numbers."""
-    said = []
+    said = [FOUND_BY_KERNELS] if result.steps_by_kernels else []
     if result.synchronising_after_ns:
         said.append(
             "Idle after a synchronising call lasts until the next piece of work: what the host did "
             "in between made it long, not only the call."
         )
+    if 0 < result.loading_ns < _WORTH * result.span_ns:
+        said.append(_loading(result))
     said += note_launched_before(result.launched_before_ns, result.work_ns)
     if result.without_work:
         calls = format_count(result.without_work, "launch call")
@@ -320,6 +332,18 @@ def _short(device: Mapping[str, Any]) -> str:
     )
 
 
+def _loading(result: Launches) -> str:
+    """Why the first launches are slow."""
+    if not result.loading_calls:
+        return ""
+    return (
+        f"Module loading slows down {result.loading_calls:,} of "
+        f"{format_count(result.slow_calls, 'launch call')} over 50 us "
+        f"({format_ns(result.loading_ns)} in total): CUDA loads the code of a kernel at its first "
+        "launch. Warm-up steps, or CUDA_MODULE_LOADING=EAGER, load it before the part that counts."
+    )
+
+
 # --- synchronising ---------------------------------------------------------------------------
 
 
@@ -379,8 +403,10 @@ def _tables(result: Launches) -> tuple[Table, ...]:
 
 def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
     """One table; what tells devices or ranks apart only where there are several devices."""
-    single = () if result.devices.height > 1 or name == "devices" else ("on", "ranks")
-    columns = {key: label for key, label in headings(_COLUMNS[name]).items() if key not in single}
+    left_out = [] if result.devices.height > 1 or name == "devices" else ["on", "ranks"]
+    left_out += [] if result.loading_calls else ["loading_calls"]
+    labels = headings(_COLUMNS[name])
+    columns = {key: label for key, label in labels.items() if key not in left_out}
     return table_of_known(name, title, getattr(result, name), columns, **more)
 
 

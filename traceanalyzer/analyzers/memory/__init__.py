@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from traceanalyzer.analyzers.base import Reading
-from traceanalyzer.analyzers.memory.options import DiffOptions, GrowthOptions, OomOptions, Options
+from traceanalyzer.analyzers.memory.options import (
+    DiffOptions,
+    GrowthOptions,
+    MemoryOptions,
+    OomOptions,
+)
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.memory.diff import MemoryDiff
@@ -29,6 +34,9 @@ def memory(
     *,
     library_name: str | Sequence[str] = (),
     min_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    step_name: str | None = None,
+    step_every: str | int | None = None,
     **reading: Unpack[Reading],
 ) -> Memory:
     """How much memory of each GPU is in use, when most, and which code allocated it?
@@ -38,16 +46,27 @@ def memory(
             instants or exports of nsys with allocations; one, several, or a folder.
         library_name: packages whose frames name an allocation; by default your own code's do.
         min_bytes: list and draw only allocations of this size or more; sums count all.
+        capacity_bytes: memory of the device, for out-of-memory errors as in :func:`memory_oom`.
+        step_name: which annotations are steps, for growth as in :func:`memory_growth`.
+        step_every: a time or a number of events that is a step, likewise.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: nothing can be read.
-        MissingData: nothing about memory was recorded.
+        MissingData: nothing about memory was recorded, or not the steps that are asked for.
+        OptionError: an option makes no sense.
     """
     from traceanalyzer.analyzers.memory.compute import MEMORY
     from traceanalyzer.run import run
 
-    return run(MEMORY, inputs, Options(library_name, min_bytes), **reading)
+    options = MemoryOptions(
+        library_name,
+        min_bytes,
+        capacity_bytes=capacity_bytes,
+        step_name=step_name,
+        step_every=step_every,
+    )
+    return run(MEMORY, inputs, options, **reading)
 
 
 def memory_oom(

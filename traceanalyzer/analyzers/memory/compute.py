@@ -1,6 +1,7 @@
 """The peak of each device, what is live then, and how well that is known."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -16,7 +17,12 @@ from traceanalyzer.analyzers.memory import (
     regions,
     result,
 )
-from traceanalyzer.analyzers.memory.options import GrowthOptions, OomOptions, Options
+from traceanalyzer.analyzers.memory.options import (
+    GrowthOptions,
+    MemoryOptions,
+    OomOptions,
+    Options,
+)
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Occupancy
 from traceanalyzer.trace import Trace, is_cut_off
@@ -33,6 +39,10 @@ _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 _WINDOWED = "Only what lies in the stretch asked for counts, but for the blocks at the end."
+_NO_AXIS = "A file has no absolute times: drawings of several files have time axes of their own."
+_FAR_APART = "Recordings lie far apart in time: each drawing has a time axis of its own."
+#: Drawings have one axis if it is at most so many times as long as all recordings together.
+_MOST_APART = 2
 _CUT_OFF = (
     "A file is cut off: its blocks are of a later moment than its last event, and what was "
     "allocated in between counts as if it had been there before the first."
@@ -46,14 +56,16 @@ def measure(
 
     Args:
         trace: read with :data:`~.ledger.NEEDS`.
-        options: the libraries that name allocations, and the window.
+        options: the libraries that name allocations, the window, the capacity and the steps.
         drawn: with the pictures; a comparison shows none.
         causes: with out-of-memory errors and growth; a comparison shows none.
 
     Raises:
-        MissingData: it tells nothing of memory.
+        MissingData: it tells nothing of memory, or has no steps as asked for.
+        OptionError: the capacity, or what a step is, makes no sense.
     """
-    rank = rank_memory.rank_memory(trace, options)
+    asked = options if isinstance(options, MemoryOptions) else MemoryOptions()
+    rank = rank_memory.rank_memory(trace, options, asked.step_name)
     devices = [_device(of, rank) for of in rank.ledgers]
     types = {name: _TYPES.get(name, pl.Int64) for name in devices[0]}
     return result.Memory(
@@ -65,16 +77,19 @@ def measure(
         timeline=pl.concat(rank.placed(of, rank_memory.timeline(of)) for of in rank.ledgers),
         maps=tuple(occupancy(of, rank) for of in rank.ledgers) if drawn else (),
         remarks=(_CUT_OFF,) if is_cut_off(trace) else (),
-        errors=oom.of_rank(rank) if causes else None,
-        growth=_growth(rank) if causes else None,
+        errors=oom.of_rank(rank, asked.capacity_bytes) if causes else None,
+        growth=_growth(rank, asked) if causes else None,
     )
 
 
-def _growth(rank: rank_memory.RankMemory) -> growth.MemoryGrowth | None:
-    """What grows; None where there are no steps, or too many."""
+def _growth(rank: rank_memory.RankMemory, asked: MemoryOptions) -> growth.MemoryGrowth | None:
+    """What grows; None where there are no steps, or too many, unless the user chose them."""
+    every = asked.step_every
     try:
-        return growth.of_rank(rank)
+        return growth.of_rank(rank, None if every is None else str(every))
     except (MissingData, OptionError):
+        if asked.steps_asked:
+            raise
         return None
 
 
@@ -87,15 +102,20 @@ def combine(
     failed = [part.errors for part in parts if part.errors]
     errors = oom.combine(failed, OomOptions(window=options.window)) if failed else None
     grown = [part.growth for part in parts if part.growth]
+    maps, separate = _on_one_axis(parts)
     return result.Memory(
         devices=devices.sort("rank", "path", "device", nulls_last=True),
         alive=alive,
         timeline=timeline,
-        maps=_ordered([one for part in parts for one in part.maps], errors),
-        remarks=(*remarks, *([_WINDOWED] if options.windowed else []), *_smaller(options)),
+        maps=_ordered(maps, errors),
+        remarks=(*remarks, *_windowed(options), *_smaller(options), *separate),
         errors=errors,
         growth=growth.combine(grown, GrowthOptions()) if grown else None,
     )
+
+
+def _windowed(options: Options) -> list[str]:
+    return [_WINDOWED] if options.windowed else []
 
 
 def _smaller(options: Options) -> list[str]:
@@ -123,7 +143,7 @@ def _name(rank: int | None, device: int | None) -> str:
 
 MEMORY = Analyzer(
     "memory",
-    Options,
+    MemoryOptions,
     ledger.needs,
     measure,
     combine,
@@ -274,8 +294,34 @@ def occupancy(of: ledger.Ledger, rank: rank_memory.RankMemory) -> Occupancy:
         ),
         events=of.positions,
         boxed_frac=frac,
-        axis_ns=_axis(rank) if len(rank.ledgers) > 1 else None,
+        axis_ns=_axis(rank),
+        epoch_ns=rank.epoch_ns,
     )
+
+
+def _on_one_axis(parts: Sequence[result.Memory]) -> tuple[list[Occupancy], list[str]]:
+    """The drawings of all files on one axis of absolute times, and a remark where that fails.
+
+    Recordings that lie far apart keep axes of their own: on one they would be thin stripes.
+    """
+    maps = [one for part in parts for one in part.maps]
+    if len([part for part in parts if part.maps]) < 2:
+        return maps, []
+    known = [
+        (one.epoch_ns + one.axis_ns[0], one.epoch_ns + one.axis_ns[1])
+        for one in maps
+        if one.epoch_ns is not None and one.axis_ns is not None
+    ]
+    if len(known) < len(maps):
+        return maps, [_NO_AXIS]
+    first, last = min(start for start, _ in known), max(end for _, end in known)
+    if last - first > _MOST_APART * sum(end - start for start, end in known):
+        return maps, [_FAR_APART]
+    return [
+        replace(one, axis_ns=(first - one.epoch_ns, last - one.epoch_ns))
+        for one in maps
+        if one.epoch_ns is not None
+    ], []
 
 
 def _axis(rank: rank_memory.RankMemory) -> tuple[int, int] | None:

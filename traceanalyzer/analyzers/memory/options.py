@@ -11,11 +11,7 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How much memory of each GPU is in use, when most, and which code allocated it?
-
-    PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
-    (profile_memory=True), an nsys export with allocations, several of them, or a folder.
-    """
+    """What all analyses of memory share."""
 
     library_name: Sequence[str] = option(
         (),
@@ -46,7 +42,7 @@ class OomOptions(Options):
 
     capacity_bytes: int | None = option(
         None,
-        help="With --oom: memory of the device, such as 80GiB.",
+        help="Memory of the device, such as 80GiB: shows what others held when memory ran out.",
         flag="--capacity",
         metavar="SIZE",
         unit="bytes",
@@ -60,15 +56,29 @@ class GrowthOptions(Options):
 
     step_name: str | None = option(
         None,
-        help="With --growth: annotations whose names match are the steps. Default: ProfilerStep#, "
+        help="To find growth, annotations whose names match are the steps. Default: ProfilerStep#, "
         "'step 3' and the like.",
         metavar="REGEX",
     )
     step_every: str | int | None = option(
         None,
-        help="With --growth: a step is such a time (250ms), or so many events, instead.",
+        help="To find growth, a step is such a time (250ms), or so many events, instead.",
         metavar="TIME",
     )
+
+
+@dataclass(frozen=True)
+class MemoryOptions(GrowthOptions, OomOptions):
+    """How much memory of each GPU is in use, when most, and which code allocated it?
+
+    PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
+    (profile_memory=True), an nsys export with allocations, several of them, or a folder.
+    """
+
+    @property
+    def steps_asked(self) -> bool:
+        """Whether the user chose the steps."""
+        return self.step_name is not None or self.step_every is not None
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,12 @@ class RankMemory:
         set_on = self.settings.get("expandable_segments") is True
         return set_on or bool(self.trace.segments["expandable"].any())
 
+    @property
+    def epoch_ns(self) -> int | None:
+        """Absolute time of time 0 of the ledgers; None where not recorded."""
+        epoch = self.trace.meta.epoch_ns
+        return None if epoch is None else epoch + origin(self.trace)
+
     def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
         """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
         if of.noted != "instants":

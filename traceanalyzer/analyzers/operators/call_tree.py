@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, device_work, launching
+from traceanalyzer.analyzers.common import columns, device_work, launching, replays
 from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import holding, intervals, nesting, numbering
@@ -146,7 +146,7 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
 
     Returns:
         external_id, call (the place of its launch in ``calls``, null where that was not recorded or
-        is none of them), start, length_ns.
+        is none of them), start, length_ns, and the columns of :func:`~.common.replays.contexts`.
     """
     work = device_work.device_work(trace)
     events, launch = calls.to_numpy(), launching.launch_rows(trace, work)
@@ -157,7 +157,15 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
         intervals.nullable("call", call, call != nesting.ROOT),
         "start",
         length_ns=pl.col("end") - pl.col("start"),
-    )
+    ).hstack(replays.contexts(trace, work, launch))
+
+
+def captured_calls(trace: Trace, calls: pl.Series) -> pl.DataFrame:
+    """Launch calls that a graph captured: call (place in ``calls``), external_id, start, place."""
+    places = pl.DataFrame({"event": calls}).with_row_index("call")
+    captured = replays.captured(trace).join(places, on="event")
+    unknown = (pl.lit(None, pl.Int64).alias(name) for name in ("external_id", "start"))
+    return captured.select(pl.col("call").cast(pl.Int32), *unknown, "place")
 
 
 def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
@@ -182,11 +190,10 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
     return launching.with_told_by_id(caller, work, ids)
 
 
-def device_time(work: pl.DataFrame, tree: pl.DataFrame) -> intervals.Ints:
-    """The device work in ns that is counted for each call itself; see :func:`callers`."""
-    caller = callers(work, tree)
+def device_time(work: pl.DataFrame, caller: nesting.Rows, height: int) -> intervals.Ints:
+    """The device work in ns that is counted for each of so many calls; see :func:`callers`."""
     known = caller != nesting.ROOT
-    length = np.zeros(tree.height, np.int64)
+    length = np.zeros(height, np.int64)
     np.add.at(length, caller[known], work["length_ns"].to_numpy()[known])
     return length
 

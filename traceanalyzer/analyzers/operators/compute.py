@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
+from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.operators import call_tree, result
 from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
@@ -39,7 +40,7 @@ def needs(options: Options) -> Needs:
     """Calls of the host, device work and allocations; input shapes where they are asked for."""
     columns = ("input_dims",) if options.group_by_input_shape else ()
     kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
-    return Needs(kinds, columns=columns, unused=("category", "stream"))
+    return Needs(kinds, columns=columns, unused=("category",))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Part:
         running: ``name``, ``kind`` and ``self_host_ns`` in the threads that run operators.
         device_ns: all device work, summed; None where there is none.
         unlaunched_ns: part of it that no call is known for.
+        replays: kernels that graphs replayed: :data:`~.common.replays.CONTEXTS`, ``row`` (of
+            ``rows``, which they are counted for; null: none), ``n`` and ``length_ns``.
+        launchers: what :func:`~.common.replays.known` gives of the others.
         threads: threads that made calls.
         outside_bytes: allocated less freed in no call.
         unclosed: operators without an end, which are not counted.
@@ -65,6 +69,8 @@ class Part:
     running: pl.DataFrame
     device_ns: int | None
     unlaunched_ns: int
+    replays: pl.DataFrame
+    launchers: pl.DataFrame
     threads: int
     outside_bytes: int
     unclosed: int
@@ -81,6 +87,7 @@ class Excerpt:
         calls: rows of :func:`.call_tree.all_calls` without ``event``, with ``input_dims`` where
             rows are told apart by them.
         work: rows of :func:`.call_tree.launched_work`.
+        captured: rows of :func:`.call_tree.captured_calls`.
         instants: rows of :func:`.call_tree.instants_of`.
         unclosed: operators without an end, which are not counted.
         hints: how the profiler that wrote the file records what it lacks, by kind.
@@ -90,6 +97,7 @@ class Excerpt:
     path: str
     calls: pl.DataFrame
     work: pl.DataFrame
+    captured: pl.DataFrame
     instants: pl.DataFrame
     unclosed: int
     hints: Mapping[str, str]
@@ -114,6 +122,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         path=trace.meta.path,
         calls=kept,
         work=call_tree.launched_work(trace, event),
+        captured=call_tree.captured_calls(trace, event),
         instants=call_tree.instants_of(trace, calls),
         unclosed=call_tree.unclosed(trace),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
@@ -123,7 +132,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
 def measure(excerpt: Excerpt, options: Options) -> Part:
     """The operators of one rank."""
     work, tree = excerpt.work, call_tree.build(excerpt.calls)
-    device = call_tree.device_time(work, tree)
+    caller = call_tree.callers(work, tree)
+    device = call_tree.device_time(work, caller, tree.height)
     device_ns = int(work["length_ns"].sum())
     memory = call_tree.allocations(excerpt.instants, tree)
     counted = call_tree.counted_as(tree)
@@ -147,6 +157,11 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         sums.append(_summed(f"total_{name}", total, row, keys))
     runs = _runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
+    in_capture = call_tree.callers(excerpt.captured, tree)
+    work, captured = (
+        rows.with_columns(intervals.nullable("row", row[of], of != nesting.ROOT))
+        for rows, of in ((work, caller), (excerpt.captured, in_capture))
+    )
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -154,6 +169,8 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         running=keys.select("name", "kind").hstack([running]),
         device_ns=device_ns if work.height else None,
         unlaunched_ns=device_ns - int(device.sum()),
+        replays=_replays(work),
+        launchers=_launchers(work, captured, keys),
         threads=tree["thread"].n_unique(),
         outside_bytes=memory.outside,
         unclosed=excerpt.unclosed,
@@ -171,7 +188,9 @@ def combine(
     """
     busy = [part.device_ns for part in parts if part.device_ns is not None]
     device_ns = sum(busy) if busy else None
-    rows = _added([part.rows for part in parts], options.keys)
+    matched, moved = _matched_replays(parts, options.keys)
+    rows = _added([*(part.rows for part in parts), moved], options.keys)
+    replayed = pl.concat([part.replays.select("n", "length_ns") for part in parts])
     running = _added([part.running for part in parts], ("name", "kind"))
     sort_by = options.sort_by or ("self_host" if device_ns is None else "self_device")
     host_ns = int(rows["self_host_ns"].sum())
@@ -189,7 +208,12 @@ def combine(
         n_calls=int(rows["calls"].sum()),
         host_ns=host_ns,
         device_ns=device_ns,
-        unlaunched_ns=sum(part.unlaunched_ns for part in parts),
+        unlaunched_ns=sum(part.unlaunched_ns for part in parts)
+        - int(matched.filter(pl.col("row").is_null())["length_ns"].sum()),
+        replayed=int(replayed["n"].sum()),
+        replayed_ns=int(replayed["length_ns"].sum()),
+        replayed_matched=int(matched["n"].sum()),
+        replayed_matched_ns=int(matched["length_ns"].sum()),
         outside_bytes=sum(part.outside_bytes for part in parts),
         unclosed=sum(part.unclosed for part in parts),
         operators=ordered,
@@ -247,7 +271,45 @@ def _keys(tree: pl.DataFrame, options: Options, counted: nesting.Rows) -> pl.Dat
     return pl.DataFrame(columns)
 
 
+def _replays(work: pl.DataFrame) -> pl.DataFrame:
+    rows = work.filter("replayed").group_by(*replays.CONTEXTS, "row")
+    return rows.agg(n=pl.len().cast(pl.Int64), length_ns=pl.col("length_ns").sum())
+
+
+def _launchers(work: pl.DataFrame, captured: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
+    """The operators (null: none) of kernels that were launched one by one, and of those captured.
+
+    Annotations that contain a launch are no operators of it.
+    """
+    rows = [work.filter(~pl.col("replayed")), captured]
+    known = pl.concat([replays.known(one.drop_nulls("row"), ["row"]) for one in rows])
+    operators = keys["kind"].is_in(("cpu_op", call_tree.FRAMES))
+    names = keys.with_columns(pl.when(operators).then("name").alias("name"))
+    return known.select("context").hstack(names[known["row"]])
+
+
 # --- all ranks -----------------------------------------------------------------------------
+
+
+def _matched_replays(
+    parts: Sequence[Part], keys: Sequence[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Replayed kernels whose operator is known, and their device time as rows of sums.
+
+    The self time moves from the launch of the graph to the operator; the total time of the launch
+    and of what contains it stays.
+    """
+    known = [part.launchers for part in parts]
+    each = [replays.resolved(part.replays, known, keys) for part in parts]
+    rows = []
+    for part, found in zip(parts, each, strict=True):
+        time = pl.col("length_ns")
+        rows.append(found.select(*keys, self_device_ns=time, total_device_ns=time))
+        left = found.drop_nulls("row")
+        launch = part.rows.select(keys)[left["row"]]
+        rows.append(launch.with_columns(self_device_ns=-left["length_ns"]))
+    sums = pl.concat([parts[0].rows.clear(), *rows], how="diagonal_relaxed")
+    return pl.concat(each), sums
 
 
 def _added(frames: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:

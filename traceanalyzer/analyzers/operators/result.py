@@ -7,6 +7,7 @@ from functools import partial
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, table_of_known
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
@@ -37,6 +38,7 @@ _MEMORY = headings(
 
 _SCALARS = (
     "sort_by", "n_calls", "host_ns", "device_ns", "unlaunched_ns", "outside_bytes", "unclosed",
+    "replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns",
 )  # fmt: skip
 _RANKS = {"calls": "calls", "threads": "threads", "host_ns": "host", "device_ns": "device"}
 
@@ -53,6 +55,9 @@ class Operators(Result):
         unlaunched_ns: part of it that no operator is known for.
         outside_bytes: allocated less freed outside of every call.
         unclosed: operators without an end, which are not counted.
+        replayed: kernels that CUDA or HIP graphs replayed; replayed_ns: their device time.
+        replayed_matched: those counted for the operator that launches them in a capture or a step
+            without replay; replayed_matched_ns: their device time.
         operators: one row an operator: ``name``, ``kind``, ``input_dims`` and ``stack`` where rows
             are told apart by them, ``calls``, then ``self_``, ``total_`` and ``mean_`` of
             ``host_ns`` and ``device_ns``, ``self_`` and ``total_`` shares ``host_frac`` and
@@ -72,6 +77,10 @@ class Operators(Result):
     unlaunched_ns: int
     outside_bytes: int
     unclosed: int
+    replayed: int
+    replayed_ns: int
+    replayed_matched: int
+    replayed_matched_ns: int
     operators: pl.DataFrame
     running: pl.DataFrame
     ranks: pl.DataFrame
@@ -178,6 +187,9 @@ def _notes(result: Operators) -> tuple[str, ...]:
             f"{format_bytes(abs(result.outside_bytes))} were {done} outside of every call, and are "
             "in no row."
         )
+    said += replays.note(
+        result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
+    )
     if result.unclosed:
         said.append(f"{result.unclosed} operators never end and are not counted.")
     if "stack" in result.operators.columns:

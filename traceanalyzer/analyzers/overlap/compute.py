@@ -10,7 +10,8 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
-from traceanalyzer.analyzers.common.step_marks import MARK_NAMES, step_marks
+from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
+from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
 from traceanalyzer.analyzers.overlap.options import Options
 from traceanalyzer.analyzers.overlap.reasons import Exposed
@@ -32,7 +33,10 @@ _NO_WORK = (
     "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
     "comm-outliers compares the collectives and gpu-idle looks at the main thread"
 )
-_NO_STEPS = "{paths}: no steps are marked; {hint} and name them with steps --step-name"
+_NO_STEPS = (
+    "{paths}: no steps are marked, and no sequence of kernels repeats; {hint}, or name a kernel "
+    "that begins a step with steps --step-every REGEX"
+)
 
 
 def needs(_options: Options) -> Needs:
@@ -52,6 +56,7 @@ class Part:
         epoch_ns: absolute time of the trace's ts 0, or None.
         devices: a row a device, from its first start to its last end.
         steps: a row a step and device.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         streams: a row a stream: stream, events, busy_ns, compute_ns, communication_ns, memory_ns
             (of this stream alone), alone_ns (no other stream of the device running).
         stretches: a row a device and stretch of time, see :func:`stretches`.
@@ -65,6 +70,7 @@ class Part:
     epoch_ns: int | None
     devices: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     streams: pl.DataFrame
     stretches: pl.DataFrame
     unfinished: int
@@ -84,14 +90,15 @@ def measure(trace: Trace, options: Options) -> Part:
     if work.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
-    span = device_work.extent(work)
+    span, steps = device_work.extent(work), steps_of(trace)
     devices = measure_parts(work, span)
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
         devices=devices,
-        steps=measure_parts(work, per_device(step_marks(trace), work)),
+        steps=measure_parts(work, per_device(steps, work)),
+        steps_by_kernels=by_kernels(steps),
         streams=_streams(work),
         stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
@@ -133,6 +140,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         by=options.by,
         devices=_shares(_one_a_device(whole, ["rank", "device"])),
         steps=_shares(steps),
+        steps_by_kernels=any(part.steps_by_kernels for part in parts),
         streams=_one_a_device(streams, ["rank", "device", "stream"]).with_columns(
             alone_frac=ratio("alone_ns", "busy_ns")
         ),

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
+from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import LATE, OTHER, SHARED, UNKNOWN, WAITING
 from traceanalyzer.result import Chart, Result, Table, View
@@ -70,6 +71,7 @@ class Overlap(Result):
         by: what is told first.
         devices: a row a device, from its first start to its last end.
         steps: a row a step and device.
+        steps_by_kernels: steps are not marked but found by kernels that repeat.
         streams: a row a stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
             alone_ns, alone_frac, span_ns from its first start to its last end.
         timeline: a row a device and stretch of time, see :func:`~.compute.timeline`.
@@ -83,6 +85,7 @@ class Overlap(Result):
     by: By
     devices: pl.DataFrame
     steps: pl.DataFrame
+    steps_by_kernels: bool
     streams: pl.DataFrame
     timeline: pl.DataFrame
     unfinished: int = 0
@@ -241,6 +244,8 @@ def _notes(result: Overlap) -> tuple[str, ...]:
         "device's first work to its last; work that runs beside compute is hidden."
     )
     notes = [adding_up]
+    if result.by == "step" and result.steps_by_kernels:
+        notes.append(FOUND_BY_KERNELS)
     if result.by == "step":
         notes.append("Device work counts for the step in which it runs, not that launched it.")
     if low := result.low.height:

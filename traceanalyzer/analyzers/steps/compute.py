@@ -92,7 +92,7 @@ def measure(trace: Trace, options: Options) -> Part:
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
-    found = bool(marks["tid"].is_null().all())
+    found = step_patterns.by_kernels(marks)
     return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=found)
 
 
@@ -100,14 +100,12 @@ def _marks(trace: Trace, options: Options) -> pl.DataFrame:
     """Marked steps; by kernels where these are asked for, or nothing is marked or asked for."""
     if options.step_every is not None:
         return step_patterns.repeated(trace, options.step_every)
-    marks = step_marks.step_marks(trace, options.step_name)
-    if marks.height or options.step_name is not None:
-        return marks
-    return step_patterns.repeated(trace)
+    return step_patterns.steps(trace, options.step_name)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
     """The steps of all ranks, and how ranks differ."""
+    parts, notes = _marked_once(parts)
     rows = phases.with_phases(joined(parts))
     on = places.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
@@ -120,6 +118,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         common=statistics.common(steps, within),
         phases=phases.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
+        input_notes=notes,
     )
 
 
@@ -180,6 +179,29 @@ def _without_numbers(name: str) -> str | None:
 
 
 # --- all ranks -----------------------------------------------------------------------------
+
+
+def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
+    """The parts whose marks count, and a note for each other.
+
+    Composer and PyTorch's profiler mark the same steps of a rank in files of their own. As in one
+    file, PyTorch's marks count, else Composer's batches, else steps found by kernels.
+    """
+
+    def order(part: Part) -> int:
+        return 2 if part.by_kernels else int(step_marks.of_composer(part.steps["step"]))
+
+    first: dict[int | None, Part] = {}
+    for part in sorted(parts, key=order):
+        first.setdefault(part.rank, part)
+    counted, notes = [], []
+    for part in parts:
+        other = first[part.rank]
+        if part.rank is not None and order(part) == order(other) + 1:
+            notes.append(f"Left out: {part.path}: {other.path} marks the same steps.")
+        else:
+            counted.append(part)
+    return counted, tuple(notes)
 
 
 def joined(parts: Sequence[Part]) -> pl.DataFrame:

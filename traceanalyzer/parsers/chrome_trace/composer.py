@@ -25,6 +25,9 @@ _LONGEST_RUN_NS = 30 * 86_400 * 10**9
 _CLOCKS_DIFFER_NS = 3_600 * 10**9
 #: The key in ``Meta.extra``: the time of the first PyTorch event as PyTorch writes it.
 TORCH_START = "composer_torch_start_ns"
+#: The key in ``Meta.extra`` of a file in which PyTorch's events have Composer's clock: before 2.4
+#: PyTorch wrote times since 1970 too.
+ONE_CLOCK = "composer_torch_on_one_clock"
 _SYNC = "clock_sync_timestamp_us"
 _PROCESS = re.compile(r"Rank (\d+) training loop process")
 

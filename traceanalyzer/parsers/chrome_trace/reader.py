@@ -125,6 +125,8 @@ def _of_composer(
     if base is None:
         collected.issues.note("two-clocks", -1)
     if base == 0:
+        if (frames["events"]["kind"] != "other").any():
+            meta = replace(meta, extra=msgspec.json.encode({composer.ONE_CLOCK: True}).decode())
         return frames, meta, False
     extra = msgspec.json.encode({composer.TORCH_START: collected.first}).decode()
     meta = replace(meta, start_ns=None, extra=extra)

@@ -1,0 +1,163 @@
+"""Kernels that CUDA and HIP graphs replay, and the operators that launched the same ones before.
+
+A replayed kernel has one launch call with all others of its graph. Its operator is known from a
+step without replay, in which the same kernel ran between the same kernels, or from the capture, in
+which each launch call became one kernel of the graph.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.frames import nesting
+from traceanalyzer.trace import Trace
+from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.vocabulary import LAUNCH_KINDS
+
+_Hashes = npt.NDArray[np.uint64]
+
+_GRAPH_LAUNCH = "GraphLaunch"
+_CAPTURE_BEGINS, _CAPTURE_ENDS = r"StreamBeginCapture", r"StreamEndCapture"
+_LAUNCHES = r"(?i)(?:launch(?!hostfunc)|memcpy|memset)"
+
+#: Kernels on either side that must have the same names, the most first; 0: only its own name.
+_RADII = (4, 1, 0)
+
+#: Number of launches of a graph or capture, and the position in it: used where no name is known.
+_PLACE = "place"
+
+#: Columns that identify a kernel, in the order in which they are tried.
+CONTEXTS = (*(f"names_{radius}" for radius in _RADII), _PLACE)
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataFrame:
+    """What identifies each piece of device work: its name with those around it on its stream.
+
+    Args:
+        trace: of one rank.
+        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        launch: of each the row of its launch call.
+
+    Returns:
+        replayed (launched by a graph launch) and :data:`CONTEXTS`, hashes; ``place`` is null for
+        work that is not replayed. A row for each of ``work``.
+    """
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    is_graph = trace.events.select(is_call & named(trace.events, [_GRAPH_LAUNCH])).to_series()
+    replayed = (launch != nesting.ROOT) & is_graph.to_numpy().take(launch, mode="clip")
+    graph = np.where(replayed, launch, nesting.ROOT)
+    lane = work.select("device", "stream", graph=pl.Series(graph)).hash_rows().to_numpy()
+    names = work["name"].cast(pl.String).hash().to_numpy()
+    order = np.argsort(lane, kind="stable")  # work is in order of start
+    found = {name: np.empty_like(names) for name in CONTEXTS[:-1]}
+    for radius, column in zip(_RADII, found.values(), strict=True):
+        column[order] = _around(names[order], lane[order], radius)
+    position = pl.int_range(pl.len()).over("graph")
+    places = pl.DataFrame({"graph": graph}).select(_place(pl.len().over("graph"), position))
+    place = places.select(pl.when(pl.Series(replayed)).then(_PLACE))
+    return pl.DataFrame({"replayed": replayed, **found}).hstack(place)
+
+
+def _around(names: _Hashes, lane: _Hashes, radius: int) -> _Hashes:
+    """A hash of each name and those before and after it in the same lane."""
+    found, size = np.zeros_like(names), names.size
+    padded, lanes = np.pad(names, radius), np.pad(lane, radius)
+    for at in range(2 * radius + 1):
+        same = lanes[at : at + size] == lane
+        found = found * _FACTOR + np.where(same, padded[at : at + size], 0)
+    return found
+
+
+def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
+    return (count.cast(pl.UInt64) * 2**32 + position.cast(pl.UInt64)).alias(_PLACE)
+
+
+def captured(trace: Trace) -> pl.DataFrame:
+    """Launch calls that a graph captured: event, place; by event."""
+    is_call = pl.col("kind").is_in(LAUNCH_KINDS)
+    patterns = (_CAPTURE_BEGINS, _CAPTURE_ENDS, _LAUNCHES)
+    begins, ends, launches = (is_call & named(trace.events, [pattern]) for pattern in patterns)
+    if not trace.events.select(begins.any()).item():
+        return pl.DataFrame(schema={"event": pl.UInt32, _PLACE: pl.UInt64})
+    changes = begins.cast(pl.Int64) - ends.cast(pl.Int64)
+    rows = trace.events.with_row_index("event").with_columns(launches.alias("launches"))
+    calls = rows.filter(begins | ends | launches).select(
+        "event", "launches",
+        capture=begins.cum_sum().over("pid", "tid"),
+        is_open=changes.cum_sum().over("pid", "tid") > 0,
+        thread=pl.struct("pid", "tid"),
+    )  # fmt: skip
+    inside = calls.filter("launches", "is_open")
+    of = ("thread", "capture")
+    return inside.select("event", _place(pl.len().over(of), pl.int_range(pl.len()).over(of)))
+
+
+def known(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """Which operator each context belongs to: context (hash), keys; only distinct rows.
+
+    Args:
+        rows: :data:`CONTEXTS` as far as they are known, and the keys of the operator.
+        keys: the columns that identify an operator.
+    """
+    contexts = [name for name in CONTEXTS if name in rows.columns]
+    each = [rows.select(pl.col(name).alias("context"), *keys).unique() for name in contexts]
+    return pl.concat(each).drop_nulls("context").unique()
+
+
+def resolved(
+    replays: pl.DataFrame, known: Sequence[pl.DataFrame], keys: Sequence[str]
+) -> pl.DataFrame:
+    """The operators of replayed kernels: a row for each of ``replays`` that has one.
+
+    The longest context that is known decides; a context of several operators identifies none.
+
+    Args:
+        replays: :data:`CONTEXTS` and any other columns.
+        known: frames of :func:`known`, of all inputs.
+        keys: the columns that identify an operator.
+
+    Returns:
+        ``replays`` without contexts, and the keys.
+    """
+    single = pl.concat(known).unique().filter(pl.len().over("context") == 1)
+    left, found = replays, []
+    for name in CONTEXTS:
+        joined = left.join(single, left_on=name, right_on="context", how="left")
+        has_operator = joined[keys[0]].is_not_null()
+        found.append(joined.filter(has_operator).drop(CONTEXTS))
+        left = joined.filter(~has_operator).drop(keys)
+    return pl.concat(found)
+
+
+def note(count: int, matched: int, total_ns: int, matched_ns: int) -> tuple[str, ...]:
+    """How many replayed kernels have an operator, and how to find the others'; empty without any.
+
+    Args:
+        count: kernels that graphs replayed.
+        matched: those with an operator.
+        total_ns: time of all.
+        matched_ns: time of those with an operator.
+    """
+    if not count:
+        return ()
+    kernels = f"{format_count(count, 'kernel')} replayed by graphs"
+    left = format_ns(total_ns - matched_ns)
+    if not matched:
+        text = (
+            f"{kernels} ({left}) count for the graph launch: their operators are unknown. Add a "
+            "trace of the graph capture or of a step without replay, or record warm-up steps "
+            "before the replay in the same trace."
+        )
+        return (text,)
+    share = format_frac(matched_ns / total_ns if total_ns else 0)
+    rest = f"; {left} stay at the graph launch" * (matched < count)
+    text = (
+        f"{matched:,} of {kernels} ({share} of their time) count for the operators that launch "
+        f"the same kernels in a capture or a step without replay{rest}."
+    )
+    return (text,)
