@@ -14,10 +14,11 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     slow_links,
     small_collectives,
 )
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.places import at_start, places
 from traceanalyzer.analyzers.cuda_api import findings
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
-from traceanalyzer.analyzers.diagnosis import straggling
+from traceanalyzer.analyzers.diagnosis import pipeline, straggling
 from traceanalyzer.analyzers.diagnosis.device_time import (
     EXPOSED,
     LINK,
@@ -347,6 +348,12 @@ def _calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         text = findings.FINDINGS[row["finding"]].sentence(row["n"])
         moved = f", {format_bytes(row['moved_bytes'])}" if row["moved_bytes"] else ""
         yield f"Recorded: {row['n']:,} {text}{moved}."
+    if findings.ALLOC_IN_LOOP in names:
+        kinds = pl.col("call").cast(pl.String).str.contains("|".join(causes.MANAGING_MEMORY))
+        named = result.calls.filter(kinds).head(_NAMED).select("call", "n", "total_ns").iter_rows()
+        each = ", ".join(f"{name} {n:,} times ({format_ns(ns)})" for name, n, ns in named)
+        if each:
+            yield f"Calls: {each}."
 
 
 # --- communication ---------------------------------------------------------------------------
@@ -368,45 +375,82 @@ _MUCH_LEFT = 0.2
 )
 def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    for row in result.late_ranks().head(_NAMED).iter_rows(named=True):
-        waits = time.waits_for(row["rank"])
-        by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
-        total = sum(by_cause.values())
-        if not total:
-            continue
-        others = time.windows.filter(pl.col("rank") != row["rank"])
-        share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
-        explained = explained_by(waits.filter(pl.col("cause").is_in(list(_IDS))), total)
-        left = 1 - sum(explained.values())
-        own = result.ranks.filter(pl.col("rank") == row["rank"]).row(0, named=True)
-        reason = straggling.reason(answers, row["rank"], by_cause)
-        wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
-        yield Measured(
-            size=share if left < _MUCH_LEFT else share * left,
-            title=f"Rank {row['rank']} is a straggler{f': {reason}' if reason else ''}; the other "
-            f"ranks wait for it, {wait}.",
-            evidence=(*straggling.why(by_cause), *_of_late_rank(result, row)),
-            advice=straggling.advice(answers, row["rank"], by_cause),
-            total_ns=round(total * left) if left >= _MUCH_LEFT else total,
-            confidence="high" if own["late_steps"] >= WARN_STEPS else "medium",
-            rank=row["rank"],
-            step=_only_step(waits),
-            intervals=_intervals(waits),
-            explained=explained,
-        )
+    if pipeline.is_balanced(time):
+        return  # ranks wait for the schedule, see pipeline-bubble
+    waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
+    by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
+    for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
+        yield _straggler(result, answers, rank, total)
+
+
+def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
+    time = answers.time
+    waits = time.waits_for(rank)
+    by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
+    others = time.windows.filter(pl.col("rank") != rank)
+    share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(_IDS))), total)
+    left = 1 - sum(explained.values())
+    own = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    reason = straggling.reason(answers, rank, by_cause)
+    wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    return Measured(
+        size=share if left < _MUCH_LEFT else share * left,
+        title=f"Rank {rank} is a straggler{f': {reason}' if reason else ''}; the other ranks wait "
+        f"for it, {wait}.",
+        evidence=(*straggling.why(by_cause), *_of_late_rank(result, own)),
+        advice=straggling.advice(answers, rank, by_cause),
+        total_ns=round(total * left) if left >= _MUCH_LEFT else total,
+        confidence="high" if own["late_steps"] >= WARN_STEPS else "medium",
+        rank=rank,
+        step=_only_step(waits),
+        intervals=_intervals(waits),
+        explained=explained,
+    )
 
 
 def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
+    """How often and how much it was late, which ranks it delayed, and what it did meanwhile."""
+    last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
+    late = result.late_ranks().filter(pl.col("rank") == row["rank"])
+    if late.is_empty():
+        yield f"{last}."
+        return
+    if victims := passed_on(late.row(0, named=True)):
+        yield victims
     worst = result.worst_of(row["rank"])
-    if row["victims"]:
-        yield passed_on(row)
     yield (
-        f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives, at worst "
-        f"{format_ns(worst['late_ns'])} after the median of the others{_at(worst['step'])}."
+        f"{last}, at worst {format_ns(worst['late_ns'])} after the median of the others"
+        f"{_at(worst['step'])}."
     )
     did = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
     if did:
         yield f"Meanwhile on its {'; on its '.join(did)}."
+
+
+@rule(
+    "comm_outliers",
+    "pipeline stages wait for each other although they have equal work",
+    "exposed wait time in sends and receives as a share of step time (of the recorded time, where "
+    "no steps are marked)",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if pipeline.is_balanced(time):
+        waits = time.losses.filter("waited")
+        total = int(waits["lost_ns"].sum())
+        yield Measured(
+            size=time.frac(total),
+            title=f"Pipeline bubble: for {format_frac(time.frac(total))} of {time.of} "
+            f"({time.text(total)}) ranks wait for the stages before or after them.",
+            evidence=tuple(pipeline.schedule(time, answers)),
+            advice="Use more micro-batches per step, or a schedule with a smaller bubble "
+            "(interleaved 1F1B, zero bubble).",
+            total_ns=total,
+            intervals=_intervals(waits),
+        )
 
 
 @rule(
@@ -591,24 +635,62 @@ def _exposed_copies(result: Overlap, answers: Answers) -> Iterator[Measured]:
     cost, span = sums["exposed_memory_ns"], sums["span_ns"]
     if not cost or not span:
         return
+    ways = _ways(answers)
+    top = ways.row(0, named=True) if ways.height else {"direction": "", "memory": ""}
+    main = _WAYS.get(top["direction"], "") if ways.height else ""
     yield Measured(
         size=cost / span,
-        title=f"Copies and memsets beside which nothing else runs take {format_frac(cost / span)} "
-        "of the devices' time.",
-        advice=_copying(answers),
+        title=f"Copies{main} run while no kernel does: copies and memsets beside which nothing "
+        f"else runs take {format_frac(cost / span)} of the devices' time.",
+        evidence=tuple(_of_way(row) for row in ways.head(_NAMED).iter_rows(named=True)),
+        advice=_copying(top["direction"], top["memory"] or "", answers),
         total_ns=cost,
     )
 
 
-def _copying(answers: Answers) -> str:
-    """What may help against exposed copies, by the memory that they are from."""
+#: Directions of copies in a sentence.
+_WAYS = {
+    "HtoD": " from the host to the device",
+    "DtoH": " from the device to the host",
+    "DtoD": " within the device",
+    "PtoP": " between devices",
+}
+
+
+def _ways(answers: Answers) -> pl.DataFrame:
+    """The kinds of copies without a kernel beside them, the most such time first."""
     found = answers.get("transfers")
-    memory = found.copies["memory"] if isinstance(found, Transfers) else pl.Series([None])
-    if memory.is_null().any() or memory.str.contains("Pageable").any():
-        start = "Pinned memory (DataLoader(pin_memory=True)) and .to(device, non_blocking=True) let"
+    if not isinstance(found, Transfers):
+        return pl.DataFrame()
+    exposed = found.copies.filter(pl.col("exposed_ns") > 0)
+    return largest_first(exposed, "exposed_ns", "direction", "memory")
+
+
+def _of_way(row: Mapping[str, Any]) -> str:
+    memory = f" ({row['memory']})" if row["memory"] else ""
+    size = f" of {format_bytes(row['moved_bytes'])} in total" if row["moved_bytes"] else ""
+    count = f"{row['n']:,} {'copy' if row['n'] == 1 else 'copies'}"
+    if row["direction"] == "set":
+        count = format_count(row["n"], "memset")
+    alone = f"{format_ns(row['exposed_ns'])} without a kernel"
+    return f"{row['direction']}{memory}: {count}{size}, {alone}."
+
+
+def _copying(direction: str, memory: str, answers: Answers) -> str:
+    """What may help against exposed copies, by their direction and memory."""
+    if direction == "DtoD":
+        return (
+            "Avoid copies within the device (clone, contiguous, concatenation, changes of layout "
+            "or type), or fuse them into the kernels that use the data; transfers lists them."
+        )
+    pytorch = answers.program.pytorch
+    if "Pageable" in memory or not memory:
+        pinned = "DataLoader(pin_memory=True), tensor.pin_memory()" if pytorch else "cudaMallocHost"
+        start = f"Pinned host memory ({pinned}) and asynchronous copies let"
     else:
-        start = "A stream of their own, with .to(device, non_blocking=True) in PyTorch, lets"
-    return f"{start} copies run beside compute; transfers lists them."
+        start = "Asynchronous copies on a separate stream, started earlier, let"
+    how = " with .to(device, non_blocking=True)" if pytorch else " with cudaMemcpyAsync"
+    return f"{start} them run beside compute{how}; transfers lists them."
 
 
 @rule(
@@ -666,6 +748,7 @@ def _at(step: str | None) -> str:
 
 RULES = (
     _late_rank,
+    _pipeline_bubble,
     _slow_collectives,
     _collective_outliers,
     _slow_link,

@@ -124,12 +124,13 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     waits, prompt = (queued.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
     launching = pl.concat([host.launching(near), prompt])
     why = [waits, loader, copies, *_other_causes(near), launching, host.extents(excerpt)]
-    pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why)]
+    unhidden = host.drained(near, gaps, busy)
+    pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why, unhidden)]
     hidden = intervals.intersect(loader, busy, _UNIT)
     unfed = pl.col("launched") > pl.col("start")
     exposed, unfed_gaps = _exposed(excerpt), idle.filter(short, unfed)
     windows = [*pieces, loader, copies, hidden, exposed, unfed_gaps]
-    marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
+    marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, pieces, options.library_names)
     python = (excerpt.slices["kind"] == "python_function").any()
@@ -288,12 +289,25 @@ def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
     ]
 
 
-def _divided(gaps: pl.DataFrame, why: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """The gaps in pieces, by the first cause that applies; the last of the list: by none."""
-    pieces = intervals.first_running(why, gaps, _UNIT)
+def _divided(
+    gaps: pl.DataFrame, why: Sequence[pl.DataFrame], unhidden: pl.DataFrame
+) -> list[pl.DataFrame]:
+    """The gaps in pieces, by the first cause that applies; the last of the list: by none.
+
+    Launching and other host code in ``unhidden`` gaps count as synchronisation.
+    """
+    known = len(why) - 2
+    pieces = intervals.first_running([*why[:known], unhidden, *why[known:]], gaps, _UNIT)
+    first = pl.col("first")
+    place = pl.when(first == known).then(_SYNCHRONISATION).otherwise(first - (first > known))
+    pieces = pieces.with_columns(first=place.cast(pl.Int64))
     found = pieces.partition_by("first", as_dict=True, include_key=False, maintain_order=True)
     none = pieces.drop("first").clear()
     return [found.get((place,), none) for place in (*range(len(why)), None)]
+
+
+#: The place of synchronisation among the causes of :func:`_divided`, which begin after short gaps.
+_SYNCHRONISATION = CAUSES.index(causes.SYNCHRONISATION) - CAUSES.index(causes.DEVICE_WAIT)
 
 
 # --- how much --------------------------------------------------------------------------------

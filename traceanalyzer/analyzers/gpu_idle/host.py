@@ -432,6 +432,87 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.of_units(blocked)
 
 
+def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
+    """When each step runs on each unit: step, start, end, unit.
+
+    That is its time on the host. Where the host is so far ahead of the device that the steps make
+    up less than half of a unit's span, a step begins with the first work that it launched, and ends
+    when the next step begins.
+
+    Args:
+        excerpt: of one rank.
+        units: unit, start, end.
+    """
+    length = pl.col("end") - pl.col("start")
+    marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
+    marks_ns = int(excerpt.steps.select(length.sum()).item() or 0)
+    ahead = units.filter(length > _AHEAD * marks_ns) if marks_ns else units.clear()
+    if ahead.is_empty() or excerpt.launched.is_empty():
+        return marked
+    steps = excerpt.steps.select("step", "start", "end").sort("start")
+    work = excerpt.work.select("unit", "start", "end")[excerpt.launched["work"]]
+    calls = excerpt.launched.select(ts="start").hstack(work.rename({"start": "begun"}))
+    found = linking.label_by_interval(calls.select("ts"), steps)["interval"]
+    launched = calls.with_columns(step=steps["step"].gather(found)).drop_nulls("step")
+    of_step = launched.group_by("unit", "step").agg(
+        start=pl.col("begun").min(), last=pl.col("end").max()
+    )
+    ordered = of_step.join(ahead.select("unit"), on="unit").sort("unit", "start")
+    following = pl.col("start").shift(-1).over("unit")
+    on_device = ordered.select("step", "start", pl.coalesce(following, "last").alias("end"), "unit")
+    return pl.concat([marked.join(ahead, on="unit", how="anti"), on_device])
+
+
+#: A unit whose span is longer than that many times its steps lags far behind its host.
+_AHEAD = 2
+
+
+def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
+    """The gaps that are there because the host waited for the device before, instead of launching.
+
+    Such a gap begins when a synchronising call or blocking copy ends, that is with an empty launch
+    queue. Without the call the host would have used its wait to get ahead: each gap that is not
+    longer than what is left of the last waits is due to them. A longer one has its cause in what
+    the host does.
+
+    Args:
+        excerpt: of one rank.
+        gaps: unit, start, end.
+        busy: unit, start, end: when each unit's work runs.
+
+    Returns:
+        The gaps of this kind: unit, start, end.
+    """
+    waits = pl.concat([calls(excerpt, causes.SYNCHRONISING), blocking_copies(excerpt)])
+    waits = intervals.union(waits, ["unit"])
+    if waits.is_empty() or gaps.is_empty():
+        return gaps.select("unit", "start", "end").clear()
+    waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
+    near = pl.col("start").alias("at")
+    ended = waits.select("unit", "overlap", ended="end").sort("ended")
+    begun = gaps.select("unit", "start", "end", near).sort("at")
+    found = begun.join_asof(
+        ended,
+        left_on=pl.col("at") + causes.LAUNCH_LATENCY_NS,
+        right_on="ended",
+        by="unit",
+        check_sortedness=False,
+    ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
+    return found.filter(_ahead(found)).select("unit", "start", "end")
+
+
+def _ahead(gaps: pl.DataFrame) -> pl.Series:
+    """Which gaps the time that the host waited before them could have filled."""
+    left: dict[int, int] = {}
+    fits = []
+    length = pl.col("end") - pl.col("start")
+    for unit, wait, gap in gaps.select("unit", "overlap", length).iter_rows():
+        spare = max(left.get(unit, 0), wait)
+        fits.append(gap <= spare)
+        left[unit] = max(spare - gap, 0)
+    return pl.Series(fits, dtype=pl.Boolean)
+
+
 def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
     """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
 

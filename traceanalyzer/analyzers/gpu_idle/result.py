@@ -69,8 +69,8 @@ class GpuIdle(Result):
             a diagnosis or report.
         steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
             (from the unit's start), the columns of times of ``units`` for the step's time on the
-            host, and ``exposed_communication_ns`` (communication without compute, part of
-            ``busy_ns``).
+            host (on the device where the host runs far ahead of it), and
+            ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
         steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
             ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after

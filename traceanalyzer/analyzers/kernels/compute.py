@@ -148,7 +148,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         ).with_columns(pl.col("name").cast(pl.String)),
         groups=_groups(work, kernels, group, scope) if group else None,
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
-        by_rank=_by_rank(parts, brief),
+        by_step=_by_step(parts, brief),
     )
 
 
@@ -280,20 +280,19 @@ def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
     return pl.concat(held), pl.concat(each)[first]
 
 
-def _by_rank(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame:
-    """How often each rank ran each kernel and how long that took, without communication."""
-    found = []
-    for part in parts:
-        sums = part.work.group_by("kernel").agg(
-            n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
-        )
-        of_kernel = part.kernels[sums["kernel"]].select(pl.col("name").cast(pl.String), "family")
-        rank = pl.lit(part.devices["rank"].first(), pl.Int32).alias("rank")
-        found.append(sums.drop("kernel").hstack(of_kernel).with_columns(rank))
-    rows = pl.concat(found).drop_nulls("name").filter(pl.col("family") != COMMUNICATION)
-    summed = rows.group_by("rank", "name").agg(pl.col("n", "total_ns").sum())
-    kernel = mapped(summed["name"], brief.__getitem__).alias("kernel")
-    return summed.select("rank", kernel, "n", "total_ns").sort("rank", "kernel")
+def _by_step(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame | None:
+    """How often each rank ran each kernel in each step and how long that took, of all parts."""
+    found = [
+        part.by_step.with_columns(rank=pl.lit(part.devices["rank"].first(), pl.Int32))
+        for part in parts
+        if part.by_step is not None
+    ]
+    if len(found) < len(parts):
+        return None
+    keys = ("rank", "step", "name", "blocks")
+    rows = pl.concat(found).group_by(keys).agg(pl.col("n", "total_ns").sum())
+    kernel = mapped(rows["name"], brief.__getitem__).alias("kernel")
+    return rows.select("rank", "step", kernel, "blocks", "n", "total_ns").sort(pl.all())
 
 
 def _with_operators_of_replays(

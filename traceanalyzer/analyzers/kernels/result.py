@@ -62,8 +62,10 @@ class Kernels(Result):
             that takes most of it, and ``family_frac``, how much of the group's total.
         devices: one row a device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
-        by_rank: one row a kernel of each rank, communication left out: ``rank``, ``kernel``, ``n``,
-            ``total_ns``.
+        by_step: one row a kernel of each step of each rank, communication left out: ``rank``,
+            ``step`` (in which it was launched, null where it was in none), ``kernel``, ``blocks``
+            (of its grid, null where not recorded), ``n``, ``total_ns``. None but in a diagnosis or
+            report.
     """
 
     by: By | None
@@ -81,7 +83,7 @@ class Kernels(Result):
     names: pl.DataFrame
     groups: pl.DataFrame | None
     devices: pl.DataFrame
-    by_rank: pl.DataFrame
+    by_step: pl.DataFrame | None
 
     @property
     def group(self) -> tuple[str, ...]:

@@ -1,0 +1,133 @@
+"""How the kernels of one rank, or of one step, differ from those of the others."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from traceanalyzer.units import format_count, format_ns
+
+#: Differences of less are ordinary.
+_APART = 0.05
+
+#: Of so much kernel time all have to differ alike for the GPU, not the work, to be the reason.
+_ALL = 0.9
+
+#: Fewer kernels than that may all depend on the size of the inputs.
+_FEW = 3
+
+SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
+
+_ADVICE = {
+    SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} (nvidia-smi -q -d "
+    "CLOCK,PERFORMANCE,TEMPERATURE) and other processes on it; exclude the node if it stays slow.",
+    MORE_KERNELS: "Balance the work: {balance}.",
+    LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
+    "numbers of tokens), {balance}.",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How kernels differ from the usual.
+
+    Attributes:
+        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS` or :data:`LARGER_INPUTS`.
+        text: the same with numbers, after "because": ``it runs more kernels ...``.
+    """
+
+    why: str
+    text: str
+
+    def advice(self, gpu: str, balance: str) -> str:
+        """What to try, for this GPU and this way to balance the work."""
+        return _ADVICE[self.why].format(gpu=gpu, balance=balance)
+
+
+def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Difference | None:
+    """How the kernels of one rank or step differ from those of the median one.
+
+    Kernels are the same if name and grid agree. Their time is divided into what the same kernels
+    take longer, and what is done in addition::
+
+        longer = sum(n * (mean - usual mean)),  additional = sum((n - usual n) * usual mean)
+
+    Args:
+        kernels: kernel, blocks (of the grid, null where not recorded), n, total_ns and ``key``.
+        key: ``rank`` or ``step``.
+        value: which of them.
+        who: what to call the others: ``the other ranks``.
+
+    Returns:
+        None where they differ by less than 5 %, or there are no others.
+    """
+    rows = _beside_usual(kernels, key, value)
+    usual_ns = float(rows["usual_ns"].sum())
+    n, mean, usual_n, usual = (pl.col(name) for name in ("n", "mean", "usual_n", "usual_mean"))
+    longer = float(rows.select((n * (mean - usual)).sum()).item())
+    more = float(rows.select(((n - usual_n) * usual).sum()).item())
+    if not usual_ns or longer + more < _APART * usual_ns:
+        return None
+    if more <= longer:
+        return _longer(rows, 1 + longer / (usual_ns + more), who)
+    counts = rows.group_by("kernel").agg(n.sum(), usual_n.sum())
+    fewer = counts.filter(n > usual_n * (1 + _APART))
+    if fewer.is_empty():
+        return Difference(
+            LARGER_INPUTS, f"its kernels have larger grids than on {who} (larger inputs)"
+        )
+    only = rows.filter((usual_n == 0) & (pl.col("total_ns") > more / 2))
+    if only.height:
+        top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
+        text = f"only it runs {top['kernel']} ({format_ns(top['total_ns'])})"
+        return Difference(MORE_KERNELS, text)
+    count = format_count(int(rows["n"].sum()), "kernel")
+    text = f"it runs more kernels than {who} ({count} instead of {round(rows['usual_n'].sum()):,})"
+    return Difference(MORE_KERNELS, text)
+
+
+def _longer(rows: pl.DataFrame, factor: float, who: str) -> Difference:
+    """The same kernels take longer: all of them, or some."""
+    is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
+    alike = int(rows.filter(is_longer)["total_ns"].sum()) / max(int(rows["total_ns"].sum()), 1)
+    if alike >= _ALL:
+        few = rows["kernel"].n_unique() < _FEW or rows["blocks"].null_count() == rows.height
+        or_inputs = ", or larger inputs" if few else ""
+        return Difference(
+            SLOW_GPU,
+            f"all its kernels take {factor:.2f} times as long as the same kernels on {who} (slow "
+            f"or throttled GPU{or_inputs})",
+        )
+    over = (pl.col("total_ns") - pl.col("usual_ns")).alias("over")
+    top = rows.with_columns(over).sort("over", "kernel", descending=[True, False])
+    worst = top.row(0, named=True)
+    return Difference(
+        LARGER_INPUTS,
+        f"some of its kernels take longer than on {who} (larger inputs), most of all "
+        f"{worst['kernel']}: {worst['mean'] / worst['usual_mean']:.2f} times",
+    )
+
+
+def _beside_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
+    """The kernels of one beside the median of the others.
+
+    kernel, blocks, n, total_ns, mean, usual_n, usual_mean, usual_ns; who lacks a kernel counts with
+    0 calls, and a kernel that the others lack has the mean of this one.
+    """
+    same = ["kernel", "blocks"]
+    sums = kernels.group_by(key, *same).agg(pl.col("n", "total_ns").sum())
+    is_this = pl.col(key) == pl.lit(value)
+    others = sums.filter(~is_this)
+    count = max(others[key].n_unique(), 1)
+    mean = pl.col("total_ns") / pl.col("n")
+    usual = others.group_by(same).agg(
+        usual_n=pl.col("n").extend_constant(0, count - pl.len()).median(),
+        usual_mean=mean.median(),
+    )
+    this = sums.filter(is_this).with_columns(mean=mean)
+    rows = this.join(usual, on=same, how="full", coalesce=True, nulls_equal=True).with_columns(
+        pl.col("n", "total_ns", "usual_n").fill_null(0)
+    )
+    rows = rows.with_columns(
+        mean=pl.coalesce("mean", "usual_mean"), usual_mean=pl.coalesce("usual_mean", "mean")
+    )
+    return rows.with_columns(usual_ns=pl.col("usual_n") * pl.col("usual_mean")).sort(same)
