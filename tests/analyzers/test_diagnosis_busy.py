@@ -148,8 +148,8 @@ def test_rules_about_kernels_count_each_time_once() -> None:
     traced = trace(launched(works))
     rules = ("unfused-attention", "no-tensor-cores", "memory-bound-kernels")
     found = {rule: judged(rule, traced)[0] for rule in rules}
-    assert [one.cost_ns for one in found.values()] == [300 * US, 300 * US, 400 * US]
-    assert sum(one.cost_ns or 0 for one in found.values()) <= kernels(traced).busy_ns
+    assert [one.total_ns for one in found.values()] == [300 * US, 300 * US, 400 * US]
+    assert sum(one.total_ns or 0 for one in found.values()) <= kernels(traced).busy_ns
     assert all(BY_ID[rule].severity(one.size) for rule, one in found.items())
     check_wording(found["no-tensor-cores"].title, *found["no-tensor-cores"].evidence)
 
@@ -157,4 +157,4 @@ def test_rules_about_kernels_count_each_time_once() -> None:
 def test_products_of_attention_that_is_no_finding_count_for_tensor_cores() -> None:
     works = [("aten::bmm", SGEMM, 100), ("aten::_softmax", SOFTMAX, 50), ("aten::mm", SGEMM, 850)]
     (one,) = judged("no-tensor-cores", trace(launched(works)))
-    assert one.cost_ns == 950 * US
+    assert one.total_ns == 950 * US

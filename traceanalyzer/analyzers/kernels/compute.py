@@ -9,13 +9,14 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, whole
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, DEVICE, device_work
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, device_work
 from traceanalyzer.analyzers.common.kernel_names import OTHER, family, short_names
 from traceanalyzer.analyzers.common.names import is_step, mapped, named
+from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import holding, intervals, nesting, numbering
+from traceanalyzer.frames import holding, intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
@@ -72,6 +73,8 @@ class Part:
         replays: of kernels that graphs replayed their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
             of the others. None unless grouped by operator.
+        by_step: step, name, blocks, n, total_ns of kernels without communication; None where
+            nobody asked for it.
     """
 
     path: str
@@ -82,6 +85,7 @@ class Part:
     before_ns: int | None
     replays: pl.DataFrame | None = None
     launchers: pl.DataFrame | None = None
+    by_step: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -109,6 +113,18 @@ def measure(trace: Trace, options: Options) -> Part:
     launched = _launched_in(trace, work, options.by)
     part = replace(part, work=rows.with_columns(launched))
     return _with_replays(trace, work, part) if options.by == "operator" else part
+
+
+def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
+    """As :func:`measure`, with the kernels of each step.
+
+    Raises:
+        MissingData: no device work was recorded.
+        OptionError: a pattern is not a regular expression.
+    """
+    part = measure(trace, options)
+    work = device_work(trace, options.patterns)
+    return replace(part, by_step=_kernels_of_steps(trace, work))
 
 
 def more(parts: Sequence[Part], options: Options) -> Needs | None:
@@ -152,10 +168,36 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-KERNELS = Analyzer("kernels", Options, needs, measure, combine, more=more)
+KERNELS = Analyzer(
+    "kernels",
+    Options,
+    needs,
+    measure,
+    combine,
+    more=more,
+    report_measure=measure_for_diagnosis,
+)
 
 
 # --- one rank ------------------------------------------------------------------------------
+
+
+def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """How often each kernel ran with each size of grid, by the step that launched it."""
+    steps = step_marks(trace).select("step", "start", "end").sort("start")
+    rows = launching.launch_rows(trace, work)
+    launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
+    asked = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
+    number = linking.label_by_interval(asked, steps)["interval"]
+    kernels = work.select("event", "name", "sort", length=pl.col("end") - pl.col("start"))
+    kernels = kernels.with_columns(step=steps["step"].gather(number))
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    grids = trace.launch_configs.select("event", blocks=blocks)
+    counted = kernels.filter(pl.col("sort") == COMPUTE).join(grids, on="event", how="left")
+    sums = counted.group_by("step", "name", "blocks").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum()
+    )
+    return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
 
 
 def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
