@@ -55,7 +55,7 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
         kernels: kernel, blocks (of the grid, null where not recorded), n, total_ns and ``key``.
         key: ``rank`` or ``step``.
         value: which of them.
-        who: what to call the others: ``the other ranks``.
+        who: what to call the others: ``on the other ranks``.
 
     Returns:
         None where they differ by less than 5 %, or there are no others.
@@ -73,7 +73,7 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     fewer = counts.filter(n > usual_n * (1 + _APART))
     if fewer.is_empty():
         return Difference(
-            LARGER_INPUTS, f"its kernels have larger grids than on {who} (larger inputs)"
+            LARGER_INPUTS, f"its kernels have larger grids than {who} (larger inputs)"
         )
     only = rows.filter((usual_n == 0) & (pl.col("total_ns") > more / 2))
     if only.height:
@@ -94,7 +94,7 @@ def _longer(rows: pl.DataFrame, factor: float, who: str) -> Difference:
         or_inputs = ", or larger inputs" if few else ""
         return Difference(
             SLOW_GPU,
-            f"all its kernels take {factor:.2f} times as long as the same kernels on {who} (slow "
+            f"all its kernels take {factor:.2f} times as long as the same kernels {who} (slow "
             f"or throttled GPU{or_inputs})",
         )
     over = (pl.col("total_ns") - pl.col("usual_ns")).alias("over")
@@ -102,7 +102,7 @@ def _longer(rows: pl.DataFrame, factor: float, who: str) -> Difference:
     worst = top.row(0, named=True)
     return Difference(
         LARGER_INPUTS,
-        f"some of its kernels take longer than on {who} (larger inputs), most of all "
+        f"some of its kernels take longer than {who} (larger inputs), most of all "
         f"{worst['kernel']}: {worst['mean'] / worst['usual_mean']:.2f} times",
     )
 

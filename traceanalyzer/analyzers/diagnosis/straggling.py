@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis.device_time import WORK
 from traceanalyzer.analyzers.diagnosis.kernel_times import Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers
@@ -57,4 +60,15 @@ def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Dif
     kernels = answers.get("kernels")
     if _main(by_cause) != WORK or not isinstance(kernels, Kernels) or kernels.by_step is None:
         return None
-    return compare(kernels.by_step, "rank", rank, "the other ranks")
+    comm = answers.get("comm_outliers")
+    if rank in kernels.by_step["rank"] or not isinstance(comm, CommOutliers):
+        return compare(kernels.by_step, "rank", rank, "on the other ranks")
+    # a file does not tell its rank: ranks were numbered by their collectives
+    places = comm.arrivals.filter(pl.col("rank") == rank).select("path", "device").unique()
+    if places.height != 1:
+        return None
+    path, device = places.row(0)
+    devices = kernels.by_step.filter(pl.col("path") == path)
+    if devices["device"].n_unique() > 1:
+        return compare(devices, "device", device, "on the other ranks")
+    return compare(kernels.by_step, "path", path, "on the other ranks")

@@ -1,16 +1,19 @@
 """Rules about steps, code, memory, the host, and the files themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.diagnosis.kernel_times import Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.diagnosis.waiting import explained_by
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
@@ -18,6 +21,7 @@ from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import SLOW
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_weight
 from traceanalyzer.vocabulary import NO_GPU_WORK
 
@@ -47,17 +51,55 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         f"The slowest is {worst['step']}{rank}: {format_ns(worst['duration_ns'])}, "
         f"{worst['ratio']:.3g} times the median{grew}."
     )
+    only, kernels = _only_in(result, worst), _kernels_in(answers, worst)
+    differ = f": {kernels.text}" if kernels and not only else ""
     yield Measured(
         size=cost / whole,
         title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
-        "median step.",
-        evidence=(slowest,),
-        advice="See what the slow steps spend their time on that others do not: traceanalyzer "
+        f"median step{f': {only} in slow steps only' if only else differ}.",
+        evidence=(slowest, *_other_slow(longer, worst)),
+        advice=kernels.advice("this GPU in those steps", "equal work in every step")
+        if kernels and not only
+        else "See what the slow steps spend their time on that others do not: traceanalyzer "
         "steps and gpu-idle --by step show it.",
+        step=worst["step"],
         total_ns=cost,
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=_growth(answers),
     )
+
+
+def _only_in(result: Steps, worst: Mapping[str, Any]) -> str:
+    """What the host runs in the slowest step and not in others, the longest first."""
+    if result.only_slow is None:
+        return ""
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    rows = result.only_slow.filter(*same, pl.col("step") == worst["step"]).head(_NAMED)
+    each = [f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows.iter_rows(named=True)]
+    return ", ".join(each)
+
+
+def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
+    """How the kernels of the slowest step differ from those of the other steps of its rank."""
+    kernels = answers.get("kernels")
+    if not isinstance(kernels, Kernels) or kernels.by_step is None:
+        return None
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    rows = kernels.by_step.filter(*same, pl.col("step").is_not_null())
+    return compare(rows, "step", worst["step"], "in other steps")
+
+
+def _other_slow(longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
+    """Which other steps are slow."""
+    others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
+    names = others["step"].unique(maintain_order=True).to_list()
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"Other slow steps: {', '.join(names[:_NAMED])}{more}."
+
+
+#: So many names are listed.
+_NAMED = 3
 
 
 def _growth(answers: Answers) -> dict[str, float]:

@@ -488,15 +488,11 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     if waits.is_empty() or gaps.is_empty():
         return gaps.select("unit", "start", "end").clear()
     waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
-    near = pl.col("start").alias("at")
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
-    begun = gaps.select("unit", "start", "end", near).sort("at")
+    latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
+    begun = gaps.select("unit", "start", "end", latest=latest).sort("latest")
     found = begun.join_asof(
-        ended,
-        left_on=pl.col("at") + causes.LAUNCH_LATENCY_NS,
-        right_on="ended",
-        by="unit",
-        check_sortedness=False,
+        ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
     return found.filter(_ahead(found)).select("unit", "start", "end")
 

@@ -73,7 +73,7 @@ class Part:
         replays: of kernels that graphs replayed their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
             of the others. None unless grouped by operator.
-        by_step: step, name, blocks, n, total_ns of kernels without communication; None where
+        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None where
             nobody asked for it.
     """
 
@@ -189,12 +189,12 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
     asked = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
     number = linking.label_by_interval(asked, steps)["interval"]
-    kernels = work.select("event", "name", "sort", length=pl.col("end") - pl.col("start"))
+    kernels = work.select("event", "device", "name", "sort", length=pl.col("end") - pl.col("start"))
     kernels = kernels.with_columns(step=steps["step"].gather(number))
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     counted = kernels.filter(pl.col("sort") == COMPUTE).join(grids, on="event", how="left")
-    sums = counted.group_by("step", "name", "blocks").agg(
+    sums = counted.group_by("device", "step", "name", "blocks").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length").sum()
     )
     return sums.with_columns(pl.col("name").cast(pl.String)).drop_nulls("name")
@@ -325,16 +325,20 @@ def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
 def _by_step(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame | None:
     """How often each rank ran each kernel in each step and how long that took, of all parts."""
     found = [
-        part.by_step.with_columns(rank=pl.lit(part.devices["rank"].first(), pl.Int32))
+        part.by_step.with_columns(
+            rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
+        )
         for part in parts
         if part.by_step is not None
     ]
     if len(found) < len(parts):
         return None
-    keys = ("rank", "step", "name", "blocks")
+    keys = ("rank", "path", "device", "step", "name", "blocks")
     rows = pl.concat(found).group_by(keys).agg(pl.col("n", "total_ns").sum())
     kernel = mapped(rows["name"], brief.__getitem__).alias("kernel")
-    return rows.select("rank", "step", kernel, "blocks", "n", "total_ns").sort(pl.all())
+    return rows.select("rank", "path", "device", "step", kernel, "blocks", "n", "total_ns").sort(
+        pl.all()
+    )
 
 
 def _with_operators_of_replays(

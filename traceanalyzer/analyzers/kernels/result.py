@@ -62,10 +62,10 @@ class Kernels(Result):
             that takes most of it, and ``family_frac``, how much of the group's total.
         devices: one row a device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
-        by_step: one row a kernel of each step of each rank, communication left out: ``rank``,
-            ``step`` (in which it was launched, null where it was in none), ``kernel``, ``blocks``
-            (of its grid, null where not recorded), ``n``, ``total_ns``. None but in a diagnosis or
-            report.
+        by_step: one row a kernel of each step of each device, communication left out: ``rank``,
+            ``path``, ``device``, ``step`` (in which it was launched, null where it was in none),
+            ``kernel``, ``blocks`` (of its grid, null where not recorded), ``n``, ``total_ns``.
+            None but in a diagnosis or report.
     """
 
     by: By | None

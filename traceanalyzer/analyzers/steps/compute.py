@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import polars as pl
@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, places, step_marks, step_patterns
 from traceanalyzer.analyzers.common.columns import with_source
 from traceanalyzer.analyzers.common.names import mapped, named
-from traceanalyzer.analyzers.steps import phases, statistics
+from traceanalyzer.analyzers.steps import phases, slow_steps, statistics
 from traceanalyzer.analyzers.steps.options import Options
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
@@ -61,6 +61,7 @@ class Part:
             work), and ``dataloader_ns`` (since the step before had ended), ``forward_ns``,
             ``backward_ns`` (within the step), null where Composer did not record them.
         by_kernels: the steps are not marked but begin at kernels.
+        only_slow: rows of :func:`~.slow_steps.only_slow`; None where nobody asked for it.
     """
 
     rank: int | None
@@ -68,6 +69,7 @@ class Part:
     epoch_ns: int | None
     steps: pl.DataFrame
     by_kernels: bool
+    only_slow: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -96,6 +98,16 @@ def measure(trace: Trace, options: Options) -> Part:
     return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=found)
 
 
+def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
+    """As :func:`measure`, with what only slow steps have.
+
+    Raises:
+        MissingData: no steps are marked.
+    """
+    part = measure(trace, options)
+    return replace(part, only_slow=slow_steps.only_slow(trace, part.steps))
+
+
 def _marks(trace: Trace, options: Options) -> pl.DataFrame:
     """Marked steps; by kernels where these are asked for, or nothing is marked or asked for."""
     if options.step_every is not None:
@@ -118,12 +130,23 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         common=statistics.common(steps, within),
         phases=phases.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
+        only_slow=pl.concat(
+            with_source(part.only_slow, part) for part in parts if part.only_slow is not None
+        )
+        if any(part.only_slow is not None for part in parts)
+        else None,
         input_notes=notes,
     )
 
 
 STEPS = Analyzer(
-    "steps", Options, needs, measure, combine, report_parts=step_marks.without_snapshots
+    "steps",
+    Options,
+    needs,
+    measure,
+    combine,
+    report_measure=measure_for_diagnosis,
+    report_parts=step_marks.without_snapshots,
 )
 
 

@@ -55,6 +55,8 @@ class Steps(Result):
         common: the steps that several ranks have, see :func:`~.statistics.common`.
         phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
         by_kernels: steps are not marked but begin at kernels.
+        only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
+            diagnosis or report.
     """
 
     steps: pl.DataFrame
@@ -62,6 +64,7 @@ class Steps(Result):
     common: pl.DataFrame
     phases: pl.DataFrame
     by_kernels: bool
+    only_slow: pl.DataFrame | None = None
 
     @property
     def counted(self) -> pl.DataFrame:

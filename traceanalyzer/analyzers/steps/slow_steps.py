@@ -1,0 +1,65 @@
+"""What the host runs in slow steps and in no other: checkpoints, evaluation, compilation."""
+
+import polars as pl
+
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS
+
+#: A step that takes so many times the median is slow.
+SLOW = 1.1
+
+#: Slices of less of what a slow step takes beyond the median are left out ...
+_LEAST_FRAC = 0.3
+
+#: ... and those that take more of it in the median step.
+_ELSEWHERE_FRAC = 0.2
+
+_KINDS = ("cpu_op", "python_function", *ANNOTATION_KINDS, *LAUNCH_KINDS, "other")
+
+_SCHEMA = {"step": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
+
+
+def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """What the host runs in slow steps and hardly in others, with at least 30 % of their excess.
+
+    Args:
+        trace: of one rank.
+        steps: step, start, end.
+
+    Returns:
+        step, name, n, ``total_ns`` (of slices that begin in the step; nested ones count in those
+        around them too), the longest first.
+    """
+    each = steps.select("step", "start", "end").unique("start").sort("start")
+    length = pl.col("end") - pl.col("start")
+    over = length - length.median()
+    slow = each.with_columns(over=over).filter(length > SLOW * length.median())
+    if slow.is_empty() or 2 * slow.height > each.height:
+        return pl.DataFrame(schema=_SCHEMA)
+    long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
+    slices = trace.events.filter(
+        pl.col("kind").is_in(_KINDS), long, pl.col("tid").is_not_null()
+    ).select("ts", "dur", pl.col("name").cast(pl.String))
+    number = linking.label_by_interval(slices.select("ts"), each)["interval"]
+    of_step = slices.with_columns(step=each["step"].gather(number)).drop_nulls("step")
+    of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
+    sums = of_step.group_by("step", "name").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum()
+    )
+    usual = (
+        sums.join(slow, on="step", how="anti")
+        .group_by("name")
+        .agg(usual=pl.col("total_ns").sum() / max(each.height - slow.height, 1))
+    )
+    there = sums.join(slow.select("step", "over"), on="step").join(usual, on="name", how="left")
+    kept = there.filter(
+        pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
+        pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
+    )
+    ordered = kept.sort("total_ns", "step", "name", descending=[True, False, False])
+    return ordered.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+
+
+#: Slices that are shorter than the least by so many times are not summed up.
+_MANY = 100
