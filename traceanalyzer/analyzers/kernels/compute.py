@@ -73,8 +73,8 @@ class Part:
         replays: of kernels that graphs replayed their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
             of the others. None unless grouped by operator.
-        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None where
-            nobody asked for it.
+        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None
+            where nobody asked for it.
     """
 
     path: str
