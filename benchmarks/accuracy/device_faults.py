@@ -181,7 +181,7 @@ def slow_interconnect(job: Job, context: Context) -> Expected:
 
 def communicating(job: Job) -> None:
     """Few tokens for many parameters: gradients take about as long as the backward pass."""
-    job.tokens, job.width, job.layers = 1024, 2560, 4
+    job.tokens, job.width, job.layers = 1536, 2560, 4
 
 
 @fault("data-parallel", worlds=(2, 4, 8), prepare=communicating)

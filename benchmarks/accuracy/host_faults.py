@@ -197,7 +197,7 @@ def garbage_collection_on_one_rank(job: Job, context: Context) -> Expected:
 def host_contention_on_one_rank(job: Job, context: Context) -> Expected:
     """Another process takes the cores of one rank: each operator and each launch takes longer."""
     rank = some_rank(job, context)
-    factor = 2 + 4 * context.share
+    factor = 3 + 4 * context.share
 
     def contend(r: Rank, _step: int, _layer: int) -> None:
         if r.rank == rank:
