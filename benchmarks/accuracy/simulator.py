@@ -289,7 +289,7 @@ class Rank:
         blocks = not pinned or wait
         self.now = begin + us + 2.0 if blocks and way != "DtoD" else start + self.job.call_us
         self._record_call("cudaMemcpyAsync", start, {})
-        ids = {"device": self.device, "context": 1, "stream": COMPUTE, "bytes": size}
+        ids: Args = {"device": self.device, "context": 1, "stream": COMPUTE, "bytes": size}
         ids |= {"correlation": self.correlation, "memory bandwidth (GB/s)": size / us / 1000}
         if self.open:
             ids = {"External id": self.open[-1], **ids}
