@@ -121,6 +121,7 @@ def vary(job: Job, dice: random.Random) -> None:
     job.tokens = job.tokens if job.family == "pipeline" else dice.choice((4096, 8192, 12288))
     job.op_us *= dice.uniform(0.8, 1.4)
     job.options.item = job.family == "sharded" or dice.random() < 0.6
+    job.options.pinned_scalars = dice.random() < 0.5
     if job.world > job.gpus_per_host and dice.random() < 0.5:
         job.skew_us = {1: dice.uniform(-3000, 3000)}
 

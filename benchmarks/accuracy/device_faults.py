@@ -11,7 +11,7 @@ from benchmarks.accuracy.fault import (
     some_steps,
 )
 from benchmarks.accuracy.programs import ALL_REDUCE
-from benchmarks.accuracy.simulator import COMPUTE, Group, Job, Program, Rank
+from benchmarks.accuracy.simulator import COMPUTE, Args, Group, Job, Program, Rank
 
 SLOW_GPU = (
     r"(?i)slow(er)? (GPU|device)|slow-gpu|throttl|same (kernel|work)"
@@ -121,7 +121,12 @@ def wait_for_event(job: Job, context: Context) -> Expected:
             call = r.call("cudaMemcpyAsync")
             us = r.about(context.cost_us)
             start = max(call + 5, r.free[side])
-            ids = {"device": r.device, "context": 1, "stream": side, "bytes": int(us * 50_000)}
+            ids: Args = {
+                "device": r.device,
+                "context": 1,
+                "stream": side,
+                "bytes": int(us * 50_000),
+            }
             ids |= {"correlation": r.correlation, "memory bandwidth (GB/s)": 50.0}
             name = "Memcpy HtoD (Pinned -> Device)"
             r.events.append(("gpu_memcpy", name, r.device, side, start, us, ids))
@@ -181,7 +186,7 @@ def slow_interconnect(job: Job, context: Context) -> Expected:
 
 def communicating(job: Job) -> None:
     """Few tokens for many parameters: gradients take about as long as the backward pass."""
-    job.tokens, job.width, job.layers = 1024, 2560, 4
+    job.tokens, job.width, job.layers = 1536, 2560, 4
 
 
 @fault("data-parallel", worlds=(2, 4, 8), prepare=communicating)

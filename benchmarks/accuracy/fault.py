@@ -142,4 +142,4 @@ def reads_loss(job: Job) -> None:
 
 def small_kernels(job: Job) -> None:
     """Kernels of some ten microseconds: the host is only a little faster than the device."""
-    job.tokens, job.width, job.layers = 2048, 512, 4
+    job.tokens, job.width, job.layers = 2048, 1024, 4

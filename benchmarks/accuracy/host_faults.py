@@ -77,7 +77,7 @@ def item_in_loop(job: Job, context: Context) -> Expected:
             with r.op("aten::sum"):
                 r.launch(names.REDUCE, 4.0)
             with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
-                r.copy("DtoH", 4, pinned=False, wait=True)
+                r.copy("DtoH", 4, pinned=r.job.options.pinned_scalars, wait=True)
             r.pause(r.about(100, 0.3))
 
     job.at("layer_forward", select)
@@ -111,7 +111,7 @@ def boolean_mask(job: Job, context: Context) -> Expected:
         for _ in range(count):
             with r.op("aten::index"), r.op("aten::nonzero"):
                 r.launch(names.NONZERO, 6.0)
-                r.copy("DtoH", 8, pinned=False, wait=True)
+                r.copy("DtoH", 8, pinned=r.job.options.pinned_scalars, wait=True)
             with r.op("aten::add"):
                 r.launch(names.ADD, 5.0)
             r.pause(r.about(60, 0.3))
@@ -197,7 +197,7 @@ def garbage_collection_on_one_rank(job: Job, context: Context) -> Expected:
 def host_contention_on_one_rank(job: Job, context: Context) -> Expected:
     """Another process takes the cores of one rank: each operator and each launch takes longer."""
     rank = some_rank(job, context)
-    factor = 2 + 4 * context.share
+    factor = 3 + 4 * context.share
 
     def contend(r: Rank, _step: int, _layer: int) -> None:
         if r.rank == rank:
@@ -279,7 +279,7 @@ def evaluation_in_some_steps(job: Job, context: Context) -> Expected:
                 with r.op("aten::argmax"):
                     r.launch(names.REDUCE, 40.0)
                 with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
-                    r.copy("DtoH", 4, pinned=False, wait=True)
+                    r.copy("DtoH", 4, pinned=r.job.options.pinned_scalars, wait=True)
 
     job.at("after_optimizer", evaluate)
     plain = r"|forward pass|no backward|aten::argmax"

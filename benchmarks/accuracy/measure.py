@@ -68,7 +68,7 @@ def names_place(expected: Expected, finding: Any) -> bool:
     checks = []
     if expected.rank is not None:
         named = re.search(rf"(?i)\branks?\b[ #]*{expected.rank}\b", text) is not None
-        checks.append(named or getattr(finding, "rank", None) == expected.rank)
+        checks.append(named or str(getattr(finding, "rank", "")) == str(expected.rank))
     if expected.steps:
         words = "|".join(str(step) for step in expected.steps)
         named = re.search(rf"(?i)(ProfilerStep#|\bsteps?[ #]*)({words})\b", text) is not None
@@ -118,7 +118,7 @@ def _subject(finding: Any) -> tuple[str, str]:
 
 def _grown(finding: Any, before: Any) -> bool:
     """Whether a finding costs clearly more than before the fault."""
-    share, usual = finding.cost_frac or 0.0, before.cost_frac or 0.0
+    share, usual = (getattr(one, "cost_frac", None) or 0.0 for one in (finding, before))
     return bool(share > 1.2 * usual + 0.02)
 
 

@@ -42,6 +42,8 @@ class Options:
         loader: annotation of the DataLoader's iterator.
         batch_bytes: size of a batch; pinned: in page-locked memory.
         item: the loss is read at the end of each step (``loss.item()``).
+        pinned_scalars: ``.item()`` copies to pinned memory, as newer PyTorch does; else the
+            host waits in cudaMemcpyAsync.
         tensor_cores: products run in bfloat16 on tensor cores, not in float32.
         fused_attention: scaled_dot_product_attention with a flash kernel.
         pointwise: further elementwise kernels after each layer.
@@ -61,6 +63,7 @@ class Options:
     batch_bytes: int = 4_194_304
     pinned: bool = True
     item: bool = True
+    pinned_scalars: bool = True
     tensor_cores: bool = True
     fused_attention: bool = True
     pointwise: int = 0
@@ -195,7 +198,7 @@ def parameters(r: Rank) -> int:
 def read_loss(r: Rank) -> None:
     """``loss.item()``."""
     with r.op("aten::item"), r.op("aten::_local_scalar_dense"):
-        r.copy("DtoH", 4, pinned=False, wait=True)
+        r.copy("DtoH", 4, pinned=r.job.options.pinned_scalars, wait=True)
 
 
 def reduce_gradients(r: Rank, elements: int, stream: int | None = None) -> Program:

@@ -54,7 +54,7 @@ class Recording:
 
     def span_us(self) -> float:
         """From the first slice to the last."""
-        return max(map(end_of, self.events)) - min(e["ts"] for e in self.events)
+        return max(map(end_of, self.events)) - float(min(e["ts"] for e in self.events))
 
     def idle_in(self, slice_: dict[str, Any]) -> float | None:
         """The first moment in a slice of the host without running or launched device work."""
@@ -156,7 +156,9 @@ def delay(recordings: list[Recording], late: int, moments: list[tuple[float, flo
     """
     own, others = recordings[late], [r for i, r in enumerate(recordings) if i != late]
     theirs = [r.collectives() for r in others]
-    points, shifts, behind = [], [[] for _ in others], 0.0
+    points: list[tuple[float, float]] = []
+    shifts: list[list[tuple[float, float]]] = [[] for _ in others]
+    behind = 0.0
     pending = sorted(moments)
     for number, mine in enumerate(own.collectives()):
         while pending and pending[0][0] < mine["ts"]:

@@ -286,10 +286,10 @@ class Rank:
         start = self.now
         begin = max(start + self.about(LATENCY_US, 0.2), self.free[COMPUTE] + GAP_US)
         # a pageable copy returns when the driver has read (or written) the host's memory
-        blocks = not pinned or wait
-        self.now = begin + us + 2.0 if blocks and way != "DtoD" else start + self.job.call_us
+        blocks = not pinned and way != "DtoD"
+        self.now = begin + us + 2.0 if blocks else start + self.job.call_us
         self._record_call("cudaMemcpyAsync", start, {})
-        ids = {"device": self.device, "context": 1, "stream": COMPUTE, "bytes": size}
+        ids: Args = {"device": self.device, "context": 1, "stream": COMPUTE, "bytes": size}
         ids |= {"correlation": self.correlation, "memory bandwidth (GB/s)": size / us / 1000}
         if self.open:
             ids = {"External id": self.open[-1], **ids}

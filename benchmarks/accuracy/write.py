@@ -79,6 +79,7 @@ def _metadata(job: Job, rank: Rank) -> list[dict[str, Any]]:
         ("process_labels", pid, 0, {"labels": "CPU"}),
         ("process_sort_index", pid, 0, {"sort_index": pid}),
         ("thread_name", pid, pid, {"name": f"thread {pid} (python)"}),
+        ("thread_name", pid, pid + 31, {"name": f"thread {pid + 31} (pt_autograd_0)"}),
     ]
     if rank.rank not in job.untraced:
         rows += [

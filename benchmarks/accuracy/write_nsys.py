@@ -37,7 +37,7 @@ def write_nsys(job: Job, ranks: list[Rank], folder: Path) -> None:
     for rank in ranks:
         process = Process(export, rank.rank, 1_000_000)
         if job.world > 1:
-            set_up(process)
+            set_up(process, job.world)
         else:
             export.add("TARGET_INFO_GPU", id=0, name=job.gpu, totalMemory=80 << 30, cuDevice=0)
             export.add("TARGET_INFO_CUDA_DEVICE", gpuId=0, cudaId=0, pid=process.pid)
