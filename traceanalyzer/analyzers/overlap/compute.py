@@ -222,10 +222,12 @@ def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFram
     part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
     begins, _ = _extents(parts)
     epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
-    begin = begins.min() - epochs if one_clock else begins - epochs
+    if one_clock:
+        begins = pl.Series([begins.min()], dtype=pl.Int64).new_from_index(0, len(parts))
+    begin = begins - epochs
     rows = pl.concat(frames).with_columns(
         pl.Series("path", [part.path for part in parts], pl.String)[part],
-        begin[part].alias("begin"),
+        begin.gather(part).alias("begin"),
     )
     return _sorted(
         rows.select(

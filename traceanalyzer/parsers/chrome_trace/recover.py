@@ -21,11 +21,11 @@ from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_ev
 
 #: Recovery may cost this many units for each byte of text, a unit being the decoding of a byte.
 _PATIENCE = 3
-_FREE = 1 << 20
+_FREE = 1 << 21
 #: What an event costs at least, and further one that is decoded alone, or that is lost.
-_LEAST, _ALONE, _LOSS = 1 << 6, 1 << 8, 3 << 8
+_LEAST, _ALONE, _LOSS = 1 << 7, 3 << 7, 1 << 10
 #: What it costs to mend a fault, to look for faults in a byte, and to go on behind a bracket.
-_FAULT, _MEND, _BRACKET = 1 << 6, 2, 1 << 5
+_FAULT, _MEND, _BRACKET = 3 << 5, 2, 1 << 5
 #: Text with more faults than one in so many bytes is not mended.
 _BYTES_PER_FAULT, _FEW_FAULTS = 8, 64
 #: Events are decoded together, in runs of up to so many bytes.
@@ -63,6 +63,8 @@ _low_half = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 _object = re.compile(rb'\{\s*+["}]')
+#: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
+_mendable = re.compile(rb"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 _blanks = re.compile(rb"[ \t\r\n,]*+")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
@@ -329,7 +331,7 @@ def _is_cut(damaged: DamagedText, at: int) -> bool:
         window = damaged.text[at : at + size]
         end = value_end(window.decode("latin-1"), 0)
         damaged.spent += end.wrong or len(window)
-        if end.wrong is not None and not end.cut:
+        if end.wrong is not None and not end.cut and _mendable.match(window, end.wrong):
             try:
                 end = value_end(damaged.mended(window)[0].decode("latin-1"), 0)
             except BAD_TEXT:
