@@ -68,7 +68,7 @@ def test_nccl_training_on_as_many_ranks_as_asked_for(tmp_path: Path) -> None:
     assert len(files) == 34
     assert all(10_000 < len(data) < 15_000 for data in files.values())
     found = ta.comm_outliers(tmp_path)
-    assert found.late_ranks["rank"].to_list() == [9]
+    assert found.late_ranks()["rank"].to_list() == [9]
     assert found.instances["group_size"].unique().sort().to_list() == [2, 4, 34]
 
 

@@ -126,13 +126,14 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     why = [waits, loader, copies, *_other_causes(near), launching, host.extents(excerpt)]
     unhidden = host.drained(near, gaps, busy)
     pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why, unhidden)]
+    caused = _with_causes(pieces[1:])
     hidden = intervals.intersect(loader, busy, _UNIT)
     unfed = pl.col("launched") > pl.col("start")
     exposed, unfed_gaps = _exposed(excerpt), idle.filter(short, unfed)
     windows = [*pieces, loader, copies, hidden, exposed, unfed_gaps]
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-    longest = longest_gaps.longest(excerpt, gaps, pieces, options.library_names)
+    longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
     python = (excerpt.slices["kind"] == "python_function").any()
     return Part(
         rank=excerpt.rank,
@@ -147,7 +148,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         and longest["cause"].is_in(_UNEXPLAINED).any(),
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
-        causes=_by_cause(pieces),
+        causes=_by_cause(caused),
         lost=_lost([*pieces[1:], exposed], unfed_gaps) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
@@ -326,21 +327,17 @@ def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl
     return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
 
 
-def _by_cause(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The pieces of idle time, a frame for each of :data:`CAUSES`: unit, start, end, cause."""
+    cause = np.repeat(np.arange(len(idle)), [pieces.height for pieces in idle])
+    rows = pl.concat([pieces[["unit", "start", "end"]] for pieces in idle])
+    return rows.with_columns(cause=pl.Series(CAUSES, dtype=CAUSE)[cause])
+
+
+def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
-    causes_of = [
-        pl.Series("cause", [cause]).new_from_index(0, idle.height)
-        for cause, idle in zip(CAUSES, pieces[1:], strict=True)
-    ]
-    idle = pl.concat([piece[["unit", "start", "end"]] for piece in pieces[1:]])
-    return (
-        idle.with_columns(pl.concat(causes_of))
-        .group_by("unit", "cause", maintain_order=True)
-        .agg(
-            gaps=pl.len().cast(pl.Int64),
-            idle_ns=length.sum(),
-            longest_ns=length.max(),
-        )
+    return caused.group_by("unit", "cause", maintain_order=True).agg(
+        gaps=pl.len().cast(pl.Int64), idle_ns=length.sum(), longest_ns=length.max()
     )
 
 

@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.libraries import by_component, is_own
 from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
-from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, DEVICE_WAIT, PROFILER, SHORT_GAP
+from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
 from traceanalyzer.frames import linking
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
@@ -19,7 +19,7 @@ MOST = 200
 def longest(
     excerpt: Excerpt,
     gaps: pl.DataFrame,
-    pieces: Sequence[pl.DataFrame],
+    caused: pl.DataFrame,
     libraries: Sequence[str],
 ) -> pl.DataFrame:
     """The longest gaps, in order of length.
@@ -37,31 +37,27 @@ def longest(
     top = long.sort(length, "unit", "start", descending=[True, False, False]).head(MOST)
     middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
     within = linking.enclosing(middle.select("ts"), excerpt.steps)["slice"]
-    known = _between(_caused(top, pieces), excerpt.work).with_columns(
+    known = _between(_caused(top, caused), excerpt.work).with_columns(
         step=excerpt.steps["step"].gather(within)
     )
     evidence = [known, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
     return pl.concat([*evidence, _stream_waits(known, excerpt)], how="horizontal")
 
 
-def _caused(gaps: pl.DataFrame, pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:
     """Adds the cause that most of each gap is due to, ``cause``, and how much, ``cause_ns``."""
     numbered = gaps.with_row_index("gap")
-    parts = [
-        idle.select("unit", "start", "end", ts="start", sort=pl.lit(place, pl.UInt32))
-        for place, idle in enumerate(pieces[1:])
-        if CAUSES[place] not in (PROFILER, SHORT_GAP)  # none of these is in a long gap
-    ]
-    held = linking.label_by_interval(pl.concat(parts), gaps, ["unit"]).rename({"interval": "gap"})
+    # none of these is in a long gap
+    parts = caused.filter(~pl.col("cause").is_in((PROFILER, SHORT_GAP))).with_columns(ts="start")
+    held = linking.label_by_interval(parts, gaps, ["unit"]).rename({"interval": "gap"})
     most = (
         held.drop_nulls("gap")
-        .group_by("gap", "sort")
+        .group_by("gap", "cause")
         .agg(cause_ns=(pl.col("end") - pl.col("start")).sum())
-        .sort("cause_ns", "sort", descending=[True, False])
+        .sort("cause_ns", "cause", descending=[True, False])
         .unique("gap", keep="first", maintain_order=True)
     )
-    cause = pl.col("sort").replace_strict(dict(enumerate(CAUSES)), return_dtype=pl.String)
-    told = most.select("gap", "cause_ns", cause=cause)
+    told = most.select("gap", "cause_ns", pl.col("cause").cast(pl.String))
     return numbered.join(told, on="gap", how="left", maintain_order="left").drop("gap")
 
 

@@ -336,9 +336,8 @@ def _by_step(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame | 
     keys = ("rank", "path", "device", "step", "name", "blocks")
     rows = pl.concat(found).group_by(keys).agg(pl.col("n", "total_ns").sum())
     kernel = mapped(rows["name"], brief.__getitem__).alias("kernel")
-    return rows.select("rank", "path", "device", "step", kernel, "blocks", "n", "total_ns").sort(
-        pl.all()
-    )
+    named_so = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
+    return named_so.sort(pl.all())
 
 
 def _with_operators_of_replays(

@@ -243,10 +243,7 @@ def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         queue, full_ns (summed durations of the calls that block); queues without any are left out.
     """
     longest = changes.group_by("queue").agg(pl.col(STREAM).first(), most=pl.col("length").max())
-    if (
-        longest.filter(pl.col("most") >= _LEAST_FULL).is_empty()
-        and not (calls["full_ns"] > 0).any()
-    ):
+    if longest.filter(pl.col("most") >= _LEAST_FULL).is_empty() and not calls["full_ns"].sum():
         return pl.DataFrame(schema={"queue": pl.Int64, "full_ns": pl.Int64})
     placed = calls.join(longest, on=STREAM, nulls_equal=True).select(
         "queue", "most", "launch_name", "call_ns", "full_ns", "loading_ns",

@@ -218,27 +218,40 @@ def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFram
     Time is counted from the first device work of all, or of each file where they do not share a
     clock.
     """
-    begins = [_absolute(part, "devices", one_clock=one_clock)["start"].min() for part in parts]
-    first = pl.Series(begins).min()
-    frames = [
-        _absolute(part, name, one_clock=one_clock).select(
+    frames: list[pl.DataFrame] = [getattr(part, name) for part in parts]
+    part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
+    begins, _ = _extents(parts)
+    epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
+    if one_clock:
+        begins = pl.Series([begins.min()], dtype=pl.Int64).new_from_index(0, len(parts))
+    begin = begins - epochs
+    rows = pl.concat(frames).with_columns(
+        pl.Series("path", [part.path for part in parts], pl.String)[part],
+        begin.gather(part).alias("begin"),
+    )
+    return _sorted(
+        rows.select(
             "rank",
             "path",
-            pl.exclude("rank", "path", "start", "end"),
-            at_ns=pl.col("start") - (first if one_clock else begin),
+            pl.exclude("rank", "path", "start", "end", "begin"),
+            at_ns=pl.col("start") - pl.col("begin"),
             span_ns=pl.col("end") - pl.col("start"),
         )
-        for part, begin in zip(parts, begins, strict=True)
-    ]
-    return _sorted(pl.concat(frames))
+    )
+
+
+def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
+    """When the device work of each part begins and ends, in absolute time where that is known."""
+    epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
+    begins = pl.Series([part.devices["start"].min() for part in parts], dtype=pl.Int64)
+    ends = pl.Series([part.devices["end"].max() for part in parts], dtype=pl.Int64)
+    return begins + epochs, ends + epochs
 
 
 def _one_clock(parts: Sequence[Part]) -> bool:
     """Whether all files tell absolute times, or none does, and all recorded some one moment."""
     epochs = {part.epoch_ns is None for part in parts}
-    frames = [_absolute(part, "devices", one_clock=True) for part in parts]
-    begins = pl.Series([frame["start"].min() for frame in frames])
-    ends = pl.Series([frame["end"].max() for frame in frames])
+    begins, ends = _extents(parts)
     return len(epochs) == 1 and bool((begins.max() <= ends).all())
 
 

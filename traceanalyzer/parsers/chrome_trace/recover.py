@@ -21,11 +21,11 @@ from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_ev
 
 #: Recovery may cost this many units for each byte of text, a unit being the decoding of a byte.
 _PATIENCE = 3
-_FREE = 1 << 20
+_FREE = 1 << 21
 #: What an event costs at least, and further one that is decoded alone, or that is lost.
-_LEAST, _ALONE, _LOSS = 1 << 6, 1 << 8, 3 << 8
+_LEAST, _ALONE, _LOSS = 1 << 7, 3 << 7, 1 << 10
 #: What it costs to mend a fault, to look for faults in a byte, and to go on behind a bracket.
-_FAULT, _MEND, _BRACKET = 1 << 6, 2, 1 << 5
+_FAULT, _MEND, _BRACKET = 3 << 5, 2, 1 << 5
 #: Text with more faults than one in so many bytes is not mended.
 _BYTES_PER_FAULT, _FEW_FAULTS = 8, 64
 #: Events are decoded together, in runs of up to so many bytes.
@@ -62,6 +62,9 @@ _odd_in_string = re.compile(
 _low_half = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
+_object = re.compile(rb'\{\s*+["}]')
+#: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
+_mendable = re.compile(rb"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 _blanks = re.compile(rb"[ \t\r\n,]*+")
 #: The end of an array, to be told from that of a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
@@ -124,6 +127,8 @@ class DamagedText:
 
     def end(self, at: int) -> int | None:
         """The offset behind the object that begins with the brace at an offset, or None."""
+        if not _object.match(self.text, at):
+            return None
         opened, ends = self._objects
         place = bisect.bisect_left(opened, at)
         is_known = place < len(opened) and opened[place] == at
@@ -162,14 +167,16 @@ class DamagedText:
     def _objects(self) -> tuple[array[int], array[int]]:
         """Offsets of opening braces, and behind the brace that closes each; 0: there is none."""
         at, is_open = _braces(self.text, self._openings)
-        level = np.cumsum(np.where(is_open, 1, -1), dtype=np.int32) + ~is_open
-        # braces of one level open and close in turn
+        level = np.cumsum(2 * is_open.astype(np.int8) - 1, dtype=np.int32)
+        level += ~is_open
         level -= level.min(initial=0)
-        order = np.argsort(np.minimum(level, 0xFFFF).astype(np.uint16), kind="stable")
-        first, second = order[:-1], order[1:]
-        pair = is_open[first] & ~is_open[second] & (level[first] == level[second])
+        levels = np.minimum(level, 0xFFFF, out=level).astype(np.uint16)
+        # braces of one level open and close in turn
+        order = np.argsort(levels, kind="stable").astype(np.int32)
+        levels, opens = levels[order], is_open[order]
+        pair = np.flatnonzero(opens[:-1] & ~opens[1:] & (levels[:-1] == levels[1:]))
         ends = np.zeros(len(at), np.int32)
-        ends[first[pair]] = at[second[pair]] + 1
+        ends[order[pair]] = at[order[pair + 1]] + 1
         return array("i", at[is_open].tobytes()), array("i", ends[is_open].tobytes())
 
 
@@ -187,7 +194,7 @@ def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_
     before = np.zeros(len(at), np.int32)
     starts = np.searchsorted(at, openings)
     before[starts] = quotes[starts]
-    quotes -= np.maximum.accumulate(before)
+    quotes -= np.maximum.accumulate(before, out=before)
     is_brace = (quotes & 1 == 0) & (kind != _QUOTE)
     return at[is_brace], kind[is_brace] == _OPEN
 
@@ -324,7 +331,7 @@ def _is_cut(damaged: DamagedText, at: int) -> bool:
         window = damaged.text[at : at + size]
         end = value_end(window.decode("latin-1"), 0)
         damaged.spent += end.wrong or len(window)
-        if end.wrong is not None and not end.cut:
+        if end.wrong is not None and not end.cut and _mendable.match(window, end.wrong):
             try:
                 end = value_end(damaged.mended(window)[0].decode("latin-1"), 0)
             except BAD_TEXT:
