@@ -1,7 +1,10 @@
 """From the device work of each rank to the kernels of all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -24,6 +27,9 @@ from traceanalyzer.vocabulary import (
     ENGINE_STEP,
     LAUNCH_KINDS,
 )
+
+if TYPE_CHECKING:
+    from traceanalyzer.run import Reader
 
 #: Columns that tell the groups of a ``By`` apart, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
@@ -68,7 +74,7 @@ class Part:
         kernels: name and family of each kernel, copy and set.
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
-        before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
+        before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
     """
 
     path: str
@@ -76,7 +82,7 @@ class Part:
     kernels: pl.DataFrame
     devices: pl.DataFrame
     unfinished: int
-    before_ns: int | None
+    before: int | launching.Beginning | None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -99,16 +105,8 @@ def measure(trace: Trace, options: Options) -> Part:
     rows = work.select(*told, length).with_columns(number)
     if options.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, options.by))
-    before_ns = launching.launched_before_ns(trace, work)
-    return Part(trace.meta.path, rows, kernels, devices, unfinished, before_ns)
-
-
-def more(parts: Sequence[Part], options: Options) -> Needs | None:
-    """The launch calls too, where work may have been launched before the recording started."""
-    if all(part.before_ns is not None for part in parts):
-        return None
-    unused = {"tid", "stream", "external_id", "bytes"}
-    return Needs({*DEVICE_WORK, *LAUNCH_KINDS}, unused=tuple(unused - {options.by}))
+    before = launching.launched_before(trace, work)
+    return Part(trace.meta.path, rows, kernels, devices, unfinished, before)
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -128,7 +126,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         busy_ns=int(devices["busy_ns"].sum()),
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
-        launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
+        launched_before_ns=launching.known_ns(part.before for part in parts),
+        beginnings=launching.beginnings(part.before for part in parts),
         families=families,
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
@@ -138,7 +137,14 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-KERNELS = Analyzer("kernels", Options, needs, measure, combine, more=more)
+def refine(result: Kernels, _options: Options, reader: Reader) -> Kernels:
+    """Reads what tells how much work was launched before the recordings started."""
+    read_ns = launching.read_launched_before(result.beginnings, reader)
+    before_ns = launching.known_ns((result.launched_before_ns, read_ns))
+    return replace(result, launched_before_ns=before_ns, beginnings=())
+
+
+KERNELS = Analyzer("kernels", Options, needs, measure, combine, refine=refine)
 
 
 # --- one rank ------------------------------------------------------------------------------

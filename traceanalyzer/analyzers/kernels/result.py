@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
-from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.result import Chart, Result, Table, View
@@ -45,7 +45,7 @@ class Kernels(Result):
         span_ns: first start to last end of each device's work, summed over the devices.
         unfinished: pieces without an end, which are not counted.
         launched_before_ns: time of the device work that was launched before the recording started,
-            summed up; None where that is not known.
+            summed up; None where that is not known, or can be but a small part.
         families: one row a family: the columns of the groups where asked for, ``family``, ``n``,
             ``total_ns``, ``busy_frac`` and ``span_frac`` (total over the busy time and the span),
             ``mean_ns``, ``min_ns``, ``median_ns``, ``p99_ns``, ``max_ns``; largest total first.
@@ -55,6 +55,7 @@ class Kernels(Result):
             that takes most of it, and ``family_frac``, how much of the group's total.
         devices: one row a device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
+        beginnings: first device work whose launch calls were not read.
     """
 
     by: By | None
@@ -68,6 +69,7 @@ class Kernels(Result):
     names: pl.DataFrame
     groups: pl.DataFrame | None
     devices: pl.DataFrame
+    beginnings: tuple[Beginning, ...] = ()
 
     @property
     def group(self) -> tuple[str, ...]:
