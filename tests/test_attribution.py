@@ -11,6 +11,7 @@ from comm_traces import GEMM, US, device, host, trace
 
 import traceanalyzer as ta
 from traceanalyzer import schema
+from traceanalyzer.analyzers.common import launching
 from traceanalyzer.analyzers.common.names import matcher
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, DATALOADER
 from traceanalyzer.result import Finding
@@ -274,6 +275,47 @@ def test_work_launched_before_the_recording_is_reported(shared: Any) -> None:
         assert result.launched_before_ns == results[0].launched_before_ns
         assert any("before the recording" in note for note in result.notes)
     assert results[0].launched_before_ns / total == pytest.approx(0.301, abs=0.001)
+
+
+def queued_trace(tmp_path: Path, later: int) -> str:
+    """A file: two kernels of 40 us launched before it began, then ``later`` kernels of 10 us."""
+
+    def event(cat: str, name: str, ts: int, dur: int, number: int) -> dict[str, Any]:
+        of = {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+        return {**of, "args": {"correlation": number, "device": 0, "stream": 7}}
+
+    rows = [event("cpu_op", "aten::mm", 0, 50, 0)]
+    rows += [event("kernel", GEMM, at, 40, 3 + at) for at in (10, 50)]
+    for number in range(later):
+        rows += [
+            event("cuda_runtime", "cudaLaunchKernel", 60 + 20 * number, 5, 100 + number),
+            event("kernel", GEMM, 100 + 20 * number, 10, 100 + number),
+        ]
+    path = tmp_path / f"queued{later}.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    return str(path)
+
+
+def test_work_launched_before_the_recording_is_found_by_the_first_launch_calls(
+    tmp_path: Path,
+) -> None:
+    path = queued_trace(tmp_path, 8)
+    for source in (path, ta.read(path)):
+        for command in (ta.kernels, ta.overlap, ta.launches):
+            assert command(source).launched_before_ns == 80 * US
+
+
+def test_launch_calls_are_not_read_for_a_small_part_of_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_MOST_QUEUED", 4)
+    short, long = queued_trace(tmp_path, 8), queued_trace(tmp_path, 300)
+    assert ta.kernels(short).launched_before_ns == ta.overlap(short).launched_before_ns == 80 * US
+    read: list[ta.Trace] = []
+    assert ta.kernels(long).launched_before_ns is None
+    assert ta.overlap(long, seen=read.append).launched_before_ns is None
+    kinds = {kind for trace in read for kind in trace.events["kind"].unique()}
+    assert "cuda_runtime" not in kinds
 
 
 def test_every_cause_has_a_rule() -> None:

@@ -1,14 +1,23 @@
 """Which call of the host launched each piece of device work, on which thread, in which operator."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.base import Needs
+from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_frac, format_ns
-from traceanalyzer.vocabulary import LAUNCH_KINDS
+from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+
+if TYPE_CHECKING:
+    from traceanalyzer.run import Reader
 
 
 def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
@@ -68,26 +77,94 @@ def _launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
 #: A recording whose device work begins within this of its first event may hold work of before.
 _AT_START_NS = 2_000_000
 
+#: More pieces of device work are not queued: the launch queue of CUDA holds about 1,022.
+_MOST_QUEUED = 4096
 
-def launched_before_ns(trace: Trace, work: pl.DataFrame) -> int | None:
+#: Launch calls are not read where the first pieces of device work take less of its time.
+_SMALL_FRAC = 0.05
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first device work of a recording, whose launch calls were not read.
+
+    Attributes:
+        path: the file.
+        rank: of the device work.
+        window: (start, end) in which the work starts, on the file's clock.
+    """
+
+    path: str
+    rank: int | None
+    window: tuple[int, int]
+
+
+def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
     """How long device work ran that was launched before the recording started, summed up.
 
-    That is work without a launch call in a trace whose device work begins within 2 ms of its first
-    event, and that has launch calls for other work. None where no launch calls were read.
+    Correlation ids grow with time: work was launched before the recording if its id is smaller than
+    that of any recorded launch call of the process. It is looked for in traces whose device work
+    begins within 2 ms of their first event.
+
+    Args:
+        trace: of one rank.
+        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+
+    Returns:
+        The time in ns. Where no launch calls were read, what :func:`read_launched_before` needs;
+        None where the first 4,096 pieces take less than 5 % of the time of all work.
     """
     first, start = work["start"].min(), trace.meta.start_ns
     if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
         return 0
-    if not trace.events.select(pl.col("kind").is_in(LAUNCH_KINDS).any()).item():
+    calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS), pl.col("correlation") > 0)
+    if not calls.is_empty():
+        return _before_ns(calls, work)
+    length = work["end"] - work["start"]
+    if length.head(_MOST_QUEUED).sum() < _SMALL_FRAC * length.sum():
         return None
-    unknown = launch_rows(trace, work) == nesting.ROOT
-    return 0 if unknown.all() else int((work["end"] - work["start"]).to_numpy()[unknown].sum())
+    last = work["start"].head(_MOST_QUEUED)[-1]
+    return Beginning(trace.meta.path, trace.meta.rank, (start, last + 1))
 
 
-def sum_of_known(values: Iterable[int | None]) -> int | None:
-    """The sum of the values that are known; None where none is."""
-    known = [value for value in values if value is not None]
+def _before_ns(calls: pl.DataFrame, work: pl.DataFrame) -> int:
+    """The time of work with a correlation id below those of all calls of its process."""
+    # a file that does not tell the process of device work is one process's
+    pid = pl.lit(None, pl.Int64).alias("pid") if work["pid"].null_count() else pl.col("pid")
+    least = calls.group_by(pid).agg(least=pl.col("correlation").min())
+    pieces = work.select(pid, "correlation", length=pl.col("end") - pl.col("start"))
+    joined = pieces.join(least, on="pid", how="left", nulls_equal=True)
+    before = joined.filter(pl.col("correlation") < pl.col("least"))
+    return int(before["length"].sum()) if before.height < work.height else 0
+
+
+def read_launched_before(beginnings: Sequence[Beginning], reader: Reader) -> int | None:
+    """As :func:`launched_before`, by the launch calls of the beginnings; None where there are none.
+
+    Of each file only the events of that time are read again.
+    """
+    if not beginnings:
+        return None
+    windows = {one.path: [one.window] for one in beginnings}
+    ranks = {None, *(one.rank for one in beginnings)}  # read again, a file may not tell its rank
+    unused = ("tid", "stream", "external_id", "bytes")
+    traces = reader.traces(Needs({*DEVICE_WORK, *LAUNCH_KINDS}, unused=unused), windows)
+    return known_ns(
+        launched_before(trace, device_work(trace))
+        for trace in traces
+        if trace.meta.path in windows and trace.meta.rank in ranks
+    )
+
+
+def known_ns(before: Iterable[int | Beginning | None]) -> int | None:
+    """The sum of the times that are known; None where none is."""
+    known = [time for time in before if isinstance(time, int)]
     return sum(known) if known else None
+
+
+def beginnings(before: Iterable[int | Beginning | None]) -> tuple[Beginning, ...]:
+    """Those whose launch calls are still to be read."""
+    return tuple(one for one in before if isinstance(one, Beginning))
 
 
 def note_launched_before(before_ns: int | None, whole_ns: int) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
 """From the device work of each rank to the kernels of all ranks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -25,6 +28,9 @@ from traceanalyzer.vocabulary import (
     ENGINE_STEP,
     LAUNCH_KINDS,
 )
+
+if TYPE_CHECKING:
+    from traceanalyzer.run import Reader
 
 #: Columns that tell the groups of a ``By`` apart, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
@@ -69,7 +75,7 @@ class Part:
         kernels: name and family of each kernel, copy and set.
         devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: pieces without an end, which are not counted.
-        before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
+        before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
         replays: of kernels that graphs replayed their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
             of the others. None unless grouped by operator.
@@ -82,7 +88,7 @@ class Part:
     kernels: pl.DataFrame
     devices: pl.DataFrame
     unfinished: int
-    before_ns: int | None
+    before: int | launching.Beginning | None
     replays: pl.DataFrame | None = None
     launchers: pl.DataFrame | None = None
     by_step: pl.DataFrame | None = None
@@ -106,8 +112,8 @@ def measure(trace: Trace, options: Options) -> Part:
     number, kernels = _kernels(work)
     devices = _devices(trace, work)
     rows = work.select(*told, length).with_columns(number)
-    before_ns = launching.launched_before_ns(trace, work)
-    part = Part(trace.meta.path, rows, kernels, devices, unfinished, before_ns)
+    before = launching.launched_before(trace, work)
+    part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
     if options.by not in ("operator", "annotation"):
         return part
     launched = _launched_in(trace, work, options.by)
@@ -125,14 +131,6 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     part = measure(trace, options)
     work = device_work(trace, options.patterns)
     return replace(part, by_step=_kernels_of_steps(trace, work))
-
-
-def more(parts: Sequence[Part], options: Options) -> Needs | None:
-    """The launch calls too, where work may have been launched before the recording started."""
-    if all(part.before_ns is not None for part in parts):
-        return None
-    unused = {"tid", "stream", "external_id", "bytes"}
-    return Needs({*DEVICE_WORK, *LAUNCH_KINDS}, unused=tuple(unused - {options.by}))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -153,7 +151,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         busy_ns=int(devices["busy_ns"].sum()),
         span_ns=int(devices["span_ns"].sum()),
         unfinished=sum(part.unfinished for part in parts),
-        launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
+        launched_before_ns=launching.known_ns(part.before for part in parts),
+        beginnings=launching.beginnings(part.before for part in parts),
         replayed=replayed.height,
         replayed_ns=int(replayed["length_ns"].sum()),
         replayed_matched=matched.height,
@@ -168,13 +167,20 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
+def refine(result: Kernels, _options: Options, reader: Reader) -> Kernels:
+    """Reads what tells how much work was launched before the recordings started."""
+    read_ns = launching.read_launched_before(result.beginnings, reader)
+    before_ns = launching.known_ns((result.launched_before_ns, read_ns))
+    return replace(result, launched_before_ns=before_ns, beginnings=())
+
+
 KERNELS = Analyzer(
     "kernels",
     Options,
     needs,
     measure,
     combine,
-    more=more,
+    refine=refine,
     report_measure=measure_for_diagnosis,
 )
 

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.display import bars, headings, rank_column, sentences
 from traceanalyzer.analyzers.common.kernel_names import OTHER, is_plain_float
-from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices
 from traceanalyzer.analyzers.kernels.options import By
 from traceanalyzer.result import Chart, Result, Table, View
@@ -48,7 +48,7 @@ class Kernels(Result):
         span_ns: first start to last end of each device's work, summed over the devices.
         unfinished: pieces without an end, which are not counted.
         launched_before_ns: time of the device work that was launched before the recording started,
-            summed up; None where that is not known.
+            summed up; None where that is not known, or can be but a small part.
         replayed: kernels that CUDA or HIP graphs replayed, 0 unless grouped by operator;
             replayed_ns: their time.
         replayed_matched: those counted for the operator that launches them in a capture or a step
@@ -66,6 +66,7 @@ class Kernels(Result):
             ``path``, ``device``, ``step`` (in which it was launched, null where it was in none),
             ``kernel``, ``blocks`` (of its grid, null where not recorded), ``n``, ``total_ns``.
             None but in a diagnosis or report.
+        beginnings: first device work whose launch calls were not read.
     """
 
     by: By | None
@@ -84,6 +85,7 @@ class Kernels(Result):
     groups: pl.DataFrame | None
     devices: pl.DataFrame
     by_step: pl.DataFrame | None
+    beginnings: tuple[Beginning, ...] = ()
 
     @property
     def group(self) -> tuple[str, ...]:

@@ -1,7 +1,10 @@
 """From the device work of each rank to the parts of all devices' time: whole and over time."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -20,6 +23,9 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
+
+if TYPE_CHECKING:
+    from traceanalyzer.run import Reader
 
 _KINDS = frozenset({*DEVICE_WORK, "user_annotation", "nvtx"})
 
@@ -61,7 +67,7 @@ class Part:
             (of this stream alone), alone_ns (no other stream of the device running).
         stretches: a row a device and stretch of time, see :func:`stretches`.
         unfinished: pieces of work without an end, which are not counted.
-        before_ns: see :func:`~traceanalyzer.analyzers.common.launching.launched_before_ns`.
+        before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
         step_hint: how steps are marked for the profiler that wrote the file.
         exposed: why communication is exposed; None where none is.
     """
@@ -74,7 +80,7 @@ class Part:
     streams: pl.DataFrame
     stretches: pl.DataFrame
     unfinished: int
-    before_ns: int | None
+    before: int | launching.Beginning | None
     step_hint: str = ""
     exposed: Exposed | None = None
 
@@ -102,7 +108,7 @@ def measure(trace: Trace, options: Options) -> Part:
         streams=_streams(work),
         stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
-        before_ns=launching.launched_before_ns(trace, work),
+        before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),
         exposed=reasons.measure(trace, work, options.patterns)
         if devices["exposed_communication_ns"].sum()
@@ -111,13 +117,9 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def more(parts: Sequence[Part], _options: Options) -> Needs | None:
-    """The launch calls too, where they may show why communication is exposed, or what is missing.
-
-    What may be missing are launches of before the recording.
-    """
+    """The launch calls too, where they may show why communication is exposed."""
     wanting = [p.devices for p in parts if p.exposed and not p.exposed.knows_launches]
-    exposed = bool(wanting) and _is_much(pl.concat(wanting))
-    if exposed or any(part.before_ns is None for part in parts):
+    if wanting and _is_much(pl.concat(wanting)):
         return Needs(_KINDS | {*LAUNCH_KINDS}, MARK_NAMES, unused=("external_id", "bytes"))
     return None
 
@@ -146,7 +148,8 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         ),
         timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
         unfinished=sum(part.unfinished for part in parts),
-        launched_before_ns=launching.sum_of_known(part.before_ns for part in parts),
+        launched_before_ns=launching.known_ns(part.before for part in parts),
+        beginnings=launching.beginnings(part.before for part in parts),
         reasons=reasons.divide(
             [part.exposed for part in parts if part.exposed and _is_much(whole)]
         ),
@@ -160,7 +163,14 @@ def _is_much(devices: pl.DataFrame) -> bool:
     return bool(devices["exposed_communication_ns"].sum() > SMALL_FRAC * whole)
 
 
-OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more)
+def refine(result: Overlap, _options: Options, reader: Reader) -> Overlap:
+    """Reads what tells how much work was launched before the recordings started."""
+    read_ns = launching.read_launched_before(result.beginnings, reader)
+    before_ns = launching.known_ns((result.launched_before_ns, read_ns))
+    return replace(result, launched_before_ns=before_ns, beginnings=())
+
+
+OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more, refine=refine)
 
 
 # --- one rank ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
-from traceanalyzer.analyzers.common.launching import note_launched_before
+from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
 from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.overlap.options import By
@@ -77,9 +77,10 @@ class Overlap(Result):
         timeline: a row a device and stretch of time, see :func:`~.compute.timeline`.
         unfinished: pieces of device work without an end, not counted.
         launched_before_ns: time of the device work that was launched before the recording started,
-            summed up; None where that is not known.
+            summed up; None where that is not known, or can be but a small part.
         reasons: why communication is exposed, see :func:`~.reasons.divide`; empty where it is less
             than 5 % of the time.
+        beginnings: first device work whose launch calls were not read.
     """
 
     by: By
@@ -91,6 +92,7 @@ class Overlap(Result):
     unfinished: int = 0
     launched_before_ns: int | None = None
     reasons: pl.DataFrame = field(default_factory=pl.DataFrame)
+    beginnings: tuple[Beginning, ...] = ()
 
     def view(self) -> View:
         """The tables of ``by`` first; the parts as bars, and how busy devices were over time."""
