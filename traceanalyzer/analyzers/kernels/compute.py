@@ -96,6 +96,7 @@ def measure(trace: Trace, options: Options) -> Part:
     work = device_work(trace, options.patterns)
     if work.is_empty():
         raise MissingData(f"{trace.meta.path}: no device work that was recorded ever ends")
+    before = launching.launched_before(trace, work)
     length = (pl.col("end") - pl.col("start")).alias("length_ns")
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
@@ -105,7 +106,6 @@ def measure(trace: Trace, options: Options) -> Part:
     rows = work.select(*told, length).with_columns(number)
     if options.by in ("operator", "annotation"):
         rows = rows.with_columns(_launched_in(trace, work, options.by))
-    before = launching.launched_before(trace, work)
     return Part(trace.meta.path, rows, kernels, devices, unfinished, before)
 
 
