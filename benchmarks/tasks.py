@@ -137,7 +137,7 @@ def imports_for(command: str) -> Callable[[str], tuple[float, int]]:
 
     def imports(_: str) -> tuple[float, int]:
         start = time.perf_counter()
-        for module in (*MODULES, f"traceanalyzer.analyzers.{COMMANDS[command]}"):
+        for module in (*MODULES, f"traceanalyzer.analyzers.{COMMANDS[command]}.compute"):
             importlib.import_module(module)
         return time.perf_counter() - start, len(sys.modules)
 

@@ -61,5 +61,5 @@ def test_a_launcher_without_rank_is_left_out():
 
 def test_one_rank_stays_as_it_is():
     one = trace([device(GEMM, 0, US)])
-    (found,) = apart(one)
+    (found,) = apart([one])
     assert found is one

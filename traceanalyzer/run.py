@@ -116,7 +116,7 @@ def only_trace(
         trace = with_assumed_rank(trace, how.assume_rank)
     if how.rank is None:
         return trace
-    found = ranks.apart(trace)
+    found = ranks.apart([trace])
     for one in found:
         if one.meta.rank == how.rank:
             return one
@@ -382,8 +382,9 @@ class _Inputs:
         self.metas |= {meta.path: meta for meta in trace.sources}
         if not self._split and how.rank is None:
             return _Opened(path, isinstance(item, str), truncated, [trace])
-        sources, traces = trace.sources, ranks.apart(trace)
+        sources, held = trace.sources, [trace]
         del trace
+        traces = ranks.apart(held)
         # a rank may have no event of the kinds that were read
         self._ranks |= {one.meta.rank for one in traces} | {meta.rank for meta in sources}
         chosen = [one for one in traces if how.rank in (None, one.meta.rank)]

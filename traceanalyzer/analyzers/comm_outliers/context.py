@@ -15,18 +15,22 @@ NCCL allocates its buffers on the device, beside PyTorch's allocator. Where next
 it makes do with small ones, or fails; the allocator itself stops the device to give memory back.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.common.names import ADDRESS, starting_with
-from traceanalyzer.analyzers.memory.fill import Fill
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.units import format_frac, format_ns
+
+if TYPE_CHECKING:
+    from traceanalyzer.analyzers.memory.fill import Fill
 
 IDLE = "idle"
 

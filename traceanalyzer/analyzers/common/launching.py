@@ -121,7 +121,7 @@ def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
     if not calls.is_empty():
         return _before_ns(calls, work)
     length = work["end"] - work["start"]
-    if length.head(_MOST_QUEUED).sum() < _SMALL_FRAC * length.sum():
+    if int(length.head(_MOST_QUEUED).sum()) < _SMALL_FRAC * int(length.sum()):
         return None
     last = work["start"].head(_MOST_QUEUED)[-1]
     return Beginning(trace.meta.path, trace.meta.rank, (start, last + 1))

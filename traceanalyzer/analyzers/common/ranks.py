@@ -17,7 +17,7 @@ def by_rank(traces: Trace | Sequence[Trace]) -> list[Trace]:
     they use a device.
     """
     several = [traces] if isinstance(traces, Trace) else traces
-    return [one for trace in several for one in apart(trace)]
+    return [one for trace in several for one in apart([trace])]
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -31,23 +31,36 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def apart(trace: Trace) -> list[Trace]:
-    """The trace divided by rank."""
+def apart(held: list[Trace]) -> list[Trace]:
+    """The trace in the list, which is emptied, divided by rank.
+
+    Columns of events are divided and freed one by one: they are not all in memory twice.
+    """
+    trace = held.pop()
     ranks = _ranks(trace.events)
     if len(ranks) <= 1:
         return [trace]
     # issues of one file are of all its ranks, those of joined files tell theirs
     whole = ("events", "issues") if len(trace.sources) == 1 else ("events",)
     side = {name: frame for name, frame in trace.tables.items() if name not in whole}
+    sources, issues, events = trace.sources, trace.issues, trace.events
+    owns = [events["rank"].eq_missing(pl.Series([rank], dtype=pl.Int32)) for rank in ranks]
+    # frames of one column: a column that is one value, such as null, takes no memory in a frame
+    columns = [events.select(name) for name in events.columns]
+    del trace, events
+    each: list[list[pl.DataFrame]] = [[] for _ in ranks]
+    while columns:
+        column = columns.pop(0)
+        for mine, own in zip(each, owns, strict=True):
+            mine.append(column.filter(own))
     found = []
-    for rank in ranks:
-        own = trace.events["rank"].eq_missing(pl.Series([rank], dtype=pl.Int32))
-        meta = next((m for m in trace.sources if m.rank == rank), trace.sources[0])
-        tables = {"issues": trace.issues} | {
+    for rank, mine, own in zip(ranks, each, owns, strict=True):
+        meta = next((m for m in sources if m.rank == rank), sources[0])
+        tables = {"issues": issues} | {
             name: _of_rank(name, frame, rank, own) for name, frame in side.items()
         }
-        events = trace.events.filter(own)
-        found.append(Trace(sources=(replace(meta, rank=rank),), events=events, **tables))
+        divided = pl.concat(mine, how="horizontal")
+        found.append(Trace(sources=(replace(meta, rank=rank),), events=divided, **tables))
     return found
 
 

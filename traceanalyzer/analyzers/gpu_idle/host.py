@@ -128,9 +128,11 @@ def take(trace: Trace, options: Options) -> Excerpt:
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     feeding = _feeding(trace, units, work, calls, steps.drop_nulls("tid"))
     known = feeding.select("pid", "tid", "thread").unique("thread")
-    by_thread = calls.join(
-        known, on=["pid", "tid"], how="left", nulls_equal=True, maintain_order="left"
+    by_thread = calls.lazy().join(
+        known.lazy(), on=_LANE, how="left", nulls_equal=True, maintain_order="left"
     )
+    launched = by_thread.select("work", "thread", start="launch_start", end="launch_end").collect()
+    del calls, by_thread  # of millions of calls, before the slices are taken
     pids = feeding.select("unit", "pid").unique()
     names = distinct(trace.events)
     runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
@@ -140,7 +142,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         steps=steps,
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
         work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
-        launched=by_thread.select("work", "thread", start="launch_start", end="launch_end"),
+        launched=launched,
         threads=feeding.select("unit", "thread"),
         slices=_slices(trace, known),
         samples=_samples(trace, known),

@@ -105,6 +105,7 @@ def measure(trace: Trace, options: Options) -> Part:
     work = device_work(trace, options.patterns)
     if work.is_empty():
         raise MissingData(f"{trace.meta.path}: no device work that was recorded ever ends")
+    before = launching.launched_before(trace, work)
     length = (pl.col("end") - pl.col("start")).alias("length_ns")
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
@@ -112,6 +113,7 @@ def measure(trace: Trace, options: Options) -> Part:
     number, kernels = _kernels(work)
     devices = _devices(trace, work)
     rows = work.select(*told, length).with_columns(number)
+<<<<<<< HEAD
     before = launching.launched_before(trace, work)
     part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
     if options.by not in ("operator", "annotation"):
@@ -131,6 +133,11 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     part = measure(trace, options)
     work = device_work(trace, options.patterns)
     return replace(part, by_step=_kernels_of_steps(trace, work))
+=======
+    if options.by in ("operator", "annotation"):
+        rows = rows.with_columns(_launched_in(trace, work, options.by))
+    return Part(trace.meta.path, rows, kernels, devices, unfinished, before)
+>>>>>>> bars
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:

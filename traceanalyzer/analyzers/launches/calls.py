@@ -95,7 +95,8 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         work of its stream had not ended when the call had).
     """
     launched = (
-        work.filter(pl.col("launch").is_not_null())
+        work.lazy()
+        .filter(pl.col("launch").is_not_null())
         .with_columns(pieces=pl.len().over("launch").cast(pl.UInt32))
         .unique("launch", keep="first", maintain_order=True)
     )
@@ -108,7 +109,7 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         call_ns=call_end - pl.col("launch_start"),
         delay_ns=(pl.col("start") - call_end).clip(0),
         waited=(pl.col("stream_free") > call_end).fill_null(value=False),
-    )  # fmt: skip
+    ).collect()  # fmt: skip
 
 
 def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> pl.DataFrame:
