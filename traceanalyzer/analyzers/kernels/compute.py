@@ -113,8 +113,6 @@ def measure(trace: Trace, options: Options) -> Part:
     number, kernels = _kernels(work)
     devices = _devices(trace, work)
     rows = work.select(*told, length).with_columns(number)
-<<<<<<< HEAD
-    before = launching.launched_before(trace, work)
     part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
     if options.by not in ("operator", "annotation"):
         return part
@@ -133,11 +131,6 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     part = measure(trace, options)
     work = device_work(trace, options.patterns)
     return replace(part, by_step=_kernels_of_steps(trace, work))
-=======
-    if options.by in ("operator", "annotation"):
-        rows = rows.with_columns(_launched_in(trace, work, options.by))
-    return Part(trace.meta.path, rows, kernels, devices, unfinished, before)
->>>>>>> bars
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
