@@ -409,17 +409,27 @@ def _nothing(result: CommOutliers) -> str:
 def slow_links(result: CommOutliers) -> list[str]:
     """Kinds of collective that use little of their link, the largest total time first."""
     waiting = "" if result.n_matched else " (wait time included)"
-    found = []
+    found, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
         speed = row["busbw_gbps"] if row["pure_busbw_gbps"] is None else row["pure_busbw_gbps"]
         network = row["link"] == NETWORK
         where = "between nodes" if network else f"on a machine with {row['link']}"
         usual = ", at the usual 200 Gbit/s per GPU" if network else ""
+        what = _what(row)
+        if groups > 1:
+            what += f" of {_group_text(result, row['group'])}"
         found.append(
-            f"{_what(row)} runs at {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of "
+            f"{what} runs at {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of "
             f"its {row['link_gbps']:g} GB/s per direction{usual}{waiting}."
         )
     return found
+
+
+def _group_text(result: CommOutliers, group: str | None) -> str:
+    """The ranks of a process group where they are recorded, else its name."""
+    rows = result.instances.filter(pl.col("group").eq_missing(group))
+    ranks = rows["group_ranks"].drop_nulls()
+    return f"ranks {ranks[0].strip('[]')}" if ranks.len() else f"group {group}"
 
 
 def small_collectives(result: CommOutliers) -> str:

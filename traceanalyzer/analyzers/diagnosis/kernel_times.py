@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_ns
 
 #: Differences of less are ordinary.
 _APART = 0.05
@@ -80,8 +80,8 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
         text = f"only it runs {top['kernel']} ({format_ns(top['total_ns'])})"
         return Difference(MORE_KERNELS, text)
-    count = format_count(int(rows["n"].sum()), "kernel")
-    text = f"it runs more kernels than {who} ({count} instead of {round(rows['usual_n'].sum()):,})"
+    count, usual_count = int(rows["n"].sum()), round(rows["usual_n"].sum())
+    text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
     return Difference(MORE_KERNELS, text)
 
 

@@ -240,15 +240,27 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     inside = gap["host_event"] or gap["python"]
     code = gap["own_code"] or gap["python"]
     frame = f" ({code})" if code and code != inside else ""
-    yield (
-        f"The longest such gap takes {format_ns(gap['end'] - gap['start'])}{step}"
-        f"{f', while the host is in {inside}{frame}' if inside else ''}."
-    )
+    around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
+    while_in = f", while the host is in {inside}{frame}{around}" if inside else ""
+    yield f"The longest such gap takes {format_ns(gap['end'] - gap['start'])}{step}{while_in}."
+    yield from _places(gaps)
     if gap["sampled"]:
         share = format_frac(gap["sampled_frac"])
         yield f"{share} of the stacks sampled in it are in {gap['sampled']}."
     if cause == causes.DEVICE_WAIT and gap["waits_for"]:
         yield f"{gap['waits_for']} was called before the launch of the kernel that ends it."
+
+
+def _places(gaps: pl.DataFrame) -> Iterator[str]:
+    """Where the host is in most of the longest gaps of a cause."""
+    place = pl.coalesce("own_code", "annotation", "host_event", "python")
+    sums = gaps.group_by(place=place).agg(pl.col("cause_ns").sum(), pl.len())
+    whole = int(gaps["cause_ns"].sum())
+    top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)
+    for name, ns, n in top.iter_rows():
+        if gaps.height > 1 and 2 * ns >= whole:
+            most = f"{n:,} of the {gaps.height:,} longest ({format_frac(ns / whole)} of their time)"
+            yield f"In {most} it is in {name}."
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

@@ -33,7 +33,9 @@ from traceanalyzer.vocabulary import NO_GPU_WORK
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
 def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
-    each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
+    each = _on_device(
+        result.counted.unique(["rank", "path", "number"], maintain_order=True), answers
+    )
     # prefill takes as long as its prompts are
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     whole = int(each["duration_ns"].sum())
@@ -67,6 +69,19 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=_growth(answers),
     )
+
+
+def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """The steps with their duration on the device, where that is known."""
+    if not answers.time.in_steps:
+        return steps
+    keys = ["path", "rank", "step"]
+    length = (pl.col("end") - pl.col("start")).max()
+    windows = answers.time.windows.group_by(keys).agg(_device_ns=length)
+    known = steps.join(windows, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    duration = pl.coalesce("_device_ns", "duration_ns")
+    usual = duration.median().over("rank", "path", "batch")
+    return known.with_columns(duration_ns=duration, ratio=duration / usual).drop("_device_ns")
 
 
 def _only_in(result: Steps, worst: Mapping[str, Any]) -> str:
@@ -158,11 +173,13 @@ def _between_steps(answers: Answers) -> Iterator[str]:
         if ns:
             share = format_frac(ns / whole)
             yield f"{share} of the idle time outside steps is {causes.WAITING[cause]}."
-    gaps = idle.gaps.filter(pl.col("step").is_null(), pl.col("host_event").is_not_null())
+    inside = pl.coalesce("own_code", "python", "host_event")
+    gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
+    gaps = gaps.drop_nulls("inside")
     length = pl.col("end") - pl.col("start")
     for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
-        took, inside = format_ns(gap["end"] - gap["start"]), gap["own_code"] or gap["host_event"]
-        yield f"The longest gap there takes {took}, while the host is in {inside}."
+        took = format_ns(gap["end"] - gap["start"])
+        yield f"The longest gap there takes {took}, while the host is in {gap['inside']}."
 
 
 @rule(
@@ -442,6 +459,7 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
 def _gpu_not_traced(result: Info, _: Answers) -> Iterator[Measured]:
     failed = result.issues.filter(pl.col("code") == NO_GPU_WORK, pl.col("severity").is_in(_LOSSES))
     if failed.is_empty():
+        yield from _ranks_without_gpu_work(result)
         return
     first = failed.row(0, named=True)
     reason, _sep, remedy = first["first"].rpartition("; ")
@@ -451,6 +469,29 @@ def _gpu_not_traced(result: Info, _: Answers) -> Iterator[Measured]:
         f"{'has' if failed.height == 1 else 'have'} no GPU work although it was traced.",
         evidence=(f"{first['path']}: {reason}.",),
         advice=f"{remedy[:1].upper()}{remedy[1:]}.",
+    )
+
+
+def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
+    """Ranks that lack GPU work where others of the same format have it."""
+    files = result.files.select("path", "rank", "format", "world_size")
+    rows = result.contents.join(files, on=["path", "rank"], how="left", nulls_equal=True)
+    alike = ("format", "world_size")
+    rows = rows.filter((pl.col("device_work") > 0).any().over(alike), pl.col("events") > 0)
+    without = rows.filter(pl.col("device_work") == 0, pl.col("world_size") > 1)
+    if without.is_empty():
+        return
+    ranks = without["rank"].drop_nulls().sort().to_list()
+    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[:_NAMED]))}"
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    yield Measured(
+        size=without.height,
+        title=f"No GPU work was recorded of {who if ranks else without['path'][0]}{more}, although "
+        "the other ranks have it.",
+        evidence=(f"{without['path'][0]} has {without['launch_calls'][0]:,} launch calls.",),
+        advice="Record it with ProfilerActivity.CUDA as on the other ranks; another profiler that "
+        "runs at the same time (nsys, DCGM) keeps CUPTI from recording.",
+        rank=ranks[0] if len(ranks) == 1 else None,
     )
 
 

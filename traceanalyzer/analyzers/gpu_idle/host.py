@@ -437,36 +437,39 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
 def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     """When each step runs on each unit: step, start, end, unit.
 
-    That is its time on the host. Where the host is so far ahead of the device that the steps make
-    up less than half of a unit's span, a step begins with the first work that it launched, and ends
-    when the next step begins.
+    That is its time on the host. Where the device lags behind the host by half a step or more, so
+    that the host's steps say nothing of the device's, a step begins with the first work that it
+    launched, and ends when the next step begins.
 
     Args:
         excerpt: of one rank.
         units: unit, start, end.
     """
-    length = pl.col("end") - pl.col("start")
-    marked = excerpt.steps.select("step", "start", "end").join(units.select("unit"), how="cross")
-    marks_ns = int(excerpt.steps.select(length.sum()).item() or 0)
-    ahead = units.filter(length > _AHEAD * marks_ns) if marks_ns else units.clear()
-    if ahead.is_empty() or excerpt.launched.is_empty():
+    marks = excerpt.steps.select("step", "start", "end").sort("start")
+    marked = marks.join(units.select("unit"), how="cross")
+    usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
+    if not usual or excerpt.launched.is_empty():
         return marked
-    steps = excerpt.steps.select("step", "start", "end").sort("start")
-    work = excerpt.work.select("unit", "start", "end")[excerpt.launched["work"]]
-    calls = excerpt.launched.select(ts="start").hstack(work.rename({"start": "begun"}))
-    found = linking.label_by_interval(calls.select("ts"), steps)["interval"]
-    launched = calls.with_columns(step=steps["step"].gather(found)).drop_nulls("step")
-    of_step = launched.group_by("unit", "step").agg(
-        start=pl.col("begun").min(), last=pl.col("end").max()
-    )
-    ordered = of_step.join(ahead.select("unit"), on="unit").sort("unit", "start")
+    work = excerpt.work.select("unit", begun="start", ended="end")[excerpt.launched["work"]]
+    calls = excerpt.launched.select(ts="start").hstack(work)
+    found = linking.label_by_interval(calls.select("ts"), marks)["interval"]
+    launched = calls.with_columns(number=found).drop_nulls("number").group_by("unit", "number")
+    of_step = launched.agg(start=pl.col("begun").min(), last=pl.col("ended").max())
+    lag = of_step["start"] - marks["start"].gather(of_step["number"])
+    ahead = of_step.filter(lag > _LAG_FRAC * usual)["unit"].unique().implode()
+    ordered = of_step.filter(pl.col("unit").is_in(ahead)).sort("unit", "start")
     following = pl.col("start").shift(-1).over("unit")
-    on_device = ordered.select("step", "start", pl.coalesce(following, "last").alias("end"), "unit")
-    return pl.concat([marked.join(ahead, on="unit", how="anti"), on_device])
+    on_device = ordered.select(
+        marks["step"].gather(ordered["number"]),
+        "start",
+        pl.coalesce(following, "last").alias("end"),
+        "unit",
+    )
+    return pl.concat([marked.filter(~pl.col("unit").is_in(ahead)), on_device])
 
 
-#: A unit whose span is longer than that many times its steps lags far behind its host.
-_AHEAD = 2
+#: A device that lags behind its host by this share of a step has its own steps.
+_LAG_FRAC = 0.5
 
 
 def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
@@ -552,16 +555,27 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
     """When work is being launched.
 
     In launch calls, and in operators that launch something: the outermost, with all they do before
-    and after.
+    and after. Where no operators were recorded, the time from one call to the next counts if it is
+    short.
     """
     slices = excerpt.slices.lazy()
     columns = ("thread", "start", "end")
     launch_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select(columns).collect()
     operators = slices.filter(_is_operator(excerpt.names)).select(columns).collect()
+    if operators.is_empty():
+        before = pl.col("end").cum_max().shift(1).over("thread")
+        near = pl.col("start") - before <= _BETWEEN_LAUNCHES_NS
+        launch_calls = launch_calls.sort("thread", "start").with_columns(
+            start=pl.when(near).then(pl.min_horizontal("start", before)).otherwise("start")
+        )
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
     held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
     return excerpt.of_units(pl.concat([launch_calls, runs[held]]))
+
+
+#: Between calls that are not further apart the host prepares the next launch.
+_BETWEEN_LAUNCHES_NS = 100_000
 
 
 def extents(excerpt: Excerpt) -> pl.DataFrame:

@@ -26,6 +26,7 @@ _FILES = (
 )  # fmt: skip
 _CONTENTS = (
     "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "lost",
+    "device_work", "launch_calls",
 )  # fmt: skip
 _KINDS = ("kind", "events", "sum_ns")
 _ISSUES = ("path", "severity", "code", "count", "first")
@@ -126,6 +127,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "communication": communication.height,
         "communication_ns": communication["dur"].sum(),
         "lost": lost["count"].sum(),
+        "device_work": int(events["kind"].is_in(vocabulary.DEVICE_WORK).sum()),
+        "launch_calls": int(events["kind"].is_in(vocabulary.LAUNCH_KINDS).sum()),
     }
 
 

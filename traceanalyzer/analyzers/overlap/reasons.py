@@ -6,7 +6,9 @@ device. It is divided in this order:
 - ``waiting``: up to its wait time, which is known where other ranks are given;
 - ``shared_stream``: compute is launched on the stream of the collective, so they take turns;
 - ``launched_late``: the launch call began when all earlier compute of the device had ended;
-- ``other``: launched in time on its stream, but no compute was ready to run beside it;
+- ``after_compute``: launched in time, but it started when all earlier compute had ended, on which
+  it depends;
+- ``other``: it started beside compute, but took longer;
 - ``unknown``: its launch call was not recorded.
 """
 
@@ -23,7 +25,7 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.trace import Trace
 
-WAITING, SHARED, LATE = "waiting", "shared_stream", "launched_late"
+WAITING, SHARED, LATE, AFTER = "waiting", "shared_stream", "launched_late", "after_compute"
 
 OTHER, UNKNOWN = "other", "unknown"
 
@@ -47,7 +49,7 @@ class Exposed:
         communication: them, as comm-outliers measures them.
         streams: device, stream of each stream that compute runs on.
         launched: device, stream, start (absolute) of each collective with a launch call, and
-            ``late``: it was launched when earlier compute had ended.
+            ``late``: it was launched when earlier compute had ended, ``after``: it started then.
         knows_launches: launch calls of communication kernels were read.
     """
 
@@ -80,7 +82,9 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
         ends, left_on="start", right_on="before", by="device", check_sortedness=False
     )
     is_late = (pl.col("launch") >= pl.col("ended")).fill_null(value=False)
-    late = timed.select("device", "stream", pl.col("start") + part.shift_ns, late=is_late)
+    is_after = (pl.col("start") >= pl.col("ended")).fill_null(value=False)
+    start = pl.col("start") + part.shift_ns
+    late = timed.select("device", "stream", start, late=is_late, after=is_after)
     streams = by_stream.filter(enough).select("device", "stream")
     return Exposed(part, streams, late.unique(["device", "stream", "start"]), launched.height > 0)
 
@@ -112,6 +116,7 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
     rest = pl.col("exposed_ns") - pl.col("waiting_ns")
     reason = pl.when("shares").then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
     reason = reason.when(pl.col("late").is_null()).then(pl.lit(UNKNOWN))
+    reason = reason.when("after").then(pl.lit(AFTER))
     pieces = pl.concat(
         [
             flagged.select("stream", reason=pl.lit(WAITING), exposed_ns="waiting_ns"),

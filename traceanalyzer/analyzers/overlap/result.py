@@ -13,7 +13,14 @@ from traceanalyzer.analyzers.common.launching import Beginning, note_launched_be
 from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
 from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.overlap.options import By
-from traceanalyzer.analyzers.overlap.reasons import LATE, OTHER, SHARED, UNKNOWN, WAITING
+from traceanalyzer.analyzers.overlap.reasons import (
+    AFTER,
+    LATE,
+    OTHER,
+    SHARED,
+    UNKNOWN,
+    WAITING,
+)
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -39,7 +46,8 @@ _REASONS = {
     WAITING: "{share} is wait time for other ranks ({n})",
     SHARED: "{share} shares a stream with compute, so that they take turns ({n} on {streams})",
     LATE: "{share} was launched after earlier compute had ended ({n})",
-    OTHER: "{share} had no compute ready to run beside it ({n})",
+    AFTER: "{share} started after compute had ended on which it depends ({n})",
+    OTHER: "{share} took longer than the compute beside it ({n})",
     UNKNOWN: "{share} has no recorded launch ({n})",
 }
 
@@ -48,8 +56,11 @@ _ADVICE = {
     SHARED: "Run collectives on a stream of their own (async_op=True, or torch.cuda.stream).",
     LATE: "Launch collectives before the compute that can run beside them (prefetch shards, "
     "gradient buckets during backward), and launch faster.",
-    OTHER: "Give the device compute that does not depend on the collective (prefetch shards, "
-    "pipeline micro-batches).",
+    AFTER: "Start it earlier, while there is compute that does not depend on it: gradients in "
+    "several buckets during backward (DDP bucket_cap_mb, no all_reduce by hand after backward), "
+    "prefetched shards (FSDP forward_prefetch, backward_prefetch), micro-batches.",
+    OTHER: "Give the device more compute beside it (prefetch shards, pipeline micro-batches), or "
+    "move fewer bytes.",
     UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
 }
 

@@ -1,5 +1,7 @@
 """What the host runs in slow steps and in no other: checkpoints, evaluation, compilation."""
 
+import math
+
 import polars as pl
 
 from traceanalyzer.frames import linking
@@ -15,7 +17,11 @@ _LEAST_FRAC = 0.3
 #: ... and those that take more of it in the median step.
 _ELSEWHERE_FRAC = 0.2
 
-_KINDS = ("cpu_op", "python_function", *ANNOTATION_KINDS, *LAUNCH_KINDS, "other")
+#: Kinds of slices, what people named first: of slices of one duration the first counts.
+_KINDS = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy", "cpu_op", *LAUNCH_KINDS)
+
+#: Slices whose times differ by less are one in the other.
+_NESTED_FRAC = 0.1
 
 _SCHEMA = {"step": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
 
@@ -28,8 +34,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         steps: step, start, end.
 
     Returns:
-        step, name, n, ``total_ns`` (of slices that begin in the step; nested ones count in those
-        around them too), the longest first.
+        step, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of nested
+        slices of about one duration one is kept.
     """
     each = steps.select("step", "start", "end").unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
@@ -38,14 +44,14 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
-    slices = trace.events.filter(
-        pl.col("kind").is_in(_KINDS), long, pl.col("tid").is_not_null()
-    ).select("ts", "dur", pl.col("name").cast(pl.String))
+    slices = trace.events.filter(pl.col("kind").is_in(_KINDS), long).select(
+        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    )
     number = linking.label_by_interval(slices.select("ts"), each)["interval"]
     of_step = slices.with_columns(step=each["step"].gather(number)).drop_nulls("step")
     of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
     sums = of_step.group_by("step", "name").agg(
-        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum()
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
     usual = (
         sums.join(slow, on="step", how="anti")
@@ -57,8 +63,19 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
-    ordered = kept.sort("total_ns", "step", "name", descending=[True, False, False])
-    return ordered.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    return _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+
+
+def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of slices of a step that take about as long one, the longest first."""
+    order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
+    ranked = rows.with_columns(order=order).sort(
+        "total_ns", "step", "name", descending=[True, False, False]
+    )
+    group = (pl.col("total_ns").log() / -math.log(1 - _NESTED_FRAC)).floor()
+    by_order = ranked.sort("order", maintain_order=True)
+    one = by_order.group_by("step", group.alias("length"), maintain_order=True)
+    return one.first().sort("total_ns", "step", "name", descending=[True, False, False])
 
 
 #: Slices that are shorter than the least by so many times are not summed up.
