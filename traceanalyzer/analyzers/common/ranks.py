@@ -59,7 +59,7 @@ def apart(held: list[Trace]) -> list[Trace]:
         tables = {"issues": issues} | {
             name: _of_rank(name, frame, rank, own) for name, frame in side.items()
         }
-        divided = pl.concat(mine, how="horizontal")
+        divided = pl.concat(mine, how="horizontal").with_columns(rank=pl.lit(rank, pl.Int32))
         found.append(Trace(sources=(replace(meta, rank=rank),), events=divided, **tables))
     return found
 

@@ -129,16 +129,19 @@ def take(trace: Trace, options: Options) -> Excerpt:
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
     waits, after_last = stretching.synchronising_calls(runtime, work)
+    without_work = launching.without_work(runtime, calls)
+    calls = launching.with_overhead(trace, calls, runtime)
+    del runtime  # before the places are taken
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
         work=work,
-        calls=launching.with_overhead(trace, calls, runtime),
+        calls=calls,
         waits=waits,
         python=whereabouts.python_frames(trace, _moments(waits)),
         places=whereabouts.places_of(trace),
         steps=steps,
-        without_work=launching.without_work(runtime, calls),
+        without_work=without_work,
         after_last=after_last,
     )
 
