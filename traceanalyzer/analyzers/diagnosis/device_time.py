@@ -3,7 +3,8 @@
 Time is lost where a device is idle, and where communication runs without compute. Idle time belongs
 to its cause (see ``gpu_idle``). Exposed communication is divided in this order:
 
-- wait time for another rank belongs to what delayed that rank, see :func:`delays`;
+- wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
+  wait time of main threads, where collectives run on the host);
 - what a collective took beyond the usual on all ranks belongs to that collective;
 - what it took beyond others of its kind, without an explanation, likewise;
 - what it took beyond a quarter of its link's bandwidth belongs to the link;
@@ -34,6 +35,9 @@ DEVICE = ("path", "rank", "device")
 #: communication that is slow or that nothing overlaps.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
 EXPOSED = causes.EXPOSED
+
+#: Time in which collectives run and nothing else does, on the device or on the main thread.
+_COMMUNICATING = (EXPOSED, causes.PEER)
 
 _LENGTH = pl.col("end") - pl.col("start")
 
@@ -150,13 +154,18 @@ def device_time(idle: GpuIdle | None, comm: CommOutliers | None) -> DeviceTime:
         comm: the collectives, where there are any.
     """
     windows, lost = _windows(idle, comm), _lost(idle, comm)
-    own = lost.filter(pl.col("cause") != EXPOSED)
+    own = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
     alone = _in_windows(own, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
-    all_exposed = lost.filter(pl.col("cause") == EXPOSED).select(*DEVICE, "start", "end")
-    exposed = intervals.intersect(all_exposed, windows, DEVICE)
-    claims = [] if comm is None else list(_of_communication(lost, comm, exposed))
-    rest = _unclaimed(exposed, claims).with_columns(cause=pl.lit(EXPOSED), lost_ns=_LENGTH)
-    losses = pl.concat([_shaped(claim) for claim in (alone, *claims, rest)])
+    communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
+    exposed = intervals.intersect(communicating, windows, DEVICE)
+    claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows))
+    rest = _unclaimed(exposed, claims)
+    on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
+    rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
+    left = [
+        rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH) for cause, rows in rests.items()
+    ]
+    losses = pl.concat([_shaped(claim) for claim in (alone, *claims, *left)])
     outside = alone.group_by("cause").agg(idle_ns=(_LENGTH - pl.col("lost_ns")).sum())
     return DeviceTime(
         _with_step(losses.filter(pl.col("lost_ns") > 0), windows),
@@ -231,10 +240,15 @@ def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_communication(
-    lost: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame
+    lost: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame, windows: pl.DataFrame
 ) -> Iterator[pl.DataFrame]:
     """What causes claim of exposed communication, one after the other, no moment twice."""
-    for claim in (_waits(lost, comm), _slow(comm), _unexplained(comm), _on_slow_links(comm)):
+    for claim in (
+        _waits(lost, comm, windows),
+        _slow(comm),
+        _unexplained(comm),
+        _on_slow_links(comm),
+    ):
         found = intervals.overlap_with(claim, exposed, DEVICE).rename({"overlap": "lost_ns"})
         yield found
         exposed = intervals.subtract(exposed, claim, DEVICE)
@@ -247,7 +261,7 @@ def _unclaimed(exposed: pl.DataFrame, claims: Sequence[pl.DataFrame]) -> pl.Data
     return intervals.subtract(exposed, claimed, DEVICE)
 
 
-def _waits(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
+def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.DataFrame:
     """Wait time for other ranks, divided by what delayed them, with ``cause`` and ``root_rank``.
 
     Of waits at the same time on one device the one that began first counts.
@@ -259,7 +273,7 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
     before = pl.col("end").cum_max().shift(1).over(DEVICE)
     apart = rows.with_columns(start=pl.max_horizontal("start", before))
     apart = apart.filter(pl.col("end") > pl.col("start"))
-    shares = delays(lost, comm)
+    shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
         pl.col("cause").fill_null(WORK), pl.col("from_frac").fill_null(0.0),
         pl.col("to_frac").fill_null(1.0),
@@ -310,14 +324,20 @@ def _at_end(rows: pl.DataFrame, over_ns: pl.Expr, cause: str) -> pl.DataFrame:
 # --- what delays a rank ----------------------------------------------------------------------
 
 
-def delays(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
+def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.DataFrame:
     """Why ranks were late: shares of the wait time that they caused at each collective, by cause.
 
-    The rank that arrived last is compared with the one that arrived first, from the end of the last
-    collective of the same group (which both left together) to their arrival. The time that the late
-    rank was idle longer, for each cause, and that it was busy longer, is what delayed it::
+    The rank that arrived last is compared with the one that arrived first, from their arrival at
+    the collective of the same group before to their arrival at this one. What the late rank was
+    idle longer, for each cause, and what it was busy longer, is what delayed it::
 
         excess(cause) = max(0, time(late, cause) - time(first, cause))
+
+    It may have been late at the collective before. What the first rank did not wait off there is
+    still its delay, for the reasons of then; so is the work that the first rank did while it waited
+    there, which the late rank has to make up for::
+
+        inherited = max(0, delay before + exposed(late) - exposed(first)) + work made up for
 
     A rank that was late because another had delayed it has that other rank as root; its waits have
     the shares of all other waits that the root caused.
@@ -325,14 +345,16 @@ def delays(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
     Args:
         lost: idle time and exposed communication: path, rank, device, start, end, cause.
         comm: the collectives.
+        windows: path, rank, device, start, end: what is looked at; its beginning stands for the
+            collective before the first one.
 
     Returns:
-        instance, root_rank, cause (of idle time, ``exposed_communication`` or ``work``), and where
-        its share of each wait begins and ends: ``from_frac`` and ``to_frac``.
+        instance, root_rank, cause (of idle time or ``work``), and where its share of each wait
+        begins and ends: ``from_frac`` and ``to_frac``.
     """
     late = comm.collectives.filter(pl.col("imposed_ns") > 0, pl.col("root_rank").is_not_null())
     direct = late.filter(pl.col("root_rank") == pl.col("late_rank"))
-    excess = _excess(_before_arrival(comm, direct), lost)
+    excess = _shares(_excess(_before_arrival(comm, direct, windows), lost), direct)
     weights = excess.join(direct.select("instance", "root_rank", "imposed_ns"), on="instance")
     typical = (
         weights.group_by("root_rank", "cause")
@@ -349,34 +371,85 @@ def delays(lost: pl.DataFrame, comm: CommOutliers) -> pl.DataFrame:
     return shares.with_columns(to_frac=to, from_frac=(to - pl.col("frac")).clip(0, 1))
 
 
-def _before_arrival(comm: CommOutliers, direct: pl.DataFrame) -> pl.DataFrame:
-    """The last and the first rank of each collective, from the collective before to its arrival.
+def _before_arrival(
+    comm: CommOutliers, direct: pl.DataFrame, windows: pl.DataFrame
+) -> pl.DataFrame:
+    """The last and the first rank of each collective, from the arrival before to this one.
 
-    instance, is_late, path, rank, device, start, end.
+    instance, before (the collective before), is_late, path, rank, device, start, end (on the clock
+    of the file), arrived (at the collective before, on the common clock).
     """
-    left = (pl.col("ts") + pl.col("duration_ns")).shift(1).over("path", "rank", "lane")
-    rows = comm.arrivals.sort("path", "rank", "lane", "ts").with_columns(start=left, end="ts")
+    ordered = comm.arrivals.sort("path", "rank", "lane", "ts")
+    before = {"start": "ts", "before": "instance"}
+    lane = ("path", "rank", "lane")
+    rows = ordered.with_columns(
+        **{name: pl.col(column).shift(1).over(lane) for name, column in before.items()}, end="ts"
+    )
+    begun = windows.group_by(DEVICE).agg(begun=pl.col("start").min())
+    rows = rows.join(begun, on=DEVICE, how="left", nulls_equal=True)
+    start = pl.coalesce("start", "begun")
+    rows = rows.with_columns(start, arrived=start + pl.col("arrival") - pl.col("ts"))
     pairs = direct.select("instance", "late_rank", "first_rank")
     both = rows.join(pairs, on="instance").filter(
         (pl.col("rank") == pl.col("late_rank")) | (pl.col("rank") == pl.col("first_rank"))
     )
     is_late = pl.col("rank") == pl.col("late_rank")
-    return both.with_columns(is_late=is_late).filter(pl.col("end") >= pl.col("start"))
+    known = both.with_columns(is_late=is_late).filter(pl.col("end") >= pl.col("start"))
+    return known.filter(pl.len().over("instance") == 2)
 
 
 def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
-    """instance, cause, frac: what the late rank's time has more of than the first rank's."""
+    """instance, before, and for each cause what the late rank's time has more than the first's.
+
+    The difference of ``work`` may be below 0. ``inherited``: what was left of its delay at the
+    collective before.
+    """
     found = lost["cause"].unique().sort().to_list()
+    of_cause = {cause: lost.filter(pl.col("cause") == cause) for cause in found}
     times = {
-        cause: intervals.overlap_with(rows, lost.filter(pl.col("cause") == cause), DEVICE)[
-            "overlap"
-        ]
-        for cause in found
+        cause: intervals.overlap_with(rows, when, DEVICE)["overlap"]
+        for cause, when in of_cause.items()
     }
-    each = rows.select("instance", "is_late", length=_LENGTH).with_columns(**times)
+    each = rows.select("instance", "before", "is_late", "arrived", length=_LENGTH)
+    each = each.with_columns(**{EXPOSED: pl.lit(0, pl.Int64)}).with_columns(**times)
     each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(found or [pl.lit(0)]))
-    long = each.unpivot([*found, WORK], index=["instance", "is_late"], variable_name="cause")
-    side = [pl.col("value").filter(which).sum() for which in ("is_late", ~pl.col("is_late"))]
-    more = long.group_by("instance", "cause").agg(more=(side[0] - side[1]).clip(0))
-    share = ratio("more", pl.col("more").sum().over("instance"))
-    return more.with_columns(frac=share).drop_nulls("frac").sort("instance", "cause")
+
+    def more(name: str) -> pl.Expr:
+        own, first = (pl.col(name).filter(w).sum() for w in ("is_late", ~pl.col("is_late")))
+        return (own - first).alias(name)
+
+    return each.group_by("instance", maintain_order=True).agg(
+        pl.col("before").first(),
+        more(WORK),
+        *(more(name).clip(0) for name in found if name != EXPOSED),
+        (more("arrived") + more(EXPOSED)).clip(0).alias("inherited"),
+    )
+
+
+def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
+    """instance, cause, frac: the shares of each delay, with those that it inherited.
+
+    What is left of a delay is work: the kernels of the late rank took longer, or began later.
+    """
+    roots = dict(direct.select("instance", "root_rank").iter_rows())
+    delay = dict(direct.select("instance", "skew_ns").iter_rows())
+    causes_found = [c for c in excess.columns if c not in ("instance", "before", "inherited")]
+    known: dict[int, dict[str, float]] = {}
+    behind: dict[int, float] = {}
+    for row in excess.sort("instance").iter_rows(named=True):
+        same = roots.get(row["before"]) == roots[row["instance"]]
+        owed, work = behind.get(row["before"], 0.0) if same else 0.0, float(row[WORK])
+        made_up = min(owed, max(work, 0.0))
+        behind[row["instance"]] = max(owed - work, 0.0)
+        parts = {cause: float(row[cause]) for cause in causes_found if row[cause] > 0}
+        parts[WORK] = max(work, 0.0) - made_up
+        for cause, frac in known.get(row["before"], {}).items() if same else ():
+            parts[cause] = parts.get(cause, 0.0) + frac * (row["inherited"] + made_up)
+        left = max(delay[row["instance"]] - sum(parts.values()), 0.0)
+        parts[WORK] += left
+        whole = sum(parts.values())
+        if whole:
+            known[row["instance"]] = {cause: ns / whole for cause, ns in parts.items()}
+    rows = [(i, cause, frac) for i, parts in known.items() for cause, frac in parts.items()]
+    schema = {"instance": pl.UInt32, "cause": pl.String, "frac": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")

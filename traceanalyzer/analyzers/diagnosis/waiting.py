@@ -48,7 +48,7 @@ _APART = 2
 #: From so many steps of so many launches on, equal numbers of launches are no chance.
 _ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
 
-_LEVELS: Mapping[Severity, float] = {"warning": 0.05, "critical": 0.2}
+_LEVELS: Mapping[Severity, float] = {"info": 0.03, "warning": 0.05, "critical": 0.2}
 #: What may be no fault.
 _OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
     causes.PROFILER: {"info": 0.05, "warning": 0.2},
@@ -590,7 +590,7 @@ def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
     "communication is not hidden behind compute",
     "exposed communication without wait time and without what slow collectives took too long, as a "
     "share of step time (or of the recorded time)",
-    {"warning": 0.1, "critical": 0.3},
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
 )
 def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
     time, sums = answers.time, result.scalars

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import places
-from traceanalyzer.analyzers.diagnosis.kernel_times import Difference, compare
+from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.diagnosis.waiting import explained_by
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -53,17 +53,13 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         f"The slowest is {worst['step']}{rank}: {format_ns(worst['duration_ns'])}, "
         f"{worst['ratio']:.3g} times the median{grew}."
     )
-    only, kernels = _only_in(result, worst), _kernels_in(answers, worst)
-    differ = f": {kernels.text}" if kernels and not only else ""
+    reason, remedy = _why_slow(result, answers, worst)
     yield Measured(
         size=cost / whole,
         title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
-        f"median step{f': {only} in slow steps only' if only else differ}.",
+        f"median step{f': {reason}' if reason else ''}.",
         evidence=(slowest, *_other_slow(longer, worst)),
-        advice=kernels.advice("this GPU in those steps", "equal work in every step")
-        if kernels and not only
-        else "See what the slow steps spend their time on that others do not: traceanalyzer "
-        "steps and gpu-idle --by step show it.",
+        advice=remedy,
         step=worst["step"],
         total_ns=cost,
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
@@ -84,14 +80,27 @@ def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     return known.with_columns(duration_ns=duration, ratio=duration / usual).drop("_device_ns")
 
 
-def _only_in(result: Steps, worst: Mapping[str, Any]) -> str:
-    """What the host runs in the slowest step and not in others, the longest first."""
-    if result.only_slow is None:
-        return ""
-    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-    rows = result.only_slow.filter(*same, pl.col("step") == worst["step"]).head(_NAMED)
-    each = [f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows.iter_rows(named=True)]
-    return ", ".join(each)
+def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
+    """Why a step is slow, and what to try: code that only it runs, or how its kernels differ."""
+    look = (
+        "See what the slow steps spend their time on that others do not: traceanalyzer steps and "
+        "gpu-idle --by step show it."
+    )
+    only = pl.DataFrame() if result.only_slow is None else result.only_slow
+    if only.height:
+        same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+        only = only.filter(*same, pl.col("step") == worst["step"])
+    kernels = _kernels_in(answers, worst)
+    code = only.filter(pl.col("kind").is_in(_CODE)) if only.height else only
+    if kernels and (kernels.why == SLOW_GPU or not code.height):
+        return kernels.text, kernels.advice("this GPU in those steps", "equal work in every step")
+    rows = (code if code.height else only).head(_NAMED).iter_rows(named=True)
+    each = ", ".join(f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows)
+    return f"{each} in slow steps only" if each else "", look
+
+
+#: Kinds of slices that show the code: annotations, Python functions, and copies.
+_CODE = ("user_annotation", "nvtx", "mpi", "python_function", "other", "gpu_memcpy")
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
@@ -130,6 +139,44 @@ def _growth(answers: Answers) -> dict[str, float]:
 
 #: From so many steps a rank on, their median says what is usual.
 _ENOUGH = 5
+
+
+@rule(
+    "steps",
+    "prefill holds up decoding: steps with prompts take much longer than those without",
+    "share of step time of prefill and mixed steps that take at least three times as long as the "
+    "median decode step",
+    {"info": 0.1, "warning": 0.25},
+)
+def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = result.counted.unique(["rank", "path", "number"]).drop_nulls("phase")
+    decode = rows.filter(phase=DECODE)["duration_ns"].median()
+    whole = int(rows["duration_ns"].sum())
+    if not isinstance(decode, float) or not decode:
+        return
+    long = rows.filter(pl.col("phase") != DECODE, pl.col("duration_ns") >= _STALL * decode)
+    if long.is_empty():
+        return
+    longest = long.sort("duration_ns", "step", descending=[True, False]).row(0, named=True)
+    cost, usual = int(long["duration_ns"].sum()), float(long["duration_ns"].median() or 0)  # type: ignore[arg-type]
+    steps = format_count(long.height, "prefill or mixed step")
+    yield Measured(
+        size=cost / whole,
+        title=f"Prefill stalls decoding: {steps} take {format_frac(cost / whole)} of step time, "
+        f"{format_ns(usual)} each (median), {usual / decode:.1f} times as long as a decode step.",
+        evidence=(
+            f"The longest is {longest['step']}: {format_ns(longest['duration_ns'])}.",
+            f"A decode step takes {format_ns(decode)} (median).",
+        ),
+        advice="Split long prompts (chunked prefill, a smaller limit of batched tokens), or run "
+        "prefill and decode on separate GPUs.",
+        total_ns=cost,
+        confidence="medium",
+    )
+
+
+#: Prefill steps that take so many times as long as a decode step hold up the requests that decode.
+_STALL = 3
 
 
 @rule(
@@ -515,7 +562,7 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, _time_between_steps, _hot_line, _out_of_memory,
+    _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, _out_of_memory,
     _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory, _busy_processors,
     _full_host_memory, _swapping, _busy_disk, _lost_events, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

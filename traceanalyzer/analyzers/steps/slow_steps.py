@@ -23,7 +23,13 @@ _KINDS = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy", "cpu_op",
 #: Slices whose times differ by less are one in the other.
 _NESTED_FRAC = 0.1
 
-_SCHEMA = {"step": pl.String, "name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
+_SCHEMA = {
+    "step": pl.String,
+    "kind": pl.String,
+    "name": pl.String,
+    "n": pl.Int64,
+    "total_ns": pl.Int64,
+}
 
 
 def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -34,8 +40,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         steps: step, start, end.
 
     Returns:
-        step, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of nested
-        slices of about one duration one is kept.
+        step, kind, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of
+        nested slices of about one duration one is kept.
     """
     each = steps.select("step", "start", "end").unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
