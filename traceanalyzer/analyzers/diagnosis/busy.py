@@ -21,7 +21,7 @@ _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|
 _MATH = "aten::_scaled_dot_product_attention_math"
 #: Attention has a softmax as well as products: the smaller has at least this share of both.
 _LEAST_PART = 0.05
-_ATTENTION_LEVELS: dict[Severity, float] = {"warning": 0.2, "critical": 0.5}
+_ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
 #: The softmax of a loss.
 _LOSS = re.compile(r"(?i)log_?softmax|nll|cross_entropy|softmax_warp_\w+<[^<>]*\d, true")
 _NAMED = 3
@@ -148,7 +148,7 @@ def _softmax_kernels(result: Kernels) -> int:
     "kernels only read and write memory: elementwise operations and copies that are not fused",
     "time of elementwise and copy kernels, those of TorchInductor left out, as a share of the "
     "busy time",
-    {"info": 0.25, "warning": 0.45},
+    {"info": 0.25, "warning": 0.35},
 )
 def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
     families = (kernel_names.ELEMENTWISE, kernel_names.COPY)

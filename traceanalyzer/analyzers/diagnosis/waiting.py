@@ -633,7 +633,10 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield small
     top = found.groups.row(0, named=True) if found.groups.height else None
     if top is not None:
-        yield f"Most time goes to {_what(top)}: {top['n']:,} take {format_ns(top['total_ns'])}."
+        speed = top["pure_busbw_gbps"] or top["busbw_gbps"]
+        rate = f", at a bus bandwidth of {speed:.3g} GB/s" if speed else ""
+        took = f"{top['n']:,} take {format_ns(top['total_ns'])}"
+        yield f"Most time goes to {_what(top)}: {took}{rate}."
 
 
 @rule(
