@@ -41,6 +41,7 @@ SHOWING = [page for page in PAGES if SHOWN.search(page.read_text())]
 OTHERS = {
     *("-ftime-trace", "--pid", "--nolineno", "-t", "-n", "-f", "--subprocesses", "--native"),
     *("--idle", "--threads", "--full-filenames", "--nonblocking", "--duration"),
+    *("--seed", "--seeds", "--only", "--findings", "--write", "--keep"),  # of make accuracy
 }
 
 
@@ -295,7 +296,7 @@ def test_every_finding_is_described_with_its_severity() -> None:
     source = "".join(
         path.read_text() for path in (ROOT / "traceanalyzer/parsers/chrome_trace").glob("*.py")
     )
-    calls = r'(?:lose|note|count)\(\s*f?"([a-z0-9-]+)'
+    calls = r'(?:lose|note|count|faults\.add)\(\s*f?"([a-z0-9-]+)'
     others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
     found = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
     described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Findings")}
