@@ -453,3 +453,36 @@ def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     rows = [(i, cause, frac) for i, parts in known.items() for cause, frac in parts.items()]
     schema = {"instance": pl.UInt32, "cause": pl.String, "frac": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+# --- where losses are ------------------------------------------------------------------------
+
+#: From this share on, most of a loss is in one place.
+MOST = 0.6
+
+#: From so many ranks on, one of them can be the place.
+_SEVERAL = 2
+
+
+def only_rank(losses: pl.DataFrame) -> int | None:
+    """The rank at which most of a loss begins, where there are several."""
+    if losses["rank"].n_unique() < _SEVERAL:
+        return None
+    sums = losses.drop_nulls("root_rank").group_by("root_rank").agg(pl.col("lost_ns").sum())
+    top = sums.sort("lost_ns", "root_rank", descending=[True, False]).head(1)
+    enough = top.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
+    found: list[int] = enough["root_rank"].to_list()
+    return found[0] if found else None
+
+
+def only_step(losses: pl.DataFrame) -> str | None:
+    """The step in which most of a loss is."""
+    sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    most = sums.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
+    found: list[str] = most["step"].to_list()
+    return found[0] if found and losses["step"].n_unique() > 1 else None
+
+
+def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:
+    """The losses as the intervals of a finding."""
+    return losses.select("rank", "device", start_ns="start", end_ns="end")

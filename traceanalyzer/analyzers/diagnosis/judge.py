@@ -5,14 +5,20 @@ from dataclasses import dataclass, fields, replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.diagnosis import busy, waiting, work
+from traceanalyzer.analyzers.diagnosis import busy, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity
 
-RULES: tuple[Rule, ...] = (*waiting.RULES, *busy.RULES, *work.RULES)
+RULES: tuple[Rule, ...] = (
+    *communication.RULES,
+    *copies.RULES,
+    *idle.RULES,
+    *busy.RULES,
+    *work.RULES,
+)
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
