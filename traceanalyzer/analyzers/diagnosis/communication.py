@@ -77,7 +77,7 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
         evidence=(*straggling.why(by_cause), *_of_late_rank(result, own)),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
-        confidence="high" if own["late_steps"] >= WARN_STEPS else "medium",
+        confidence="high" if own["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
         rank=rank,
         step=only_step(waits),
         intervals=intervals_of(waits),

@@ -34,6 +34,7 @@ DEVICE = ("path", "rank", "device")
 #: Causes besides those of idle time: a straggler's work (or what its communication took), and
 #: communication that is slow or that nothing overlaps.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
+UNEXPLAINED = "unexplained"
 EXPOSED = causes.EXPOSED
 
 #: Time in which collectives run and nothing else does, on the device or on the main thread.
@@ -275,7 +276,7 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     apart = apart.filter(pl.col("end") > pl.col("start"))
     shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
-        pl.col("cause").fill_null(WORK), pl.col("from_frac").fill_null(0.0),
+        pl.col("cause").fill_null(UNEXPLAINED), pl.col("from_frac").fill_null(0.0),
         pl.col("to_frac").fill_null(1.0),
     )  # fmt: skip
     at = [
@@ -429,7 +430,7 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
 def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     """instance, cause, frac: the shares of each delay, with those that it inherited.
 
-    What is left of a delay is work: the kernels of the late rank took longer, or began later.
+    What nothing of this explains is :data:`UNEXPLAINED`.
     """
     roots = dict(direct.select("instance", "root_rank").iter_rows())
     delay = dict(direct.select("instance", "skew_ns").iter_rows())
@@ -445,8 +446,7 @@ def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
         parts[WORK] = max(work, 0.0) - made_up
         for cause, frac in known.get(row["before"], {}).items() if same else ():
             parts[cause] = parts.get(cause, 0.0) + frac * (row["inherited"] + made_up)
-        left = max(delay[row["instance"]] - sum(parts.values()), 0.0)
-        parts[WORK] += left
+        parts[UNEXPLAINED] = max(delay[row["instance"]] - sum(parts.values()), 0.0)
         whole = sum(parts.values())
         if whole:
             known[row["instance"]] = {cause: ns / whole for cause, ns in parts.items()}

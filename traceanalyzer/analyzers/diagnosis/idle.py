@@ -65,6 +65,10 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     )
 
 
+#: Wait time of other ranks from this share on is mentioned.
+_SOME_FRAC = 0.05
+
+
 def _title(
     cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, rank: int | None
 ) -> str:
@@ -77,7 +81,9 @@ def _title(
         return f"{idle}, and the other ranks wait for it: {size}."
     who = f"the {what} is idle" if result.units.height == 1 else f"the {what}s are idle"
     who = who if rank is None else f"rank {rank} is idle"
-    return f"For {size} {who}{where}, {causes.WAITING[cause]}."
+    waited = int(losses.filter("waited")["lost_ns"].sum())
+    others = ", or wait for a rank that is" if waited > _SOME_FRAC * total else ""
+    return f"For {size} {who}{where}, {causes.WAITING[cause]}{others}."
 
 
 def _in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
