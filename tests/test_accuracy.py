@@ -43,7 +43,8 @@ def case(expected: Expected, kind: str = "single", cost: float = 0.1) -> Case:
 
 
 def test_there_are_as_many_cases_as_promised() -> None:
-    assert len(FAULTS) >= 40
+    assert sum(fault.kind == "single" for fault in FAULTS.values()) >= 40
+    assert sum(fault.kind == "blind" for fault in FAULTS.values()) == 10
     assert len(PAIRS) == len(HEALTHY) == 10
     assert len(real.FAULTS) >= 15
     assert sum(plan.world == 64 for plan in plans(1)) <= 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.accuracy import device_faults, host_faults, serving
+from benchmarks.accuracy import blind_faults, device_faults, host_faults, serving
 from benchmarks.accuracy.fault import FAULTS, Case, Context, Expected, Fault
 from benchmarks.accuracy.programs import new_job, train
 from benchmarks.accuracy.simulator import Job, Program, Rank, simulate
@@ -22,7 +22,7 @@ WORLDS = {
     "inference": (1,),
 }
 #: Modules with faults: importing them fills FAULTS.
-MODULES = (host_faults, device_faults, serving)
+MODULES = (host_faults, device_faults, serving, blind_faults)
 
 
 def program_of(job: Job) -> Callable[[Rank], Program]:
@@ -89,7 +89,9 @@ class Plan:
         job = self.base_job()
         expected = self._inject(job, usual / len(job.steps), (0, 1))
         ranks = simulate(job, program_of(job))
-        kind = ("healthy", "single", "pair")[len(self.faults)]
+        kind = (
+            self.faults[0].kind if len(self.faults) == 1 else "pair" if self.faults else "healthy"
+        )
         if kind == "pair" and self._cost(usual, 1) > self._cost(usual, 0):
             expected = expected[::-1]
         cost = max(0.0, 1 - usual / wall_us(ranks))

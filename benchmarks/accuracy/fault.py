@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         name: the fault (``a + b`` for a pair, ``healthy ...`` for none).
-        kind: ``single``, ``pair``, ``healthy`` or ``real``.
+        kind: ``single``, ``blind``, ``pair``, ``healthy`` or ``real``.
         seed: of the random choices.
         setting: the job and what is recorded of it, as text.
         expected: the answers.
@@ -91,6 +91,7 @@ class Fault:
         record: what must be recorded: ``stacks``, ``shapes``; ``marks`` where steps are named.
         prepare: a change of the healthy job too, for example smaller kernels.
         steps: how many steps are recorded.
+        kind: of its cases: ``single``, or ``blind`` if written without knowledge of the rules.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Fault:
     record: tuple[str, ...] = ()
     prepare: Callable[[Job], None] | None = None
     steps: int = 6
+    kind: str = "single"
 
 
 FAULTS: dict[str, Fault] = {}
@@ -114,12 +116,13 @@ def fault(
     record: tuple[str, ...] = (),
     prepare: Callable[[Job], None] | None = None,
     steps: int = 6,
+    kind: str = "single",
 ) -> Callable[[Inject], Inject]:
     """Add a fault to :data:`FAULTS`; the name of the function is its name."""
 
     def add(inject: Inject) -> Inject:
         name = inject.__name__.replace("_", "-")
-        FAULTS[name] = Fault(name, families, inject, worlds, record, prepare, steps)
+        FAULTS[name] = Fault(name, families, inject, worlds, record, prepare, steps, kind)
         return inject
 
     return add

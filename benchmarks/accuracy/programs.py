@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.accuracy import names
 from benchmarks.accuracy.operators import (
@@ -55,6 +56,7 @@ class Options:
         tokens: tokens of a rank, by rank and step.
         graphs: decode steps run as CUDA graphs.
         prefill_tokens: tokens of the prompts that an inference step processes, by step.
+        optimizer: launches the kernels of the optimizer; by default a fused one.
         schedule_us: host time of the scheduler for each inference step.
     """
 
@@ -74,6 +76,7 @@ class Options:
     tokens: Callable[[int, int], int] | None = None
     graphs: bool = True
     prefill_tokens: Callable[[int], int] = lambda step: 2048 if step % 10 == 0 else 0
+    optimizer: Callable[[Rank], None] | None = None
     schedule_us: Callable[[int], float] = lambda _: 150.0
 
 
@@ -181,13 +184,18 @@ def autograd(r: Rank) -> Iterator[None]:
 
 
 def optimizer(r: Rank) -> None:
-    """A fused AdamW over the parameters of the rank."""
+    """AdamW over the parameters of the rank."""
     count = parameters(r) // (r.job.world if r.job.family == "sharded" else 1)
     with r.frame(names.OPTIMIZER), r.range("Optimizer.step#AdamW.step"):
-        kernels = tuple((names.ADAM, memory_us(count * 14 // 4)) for _ in range(4))
-        run(r, (Work(("aten::_fused_adamw_",), kernels, (), 2048),))
+        (r.job.options.optimizer or partial(fused_adam, count=count))(r)
     with r.range("Optimizer.zero_grad#AdamW.zero_grad"):
         r.pause(20)
+
+
+def fused_adam(r: Rank, count: int) -> None:
+    """One operator with a few kernels for so many parameters."""
+    kernels = tuple((names.ADAM, memory_us(count * 14 // 4)) for _ in range(4))
+    run(r, (Work(("aten::_fused_adamw_",), kernels, (), 2048),))
 
 
 def parameters(r: Rank) -> int:

@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 START, END = "<!-- measured -->", "<!-- end -->"
 _KINDS = {
     "single": "one fault, simulated",
+    "blind": "one fault, written without knowledge of the rules",
     "pair": "two faults, simulated",
     "real": "one fault in a real recording",
     "healthy": "healthy job (right: no critical finding)",

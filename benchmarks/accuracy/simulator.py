@@ -49,6 +49,7 @@ class Job:
         groups: process groups by purpose, one list for each.
         shapes, stacks, marks: what the profiler records: input shapes, Python stacks, steps.
         kernel_factor: multiplies the duration of a kernel: rank, time, step.
+        copy_factor: multiplies the duration of a copy: rank, way.
         transfer_factor: multiplies the transfer time of a collective: group, step.
         hooks: functions that run at a named place of the program, by place.
         options: how the program trains or serves (``programs.Options``).
@@ -71,6 +72,7 @@ class Job:
     call_us: float = 4.5
     groups: dict[str, list[Group]] = field(default_factory=dict)
     kernel_factor: Callable[[Rank, float, int], float] = lambda *_: 1.0
+    copy_factor: Callable[[Rank, str], float] = lambda *_: 1.0
     transfer_factor: Callable[[Group, int], float] = lambda *_: 1.0
     hooks: defaultdict[str, list[Hook]] = field(default_factory=lambda: defaultdict(list))
     options: Any = None
@@ -282,7 +284,7 @@ class Rank:
         memory = "Pinned" if pinned else "Pageable"
         name = f"Memcpy {way} ({source} -> {target})".format(memory)
         gbps = 1200.0 if way == "DtoD" else 50.0 if pinned else 6.0
-        us = self.about(1.2 + size / gbps / 1000)
+        us = self.about(1.2 + size / gbps / 1000) * self.job.copy_factor(self, way)
         start = self.now
         begin = max(start + self.about(LATENCY_US, 0.2), self.free[COMPUTE] + GAP_US)
         # a pageable copy returns when the driver has read (or written) the host's memory

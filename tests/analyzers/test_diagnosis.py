@@ -395,7 +395,7 @@ def test_json_is_what_its_schema_says(run_cli: Any) -> None:
 
 def test_the_budget_divides_the_time(late: ta.Diagnosis) -> None:
     parts = late.budget.filter(pl.col("part").is_in(["busy", "idle", "exposed communication"]))
-    assert parts["frac"].sum() == pytest.approx(1, abs=0.01)
+    assert parts["time_frac"].sum() == pytest.approx(1, abs=0.01)
     idle = ta.gpu_idle(RANKS)
     assert parts["each_ns"].sum() == pytest.approx(idle.step_ns / idle.steps.height, rel=0.01)
     calm = ta.diagnose(FIXTURES / "upgrade/before.json.gz", thresholds=[f"{r}=1e9" for r in BY_ID])

@@ -1,7 +1,8 @@
 """What is wrong, what does it cost, and what helps? The results of all analyzers, by rules.
 
-``judge`` asks each rule of its ``RULES`` about the result it looks at. The rules are in
-``waiting`` and ``work``, a function each; none looks at a trace.
+``judge`` asks each rule of its ``RULES`` about the result it looks at, and puts effects under their
+causes. The rules are in ``communication``, ``copies``, ``idle``, ``busy`` and ``work``, a function
+each; none looks at a trace. ``device_time`` gives each lost moment to one cause.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
 
-_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "frac": pl.Float64}
+_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
 #: Parts of less are left out, but for those that are always listed.
 _LEAST = 0.001
@@ -20,9 +20,9 @@ def budget(answers: Answers) -> pl.DataFrame:
     """Where the time of all devices goes.
 
     Returns:
-        part, name, each_ns (mean per step and device, or per device), frac (of their time). The
-        parts ``busy`` and ``idle`` and ``exposed communication`` divide the time; ``overlapped
-        communication`` and the kernels are parts of what is busy.
+        part, name, each_ns (mean per step and device, or per device), time_frac (of their time). The
+        parts ``busy``, ``exposed communication`` and ``idle`` divide the time; the rows ``of busy``
+        are parts of what is busy: overlapped communication, and the kernels that take most.
     """
     time = answers.time
     if not time.whole_ns:
@@ -40,14 +40,14 @@ def budget(answers: Answers) -> pl.DataFrame:
         rows.append(("exposed communication", "transfer", transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
         hidden, span = (overlap.scalars[n] for n in ("hidden_communication_ns", "span_ns"))
-        rows.append(("overlapped communication", "", round(hidden * time.whole_ns / span)))
+        rows.append(("of busy", "overlapped communication", round(hidden * time.whole_ns / span)))
     least = _LEAST * time.whole_ns
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [("idle", causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
         top = kernels.heaviest("name").head(_TOP_KERNELS).select("kernel", "total_ns")
         scale = time.whole_ns / kernels.span_ns
-        rows += [("kernel", name, round(ns * scale)) for name, ns in top.iter_rows()]
+        rows += [("of busy", name, round(ns * scale)) for name, ns in top.iter_rows()]
     return pl.DataFrame(
         [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],
         schema=_TYPES,

@@ -34,6 +34,7 @@ DEVICE = ("path", "rank", "device")
 #: Causes besides those of idle time: a straggler's work (or what its communication took), and
 #: communication that is slow or that nothing overlaps.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
+UNEXPLAINED = "unexplained"
 EXPOSED = causes.EXPOSED
 
 #: Time in which collectives run and nothing else does, on the device or on the main thread.
@@ -275,7 +276,7 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     apart = apart.filter(pl.col("end") > pl.col("start"))
     shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
-        pl.col("cause").fill_null(WORK), pl.col("from_frac").fill_null(0.0),
+        pl.col("cause").fill_null(UNEXPLAINED), pl.col("from_frac").fill_null(0.0),
         pl.col("to_frac").fill_null(1.0),
     )  # fmt: skip
     at = [
@@ -429,7 +430,7 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
 def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     """instance, cause, frac: the shares of each delay, with those that it inherited.
 
-    What is left of a delay is work: the kernels of the late rank took longer, or began later.
+    What nothing of this explains is :data:`UNEXPLAINED`.
     """
     roots = dict(direct.select("instance", "root_rank").iter_rows())
     delay = dict(direct.select("instance", "skew_ns").iter_rows())
@@ -445,11 +446,43 @@ def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
         parts[WORK] = max(work, 0.0) - made_up
         for cause, frac in known.get(row["before"], {}).items() if same else ():
             parts[cause] = parts.get(cause, 0.0) + frac * (row["inherited"] + made_up)
-        left = max(delay[row["instance"]] - sum(parts.values()), 0.0)
-        parts[WORK] += left
+        parts[UNEXPLAINED] = max(delay[row["instance"]] - sum(parts.values()), 0.0)
         whole = sum(parts.values())
         if whole:
             known[row["instance"]] = {cause: ns / whole for cause, ns in parts.items()}
     rows = [(i, cause, frac) for i, parts in known.items() for cause, frac in parts.items()]
     schema = {"instance": pl.UInt32, "cause": pl.String, "frac": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+# --- where losses are ------------------------------------------------------------------------
+
+#: From this share on, most of a loss is in one place.
+MOST = 0.6
+
+#: From so many ranks on, one of them can be the place.
+_SEVERAL = 2
+
+
+def only_rank(losses: pl.DataFrame) -> int | None:
+    """The rank at which most of a loss begins, where there are several."""
+    if losses["rank"].n_unique() < _SEVERAL:
+        return None
+    sums = losses.drop_nulls("root_rank").group_by("root_rank").agg(pl.col("lost_ns").sum())
+    top = sums.sort("lost_ns", "root_rank", descending=[True, False]).head(1)
+    enough = top.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
+    found: list[int] = enough["root_rank"].to_list()
+    return found[0] if found else None
+
+
+def only_step(losses: pl.DataFrame) -> str | None:
+    """The step in which most of a loss is."""
+    sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
+    most = sums.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
+    found: list[str] = most["step"].to_list()
+    return found[0] if found and losses["step"].n_unique() > 1 else None
+
+
+def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:
+    """The losses as the intervals of a finding."""
+    return losses.select("rank", "device", start_ns="start", end_ns="end")

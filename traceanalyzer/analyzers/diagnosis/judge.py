@@ -5,14 +5,20 @@ from dataclasses import dataclass, fields, replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.diagnosis import busy, waiting, work
+from traceanalyzer.analyzers.diagnosis import busy, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity
 
-RULES: tuple[Rule, ...] = (*waiting.RULES, *busy.RULES, *work.RULES)
+RULES: tuple[Rule, ...] = (
+    *communication.RULES,
+    *copies.RULES,
+    *idle.RULES,
+    *busy.RULES,
+    *work.RULES,
+)
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
@@ -98,13 +104,19 @@ def judge(
         budget(answers),
         pl.DataFrame(rows, schema_overrides=_TYPES),
         tuple(files),
+        answers.time.per if answers.time.whole_ns else "",
         input_notes=tuple(notes),
     )
 
 
-def _gravest_first(one: Finding) -> tuple[int, float, str, str]:
-    """By severity, then by share; memory and time are compared by their shares."""
-    return -SEVERITIES.index(one.severity), -(one.cost_frac or 0.0), one.id, one.title
+def _gravest_first(one: Finding) -> tuple[int, bool, float, str, str]:
+    """By severity, then by share; memory and time are compared by their shares.
+
+    Of one severity, lost time comes before kernels that could be faster: while a device waits,
+    faster kernels only make it wait longer.
+    """
+    is_busy = one.analysis == "kernels"
+    return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------
@@ -124,6 +136,8 @@ class _Candidate:
 def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
     for measured in rule.judge(answers):
         severity = rule.severity(measured.size)
+        if severity == "critical" and measured.confidence == "low":
+            severity = "warning"
         if severity is not None:
             yield _Candidate(_finding(rule, severity, measured, answers), measured.explained)
 
@@ -144,8 +158,11 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
 def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     """Root causes, each with the findings below it that it explains."""
     present = {one.finding.id for one in candidates}
-    parents = [_parent(one, present) for one in candidates]
     by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
+    parents = [_parent(one, present) for one in candidates]
+    for place, parent in enumerate(parents):
+        if parent and not _outweighs(candidates[by_id[parent]], candidates[place]):
+            parents[place] = None
     effects: dict[int, list[Finding]] = {}
     roots = []
     for place, one in enumerate(candidates):
@@ -164,6 +181,12 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
         )
         for place in roots
     ]
+
+
+def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
+    """Whether a cause costs about as much as its effect."""
+    own, other = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
+    return _EXPLAINED * other <= own
 
 
 def _parent(one: _Candidate, present: Collection[str]) -> str | None:

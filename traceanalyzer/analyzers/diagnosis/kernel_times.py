@@ -68,7 +68,8 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if not usual_ns or longer + more < _APART * usual_ns:
         return None
     if more <= longer:
-        return _longer(rows, 1 + longer / (usual_ns + more), who)
+        steps = _slow_steps(kernels, key, value)
+        return _longer(rows, 1 + longer / (usual_ns + more), who, steps)
     counts = rows.group_by("kernel").agg(n.sum(), usual_n.sum())
     fewer = counts.filter(n > usual_n * (1 + _APART))
     if fewer.is_empty():
@@ -85,8 +86,30 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     return Difference(MORE_KERNELS, text)
 
 
-def _longer(rows: pl.DataFrame, factor: float, who: str) -> Difference:
-    """The same kernels take longer: all of them, or some."""
+def _slow_steps(kernels: pl.DataFrame, key: str, value: object) -> tuple[int, int, float]:
+    """In how many of how many steps one takes longer than the median, and how many times there."""
+    if key == "step":
+        return 0, 0, 1.0
+    is_this = pl.col(key) == pl.lit(value)
+    sums = kernels.drop_nulls("step").group_by(key, "step").agg(pl.col("total_ns").sum())
+    usual = sums.filter(~is_this).group_by("step").agg(usual=pl.col("total_ns").median())
+    each = sums.filter(is_this).join(usual, on="step").filter(pl.col("usual") > 0)
+    slow = each.filter(pl.col("total_ns") > (1 + _APART) * pl.col("usual"))
+    times = float(slow["total_ns"].sum()) / max(float(slow["usual"].sum()), 1.0)
+    return slow.height, each.height, times
+
+
+def _longer(
+    rows: pl.DataFrame, factor: float, who: str, slow_steps: tuple[int, int, float]
+) -> Difference:
+    """The same kernels take longer: all of them, or some; in all steps, or in some."""
+    slow, steps, times = slow_steps
+    if 0 < slow < steps * _ALL:
+        return Difference(
+            SLOW_GPU,
+            f"in {slow:,} of {steps:,} steps its kernels take {times:.2f} times as long as {who} "
+            "(throttled GPU, other work on it, or larger inputs)",
+        )
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
     alike = int(rows.filter(is_longer)["total_ns"].sum()) / max(int(rows["total_ns"].sum()), 1)
     if alike >= _ALL:

@@ -30,7 +30,7 @@ _FINDINGS = {
     one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding) if one.name != "intervals"
 }
 
-_BUDGET = headings("part, name, each_ns: per step and GPU, frac: of time")
+_BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,12 +45,14 @@ class Diagnosis(Result):
             skipped), looks_for, measure, info, warning and critical (thresholds, null where
             the rule does not give that severity), analysis.
         inputs: paths of the files that were read.
+        per: what times in ``budget`` are the mean of: ``step and GPU``, ``GPU`` ...
     """
 
     found: tuple[Finding, ...]
     budget: pl.DataFrame
     rules: pl.DataFrame
     inputs: tuple[str, ...]
+    per: str = ""
 
     def view(self) -> View:
         """The findings, the budget, and all rules with what came of each."""
@@ -115,7 +117,11 @@ class Diagnosis(Result):
         grave = any(one.severity != "info" for one in self.found)
         return (
             Table("findings", "Findings", self._frame(), columns={}),
-            Table("budget", "Where the time goes", self.budget, _BUDGET, detail=grave),
+            *(
+                (Table("budget", self._budget_title(), self.budget, _BUDGET, detail=grave),)
+                if self.budget.height
+                else (Table("budget", "Where the time goes", self.budget, {}),)
+            ),
             Table("rules", "Rules", self.rules, shown, detail=True),
         )
 
@@ -126,6 +132,9 @@ class Diagnosis(Result):
             for one in self.found
         ]
         return pl.DataFrame(rows, schema=_FINDINGS, orient="row")
+
+    def _budget_title(self) -> str:
+        return f"Where the time goes{f' (mean per {self.per})' if self.per else ''}"
 
     def _count(self, severity: Severity) -> int:
         return sum(one.severity == severity for one in self.found)

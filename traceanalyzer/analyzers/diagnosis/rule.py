@@ -8,8 +8,15 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.diagnosis.device_time import DeviceTime, device_time
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    LINK,
+    OUTLIER,
+    SLOW,
+    DeviceTime,
+    device_time,
+)
 from traceanalyzer.analyzers.diagnosis.program import Program, program
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 
@@ -137,3 +144,48 @@ def rule(
         return Rule(name, analysis, looks_for, measure, levels, function, counts, uses)
 
     return make
+
+
+# --- which rule has which cause --------------------------------------------------------------
+
+#: The rule of each cause of idle time.
+IDLE_RULES = {
+    causes.PROFILER: "profiler-overhead",
+    causes.SHORT_GAP: "short-gaps",
+    causes.DEVICE_WAIT: "device-wait",
+    causes.DATALOADING: "data-loading",
+    causes.BATCH_COPY: "batch-copies",
+    causes.MODULE_LOADING: "module-loading",
+    causes.SYNCHRONISATION: "synchronisation",
+    causes.MEMORY_MANAGEMENT: "memory-management",
+    causes.CHECKPOINT_IO: "checkpoints",
+    causes.PEER: "waiting-for-ranks",
+    causes.LAUNCH: "launch-bound",
+    causes.HOST_CODE: "host-code",
+    causes.UNKNOWN: "unknown-idleness",
+}
+#: The rule of each cause of lost time; a straggler's work has that of the straggler.
+RULE_OF = {
+    **IDLE_RULES,
+    SLOW: "slow-collectives",
+    OUTLIER: "collective-outliers",
+    LINK: "slow-link",
+}
+
+
+def explained_by(
+    losses: pl.DataFrame, whole_ns: float, column: str = "lost_ns"
+) -> dict[str, float]:
+    """The share of a time that other findings explain, by their ids.
+
+    Args:
+        losses: cause and ``column``, the time that is explained.
+        whole_ns: the time in question.
+        column: where the times are.
+    """
+    sums = losses.group_by("cause").agg(pl.col(column).sum()).sort("cause")
+    shares: dict[str, float] = {}
+    for cause, ns in sums.iter_rows():
+        id_ = RULE_OF.get(cause) or "late-rank"
+        shares[id_] = shares.get(id_, 0.0) + min(ns / whole_ns, 1.0)
+    return shares

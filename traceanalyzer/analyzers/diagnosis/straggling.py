@@ -48,8 +48,8 @@ def why(by_cause: Mapping[str, int]) -> Iterator[str]:
 
 def _name(cause: str) -> str:
     if cause == WORK:
-        return "longer or more kernels"
-    return causes.NAMES.get(cause, "communication with others")
+        return "longer or more work"
+    return causes.NAMES.get(cause, "not explained")
 
 
 def _main(by_cause: Mapping[str, int]) -> str:

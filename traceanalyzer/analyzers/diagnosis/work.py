@@ -7,8 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import places
 from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, Difference, compare
-from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
-from traceanalyzer.analyzers.diagnosis.waiting import explained_by
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, explained_by, rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics

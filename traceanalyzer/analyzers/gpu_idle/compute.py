@@ -120,12 +120,9 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps = idle.filter(~short)
     # most slices run while the device is busy: only the others can tell why it is not
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    queued = host.queued(gaps)
-    waits, prompt = (queued.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
-    launching = pl.concat([host.launching(near), prompt])
-    why = [waits, loader, copies, *_other_causes(near), launching, host.extents(excerpt)]
-    unhidden = host.drained(near, gaps, busy)
-    pieces = [busy, profiler, idle.filter(short), *_divided(gaps, why, unhidden)]
+    why = [*_explained(near, gaps, loader, copies), host.extents(excerpt)]
+    divided = _divided(gaps, why, host.drained(near, gaps, busy))
+    pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     hidden = intervals.intersect(loader, busy, _UNIT)
     unfed = pl.col("launched") > pl.col("start")
@@ -277,6 +274,16 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
 
 
 # --- why it is -------------------------------------------------------------------------------
+
+
+def _explained(
+    near: Excerpt, gaps: pl.DataFrame, loader: pl.DataFrame, copies: pl.DataFrame
+) -> list[pl.DataFrame]:
+    """When each cause from the device-side wait to launch overhead applies, in their order."""
+    queued = host.queued(gaps)
+    waits, prompt = (queued.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
+    launching = pl.concat([host.launching(near), prompt])
+    return [waits, loader, copies, *_other_causes(near), launching]
 
 
 def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:

@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
-from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that say what a thread was doing.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
@@ -437,9 +437,9 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
 def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     """When each step runs on each unit: step, start, end, unit.
 
-    That is its time on the host. Where the device lags behind the host by half a step or more, so
-    that the host's steps say nothing of the device's, a step begins with the first work that it
-    launched, and ends when the next step begins.
+    That is its time on the host. Where the first work of a step starts half a step or more after
+    its launch, so that the host's steps say nothing of the device's, a step begins with the first
+    work that it launched, and ends when the next step begins.
 
     Args:
         excerpt: of one rank.
@@ -454,9 +454,9 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     calls = excerpt.launched.select(ts="start").hstack(work)
     found = linking.label_by_interval(calls.select("ts"), marks)["interval"]
     launched = calls.with_columns(number=found).drop_nulls("number").group_by("unit", "number")
-    of_step = launched.agg(start=pl.col("begun").min(), last=pl.col("ended").max())
-    lag = of_step["start"] - marks["start"].gather(of_step["number"])
-    ahead = of_step.filter(lag > _LAG_FRAC * usual)["unit"].unique().implode()
+    delay = (pl.col("begun") - pl.col("ts")).sort_by("ts").first()
+    of_step = launched.agg(start=pl.col("begun").min(), last=pl.col("ended").max(), delay=delay)
+    ahead = of_step.filter(pl.col("delay") > _LAG_FRAC * usual)["unit"].unique().implode()
     ordered = of_step.filter(pl.col("unit").is_in(ahead)).sort("unit", "start")
     following = pl.col("start").shift(-1).over("unit")
     on_device = ordered.select(
@@ -478,7 +478,8 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     Such a gap begins when a synchronising call or blocking copy ends, that is with an empty launch
     queue. Without the call the host would have used its wait to get ahead: each gap that is not
     longer than what is left of the last waits is due to them. A longer one has its cause in what
-    the host does.
+    the host does, and so has one of which a range that begins in it covers half: that is what was
+    waited for.
 
     Args:
         excerpt: of one rank.
@@ -499,7 +500,15 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     found = begun.join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
-    return found.filter(_ahead(found)).select("unit", "start", "end")
+    fitting = found.filter(_ahead(found)).select("unit", "start", "end")
+    named_ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
+    begun_there = (
+        excerpt.of_units(named_ranges)
+        .join(fitting, on="unit", suffix="_gap")
+        .filter(pl.col("start") >= pl.col("start_gap"), pl.col("start") < pl.col("end_gap"))
+    )
+    covered = intervals.overlap_with(fitting, begun_there, ["unit"])
+    return covered.filter(2 * pl.col("overlap") < pl.col("end") - pl.col("start")).drop("overlap")
 
 
 def _ahead(gaps: pl.DataFrame) -> pl.Series:
@@ -563,18 +572,22 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
     launch_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select(columns).collect()
     operators = slices.filter(_is_operator(excerpt.names)).select(columns).collect()
     if operators.is_empty():
-        before = pl.col("end").cum_max().shift(1).over("thread")
-        near = pl.col("start") - before <= _BETWEEN_LAUNCHES_NS
-        launch_calls = launch_calls.sort("thread", "start").with_columns(
-            start=pl.when(near).then(pl.min_horizontal("start", before)).otherwise("start")
-        )
+        launch_calls = pl.concat([launch_calls, _between_launches(excerpt)])
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
     held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
     return excerpt.of_units(pl.concat([launch_calls, runs[held]]))
 
 
-#: Between calls that are not further apart the host prepares the next launch.
+def _between_launches(excerpt: Excerpt) -> pl.DataFrame:
+    """The time from one launch of device work to the next on a thread, where it is short."""
+    calls = excerpt.launched.select("thread", "start", "end").sort("thread", "start")
+    pauses = calls.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
+    length = pl.col("end") - pl.col("start")
+    return pauses.filter(length > 0, length <= _BETWEEN_LAUNCHES_NS)
+
+
+#: Between launches that are not further apart the host prepares the next one.
 _BETWEEN_LAUNCHES_NS = 100_000
 
 

@@ -1,0 +1,338 @@
+"""Rules about communication: stragglers, slow collectives and links, missing overlap."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
+from traceanalyzer.analyzers.comm_outliers.result import (
+    SLOW_LINK_FRAC,
+    CommOutliers,
+    passed_on,
+    slow_links,
+    small_collectives,
+)
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.diagnosis import pipeline, straggling
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    EXPOSED,
+    LINK,
+    OUTLIER,
+    SLOW,
+    intervals_of,
+    only_rank,
+    only_step,
+)
+from traceanalyzer.analyzers.diagnosis.rule import (
+    IDLE_RULES,
+    Answers,
+    Measured,
+    explained_by,
+    rule,
+)
+from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+
+#: So many things are named.
+_NAMED = 3
+
+#: What other findings leave unexplained of a straggler's delay is a finding from this share on.
+_MUCH_LEFT = 0.2
+
+
+@rule(
+    "comm_outliers",
+    "the other ranks wait for one that comes late to collectives",
+    "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
+    "time, where no steps are marked)",
+    {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
+    uses=("gpu_idle", "kernels"),
+)
+def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if pipeline.is_balanced(time):
+        return  # ranks wait for the schedule, see pipeline-bubble
+    waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
+    by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
+    for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
+        yield _straggler(result, answers, rank, total)
+
+
+def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
+    time = answers.time
+    waits = time.waits_for(rank)
+    by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
+    others = time.windows.filter(pl.col("rank") != rank)
+    share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(IDLE_RULES))), total)
+    left = 1 - sum(explained.values())
+    own = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    reason = straggling.reason(answers, rank, by_cause)
+    wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    return Measured(
+        size=share if left < _MUCH_LEFT else share * left,
+        title=f"Rank {rank} is a straggler{f': {reason}' if reason else ''}; the other ranks wait "
+        f"for it, {wait}.",
+        evidence=(*straggling.why(by_cause), *_of_late_rank(result, own)),
+        advice=straggling.advice(answers, rank, by_cause),
+        total_ns=round(total * left) if left >= _MUCH_LEFT else total,
+        confidence="high" if own["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        rank=rank,
+        step=only_step(waits),
+        intervals=intervals_of(waits),
+        explained=explained,
+    )
+
+
+def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
+    """How often and how much it was late, which ranks it delayed, and what it did meanwhile."""
+    last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
+    late = result.late_ranks().filter(pl.col("rank") == row["rank"])
+    if late.is_empty():
+        yield f"{last}."
+        return
+    if victims := passed_on(late.row(0, named=True)):
+        yield victims
+    worst = result.worst_of(row["rank"])
+    yield (
+        f"{last}, at worst {format_ns(worst['late_ns'])} after the median of the others"
+        f"{_at(worst['step'])}."
+    )
+    did = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
+    if did:
+        yield f"Meanwhile on its {'; on its '.join(did)}."
+
+
+@rule(
+    "comm_outliers",
+    "pipeline stages wait for each other although they have equal work",
+    "exposed wait time in sends and receives as a share of step time (of the recorded time, where "
+    "no steps are marked)",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle",),
+)
+def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    if pipeline.is_balanced(time):
+        waits = time.losses.filter("waited")
+        total = int(waits["lost_ns"].sum())
+        yield Measured(
+            size=time.frac(total),
+            title=f"Pipeline bubble: for {format_frac(time.frac(total))} of {time.of} "
+            f"({time.text(total)}) ranks wait for the stages before or after them.",
+            evidence=tuple(pipeline.schedule(time, answers)),
+            advice="Use more micro-batches per step, or a schedule with a smaller bubble "
+            "(interleaved 1F1B, zero bubble).",
+            total_ns=total,
+            intervals=intervals_of(waits),
+        )
+
+
+@rule(
+    "comm_outliers",
+    "collectives took long on all ranks after the last had arrived",
+    "exposed time beyond the usual as a share of step time (or of the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    slow = result.collectives.filter("slow").sort(
+        "slow_factor", "instance", descending=[True, False]
+    )
+    if slow.is_empty():
+        return
+    worst = slow.row(0, named=True)
+    claimed = _claimed(answers, SLOW)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=f"{format_count(slow.height, 'collective')} of {result.n_collectives:,} took long "
+        f"on all ranks after the last had arrived{_at_cost(answers, total)}.",
+        evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
+        advice="The network or NVLink was slow or shared: compare the nodes and the time of day, "
+        "look at NCCL's log (NCCL_DEBUG=INFO) for the transport and at other jobs on the fabric.",
+        total_ns=total,
+        confidence="high" if result.n_ranks > 1 else "medium",
+        step=only_step(losses) or (worst["step"] if slow.height == 1 else None),
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "collectives took much longer than others of their kind, and nothing explains it",
+    "exposed time beyond the usual as a share of step time (or of the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    found = result.outliers().filter(pl.col("cause").is_null())
+    if found.is_empty():
+        return
+    worst = found.row(0, named=True)
+    claimed = _claimed(answers, OUTLIER)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=f"{format_count(found.height, 'collective')} of {result.n_events:,} took much longer "
+        f"than others of the kind{_at_cost(answers, total)}.",
+        evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
+        advice="The files of all ranks tell whether that was waiting for a late rank or slow "
+        "communication."
+        if result.n_ranks == 1
+        else "See when they happened and what ran beside them.",
+        total_ns=total,
+        confidence="low" if result.n_ranks == 1 else "medium",
+        rank=only_rank(losses),
+        step=only_step(losses),
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    f"large collectives use less than {SLOW_LINK_FRAC:.0%} of their link's bandwidth",
+    f"exposed time beyond that at {SLOW_LINK_FRAC:.0%} of the link as a share of step time (or of "
+    "the recorded time)",
+    {"info": 0.005, "warning": 0.02, "critical": 0.1},
+    uses=("gpu_idle",),
+)
+def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    sentences = slow_links(result)
+    if not sentences:
+        return
+    claimed = _claimed(answers, LINK)
+    if claimed is None:
+        return
+    losses, total, size = claimed
+    yield Measured(
+        size=size,
+        title=sentences[0],
+        evidence=tuple(sentences[1:_NAMED]),
+        advice="See which transport NCCL chose (NCCL_DEBUG=INFO): P2P disabled, a missing NVLink "
+        "bridge, shared memory or sockets instead of NVLink or InfiniBand."
+        + ("" if result.n_matched else " The files of all ranks show how much is wait time."),
+        total_ns=total,
+        confidence="medium" if result.n_matched else "low",
+        intervals=intervals_of(losses),
+    )
+
+
+@rule(
+    "comm_outliers",
+    "devices were nearly full while collectives were slow",
+    "share of the slow collectives during which the device was nearly full",
+    {"warning": 0.1, "critical": 0.5},
+)
+def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+    if result.memory is None or result.memory.is_empty():
+        return
+    full = result.memory.filter("near_full").sort("taken_frac", "id", descending=[True, False])
+    if full.is_empty():
+        return
+    worst = full.row(0, named=True)
+    yield Measured(
+        size=full.height / result.memory.height,
+        title=f"The device was nearly full during {full.height:,} of {result.memory.height:,} slow "
+        f"collectives: {format_frac(worst['taken_frac'])} at most.",
+        advice="That leaves NCCL small buffers: keep some memory free, with a smaller batch or "
+        "torch.cuda.memory.set_per_process_memory_fraction(0.9).",
+        cost_bytes=worst["taken_bytes"],
+        cost_frac=worst["taken_frac"],
+        of="the device's memory",
+        confidence="medium",
+    )
+
+
+@rule(
+    "overlap",
+    "communication is not hidden behind compute",
+    "exposed communication without wait time and without what slow collectives took too long, as a "
+    "share of step time (or of the recorded time)",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+)
+def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
+    time, sums = answers.time, result.scalars
+    if not sums["exposed_communication_ns"]:
+        return
+    rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
+    waits = time.losses.filter("waited")
+    slow = time.losses.filter(pl.col("cause").is_in((SLOW, OUTLIER, LINK)))
+    total = int(rest["lost_ns"].sum())
+    whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
+    if not whole:
+        return
+    waited_ns = int(waits["lost_ns"].sum())
+    besides = f" besides wait time for other ranks ({time.text(waited_ns)})" if waited_ns else ""
+    yield Measured(
+        size=time.frac(total),
+        title=f"Communication that nothing overlaps takes {format_frac(time.frac(total))} of "
+        f"{time.of} ({time.text(total)}){besides}.",
+        evidence=(
+            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped.",
+            *filter(None, (why_exposed(result),)),
+            *_kinds_of_collectives(answers),
+        ),
+        advice=advice(result, waits=not waited_ns),
+        total_ns=total,
+        intervals=intervals_of(rest),
+        explained=explained_by(pl.concat([waits, slow]), whole),
+    )
+
+
+def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
+    """Which kind of collective takes most, and how much of all is waiting."""
+    found = answers.get("comm_outliers")
+    if not isinstance(found, CommOutliers) or not found.total_comm_ns:
+        return
+    if found.n_matched:
+        share = found.total_wait_ns / found.total_comm_ns
+        yield f"{format_frac(share)} of all communication is waiting for the last rank."
+    if small := small_collectives(found):
+        yield small
+    top = found.groups.row(0, named=True) if found.groups.height else None
+    if top is not None:
+        speed = top["pure_busbw_gbps"] or top["busbw_gbps"]
+        rate = f", at a bus bandwidth of {speed:.3g} GB/s" if speed else ""
+        took = f"{top['n']:,} take {format_ns(top['total_ns'])}"
+        yield f"Most time goes to {_what(top)}: {took}{rate}."
+
+
+def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
+    """The losses of a cause, how much that is in total, and its share of the devices' time."""
+    time = answers.time
+    losses = time.of_cause(cause)
+    total = int(losses["lost_ns"].sum())
+    return (losses, total, time.frac(total)) if total else None
+
+
+def _at_cost(answers: Answers, total: int) -> str:
+    return f": {answers.time.text(total)} of exposed communication beyond the usual"
+
+
+def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
+    return (
+        f"The worst, {_what(row)}{_at(row['step'])}, took {format_ns(took_ns)}, {factor:.3g} times "
+        "the usual."
+    )
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    """``all_gather of 64 MiB``."""
+    size = row.get("message_bytes")
+    return f"{row['collective']}{f' of {format_bytes(size)}' if size else ''}"
+
+
+def _at(step: str | None) -> str:
+    return f" in {step}" if step else ""
+
+
+RULES = (
+    _late_rank, _pipeline_bubble, _slow_collectives, _collective_outliers, _slow_link,
+    _nearly_full_memory, _exposed_communication,
+)  # fmt: skip
