@@ -119,7 +119,23 @@ def ordinary() -> Sample:
 def wrong(*names: str) -> tuple[Finding, ...]:
     """A finding for each name, which stands wherever text can."""
     return tuple(
-        Finding(name, "warning", "low", name, (name, name), name, name, 12_000, 4096, 0.5, name)
+        Finding(
+            name,
+            "warning",
+            "low",
+            name,
+            (name, name),
+            name,
+            name,
+            3,
+            0,
+            name,
+            12_000,
+            4096,
+            0.5,
+            name,
+            name,
+        )
         for name in names
     )
 

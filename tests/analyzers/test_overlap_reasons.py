@@ -41,7 +41,7 @@ def shares(*traces: Trace) -> dict[str, int]:
     [
         (iteration(11 * MS, 2 * MS, stream=7), "shared_stream", 4 * MS),
         (iteration(13 * MS, 12 * MS), "launched_late", 4 * MS),
-        (iteration(11 * MS, 2 * MS), "other", 4 * MS),
+        (iteration(11 * MS, 2 * MS), "after_compute", 4 * MS),
         (iteration(9 * MS, 2 * MS), "other", 2 * MS),  # 2 of its 4 ms are beside compute
     ],
 )

@@ -20,8 +20,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     """Where the time of all devices goes.
 
     Returns:
-        part, name, each_ns (mean per step and device, or per device), time_frac (of their time). The
-        parts ``busy``, ``exposed communication`` and ``idle`` divide the time; the rows ``of busy``
+        part, name, each_ns (mean per step and device, or per device), time_frac (of their time).
+        The parts ``busy``, ``exposed communication`` and ``idle`` divide the time; rows ``of busy``
         are parts of what is busy: overlapped communication, and the kernels that take most.
     """
     time = answers.time

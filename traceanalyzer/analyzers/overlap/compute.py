@@ -40,8 +40,8 @@ _NO_WORK = (
     "comm-outliers compares the collectives and gpu-idle looks at the main thread"
 )
 _NO_STEPS = (
-    "{paths}: no steps are marked, and no sequence of kernels repeats; {hint}, or name a kernel "
-    "that begins a step with steps --step-every REGEX"
+    "{paths}: no steps are marked, and no sequence of kernels repeats; {hint} and name them with "
+    "steps --step-name REGEX, or name a kernel that begins a step with steps --step-every REGEX"
 )
 
 
