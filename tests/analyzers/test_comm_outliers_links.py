@@ -143,3 +143,10 @@ def test_kernels_of_every_library_are_communication(name: str, collective: str |
 )
 def test_other_kernels_are_not(name: str) -> None:
     assert ta.overlap(trace([device(name, 0, 5)])).devices["communication_ns"].to_list() == [0]
+
+
+def test_a_group_of_any_size_is_not_listed_rank_by_rank() -> None:
+    """A file may claim a group of two thousand million ranks."""
+    about = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 2**31 - 1}
+    rows = [device(ALL_REDUCE, i * 20 * US, 11 * US, seq=i, **about) for i in range(3)]
+    assert ta.comm_outliers([trace(rows, 0)]).groups.height == 1

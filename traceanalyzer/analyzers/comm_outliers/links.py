@@ -73,13 +73,18 @@ def local_link(gpu: str | None) -> tuple[str | None, float | None]:
     return None, None
 
 
+#: Groups of more ranks are not placed rank by rank; a file may name any size.
+_MOST_RANKS = 1 << 16
+
+
 def _link(
     places: dict[int | None, _Place], rank: int, size: int | None, ranks: str | None
 ) -> tuple[str | None, float | None]:
     place = places[rank]
     if size is None or size < 2:
         return None, None
-    members = [int(number) for number in re.findall(r"\d+", ranks or "")] or list(range(size))
+    listed = [int(number) for number in re.findall(r"\d+", ranks or "")]
+    members = listed or range(min(size, _MOST_RANKS))
     known = [places[member].host for member in members if member in places]
     hosts = {host for host in known if host is not None}
     gpus = place.node_gpus or _USUAL_GPUS

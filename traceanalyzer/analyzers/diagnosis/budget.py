@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, SLOW
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -45,7 +46,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [("idle", causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]
     if isinstance(kernels, Kernels) and kernels.span_ns:
-        top = kernels.heaviest("name").head(_TOP_KERNELS).select("kernel", "total_ns")
+        compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
+        top = compute.head(_TOP_KERNELS).select("kernel", "total_ns")
         scale = time.whole_ns / kernels.span_ns
         rows += [("of busy", name, round(ns * scale)) for name, ns in top.iter_rows()]
     return pl.DataFrame(

@@ -70,9 +70,8 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if more <= longer:
         steps = _slow_steps(kernels, key, value)
         return _longer(rows, 1 + longer / (usual_ns + more), who, steps)
-    counts = rows.group_by("kernel").agg(n.sum(), usual_n.sum())
-    fewer = counts.filter(n > usual_n * (1 + _APART))
-    if fewer.is_empty():
+    counts = _beside_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
+    if counts.filter(n > usual_n * (1 + _APART)).is_empty():
         return Difference(
             LARGER_INPUTS, f"its kernels have larger grids than {who} (larger inputs)"
         )
@@ -81,7 +80,7 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
         text = f"only it runs {top['kernel']} ({format_ns(top['total_ns'])})"
         return Difference(MORE_KERNELS, text)
-    count, usual_count = int(rows["n"].sum()), round(rows["usual_n"].sum())
+    count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
     return Difference(MORE_KERNELS, text)
 
