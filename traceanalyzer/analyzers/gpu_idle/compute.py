@@ -124,14 +124,13 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     divided = _divided(gaps, why, host.drained(near, gaps, busy))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
-    hidden = intervals.intersect(loader, busy, _UNIT)
     unfed = pl.col("launched") > pl.col("start")
     exposed, unfed_gaps = _exposed(excerpt), idle.filter(short, unfed)
+    hidden = intervals.intersect(loader, busy, _UNIT)
     windows = [*pieces, loader, copies, hidden, exposed, unfed_gaps]
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
-    python = (excerpt.slices["kind"] == "python_function").any()
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
@@ -139,9 +138,9 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         work_lost=excerpt.work_lost,
         host_known=excerpt.slices.height > 0,
         launches_known=excerpt.launched.height > 0,
-        stacks_known=python or excerpt.samples.height > 0,
+        stacks_known=excerpt.stacks_read,
         unread_samples=excerpt.samples_recorded
-        and not (python or excerpt.samples.height)
+        and not excerpt.stacks_read
         and longest["cause"].is_in(_UNEXPLAINED).any(),
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),

@@ -102,6 +102,12 @@ class Excerpt:
         """Whether the unit is the main thread."""
         return self.work.is_empty()
 
+    @property
+    def stacks_read(self) -> bool:
+        """Whether there are Python functions or sampled stacks."""
+        functions = (self.slices["kind"] == "python_function").any()
+        return functions or self.samples.height > 0
+
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Slices as intervals of the units that their thread feeds: unit, start, end."""
         return rows.join(self.threads, on="thread").select("unit", "start", "end")
