@@ -67,17 +67,17 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
     share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
     explained = explained_by(waits.filter(pl.col("cause").is_in(list(IDLE_RULES))), total)
     left = 1 - sum(explained.values())
-    own = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
+    row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason = straggling.reason(answers, rank, by_cause)
     wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
     return Measured(
         size=share if left < _MUCH_LEFT else share * left,
         title=f"Rank {rank} is a straggler{f': {reason}' if reason else ''}; the other ranks wait "
         f"for it, {wait}.",
-        evidence=(*straggling.why(by_cause), *_of_late_rank(result, own)),
+        evidence=(*straggling.why(by_cause), *_of_late_rank(result, row)),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
-        confidence="high" if own["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        confidence="high" if row["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
         rank=rank,
         step=only_step(waits),
         intervals=intervals_of(waits),

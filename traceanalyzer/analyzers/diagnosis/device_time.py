@@ -155,8 +155,8 @@ def device_time(idle: GpuIdle | None, comm: CommOutliers | None) -> DeviceTime:
         comm: the collectives, where there are any.
     """
     windows, lost = _windows(idle, comm), _lost(idle, comm)
-    own = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
-    alone = _in_windows(own, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
+    alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
+    alone = _in_windows(alone, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     exposed = intervals.intersect(communicating, windows, DEVICE)
     claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows))
@@ -416,8 +416,8 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
     each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(found or [pl.lit(0)]))
 
     def more(name: str) -> pl.Expr:
-        own, first = (pl.col(name).filter(w).sum() for w in ("is_late", ~pl.col("is_late")))
-        return (own - first).alias(name)
+        late, first = (pl.col(name).filter(w).sum() for w in ("is_late", ~pl.col("is_late")))
+        return (late - first).alias(name)
 
     return each.group_by("instance", maintain_order=True).agg(
         pl.col("before").first(),

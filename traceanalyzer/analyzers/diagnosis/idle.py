@@ -134,7 +134,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
 def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     """How long the rank is idle, and how long the others wait for it, in which collective."""
     losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
-    own, waited = (
+    idle, waited = (
         int(losses.filter(which)["lost_ns"].sum()) for which in (~pl.col("waited"), "waited")
     )
     if not waited:
@@ -142,11 +142,12 @@ def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     waits = losses.filter("waited")
     by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
     name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+    others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
     yield (
-        f"Rank {rank} itself is idle for {format_ns(own)}; {format_count(ranks, 'other rank')} "
-        f"wait {format_ns(waited)} in total for it, most of it in {name}."
+        f"Rank {rank} itself is idle for {format_ns(idle)}; {others} {format_ns(waited)} in total "
+        f"for it, mostly in {name}."
     )
-    yield (f"Without it, exposed communication falls by {time.text(waited)} at most.")
+    yield f"Without it, exposed communication falls by {time.text(waited)} at most."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -190,8 +191,8 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
     top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)
     for name, ns, n in top.iter_rows():
         if gaps.height > 1 and 2 * ns >= whole:
-            most = f"{n:,} of the {gaps.height:,} longest ({format_frac(ns / whole)} of their time)"
-            yield f"In {most} it is in {name}."
+            share = f"{format_frac(ns / whole)} of their time"
+            yield f"The host is in {name} in {n:,} of the {gaps.height:,} longest gaps, {share}."
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

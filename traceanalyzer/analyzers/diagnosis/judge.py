@@ -185,8 +185,8 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
 
 def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
     """Whether a cause costs about as much as its effect."""
-    own, other = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
-    return _EXPLAINED * other <= own
+    cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
+    return _EXPLAINED * explained <= cost
 
 
 def _parent(one: _Candidate, present: Collection[str]) -> str | None:

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common import step_patterns
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, EXPOSED, LOSS
+from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -115,13 +116,13 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     units = _spans(excerpt)
     profiler = intervals.subtract(excerpt.overhead, busy, _UNIT)
     idle = intervals.gaps(pl.concat([busy, profiler]), _UNIT, units)
-    idle = host.with_launches(excerpt, idle)
+    idle = with_launches(excerpt, idle)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     gaps = idle.filter(~short)
     # most slices run while the device is busy: only the others can tell why it is not
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     why = [*_explained(near, gaps, loader, copies), host.extents(excerpt)]
-    divided = _divided(gaps, why, host.drained(near, gaps, busy))
+    divided = _divided(gaps, why, drained(near, gaps, busy))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
     unfed = pl.col("launched") > pl.col("start")
@@ -279,8 +280,8 @@ def _explained(
     near: Excerpt, gaps: pl.DataFrame, loader: pl.DataFrame, copies: pl.DataFrame
 ) -> list[pl.DataFrame]:
     """When each cause from the device-side wait to launch overhead applies, in their order."""
-    queued = host.queued(gaps)
-    waits, prompt = (queued.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
+    launched = queued(gaps)
+    waits, prompt = (launched.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
     launching = pl.concat([host.launching(near), prompt])
     return [waits, loader, copies, *_other_causes(near), launching]
 

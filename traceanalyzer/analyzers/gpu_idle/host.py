@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
+from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that say what a thread was doing.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
@@ -476,94 +476,6 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
 
 #: A device that lags behind its host by this share of a step has its own steps.
 _LAG_FRAC = 0.5
-
-
-def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
-    """The gaps that are there because the host waited for the device before, instead of launching.
-
-    Such a gap begins when a synchronising call or blocking copy ends, that is with an empty launch
-    queue. Without the call the host would have used its wait to get ahead: each gap that is not
-    longer than what is left of the last waits is due to them. A longer one has its cause in what
-    the host does, and so has one of which a range that begins in it covers half: that is what was
-    waited for.
-
-    Args:
-        excerpt: of one rank.
-        gaps: unit, start, end.
-        busy: unit, start, end: when each unit's work runs.
-
-    Returns:
-        The gaps of this kind: unit, start, end.
-    """
-    waits = pl.concat([calls(excerpt, causes.SYNCHRONISING), blocking_copies(excerpt)])
-    waits = intervals.union(waits, ["unit"])
-    if waits.is_empty() or gaps.is_empty():
-        return gaps.select("unit", "start", "end").clear()
-    waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
-    ended = waits.select("unit", "overlap", ended="end").sort("ended")
-    latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
-    begun = gaps.select("unit", "start", "end", latest=latest).sort("latest")
-    found = begun.join_asof(
-        ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
-    ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
-    fitting = found.filter(_ahead(found)).select("unit", "start", "end")
-    named_ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
-    begun_there = (
-        excerpt.of_units(named_ranges)
-        .join(fitting, on="unit", suffix="_gap")
-        .filter(pl.col("start") >= pl.col("start_gap"), pl.col("start") < pl.col("end_gap"))
-    )
-    covered = intervals.overlap_with(fitting, begun_there, ["unit"])
-    return covered.filter(2 * pl.col("overlap") < pl.col("end") - pl.col("start")).drop("overlap")
-
-
-def _ahead(gaps: pl.DataFrame) -> pl.Series:
-    """Which gaps the time that the host waited before them could have filled."""
-    left: dict[int, int] = {}
-    fits = []
-    length = pl.col("end") - pl.col("start")
-    for unit, wait, gap in gaps.select("unit", "overlap", length).iter_rows():
-        spare = max(left.get(unit, 0), wait)
-        fits.append(gap <= spare)
-        left[unit] = max(spare - gap, 0)
-    return pl.Series(fits, dtype=pl.Boolean)
-
-
-def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
-
-    Null where no launch call belongs to that work.
-    """
-    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
-    calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
-    found = gaps.with_row_index("gap").join(
-        calls, on=["unit", "end"], how="left", maintain_order="left"
-    )
-    if found.height > gaps.height:  # several pieces of work start when a gap ends
-        found = found.with_columns(pl.col("launched").min().over("gap")).unique(
-            "gap", keep="first", maintain_order=True
-        )
-    return found.drop("gap")
-
-
-def queued(gaps: pl.DataFrame) -> pl.DataFrame:
-    """When the work that ends a gap was launched already: from the end of its launch call.
-
-    Args:
-        gaps: rows of :func:`with_launches`.
-
-    Returns:
-        unit, start, end, at most one a gap; waits (the work was launched before the gap began, or
-        takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
-    """
-    late = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
-    rows = gaps.drop_nulls("launched").select(
-        "unit",
-        start=pl.max_horizontal("start", "launched"),
-        end="end",
-        waits=late | (pl.col("launched") <= pl.col("start")),
-    )
-    return rows.filter(pl.col("start") < pl.col("end"))
 
 
 def launching(excerpt: Excerpt) -> pl.DataFrame:

@@ -46,7 +46,7 @@ _REASONS = {
     WAITING: "{share} is wait time for other ranks ({n})",
     SHARED: "{share} shares a stream with compute, so that they take turns ({n} on {streams})",
     LATE: "{share} was launched after earlier compute had ended ({n})",
-    AFTER: "{share} started after compute had ended on which it depends ({n})",
+    AFTER: "{share} started after the compute that it depends on ({n})",
     OTHER: "{share} took longer than the compute beside it ({n})",
     UNKNOWN: "{share} has no recorded launch ({n})",
 }

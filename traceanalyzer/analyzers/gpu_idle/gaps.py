@@ -1,0 +1,95 @@
+"""Gaps of a device: which work ends them, and whether a synchronisation made them."""
+
+import polars as pl
+
+from traceanalyzer.analyzers.gpu_idle import causes, host
+from traceanalyzer.analyzers.gpu_idle.host import Excerpt
+from traceanalyzer.frames import intervals, linking
+from traceanalyzer.vocabulary import ANNOTATION_KINDS
+
+
+def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
+
+    Null where no launch call belongs to that work.
+    """
+    begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
+    calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
+    found = gaps.with_row_index("gap").join(
+        calls, on=["unit", "end"], how="left", maintain_order="left"
+    )
+    if found.height > gaps.height:  # several pieces of work start when a gap ends
+        found = found.with_columns(pl.col("launched").min().over("gap")).unique(
+            "gap", keep="first", maintain_order=True
+        )
+    return found.drop("gap")
+
+
+def queued(gaps: pl.DataFrame) -> pl.DataFrame:
+    """When the work that ends a gap was launched already: from the end of its launch call.
+
+    Args:
+        gaps: rows of :func:`with_launches`.
+
+    Returns:
+        unit, start, end, at most one a gap; waits (the work was launched before the gap began, or
+        takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
+    """
+    late = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
+    rows = gaps.drop_nulls("launched").select(
+        "unit",
+        start=pl.max_horizontal("start", "launched"),
+        end="end",
+        waits=late | (pl.col("launched") <= pl.col("start")),
+    )
+    return rows.filter(pl.col("start") < pl.col("end"))
+
+
+def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
+    """The gaps that are there because the host waited for the device before, instead of launching.
+
+    Such a gap begins when a synchronising call or blocking copy ends, that is with an empty launch
+    queue. Without the call the host would have used its wait to get ahead: each gap that is not
+    longer than what is left of the last waits is due to them. A longer one has its cause in what
+    the host does, and so has one of which a range that begins in it covers half: that is what was
+    waited for.
+
+    Args:
+        excerpt: of one rank.
+        gaps: unit, start, end.
+        busy: unit, start, end: when each unit's work runs.
+
+    Returns:
+        The gaps of this kind: unit, start, end.
+    """
+    waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
+    waits = intervals.union(waits, ["unit"])
+    if waits.is_empty() or gaps.is_empty():
+        return gaps.select("unit", "start", "end").clear()
+    waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
+    ended = waits.select("unit", "overlap", ended="end").sort("ended")
+    latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
+    begun = gaps.select("unit", "start", "end", latest=latest).sort("latest")
+    found = begun.join_asof(
+        ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
+    ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
+    fitting = found.filter(_ahead(found)).select("unit", "start", "end")
+    ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
+    marked = excerpt.of_units(ranges)
+    begun = linking.label_by_interval(marked.rename({"start": "ts"}), fitting, ["unit"])
+    covered = intervals.overlap_with(
+        fitting, marked.filter(begun["interval"].is_not_null()), ["unit"]
+    )
+    return covered.filter(2 * pl.col("overlap") < pl.col("end") - pl.col("start")).drop("overlap")
+
+
+def _ahead(gaps: pl.DataFrame) -> pl.Series:
+    """Which gaps the time that the host waited before them could have filled."""
+    left: dict[int, int] = {}
+    fits = []
+    length = pl.col("end") - pl.col("start")
+    for unit, wait, gap in gaps.select("unit", "overlap", length).iter_rows():
+        spare = max(left.get(unit, 0), wait)
+        fits.append(gap <= spare)
+        left[unit] = max(spare - gap, 0)
+    return pl.Series(fits, dtype=pl.Boolean)
