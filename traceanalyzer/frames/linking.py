@@ -178,12 +178,19 @@ def _spans(
 def _innermost(start: Ints, end: Ints) -> Rows:
     """For each ordered span of one group the last one before it that is still open.
 
-    Where spans nest that is the parent. Else a stack finds it: once a span outlives an earlier
-    one, the earlier is never the last open one again.
+    Where spans nest that is the parent. In the other stretches a stack finds it.
     """
-    exact = nesting.nest_exact(start, end)
-    if exact is not None:
-        return exact[1]
+    most = nesting.nest_mostly(start, end)
+    if most is None:
+        return _innermost_by_stack(start, end)
+    _, last, rest = most
+    found = _innermost_by_stack(start[rest], end[rest])
+    last[rest] = np.where(found == ROOT, ROOT, rest[found])
+    return last
+
+
+def _innermost_by_stack(start: Ints, end: Ints) -> Rows:
+    """The same, span by span: one that a later span outlives is never the last open one again."""
     last = array("i")
     ends, rows = [NEVER], [ROOT]
     for row, (since, until) in enumerate(nesting.pairs(start, end)):

@@ -122,17 +122,6 @@ def blocks(group: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     return pairwise(edges)
 
 
-def nest_exact(start: Ints, end: Ints) -> tuple[Rows, Rows] | None:
-    """Depth and parent of the ordered slices of one group, if none outlives one open before it.
-
-    None when some slice does, and where :func:`nest_mostly` tells nothing.
-    """
-    if ((start[1:] < end[:-1]) & (end[:-1] < end[1:])).any():
-        return None  # most overlaps show between neighbours and spare the sorts
-    found = nest_mostly(start, end)
-    return None if found is None or found[2].size else found[:2]
-
-
 def nest_mostly(start: Ints, end: Ints) -> tuple[Rows, Rows, Rows] | None:
     """Depth and parent of the ordered slices of one group, and the rows for which they are not so.
 
@@ -178,12 +167,15 @@ def _last_above(depth: Rows, sizes: Ints) -> Rows:
 
 def _nest_group(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Rows]:
     """Depth, parent and lane of the ordered slices of one group."""
-    lane = np.zeros(start.size, np.int32)
-    exact = nest_exact(start, end)
-    if exact is not None:
-        return *exact, lane
-    depth, parent, left = _nest_main(start, end, tolerance)
+    depth, parent, lane = (np.zeros(start.size, np.int32) for _ in range(3))
+    rest = np.arange(start.size, dtype=np.int32)
+    most = nest_mostly(start, end)
+    if most is not None:
+        depth, parent, rest = most
+    depth[rest], above, left = _nest_main(start[rest], end[rest], tolerance)
+    parent[rest] = np.where(above == ROOT, ROOT, rest[above])
     if left.size:
+        left = rest[left]
         depth[left], above, lane[left] = _nest_overflow(start[left], end[left], tolerance)
         parent[left] = np.where(above == ROOT, ROOT, left[above])
     return depth, parent, lane

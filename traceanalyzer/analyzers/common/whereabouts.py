@@ -52,6 +52,10 @@ class Places:
 
 def places_of(trace: Trace) -> Places:
     """The operators and annotations of a trace."""
+    return trace.once("places", lambda: _places(trace))
+
+
+def _places(trace: Trace) -> Places:
     recorded = _slices(trace, "cpu_op")
     marked = recorded.select(named(recorded, [_MARKED])).to_series()
     operators = recorded.filter(~marked) if marked.any() else recorded

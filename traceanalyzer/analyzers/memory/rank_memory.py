@@ -116,13 +116,20 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
     """
     if options.windowed and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
-    known = ledgers(trace)
+    code, known = trace.once(
+        ("rank_memory", tuple(options.library_name)), lambda: _attributed(trace, options)
+    )
+    return RankMemory(trace, options, known, code, _steps(trace, step_name))
+
+
+def _attributed(trace: Trace, options: Options) -> tuple[attribution.Lines, tuple[Ledger, ...]]:
+    """The code of each stack, and the ledgers with what each allocation is for."""
     code = attribution.lines(trace, options.library_name)
-    found = [
+    found = (
         replace(of, allocations=of.allocations.hstack(attribution.categories(of, code)))
-        for of in known
-    ]
-    return RankMemory(trace, options, tuple(found), code, _steps(trace, step_name))
+        for of in ledgers(trace)
+    )
+    return code, tuple(found)
 
 
 def known_stack(allocations: pl.DataFrame) -> pl.Series:
