@@ -477,6 +477,8 @@ static enum outcome judge(const scanner *s, const event *e) {
         if (!s->flows) return e->rest ? REST : SKIP;
         return e->rest || e->ts == NONE ? REST : FLOW;
     }
+    /* no event, such as the empty object with which JAX closes its array */
+    if (!e->phase && !e->rest && e->name == NO_CODE && e->ts == NONE) return SKIP;
     if ((e->phase != 'X' && e->phase != 'i') || e->rest || e->ts == NONE) return REST;
     if (category & ESCAPED || (e->phase == 'X' && e->dur == NONE)) return REST;
     if (!s->all && name & MEMORY && category & OTHER) return REST; /* the name tells the kind */
