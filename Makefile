@@ -71,6 +71,7 @@ docs: $(VENV)/.package ## the pages and the picture derived from the code
 	$(BIN)/python docs/make_rules.py
 	$(BIN)/python docs/make_python.py
 	$(BIN)/python docs/make_stubs.py
+	$(BIN)/python docs/make_glossary.py
 	$(BIN)/traceanalyzer comm-outliers fixtures/nccl_8ranks -q --force -o /dev/null \
 	  --plot docs/images/comm_outliers.png
 	$(BIN)/traceanalyzer flamegraph fixtures/py_spy/subprocesses.raw.txt -q --force \

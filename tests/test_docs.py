@@ -54,7 +54,8 @@ def page_id(page: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "script", ["make_schema.py", "make_commands.py", "make_python.py", "make_rules.py"]
+    "script",
+    ["make_schema.py", "make_commands.py", "make_python.py", "make_rules.py", "make_glossary.py"],
 )
 def test_derived_pages_are_current(script: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / script))

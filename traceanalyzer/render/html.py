@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from types import ModuleType
 
-from traceanalyzer.render import charts, flamegraph, occupancy, pieces
+from traceanalyzer.render import charts, flamegraph, glossary, occupancy, pieces
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import costs, shorten, shown_cells
 from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
@@ -107,6 +107,7 @@ def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[
         viewers: what may run in it.
         body: lines from the start of the body on; empty ones are left out.
     """
+    text = glossary.with_glossary("\n".join(line for line in body if line))
     lines = [
         "<!doctype html>",
         '<html lang="en">',
@@ -116,11 +117,11 @@ def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[
         '<link rel="icon" href="data:,">',
         f"<title>{escaped(title)}</title>",
         f"<style>{styles}</style></head>",
-        *body,
+        text,
         *(f"<script>{viewer.script()}</script>" for viewer in viewers),
         "</body></html>",
     ]
-    return "\n".join(line for line in lines if line) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def viewers_of(results: Iterable[Result]) -> list[Viewer]:
