@@ -15,7 +15,10 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.source import (
+    Source,
+    threads as threads,  # the number of cores, for callers
+)
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 
@@ -205,6 +208,12 @@ def starts_of(trace: Trace) -> set[Start]:
     """What identifies PyTorch's file of a rank, for :func:`without_torch`."""
     first = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
     return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
+
+
+def is_of_composer(trace: Trace) -> bool:
+    """Whether Composer wrote the file, so that PyTorch's file may hold the same events."""
+    extra = trace.meta.extra or ""
+    return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
 
 
 def without_torch(trace: Trace, starts: Set[Start]) -> Trace:

@@ -30,7 +30,9 @@ class Reading(TypedDict, total=False):
         since_ns: ignore events that end before this time after each input's first event.
         until_ns: ignore events that start at or after this time after each input's first event.
         progress: called with (bytes read, bytes in all) of each file.
-        seen: called with the trace of each file, for its ``issues``.
+        seen: called with the trace of each file, for its ``issues``; of files that another process
+            read with these and ``sources`` only.
+        processes: how many processes may read small files; 1, the default: only this one.
     """
 
     format: str | None
@@ -40,6 +42,7 @@ class Reading(TypedDict, total=False):
     until_ns: int | None
     progress: Callable[[int, int], None] | None
     seen: Callable[[Trace], None] | None
+    processes: int
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,15 @@ def answer(
 
 def ask(question: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any) -> R:
     """The result of a function of the package for these inputs, with progress and losses shown."""
+    from traceanalyzer.reading import threads
+
     read = [path for paths in inputs for path in paths]
     with progress(read, quiet=reading.quiet) as meter:
         return question(
             *inputs,
             **options,
             **reading.arguments(),
+            processes=threads(),
             progress=meter,
             seen=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
