@@ -239,8 +239,8 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 
 def _first_of_torch(trace: Trace) -> list[Start]:
     """Time, duration and name of the first event that is not Composer's; empty without any."""
-    rows = trace.events.lazy().filter(~_OF_COMPOSER).head(1)
-    return rows.select("ts", "dur", pl.col("name").cast(pl.String)).collect().rows()
+    first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
+    return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
 
 
 #: Events that Composer writes itself.
