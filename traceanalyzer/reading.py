@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 
@@ -25,6 +26,7 @@ from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 #: Called with (bytes read so far, bytes in all) while a file is read.
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
 #: One input or several: traces in memory, files, folders.
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
@@ -121,6 +123,10 @@ def format_of(path: PathLike) -> str | None:
     return None if found is None else found.name
 
 
+class Found(tuple[T, ...]):
+    """Inputs that were looked for already: there, in the order to read them, each once."""
+
+
 def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
     """Files to read, and files left out with the reason.
 
@@ -132,6 +138,14 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     Raises:
         UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
     """
+    inputs, skipped = found_inputs(paths)
+    return list(inputs), skipped
+
+
+def found_inputs(
+    paths: PathLike | Sequence[PathLike],
+) -> tuple[Found[str], list[tuple[str, str]]]:
+    """As :func:`find_inputs`; the files are not looked for again where they are inputs."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -148,7 +162,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
         inputs += found
         skipped += foreign
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
-    return inputs, [*skipped, *merged]
+    return Found(inputs), [*skipped, *merged]
 
 
 def each(inputs: Inputs) -> Sequence[Trace | str]:
@@ -156,15 +170,17 @@ def each(inputs: Inputs) -> Sequence[Trace | str]:
     return each_and_foreign(inputs)[0]
 
 
-def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
+def each_and_foreign(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
     """As :func:`each`, and what of folders is left out, with the reason."""
+    if isinstance(inputs, Found):
+        return inputs, []
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
-    paths, foreign = find_inputs(files) if files else ([], [])
+    paths, foreign = found_inputs(files) if files else ((), [])
     found: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
     # a file that is named twice counts once; traces are told apart by who they are
     alike = {one if isinstance(one, str) else id(one): one for one in found}
-    return list(alike.values()), foreign
+    return Found(alike.values()), foreign
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -261,7 +277,7 @@ def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
 
 def without_snapshots(
     items: Sequence[Trace | str], given: str | None = None
-) -> tuple[list[Trace | str], list[Trace | str]]:
+) -> tuple[Found[Trace | str], Found[Trace | str]]:
     """Traces, and the memory snapshots among them; snapshots alone are taken for traces.
 
     Args:
@@ -269,13 +285,13 @@ def without_snapshots(
         given: the format of all files, to override detection by content.
     """
     if len(items) == 1:
-        return list(items), []
+        return Found(items), Found()
     traces: list[Trace | str] = []
     snapshots: list[Trace | str] = []
     for item in items:
         name = item.meta.format if isinstance(item, Trace) else given or _detected(item)
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
-    return (traces, snapshots) if traces else (snapshots, [])
+    return (Found(traces), Found(snapshots)) if traces else (Found(snapshots), Found())
 
 
 def _detected(path: str) -> str | None:
