@@ -124,7 +124,7 @@ def format_of(path: PathLike) -> str | None:
 
 
 class Found(tuple[T, ...]):
-    """Inputs that were looked for already: there, in the order to read them, each once."""
+    """Inputs that are complete: existing files and traces, in reading order, without duplicates."""
 
 
 def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -145,7 +145,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
 def found_inputs(
     paths: PathLike | Sequence[PathLike],
 ) -> tuple[Found[str], list[tuple[str, str]]]:
-    """As :func:`find_inputs`; the files are not looked for again where they are inputs."""
+    """As :func:`find_inputs`, but marked as complete, so that nobody looks for them again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths

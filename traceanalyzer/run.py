@@ -440,7 +440,7 @@ class _Inputs:
         return trace
 
     def of(self, items: Sequence[Trace | str]) -> Self:
-        """Some of the inputs, to be opened in another process."""
+        """A subset of the inputs, to open in another process."""
         part = copy(self)
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
@@ -449,7 +449,7 @@ class _Inputs:
         return part
 
     def join(self, other: Self) -> None:
-        """Add what was learnt of other inputs."""
+        """Add the state of inputs that were opened in another process."""
         self.metas |= other.metas
         self.skipped += other.skipped
         self.read |= other.read
@@ -546,34 +546,34 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
 
 # --- inputs in several processes -------------------------------------------------------------
 
-#: Larger files are read one after another, so that one of them is in memory at a time.
+#: Larger files are read one after another: one of them is in memory at a time.
 _SMALL_BYTES = 1 << 17
-#: Starting a worker takes as long as measuring some ten small files.
+#: Fewer files do not pay for the start of workers; a task is this many files.
 _FEWEST, _TOGETHER = 24, 8
 
 
 class _DependsOnOthersError(Exception):
-    """What counts of this input depends on the inputs before it."""
+    """The events of this input that count depend on the inputs before it."""
 
 
 class _Measures(Protocol):
-    """What measures inputs, here or in another process, and joins what was measured."""
+    """Measures inputs, in this process or another one, and joins the results."""
 
     def measure(self, opened: _Inputs, one: _Opened) -> None:
         """Measure one input."""
 
     def empty(self) -> Self:
-        """The same before any input was measured."""
+        """A copy without any result."""
 
     def join(self, other: Self) -> None:
-        """Add what was measured of the inputs that follow."""
+        """Add the results of the inputs that follow."""
 
 
 _Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def _measure_all(opened: _Inputs, measures: _Measures) -> None:
-    """Measure all inputs in their order; many small files in workers, if the caller allows."""
+    """Measure all inputs in order; many small files in worker processes, if allowed."""
     chunks = _chunks(opened)
     tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
     answers = workers.each(_measured_apart, tasks, opened.how.processes)
@@ -589,7 +589,7 @@ def _measure_all(opened: _Inputs, measures: _Measures) -> None:
 
 
 def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:
-    """The inputs in their order, and whether workers may measure them."""
+    """The inputs in order, in groups, and whether a worker may measure the group."""
     items = opened.items
     small = [isinstance(item, str) and _bytes_of(item) <= _SMALL_BYTES for item in items]
     if opened.how.processes < 2 or sum(small) < _FEWEST:
@@ -603,7 +603,7 @@ def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:
 
 
 def _bytes_of(path: str) -> float:
-    """The size of a file; infinite where that is not known, as of a pipe."""
+    """The size of a file in bytes; infinite if unknown, as for a pipe."""
     try:
         return os.path.getsize(path) or math.inf  # noqa: PTH202
     except OSError:
@@ -611,7 +611,7 @@ def _bytes_of(path: str) -> float:
 
 
 def _measured_apart(task: tuple[_Inputs, M]) -> tuple[_Inputs, M, _Issues]:
-    """What a worker answers: the task with everything measured, and the issues of its files."""
+    """Run in a worker: the task with all results, and the issues of its files."""
     opened, measures = task
     issues: _Issues = []
     how = opened.how
@@ -623,7 +623,7 @@ def _measured_apart(task: tuple[_Inputs, M]) -> tuple[_Inputs, M, _Issues]:
 
 
 def _report(how: _How, items: Sequence[Trace | str], issues: _Issues) -> None:
-    """Tell the caller of files that a worker read."""
+    """Report progress and issues of files that a worker read."""
     for item in items:
         if how.progress and isinstance(item, str):
             size = int(_bytes_of(item))

@@ -1,8 +1,8 @@
-"""Small tasks in further processes of this Python, for runs of hundreds of small files.
+"""Run tasks in worker processes, for inputs of hundreds of small files.
 
-Reading and measuring a small file takes many short steps of Python and polars, which threads of one
-process cannot share. A worker gets pickled tasks on its standard input and answers on its standard
-output; both ends are this module. It ends when its standard input does.
+A small file costs many short Python calls, which hold the GIL, so threads do not help. A worker
+reads pickled tasks from its standard input and writes pickled results to its standard output; this
+module is both ends. A worker exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-#: A worker imports what this process can import; ``-P``: nothing from the working directory.
+#: Same import path as this process; ``-P`` keeps the working directory out of it.
 _COMMAND = "import sys; sys.path[:] = {path!r}; from traceanalyzer import workers; workers.serve()"
-#: Small frames gain nothing from threads of polars, and handing them over takes longer than they.
+#: For small frames a handover between threads of polars takes longer than the work itself.
 _ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}
 
 
 def each(
     function: Callable[[Any], Any], tasks: Sequence[Any], processes: int
 ) -> Iterator[Any | None]:
-    """Yield ``function(task)`` for each task, in order; None where a worker has no answer.
+    """Yield ``function(task)`` for each task, in order; None if the worker returned no result.
 
-    There is no answer where a task or its result cannot be pickled, the function raises, or a
-    worker ends: the caller then does the task itself, and gets the error.
+    That is the case if the task or its result cannot be pickled, the function raises, or the worker
+    exits. The caller then runs the task itself and gets the error.
 
     Args:
-        function: of a module, so that a worker can import it.
-        tasks: picklable.
-        processes: how many workers to start at most; one for each task suffices.
+        function: a function at module level, which a worker imports.
+        tasks: any picklable objects.
+        processes: maximum number of workers; no more are started than there are tasks.
     """
     started = [_start() for _ in range(min(processes, len(tasks)))]
     free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
@@ -59,22 +59,21 @@ def each(
 
 
 def serve() -> None:
-    """Answer tasks until standard input ends; what is printed meanwhile goes to standard error."""
+    """Run tasks until standard input is closed; anything printed goes to standard error."""
     gc.set_threshold(20_000, 20, 20)  # as in the command
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while True:
         try:
-            task = sys.stdin.buffer
-            function, argument = pickle.load(task)  # noqa: S301 - from the process that started us
+            function, task = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
         except EOFError:
             return
-        answers.write(_answer(function, argument))
-        answers.flush()
+        output.write(_result(function, task))
+        output.flush()
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A worker in a session of its own: Ctrl-C is for the process that started it."""
+    """Start a worker in a new session, so that Ctrl-C reaches only this process."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _COMMAND.format(path=sys.path)],
         stdin=subprocess.PIPE,
@@ -90,13 +89,13 @@ def _ask(worker: subprocess.Popen[bytes], function: Callable[[Any], Any], task: 
     try:
         worker.stdin.write(pickle.dumps((function, task)))
         worker.stdin.flush()
-        return pickle.load(worker.stdout)  # noqa: S301 - from a process that we started
-    except Exception:  # noqa: BLE001 - whatever is wrong with the worker, the task can be done here
+        return pickle.load(worker.stdout)  # noqa: S301 - from our own worker
+    except Exception:  # noqa: BLE001 - the caller runs the task itself
         return None
 
 
-def _answer(function: Callable[[Any], Any], argument: Any) -> bytes:
+def _result(function: Callable[[Any], Any], task: Any) -> bytes:
     try:
-        return pickle.dumps(function(argument))
-    except Exception:  # noqa: BLE001 - the caller does the task itself and gets the error
+        return pickle.dumps(function(task))
+    except Exception:  # noqa: BLE001 - the caller runs the task itself and gets the error
         return pickle.dumps(None)

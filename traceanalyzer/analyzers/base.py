@@ -30,9 +30,9 @@ class Reading(TypedDict, total=False):
         since_ns: ignore events that end before this time after each input's first event.
         until_ns: ignore events that start at or after this time after each input's first event.
         progress: called with (bytes read, bytes in all) of each file.
-        seen: called with the trace of each file, for its ``issues``; of files that another process
-            read with these and ``sources`` only.
-        processes: how many processes may read small files; 1, the default: only this one.
+        seen: called with the trace of each file, for its ``issues``; for a file that another
+            process read, the trace has only ``sources`` and ``issues``.
+        processes: maximum number of processes that read small files; default 1, this process.
     """
 
     format: str | None
