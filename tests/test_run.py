@@ -256,7 +256,7 @@ def test_workers_are_used_for_many_small_files(
         tasks.append(len(given))
         answers = list(each(function, given, processes))
         assert None not in answers
-        return iter(answers)
+        return (answer for answer in answers)
 
     monkeypatch.setattr(workers, "each", counted)
     inputs = _small_ranks(tmp_path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -576,16 +577,16 @@ def _measure_all(opened: _Inputs, measures: _Measures) -> None:
     """Measure all inputs in order; many small files in worker processes, if allowed."""
     chunks = _chunks(opened)
     tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
-    answers = workers.each(_measured_apart, tasks, opened.how.processes)
-    for items, small in chunks:
-        if small and (answer := next(answers)):
-            other, measured, issues = answer
-            opened.join(other)
-            measures.join(measured)
-            _report(opened.how, items, issues)
-        else:
-            for one in opened.each(items):
-                measures.measure(opened, one)
+    with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
+        for items, small in chunks:
+            if small and (answer := next(answers)):
+                other, measured, issues = answer
+                opened.join(other)
+                measures.join(measured)
+                _report(opened.how, items, issues)
+            else:
+                for one in opened.each(items):
+                    measures.measure(opened, one)
 
 
 def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:

@@ -13,7 +13,7 @@ import pickle
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,11 +25,12 @@ _ENVIRONMENT = {"POLARS_MAX_THREADS": "1"}
 
 def each(
     function: Callable[[Any], Any], tasks: Sequence[Any], processes: int
-) -> Iterator[Any | None]:
+) -> Generator[Any | None]:
     """Yield ``function(task)`` for each task, in order; None if the worker returned no result.
 
     That is the case if the task or its result cannot be pickled, the function raises, or the worker
-    exits. The caller then runs the task itself and gets the error.
+    exits. The caller then runs the task itself and gets the error. The workers end with the
+    generator: close it where not all results are taken.
 
     Args:
         function: a function at module level, which a worker imports.
