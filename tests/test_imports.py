@@ -31,7 +31,9 @@ ALLOWED: dict[str, set[str]] = {
     "exporters": {"frames", "trace", "schema", *BASE},
     "reading": {"parsers", "trace", *BASE},
     "analyzers": {"frames", "trace", "result", "registry", *BASE},
-    "run": {"reading", "analyzers", "registry", "trace", "result", "errors", "vocabulary"},
+    "workers": set(),
+    "run": {"reading", "workers", "analyzers", "registry", "trace", "result", "errors",
+            "vocabulary"},
     # the package of an analysis: its public function, which runs the analyzer
     "functions": {"analyzers", "registry", "reading", "run", "trace", "result"},
     "conversion": {"exporters", "files", "reading", "registry", "run", "trace"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +16,13 @@ from conftest import ROOT
 from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
+from traceanalyzer import workers
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, AnalyzerOptions, Needs
 from traceanalyzer.analyzers.common.ranks import by_rank
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import InputError, MissingData, OptionError
+from traceanalyzer.render import render
 from traceanalyzer.run import run
 
 FIXTURES = ROOT / "fixtures"
@@ -209,3 +213,67 @@ def test_parts_are_merged_in_a_tree_and_in_order() -> None:
     run(analyzer, [one.with_rank(rank) for rank in range(11)], AnalyzerOptions())
     assert seen == [8, 2, 1]
     assert all(left == right for left, right in merged)
+
+
+# --- many small files in several processes ------------------------------------------------------
+
+
+def _small_ranks(folder: Path, number: int = 30) -> Path:
+    """Files of so many ranks, small enough for workers."""
+    for rank in range(number):
+        shutil.copy(RANKS / f"rank{rank % 8}.json.gz", folder / f"rank{rank}.json.gz")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["comm_outliers", "diagnose"])
+def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> None:
+    inputs = _small_ranks(tmp_path)
+    (tmp_path / "rank7.json.gz").write_bytes(b"{ no trace")
+    (tmp_path / "rank9.json.gz").write_bytes((RANKS / "rank1.json.gz").read_bytes()[:9_000])
+    issues: dict[int, list[tuple[str, int]]] = {1: [], 2: []}
+    results = [
+        getattr(ta, name)(
+            [*ta.find_inputs(inputs)[0], tmp_path / "rank7.json.gz"],
+            processes=processes,
+            seen=lambda trace, found=issues[processes]: found.append(
+                (trace.meta.path, trace.issues.height)
+            ),
+        )
+        for processes in issues
+    ]
+    assert render(results[0], "json") == render(results[1], "json")
+    assert issues[1] == issues[2]
+    assert len(issues[1]) >= 29
+
+
+def test_workers_are_used_for_many_small_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[int] = []
+    each = workers.each
+
+    def counted(function: Any, given: Any, processes: int) -> Any:
+        tasks.append(len(given))
+        answers = list(each(function, given, processes))
+        assert None not in answers
+        return (answer for answer in answers)
+
+    monkeypatch.setattr(workers, "each", counted)
+    inputs = _small_ranks(tmp_path)
+    ta.overlap(inputs, processes=2)
+    ta.overlap(inputs)
+    ta.overlap(RANKS, processes=2)
+    assert tasks == [4, 0, 0]
+
+
+def test_an_error_in_a_worker_is_raised_by_the_caller(tmp_path: Path) -> None:
+    inputs = _small_ranks(tmp_path)
+    with pytest.raises(OptionError):
+        ta.comm_outliers(inputs, patterns="(", processes=2)
+
+
+def test_a_worker_without_result_gives_none() -> None:
+    """The task cannot be pickled; the function raises; the worker exits."""
+    tasks = [lambda: None, -1, 2]
+    assert list(workers.each(math.sqrt, tasks, 2)) == [None, None, math.sqrt(2)]
+    assert list(workers.each(os._exit, [0, 0], 1)) == [None, None]

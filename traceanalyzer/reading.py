@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
 
@@ -15,13 +16,17 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace import composer
 from traceanalyzer.parsers.contract import Selection, bounded
 from traceanalyzer.parsers.foreign import recognise
-from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.source import (
+    Source,
+    threads as threads,  # the number of cores, for callers
+)
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 
 #: Called with (bytes read so far, bytes in all) while a file is read.
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
+T = TypeVar("T")
 #: One input or several: traces in memory, files, folders.
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
@@ -118,6 +123,10 @@ def format_of(path: PathLike) -> str | None:
     return None if found is None else found.name
 
 
+class Found(tuple[T, ...]):
+    """Inputs that are complete: existing files and traces, in reading order, without duplicates."""
+
+
 def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
     """Files to read, and files left out with the reason.
 
@@ -129,6 +138,14 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     Raises:
         UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
     """
+    inputs, skipped = found_inputs(paths)
+    return list(inputs), skipped
+
+
+def found_inputs(
+    paths: PathLike | Sequence[PathLike],
+) -> tuple[Found[str], list[tuple[str, str]]]:
+    """As :func:`find_inputs`, but marked as complete, so that nobody looks for them again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -145,7 +162,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
         inputs += found
         skipped += foreign
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
-    return inputs, [*skipped, *merged]
+    return Found(inputs), [*skipped, *merged]
 
 
 def each(inputs: Inputs) -> Sequence[Trace | str]:
@@ -153,15 +170,17 @@ def each(inputs: Inputs) -> Sequence[Trace | str]:
     return each_and_foreign(inputs)[0]
 
 
-def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
+def each_and_foreign(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
     """As :func:`each`, and what of folders is left out, with the reason."""
+    if isinstance(inputs, Found):
+        return inputs, []
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
-    paths, foreign = find_inputs(files) if files else ([], [])
+    paths, foreign = found_inputs(files) if files else ((), [])
     found: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
     # a file that is named twice counts once; traces are told apart by who they are
     alike = {one if isinstance(one, str) else id(one): one for one in found}
-    return list(alike.values()), foreign
+    return Found(alike.values()), foreign
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -207,6 +226,12 @@ def starts_of(trace: Trace) -> set[Start]:
     return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
 
 
+def is_of_composer(trace: Trace) -> bool:
+    """Whether Composer wrote the file, so that PyTorch's file may hold the same events."""
+    extra = trace.meta.extra or ""
+    return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
+
+
 def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
     """A trace of Composer without PyTorch's events, where PyTorch's file was read too.
 
@@ -230,8 +255,8 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 
 def _first_of_torch(trace: Trace) -> list[Start]:
     """Time, duration and name of the first event that is not Composer's; empty without any."""
-    rows = trace.events.lazy().filter(~_OF_COMPOSER).head(1)
-    return rows.select("ts", "dur", pl.col("name").cast(pl.String)).collect().rows()
+    first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
+    return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
 
 
 #: Events that Composer writes itself.
@@ -252,7 +277,7 @@ def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
 
 def without_snapshots(
     items: Sequence[Trace | str], given: str | None = None
-) -> tuple[list[Trace | str], list[Trace | str]]:
+) -> tuple[Found[Trace | str], Found[Trace | str]]:
     """Traces, and the memory snapshots among them; snapshots alone are taken for traces.
 
     Args:
@@ -260,13 +285,13 @@ def without_snapshots(
         given: the format of all files, to override detection by content.
     """
     if len(items) == 1:
-        return list(items), []
+        return Found(items), Found()
     traces: list[Trace | str] = []
     snapshots: list[Trace | str] = []
     for item in items:
         name = item.meta.format if isinstance(item, Trace) else given or _detected(item)
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
-    return (traces, snapshots) if traces else (snapshots, [])
+    return (Found(traces), Found(snapshots)) if traces else (Found(snapshots), Found())
 
 
 def _detected(path: str) -> str | None:

@@ -7,12 +7,18 @@ apply the time window in the same way. One file is in memory at a time.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Unpack
+from itertools import groupby
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 import polars as pl
 
+from traceanalyzer import workers
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
 from traceanalyzer.analyzers.common import ranks
@@ -23,6 +29,7 @@ from traceanalyzer.reading import (
     Progress,
     Start,
     each,
+    is_of_composer,
     ranks_of_series,
     read,
     starts_of,
@@ -32,6 +39,8 @@ from traceanalyzer.reading import (
 from traceanalyzer.result import Result
 from traceanalyzer.trace import Meta, Trace, is_cut_off
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
+
+M = TypeVar("M", bound="_Measures")
 
 #: Columns that events with a duration have no use for, a fifth of their memory.
 _OF_SAMPLES = ("address", "stack", "weight")
@@ -247,22 +256,44 @@ def _collect(
     may_be_empty: bool = False,
 ) -> Collected[P]:
     opened = _Inputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
-    found = Collected[P](opened.items, opened.metas, skipped=opened.skipped)
-    for one in opened:
+    found = _Parts(analyzer, options, Collected(opened.items, opened.metas, skipped=opened.skipped))
+    _measure_all(opened, found)
+    opened.require(any_part=bool(found.collected.parts), may_be_empty=may_be_empty)
+    return found.collected
+
+
+@dataclass
+class _Parts(Generic[O, P, R]):
+    """The parts of one analyzer; a :class:`_Measures`."""
+
+    analyzer: Analyzer[O, P, R]
+    options: O
+    collected: Collected[P]
+
+    def measure(self, opened: _Inputs, one: _Opened) -> None:
+        analyzer, options = self.analyzer, self.options
         parts, lacking = _measured(analyzer, one, options)
         if analyzer.more and parts and (needs := analyzer.more(parts, options)) and one.is_file:
             again = opened.open(one.path, replace_needs=needs)
             parts, lacking = _measured(analyzer, again, options)
         if lacking and not parts:
             opened.fail(one.path, lacking[0][1])
-            continue
-        found.add(parts, analyzer.merge)
+            return
+        self.collected.add(parts, analyzer.merge)
         for rank, error in lacking:
             opened.skip(rank_of(one.path, rank), str(error).removeprefix(f"{one.path}: "))
         if one.truncated:
-            found.truncated.append(one.path)
-    opened.require(any_part=bool(found.parts), may_be_empty=may_be_empty)
-    return found
+            self.collected.truncated.append(one.path)
+
+    def empty(self) -> Self:
+        # parts are merged where all of them are
+        return replace(
+            self, analyzer=replace(self.analyzer, merge=None), collected=Collected((), {})
+        )
+
+    def join(self, other: Self) -> None:
+        self.collected.add(other.collected.parts, self.analyzer.merge)
+        self.collected.truncated.extend(other.collected.truncated)
 
 
 def _measured(
@@ -315,6 +346,7 @@ class _How:
     until_ns: int | None = None
     progress: Progress | None = None
     seen: Callable[[Trace], None] | None = None
+    processes: int = 1
 
 
 @dataclass
@@ -344,8 +376,9 @@ class _Inputs:
         self.read: dict[str, None] = {}
         self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
-        self._needs, self._how, self._split = needs, how, split
+        self._needs, self.how, self._split = needs, how, split
         self._failed: InputError | MissingData | None = None
+        self._apart = False
         self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
             raise OptionError(
@@ -353,7 +386,11 @@ class _Inputs:
             )
 
     def __iter__(self) -> Iterator[_Opened]:
-        for item in self.items:
+        return self.each(self.items)
+
+    def each(self, items: Iterable[Trace | str]) -> Iterator[_Opened]:
+        """Some of the inputs, opened one after another."""
+        for item in items:
             try:
                 opened = self.open(item)
             except InputError as error:
@@ -366,7 +403,7 @@ class _Inputs:
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> _Opened:
         """One input, read as needed, with the traces of the ranks that are asked for."""
-        how = self._how
+        how = self.how
         if isinstance(item, Trace):
             trace = _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
         elif self._needs:
@@ -397,9 +434,29 @@ class _Inputs:
         number = self._series.get(trace.meta.path)
         if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
             trace = trace.with_rank(number)
+        if self._apart and is_of_composer(trace):
+            raise _DependsOnOthersError
         trace = without_torch(trace, self._starts)
         self._starts |= starts_of(trace)
         return trace
+
+    def of(self, items: Sequence[Trace | str]) -> Self:
+        """A subset of the inputs, to open in another process."""
+        part = copy(self)
+        part.items, part._apart = items, True
+        part.metas, part.skipped, part.read = {}, [], {}
+        part._starts, part._ranks, part._failed = set(), set(), None
+        part.how = replace(self.how, progress=None, seen=None)
+        return part
+
+    def join(self, other: Self) -> None:
+        """Add the state of inputs that were opened in another process."""
+        self.metas |= other.metas
+        self.skipped += other.skipped
+        self.read |= other.read
+        self._starts |= other._starts
+        self._ranks |= other._ranks
+        self._failed = self._failed or other._failed
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
         """Remember an input of which nothing can be used."""
@@ -417,7 +474,7 @@ class _Inputs:
             return
         if self._failed and not may_be_empty:
             raise self._failed
-        raise _not_there(self._how.rank, self._ranks)
+        raise _not_there(self.how.rank, self._ranks)
 
 
 def _without_events(trace: Trace, sources: Sequence[Meta]) -> list[Trace]:
@@ -486,6 +543,95 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
     unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
     events = trace.events.drop(() if needs.samples else _OF_SAMPLES).with_columns(unused)
     return replace(trace, events=events, launch_configs=trace.launch_configs.clear())
+
+
+# --- inputs in several processes -------------------------------------------------------------
+
+#: Larger files are read one after another: one of them is in memory at a time.
+_SMALL_BYTES = 1 << 17
+#: Fewer files do not pay for the start of workers; a task is this many files.
+_FEWEST, _TOGETHER = 24, 8
+
+
+class _DependsOnOthersError(Exception):
+    """The events of this input that count depend on the inputs before it."""
+
+
+class _Measures(Protocol):
+    """Measures inputs, in this process or another one, and joins the results."""
+
+    def measure(self, opened: _Inputs, one: _Opened) -> None:
+        """Measure one input."""
+
+    def empty(self) -> Self:
+        """A copy without any result."""
+
+    def join(self, other: Self) -> None:
+        """Add the results of the inputs that follow."""
+
+
+_Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
+
+
+def _measure_all(opened: _Inputs, measures: _Measures) -> None:
+    """Measure all inputs in order; many small files in worker processes, if allowed."""
+    chunks = _chunks(opened)
+    tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
+    with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
+        for items, small in chunks:
+            if small and (answer := next(answers)):
+                other, measured, issues = answer
+                opened.join(other)
+                measures.join(measured)
+                _report(opened.how, items, issues)
+            else:
+                for one in opened.each(items):
+                    measures.measure(opened, one)
+
+
+def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:
+    """The inputs in order, in groups, and whether a worker may measure the group."""
+    items = opened.items
+    small = [isinstance(item, str) and _bytes_of(item) <= _SMALL_BYTES for item in items]
+    if opened.how.processes < 2 or sum(small) < _FEWEST:
+        return [(list(items), False)]
+    chunks: list[tuple[list[Trace | str], bool]] = []
+    for is_small, run_of in groupby(zip(items, small, strict=True), key=lambda pair: pair[1]):
+        run = [item for item, _ in run_of]
+        length = _TOGETHER if is_small else len(run)
+        chunks += [(run[i : i + length], is_small) for i in range(0, len(run), length)]
+    return chunks
+
+
+def _bytes_of(path: str) -> float:
+    """The size of a file in bytes; infinite if unknown, as for a pipe."""
+    try:
+        return os.path.getsize(path) or math.inf  # noqa: PTH202
+    except OSError:
+        return math.inf
+
+
+def _measured_apart(task: tuple[_Inputs, M]) -> tuple[_Inputs, M, _Issues]:
+    """Run in a worker: the task with all results, and the issues of its files."""
+    opened, measures = task
+    issues: _Issues = []
+    how = opened.how
+    opened.how = replace(how, seen=lambda trace: issues.append((trace.sources, trace.issues)))
+    for one in opened:
+        measures.measure(opened, one)
+    opened.how = how
+    return opened, measures, issues
+
+
+def _report(how: _How, items: Sequence[Trace | str], issues: _Issues) -> None:
+    """Report progress and issues of files that a worker read."""
+    for item in items:
+        if how.progress and isinstance(item, str):
+            size = int(_bytes_of(item))
+            how.progress(size, size)
+    for sources, found in issues:
+        if how.seen:
+            how.seen(Trace(sources, issues=found))
 
 
 # --- all analyzers ---------------------------------------------------------------------------
@@ -557,11 +703,8 @@ def examine(
     wanted = [entry.name for entry in registry.in_report()]
     asked = _asked(name for name in wanted if names is None or name in names)
     opened = _Inputs(inputs, None, how)
-    truncated = []
-    for one in opened:
-        truncated += [one.path] if one.truncated else []
-        while one.traces:
-            _ask_all(asked.values(), one.traces.pop(0), truncated=one.truncated)
+    questions = _Questions(asked)
+    _measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
     beside = {name for question in asked.values() if (name := question.analyzer.beside)}
     collected = {name: [part for _, part in asked.pop(name).parts] for name in beside}
@@ -573,14 +716,40 @@ def examine(
             results[name] = question.result(reader)
         except MissingData as error:
             missing[name] = str(error)
-    notes = (*truncated_notes(truncated), *skipped_notes(opened.skipped))
+    notes = (*truncated_notes(questions.truncated), *skipped_notes(opened.skipped))
     return Examination(results, missing, notes, tuple(opened.read))
 
 
-def _ask_all(questions: Iterable[_Asked], trace: Trace, *, truncated: bool) -> None:
-    """Measure one rank with every analyzer; when this returns, the trace can be freed."""
-    for question in questions:
-        question.ask(trace, truncated=truncated)
+@dataclass
+class _Questions:
+    """The parts of all analyzers, by name, and the truncated files; a :class:`_Measures`."""
+
+    asked: dict[str, _Asked]
+    truncated: list[str] = field(default_factory=list)
+
+    def measure(self, _opened: _Inputs, one: _Opened) -> None:
+        self.truncated += [one.path] if one.truncated else []
+        while one.traces:
+            self._ask_all(one.traces.pop(0), truncated=one.truncated)
+
+    def _ask_all(self, trace: Trace, *, truncated: bool) -> None:
+        """Measure one rank with every analyzer; when this returns, the trace can be freed."""
+        for question in self.asked.values():
+            question.ask(trace, truncated=truncated)
+
+    def empty(self) -> Self:
+        asked = self.asked.items()
+        return replace(
+            self,
+            asked={name: _Asked(one.analyzer, one.options) for name, one in asked},
+            truncated=[],
+        )
+
+    def join(self, other: Self) -> None:
+        for name, question in other.asked.items():
+            self.asked[name].parts += question.parts
+            self.asked[name].lacking += question.lacking
+        self.truncated += other.truncated
 
 
 def _asked(names: Iterable[str]) -> dict[str, _Asked]:

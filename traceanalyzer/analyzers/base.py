@@ -30,7 +30,9 @@ class Reading(TypedDict, total=False):
         since_ns: ignore events that end before this time after each input's first event.
         until_ns: ignore events that start at or after this time after each input's first event.
         progress: called with (bytes read, bytes in all) of each file.
-        seen: called with the trace of each file, for its ``issues``.
+        seen: called with the trace of each file, for its ``issues``; for a file that another
+            process read, the trace has only ``sources`` and ``issues``.
+        processes: maximum number of processes that read small files; default 1, this process.
     """
 
     format: str | None
@@ -40,6 +42,7 @@ class Reading(TypedDict, total=False):
     until_ns: int | None
     progress: Callable[[int, int], None] | None
     seen: Callable[[Trace], None] | None
+    processes: int
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,15 @@ def answer(
 
 def ask(question: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any) -> R:
     """The result of a function of the package for these inputs, with progress and losses shown."""
+    from traceanalyzer.reading import threads
+
     read = [path for paths in inputs for path in paths]
     with progress(read, quiet=reading.quiet) as meter:
         return question(
             *inputs,
             **options,
             **reading.arguments(),
+            processes=threads(),
             progress=meter,
             seen=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
@@ -74,7 +77,7 @@ def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) ->
         click.echo(prose(f"{path}: {'; '.join(found)}"), err=True)
 
 
-def inputs_of(paths: Sequence[str], *, quiet: bool) -> list[str]:
+def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:
     """The files to read of these and the folders among them; says which cannot be read.
 
     Foreign files in a folder are no loss and nothing is said of them.
@@ -82,9 +85,9 @@ def inputs_of(paths: Sequence[str], *, quiet: bool) -> list[str]:
     Raises:
         UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
     """
-    from traceanalyzer.reading import NO_FORMAT, find_inputs
+    from traceanalyzer.reading import NO_FORMAT, found_inputs
 
-    inputs, skipped = find_inputs(paths)
+    inputs, skipped = found_inputs(paths)
     lost = [f"{path}: {why}; skipped" for path, why in skipped if why != NO_FORMAT]
     more = [f"{len(lost) - _MOST:,} more skipped"] if len(lost) > _MOST else []
     for line in () if quiet else (*lost[:_MOST], *more):

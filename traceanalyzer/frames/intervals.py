@@ -38,6 +38,8 @@ class Spans(NamedTuple):
 
 def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """When is at least one interval running? Intervals that overlap or touch become one."""
+    if frame.is_empty():
+        return frame[[*by, "start", "end"]]
     groups, (group,) = group_numbers(by, frame)
     return _to_frame(groups, _union(_spans(frame, group)))
 

@@ -77,6 +77,8 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
     Returns:
         ``points`` with ``slice``, a row number of ``slices``, null where none was running.
     """
+    if points.is_empty() or slices.is_empty():
+        return points.with_columns(pl.lit(None, pl.UInt32).alias("slice"))
     asked, at, rows, spans = _spans(points, slices, by)
     group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
     # a point comes after the slices that start with it
@@ -101,6 +103,8 @@ def label_by_interval(
     Returns:
         ``points`` with ``interval``, a row number of ``ranges``, null where none holds it.
     """
+    if points.is_empty() or ranges.is_empty():
+        return points.with_columns(pl.lit(None, pl.UInt32).alias("interval"))
     asked, at, rows, spans = _spans(points, ranges, by)
     order = intervals.stable_order(spans.group, spans.start)
     spans = Spans(*(column[order] for column in spans))

@@ -139,9 +139,8 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
     Beside them is what ``collectives`` says, null where it says nothing.
     """
     events = trace.events[event].insert_column(0, event)
-    descriptions = trace.collectives.with_columns(pl.col(_TEXT).cast(pl.String))
-    named = events.with_columns(pl.col("name").cast(pl.String))
-    return named.join(descriptions, on="event", how="left", maintain_order="left")
+    rows = events.join(trace.collectives, on="event", how="left", maintain_order="left")
+    return rows.with_columns(pl.col("name", *_TEXT).cast(pl.String))
 
 
 def gpu_name(trace: Trace, device: int | None) -> str | None:

@@ -7,6 +7,7 @@ communication in it is hidden. All streams of a device count together.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -88,11 +89,27 @@ def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
 # --- what time is made of ------------------------------------------------------------------
 
 
-def measure_parts(work: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+@dataclass(frozen=True)
+class Runs:
+    """When work of each sort ran on each device: unions of intervals, for :func:`measure_parts`."""
+
+    by_sort: Sequence[pl.DataFrame]
+    kernels: pl.DataFrame
+    all_work: pl.DataFrame
+
+
+def runs_of(work: pl.DataFrame) -> Runs:
+    """The runs of device work, rows of :func:`device_work` in any order."""
+    by_sort = [intervals.union(_of(work, sort), DEVICE) for sort in SORT.categories]
+    kernels = intervals.union(pl.concat(by_sort[:2]), DEVICE)
+    return Runs(by_sort, kernels, intervals.union(pl.concat([kernels, by_sort[2]]), DEVICE))
+
+
+def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFrame:
     """How much of each window is which part of its device's time?
 
     Args:
-        work: rows of :func:`device_work`, in any order.
+        work: rows of :func:`device_work`, in any order, or what :func:`runs_of` makes of them.
         windows: :data:`DEVICE`, ``start``, ``end`` and any other columns. Windows may overlap one
             another; each is measured for itself.
 
@@ -103,12 +120,9 @@ def measure_parts(work: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
         memory_ns and hidden_memory_ns (copies and sets while compute or communication runs).
         Exposed and hidden add up to the whole. Null where a window has no start or end.
     """
-    sorts = [intervals.union(_of(work, sort), DEVICE) for sort in (COMPUTE, COMMUNICATION, MEMORY)]
-    kernels = intervals.union(pl.concat(sorts[:2]), DEVICE)
-    busy = pl.concat([kernels, sorts[2]])
+    runs = work if isinstance(work, Runs) else runs_of(work)
     keys = windows.select(*DEVICE, "start", "end")
-
-    measured = intervals.overlaps(keys, [*sorts, kernels, busy], DEVICE)
+    measured = intervals.overlaps(keys, [*runs.by_sort, runs.kernels, runs.all_work], DEVICE)
     compute, communication, memory, either, any_work = measured
     exposed_communication, exposed_memory = either - compute, any_work - either
     return windows.with_columns(
@@ -153,4 +167,4 @@ def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of(work: pl.DataFrame, sort: str) -> pl.DataFrame:
-    return work.lazy().filter(pl.col("sort") == sort).select(*DEVICE, "start", "end").collect()
+    return work.select(*DEVICE, "start", "end").filter(work["sort"] == sort)

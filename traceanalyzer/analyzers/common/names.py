@@ -78,6 +78,8 @@ def is_step(events: pl.DataFrame) -> pl.Expr:
 
 def distinct(events: pl.DataFrame) -> list[str]:
     """The distinct names of events."""
+    if events.is_empty():
+        return []
     names = events["name"].unique().cast(pl.String).to_list()
     return [name for name in names if name is not None]
 

@@ -80,10 +80,10 @@ def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
 def captured(trace: Trace) -> pl.DataFrame:
     """Launch calls that a graph captured: event, place; by event."""
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
-    patterns = (_CAPTURE_BEGINS, _CAPTURE_ENDS, _LAUNCHES)
-    begins, ends, launches = (is_call & named(trace.events, [pattern]) for pattern in patterns)
+    begins = is_call & named(trace.events, [_CAPTURE_BEGINS])
     if not trace.events.select(begins.any()).item():
         return pl.DataFrame(schema={"event": pl.UInt32, _PLACE: pl.UInt64})
+    ends, launches = (is_call & named(trace.events, [one]) for one in (_CAPTURE_ENDS, _LAUNCHES))
     changes = begins.cast(pl.Int64) - ends.cast(pl.Int64)
     rows = trace.events.with_row_index("event").with_columns(launches.alias("launches"))
     calls = rows.filter(begins | ends | launches).select(

@@ -71,18 +71,17 @@ def python_frames(
 ) -> pl.Series:
     """The innermost Python frame of one's own code at each moment, else of any with a line."""
     rows = _slices(trace, "python_function")
+    if rows.is_empty():
+        return pl.repeat(None, at.height, dtype=rows.schema["name"], eager=True)
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(_own(lined["name"], own)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
-    return (
-        trace.events.lazy()
-        .filter(pl.col("kind").is_in(kinds), pl.col("dur") > 0)
-        .select(*THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
-        .collect()
-    )
+    wanted = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
+    end = pl.col("ts") + pl.col("dur")
+    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(wanted)
 
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:

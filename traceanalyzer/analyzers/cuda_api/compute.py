@@ -66,19 +66,19 @@ def measure(trace: Trace, _options: Options) -> Part:
     of_calls = pl.col("kind").is_in(LAUNCH_KINDS)
     if not trace.events.select(of_calls.any()).item():
         trace.require(*CUDA_CALLS)
-    events = trace.events.lazy()
-    found = events.filter(of_calls, pl.col("dur") >= 0)
-    calls = found.select(call="name", dur_ns="dur").collect()
+    wanted = trace.events.select(of_calls & (pl.col("dur") >= 0)).to_series()
+    found = trace.events.select("name", "pid", "correlation", "ts", "dur").filter(wanted)
+    calls = found.select(call="name", dur_ns="dur")
     if calls.is_empty():
         raise MissingData(f"{trace.meta.path}: no API call that was recorded ever ends")
     first, last = found.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
-    ).collect().row(0)  # fmt: skip
+    ).row(0)  # fmt: skip
     sorts = findings.sorted_out(distinct(calls.rename({"call": "name"})))
     moving = found.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
-    moved, alone = _moves(trace, moving.collect(), sorts)
+    moved, alone = _moves(trace, moving, sorts)
     recorded = trace.events.select(of_calls.sum()).item()
     return Part(
         rank=trace.meta.rank,
@@ -128,16 +128,12 @@ CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
 
 def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl.DataFrame, int]:
     """Calls that moved memory by what they moved, and how many moved nothing that was recorded."""
-    work = (
-        trace.events.lazy()
-        .filter(pl.col("kind").is_in(_MOVES), pl.col("dur") >= 0)
-        .select(
-            "kind", "pid", "name", "correlation", "dur",
-            moved_bytes="bytes",
-            end=pl.col("ts") + pl.col("dur"),
-        )
-        .collect()
-    )  # fmt: skip
+    moves = pl.col("kind").is_in(_MOVES) & (pl.col("dur") >= 0)
+    work = trace.events.select(
+        "kind", "pid", "name", "correlation", "dur",
+        moved_bytes="bytes",
+        end=pl.col("ts") + pl.col("dur"),
+    ).filter(trace.events.select(moves).to_series())  # fmt: skip
     within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
     links = linking.link(calls, work, within)
     work = work.select("kind", "name", "moved_bytes", "dur", "end")[links["right"]]
@@ -164,7 +160,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
     return summed, calls.height - joined.height
 
 
-def _allocations(calls: pl.LazyFrame, sorts: findings.Sorts) -> pl.DataFrame:
+def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
     """What allocating functions cost, in all and in the loop: between first and last launch."""
     loops = (
         calls.filter(pl.col("name").is_in(sorts.launching))
@@ -179,18 +175,14 @@ def _allocations(calls: pl.LazyFrame, sorts: findings.Sorts) -> pl.DataFrame:
     inside = (pl.col("ts") > pl.col("first")) & (pl.col("ts") < pl.col("last"))
     half = pl.col("first") + (pl.col("last") - pl.col("first")) // 2
     late = inside & (pl.col("ts") >= half)
-    return (
-        own.group_by("call")
-        .agg(
-            n=pl.len().cast(pl.Int64),
-            total_ns=pl.col("dur").sum(),
-            max_ns=pl.col("dur").max(),
-            loop_n=inside.sum().cast(pl.Int64),
-            loop_ns=pl.col("dur").filter(inside).sum(),
-            late_n=late.sum().cast(pl.Int64),
-            late_ns=pl.col("dur").filter(late).sum(),
-        )
-        .collect()
+    return own.group_by("call").agg(
+        n=pl.len().cast(pl.Int64),
+        total_ns=pl.col("dur").sum(),
+        max_ns=pl.col("dur").max(),
+        loop_n=inside.sum().cast(pl.Int64),
+        loop_ns=pl.col("dur").filter(inside).sum(),
+        late_n=late.sum().cast(pl.Int64),
+        late_ns=pl.col("dur").filter(late).sum(),
     )
 
 

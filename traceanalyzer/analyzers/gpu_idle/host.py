@@ -110,6 +110,8 @@ class Excerpt:
 
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Slices as intervals of the units that their thread feeds: unit, start, end."""
+        if rows.is_empty():
+            return pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
         return rows.join(self.threads, on="thread").select("unit", "start", "end")
 
 
@@ -134,11 +136,11 @@ def take(trace: Trace, options: Options) -> Excerpt:
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
     feeding = _feeding(trace, units, work, calls, steps.drop_nulls("tid"))
     known = feeding.select("pid", "tid", "thread").unique("thread")
-    by_thread = calls.lazy().join(
-        known.lazy(), on=_LANE, how="left", nulls_equal=True, maintain_order="left"
+    launched = calls.select("work", *_LANE, start="launch_start", end="launch_end").join(
+        known, on=_LANE, how="left", nulls_equal=True, maintain_order="left"
     )
-    launched = by_thread.select("work", "thread", start="launch_start", end="launch_end").collect()
-    del calls, by_thread  # of millions of calls, before the slices are taken
+    launched = launched.select("work", "thread", "start", "end")
+    del calls  # of millions of calls, before the slices are taken
     pids = feeding.select("unit", "pid").unique()
     names = distinct(trace.events)
     runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
@@ -485,10 +487,11 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
     and after. Where no operators were recorded, the time from one call to the next counts if it is
     short.
     """
-    slices = excerpt.slices.lazy()
-    columns = ("thread", "start", "end")
-    launch_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)).select(columns).collect()
-    operators = slices.filter(_is_operator(excerpt.names)).select(columns).collect()
+    slices = excerpt.slices.select("thread", "start", "end")
+    is_call, is_operator = excerpt.slices.select(
+        call=pl.col("kind").is_in(LAUNCH_KINDS), operator=_is_operator(excerpt.names)
+    )
+    launch_calls, operators = slices.filter(is_call), slices.filter(is_operator)
     if operators.is_empty():
         launch_calls = pl.concat([launch_calls, _between_launches(excerpt)])
     runs = intervals.union(operators, _THREAD)
@@ -517,5 +520,5 @@ def extents(excerpt: Excerpt) -> pl.DataFrame:
 
 def _in(excerpt: Excerpt, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
     """When a feeding thread is in a slice of these kinds whose name matches a pattern."""
-    named_so = excerpt.slices.filter(named(excerpt.names, patterns))
-    return excerpt.of_units(named_so.filter(pl.col("kind").is_in(kinds)))
+    of_kind = pl.col("kind").is_in(kinds)
+    return excerpt.of_units(excerpt.slices.filter(of_kind & named(excerpt.names, patterns)))

@@ -88,6 +88,9 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     }
     found = pl.DataFrame({"gap": np.arange(middle.height)})
     for name, rows in told.items():
+        if rows.is_empty():
+            found = found.with_columns(pl.lit(None, pl.String).alias(name))
+            continue
         found = found.join(_first(rows, name), on="gap", how="left", maintain_order="left")
     return found.drop("gap")
 
@@ -120,6 +123,8 @@ def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
 
 def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
     """Whether a Python frame is of one of the libraries; without any, of the user's own code."""
+    if names.is_empty():
+        return pl.lit(value=False)
     distinct = names.unique().cast(pl.String).to_frame("slice")
     told = distinct.select("slice", told=python_frame(pl.col("slice"))).unnest("told")
     match = by_component(libraries)

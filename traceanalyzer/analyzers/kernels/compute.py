@@ -242,12 +242,10 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
 
 
 def _slices(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
-    return (
-        trace.events.lazy()
-        .filter(wanted, pl.col("dur") >= 0)
-        .select("pid", "tid", "name", "external_id", start="ts", end=pl.col("ts") + pl.col("dur"))
-        .collect()
-    )
+    chosen = trace.events.select(wanted & (pl.col("dur") >= 0)).to_series()
+    end = pl.col("ts") + pl.col("dur")
+    columns = ("pid", "tid", "name", "external_id")
+    return trace.events.select(*columns, start="ts", end=end).filter(chosen)
 
 
 def _innermost(points: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:

@@ -94,12 +94,12 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         to the start of the first piece, 0 where that started earlier) and waited (whether earlier
         work of its stream had not ended when the call had).
     """
-    launched = (
-        work.lazy()
-        .filter(pl.col("launch").is_not_null())
-        .with_columns(pieces=pl.len().over("launch").cast(pl.UInt32))
-        .unique("launch", keep="first", maintain_order=True)
-    )
+    columns = ("device", "process", "stream", "start", "stream_free")
+    launched = work.select(*_CALL, "launch_pid", "launch_tid", *columns).drop_nulls("launch")
+    pieces = pl.len().over("launch").cast(pl.UInt32)
+    launched = launched.with_columns(pieces=pieces)
+    if launched["pieces"].max() != 1:
+        launched = launched.unique("launch", keep="first", maintain_order=True)
     call_end = pl.col("launch_end")
     return launched.select(
         "launch", "launch_name", "launch_start", "launch_end", "device", "process",
@@ -109,7 +109,7 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
         call_ns=call_end - pl.col("launch_start"),
         delay_ns=(pl.col("start") - call_end).clip(0),
         waited=(pl.col("stream_free") > call_end).fill_null(value=False),
-    ).collect()  # fmt: skip
+    )  # fmt: skip
 
 
 def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> pl.DataFrame:

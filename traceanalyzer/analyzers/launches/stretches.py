@@ -40,10 +40,8 @@ def device_gaps(work: pl.DataFrame) -> pl.DataFrame:
         device, start, end, launch (the call that launched the piece which ended the gap, a row of
         ``events``), launch_end.
     """
-    ended = work.lazy().filter(pl.col("start") > pl.col("device_free"))
-    return ended.select(
-        "device", "launch", "launch_end", start="device_free", end="start"
-    ).collect()
+    columns = work.select("device", "launch", "launch_end", start="device_free", end="start")
+    return columns.filter(pl.col("end") > pl.col("start"))
 
 
 def launch_gaps(gaps: pl.DataFrame, synchronising: pl.DataFrame) -> pl.DataFrame:
@@ -122,6 +120,8 @@ def waiting_for(calls: pl.DataFrame, gaps: pl.DataFrame, stretches: pl.DataFrame
         gaps: rows of :func:`launch_gaps`.
         stretches: rows of :func:`stretches`.
     """
+    if stretches.is_empty():
+        return pl.repeat(0, calls.height, dtype=pl.Int64, eager=True)
     length = pl.col("end") - pl.col("start")
     inside = _inside(
         gaps.select("device", "launch", length.alias("waiting_ns"), ts="start"), stretches
@@ -141,6 +141,8 @@ def most_launched_in(
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.launch_calls`.
         places: for each column to add the name of each call's place; null is none.
     """
+    if stretches.is_empty():
+        return stretches.with_columns(pl.lit(None, pl.String).alias(column) for column in places)
     inside = _inside(calls.select("device", ts="start", **places), stretches)
     found = stretches.with_row_index("interval")
     for column in places:
@@ -204,8 +206,7 @@ def costs(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
         calls: rows of :func:`synchronising_calls`.
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
     """
-    ended = work.lazy().filter(pl.col("start") > pl.col("rank_free"))
-    idle = ended.select(start="rank_free", end="start").collect()
+    idle = work.select(start="rank_free", end="start").filter(pl.col("end") > pl.col("start"))
     measured = intervals.overlap_with(calls, idle).rename({"overlap": "idle_ns"})
     at = linking.label_by_interval(measured.select(ts="end"), idle)["interval"]
     next_call = pl.col("start").shift(-1)

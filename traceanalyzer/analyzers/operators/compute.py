@@ -299,17 +299,19 @@ def _matched_replays(
     The self time moves from the launch of the graph to the operator; the total time of the launch
     and of what contains it stays.
     """
-    known = [part.launchers for part in parts]
-    each = [replays.resolved(part.replays, known, keys) for part in parts]
-    rows = []
-    for part, found in zip(parts, each, strict=True):
-        time = pl.col("length_ns")
-        rows.append(found.select(*keys, self_device_ns=time, total_device_ns=time))
-        left = found.drop_nulls("row")
-        launch = part.rows.select(keys)[left["row"]]
-        rows.append(launch.with_columns(self_device_ns=-left["length_ns"]))
-    sums = pl.concat([parts[0].rows.clear(), *rows], how="diagonal_relaxed")
-    return pl.concat(each), sums
+    first = np.cumsum([0, *(part.rows.height for part in parts)])  # row of each part's first row
+    each = pl.concat(
+        part.replays.with_columns(pl.col("row") + begin)
+        for part, begin in zip(parts, first, strict=False)
+    )
+    found = replays.resolved(each, [part.launchers for part in parts], keys)
+    time = pl.col("length_ns")
+    resolved = found.select(*keys, self_device_ns=time, total_device_ns=time)
+    left = found.drop_nulls("row")
+    launch = pl.concat(part.rows.select(keys) for part in parts)[left["row"]]
+    moved = launch.with_columns(self_device_ns=-left["length_ns"])
+    sums = pl.concat([parts[0].rows.clear(), resolved, moved], how="diagonal_relaxed")
+    return found, sums
 
 
 def _added(frames: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:

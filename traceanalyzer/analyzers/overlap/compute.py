@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import device_work, launching
 from traceanalyzer.analyzers.common.columns import ratio
-from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device
+from traceanalyzer.analyzers.common.device_work import DEVICE, measure_parts, per_device, runs_of
 from traceanalyzer.analyzers.common.step_marks import MARK_NAMES
 from traceanalyzer.analyzers.common.step_patterns import by_kernels, steps as steps_of
 from traceanalyzer.analyzers.overlap import reasons
@@ -97,16 +97,17 @@ def measure(trace: Trace, options: Options) -> Part:
         hint = record_hint(trace.meta, "device work")
         raise MissingData(_NO_WORK.format(path=trace.meta.path, hint=hint))
     span, steps = device_work.extent(work), steps_of(trace)
-    devices = measure_parts(work, span)
+    runs = runs_of(work)
+    devices = measure_parts(runs, span)
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     return Part(
         path=trace.meta.path,
         epoch_ns=trace.meta.epoch_ns,
         devices=devices,
-        steps=measure_parts(work, per_device(steps, work)),
+        steps=measure_parts(runs, per_device(steps, work)),
         steps_by_kernels=by_kernels(steps),
         streams=_streams(work),
-        stretches=measure_parts(work, stretches(span, trace.meta.epoch_ns)),
+        stretches=measure_parts(runs, stretches(span, trace.meta.epoch_ns)),
         unfinished=recorded - work.height,
         before=launching.launched_before(trace, work),
         step_hint=record_hint(trace.meta, "step"),

@@ -55,20 +55,17 @@ def measure(trace: Trace, _options: Options) -> Part:
         MissingData: there is none that has an end.
     """
     of_moves = pl.col("kind").is_in(_MOVES)
-    work = (
-        trace.events.lazy()
-        .filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
-        .with_columns(start="ts", end=pl.col("ts") + pl.col("dur"))
-    )
-    moves = work.filter(of_moves).select(
-        *DEVICE, "start", "end", "name", moved_bytes="bytes", dur_ns="dur"
-    ).collect()  # fmt: skip
+    ends = pl.col("dur") >= 0
+    interval = {"start": pl.col("ts"), "end": pl.col("ts") + pl.col("dur")}
+    moves = trace.events.select(
+        *DEVICE, **interval, name="name", moved_bytes="bytes", dur_ns="dur"
+    ).filter(trace.events.select(of_moves & ends).to_series())  # fmt: skip
     if moves.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(f"{trace.meta.path}: no copy or set was recorded; {hint}")
-    kernels = intervals.union(
-        work.filter(~of_moves).select(*DEVICE, "start", "end").collect(), DEVICE
-    )
+    is_work = trace.events.select(pl.col("kind").is_in(DEVICE_WORK) & ends).to_series()
+    work = trace.events.select(*DEVICE, "kind", **interval).filter(is_work)
+    kernels = intervals.union(work.filter(~of_moves), DEVICE)
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
     hidden = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
     exposed = (pl.col("dur_ns") - hidden["overlap"]) if known else pl.lit(None, pl.Int64)
@@ -129,7 +126,7 @@ def _faults(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _copying(work: pl.LazyFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:
+def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:
     """How long each device copied, and for how much of that it did nothing else."""
     length = pl.col("end") - pl.col("start")
     copying = intervals.union(moves, DEVICE)
@@ -142,7 +139,7 @@ def _copying(work: pl.LazyFrame, moves: pl.DataFrame, kernels: pl.DataFrame | No
     busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
     moved = moves.select(DEVICE).unique()
     span = work.group_by(DEVICE).agg(span_ns=pl.col("end").max() - pl.col("start").min())
-    joined = moved.join(span.collect(), on=DEVICE, how="left", nulls_equal=True)
+    joined = moved.join(span, on=DEVICE, how="left", nulls_equal=True)
     found = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
     # a device all of whose copies are of no duration
     zero = pl.col("busy_ns", *(() if kernels is None else ("alone_ns",))).fill_null(0)

@@ -24,9 +24,12 @@ from traceanalyzer.parsers.speedscope import profiles
 from traceanalyzer.parsers.tables import Frame, Lanes
 from traceanalyzer.trace import Meta, Trace, issue_rows, sort_events
 
-_SCHEMA = re.compile(rb'"\$schema"\s*:\s*"https?://www\.speedscope\.app/')
-_PROFILE = re.compile(rb'"type"\s*:\s*"(?:sampled|evented)"')
-_FRAMES = re.compile(rb'"shared"\s*:\s*\{\s*"frames"\s*:\s*\[')
+#: What only speedscope writes, by a key in it: most files are refused by looking for the keys.
+_SIGNS = {
+    b'"$schema"': re.compile(rb'"\$schema"\s*:\s*"https?://www\.speedscope\.app/'),
+    b'"shared"': re.compile(rb'"shared"\s*:\s*\{\s*"frames"\s*:\s*\['),
+    b'"profiles"': re.compile(rb'"type"\s*:\s*"(?:sampled|evented)"'),
+}
 _MAX_LINE = (1 << 31) - 1
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 #: What loses nothing; whatever is not listed is a loss.
@@ -37,9 +40,7 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     """Whether these first bytes look like speedscope's JSON; the file's name does not matter."""
     if not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
         return False
-    return any(pattern.search(head) for pattern in (_SCHEMA, _FRAMES)) or (
-        b'"profiles"' in head and _PROFILE.search(head) is not None
-    )
+    return any(key in head and pattern.search(head) for key, pattern in _SIGNS.items())
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
