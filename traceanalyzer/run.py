@@ -21,7 +21,7 @@ import polars as pl
 from traceanalyzer import workers
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
-from traceanalyzer.analyzers.common import ranks
+from traceanalyzer.analyzers.common import jobs, ranks
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.reading import (
     Inputs,
@@ -717,7 +717,9 @@ def examine(
         except MissingData as error:
             missing[name] = str(error)
     notes = (*truncated_notes(questions.truncated), *skipped_notes(opened.skipped))
-    return Examination(results, missing, notes, tuple(opened.read))
+    several = jobs.several_jobs(questions.recordings)
+    truncated = tuple(questions.truncated)
+    return Examination(results, missing, notes, tuple(opened.read), several, truncated)
 
 
 @dataclass
@@ -726,9 +728,11 @@ class _Questions:
 
     asked: dict[str, _Asked]
     truncated: list[str] = field(default_factory=list)
+    recordings: list[jobs.Recording] = field(default_factory=list)
 
     def measure(self, _opened: _Inputs, one: _Opened) -> None:
         self.truncated += [one.path] if one.truncated else []
+        self.recordings += [jobs.recording(trace) for trace in one.traces]
         while one.traces:
             self._ask_all(one.traces.pop(0), truncated=one.truncated)
 
@@ -743,6 +747,7 @@ class _Questions:
             self,
             asked={name: _Asked(one.analyzer, one.options) for name, one in asked},
             truncated=[],
+            recordings=[],
         )
 
     def join(self, other: Self) -> None:
@@ -750,6 +755,7 @@ class _Questions:
             self.asked[name].parts += question.parts
             self.asked[name].lacking += question.lacking
         self.truncated += other.truncated
+        self.recordings += other.recordings
 
 
 def _asked(names: Iterable[str]) -> dict[str, _Asked]:

@@ -165,12 +165,16 @@ class Examination:
         missing: why the others have none.
         notes: files that were skipped or are truncated, a line each.
         files: paths of those that were read.
+        jobs: which files are of different jobs; empty where all can be of one.
+        truncated: paths of truncated files.
     """
 
     results: Mapping[str, Result]
     missing: Mapping[str, str]
     notes: tuple[str, ...]
     files: tuple[str, ...]
+    jobs: str = ""
+    truncated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ _MUCH_LEFT = 0.2
     "time, where no steps are marked)",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
     uses=("gpu_idle", "kernels"),
+    compares_ranks=True,
 )
 def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
@@ -111,6 +112,7 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
     "no steps are marked)",
     {"warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
+    compares_ranks=True,
 )
 def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time

@@ -118,7 +118,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
         yield CUT_OFF
-    if rank is None:
+    if rank is None and answers.one_job:
         yield from _idlest(result, cause)
     yield from _longest(result, cause)
     if cause == causes.DATALOADING:

@@ -46,6 +46,7 @@ class Diagnosis(Result):
             the rule does not give that severity), analysis.
         inputs: paths of the files that were read.
         per: what times in ``budget`` are the mean of: ``step and GPU``, ``GPU`` ...
+        warning: what weakens all findings, such as a truncated file; empty for nothing.
     """
 
     found: tuple[Finding, ...]
@@ -53,6 +54,7 @@ class Diagnosis(Result):
     rules: pl.DataFrame
     inputs: tuple[str, ...]
     per: str = ""
+    warning: str = ""
 
     def view(self) -> View:
         """The findings, the budget, and all rules with what came of each."""
@@ -93,7 +95,8 @@ class Diagnosis(Result):
             texts.append("Nothing found." if quiet else "No check was possible.")
         checks = [f"{format_count(quiet, 'check')} passed"] if quiet else []
         checks += [f"{skipped:,} skipped"] if skipped else []
-        return " ".join([*texts, f"{', '.join(checks)}." if checks else ""]).strip()
+        texts += [f"{', '.join(checks)}."] if checks else []
+        return " ".join([self.warning, *texts]).strip()
 
     def _notes(self) -> tuple[str, ...]:
         """How costs are meant; which checks were skipped, and what to record for them."""

@@ -27,9 +27,11 @@ class Answers:
 
     Attributes:
         results: of the analyzers, by name, as far as there are any.
+        one_job: whether all files can be of one job.
     """
 
     results: Mapping[str, Result]
+    one_job: bool = True
 
     def get(self, name: str) -> Result | None:
         """The result of an analyzer, or None."""
@@ -105,6 +107,7 @@ class Rule:
         function: the function that measures.
         counts: the measure is a number of things, not a share.
         uses: analyses whose results are evidence, where there are any.
+        compares_ranks: it compares the ranks of one job.
     """
 
     id: str
@@ -115,6 +118,7 @@ class Rule:
     function: Measure = field(repr=False)
     counts: bool = False
     uses: tuple[str, ...] = ()
+    compares_ranks: bool = False
 
     def judge(self, answers: Answers) -> Iterator[Measured]:
         """What it measures of the result of its analysis."""
@@ -136,12 +140,15 @@ def rule(
     *,
     counts: bool = False,
     uses: tuple[str, ...] = (),
+    compares_ranks: bool = False,
 ) -> Callable[[Measure], Rule]:
     """Makes a rule of the function that measures, whose name is its id; see :class:`Rule`."""
 
     def make(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
-        return Rule(name, analysis, looks_for, measure, levels, function, counts, uses)
+        return Rule(
+            name, analysis, looks_for, measure, levels, function, counts, uses, compares_ranks
+        )
 
     return make
 

@@ -370,6 +370,7 @@ def _allocator_retries(result: Memory, _: Answers) -> Iterator[Measured]:
     "one device's peak differs from the others'",
     "difference of its peak from the median, as a share of the median",
     {"info": 0.1, "warning": 0.25},
+    compares_ranks=True,
 )
 def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
     row = result.odd_one()
@@ -502,10 +503,11 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
     {"warning": 1},
     counts=True,
 )
-def _gpu_not_traced(result: Info, _: Answers) -> Iterator[Measured]:
+def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
     failed = result.issues.filter(pl.col("code") == NO_GPU_WORK, pl.col("severity").is_in(_LOSSES))
     if failed.is_empty():
-        yield from _ranks_without_gpu_work(result)
+        if answers.one_job:
+            yield from _ranks_without_gpu_work(result)
         return
     first = failed.row(0, named=True)
     reason, _sep, remedy = first["first"].rpartition("; ")
@@ -547,6 +549,7 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     "ranks that are missing",
     {"info": 1},
     counts=True,
+    compares_ranks=True,
 )
 def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
     world = result.files["world_size"].max()
