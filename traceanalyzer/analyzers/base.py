@@ -196,6 +196,7 @@ class Analyzer(Generic[O, P, R]):
         beside: the analyzer whose parts of the same inputs ``refine`` gets in a report.
         base: the option that holds the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
+        every_file: it describes files, so that copies of one and what two record are not left out.
         whole_file: read the whole file whatever the time window, which ``run`` puts into the
             option ``window`` where an analyzer has one.
         report_measure: replaces ``measure`` in a report, where files of all formats are given to
@@ -215,6 +216,7 @@ class Analyzer(Generic[O, P, R]):
     beside: str | None = None
     base: str | None = None
     split_ranks: bool = True
+    every_file: bool = False
     whole_file: bool = False
     report_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None

@@ -60,6 +60,10 @@ class Recording:
 
 def recording(trace: Trace) -> Recording:
     """What the trace of one rank records about its job."""
+    return trace.once("recording", lambda: _recording(trace))
+
+
+def _recording(trace: Trace) -> Recording:
     meta = trace.meta
     host = pl.col("kind").is_in(_HOST_KINDS)
     end = pl.col("ts") + pl.col("dur").fill_null(0)
