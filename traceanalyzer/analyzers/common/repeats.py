@@ -88,7 +88,8 @@ def _content(trace: Trace) -> tuple[Any, ...] | None:
     sums = [pl.col(name).sum().alias(f"{name}_sum") for name in ("ts", "dur", "pid", "tid")]
     ends = [pl.col("name").first(), pl.col("name").last().alias("last")]
     row = trace.events.select(pl.len(), *sums, *ends)
-    return (trace.meta.format, trace.meta.rank, *row.row(0))
+    meta = trace.meta
+    return (meta.format, meta.rank, meta.epoch_ns, meta.start_ns, *row.row(0))
 
 
 def _spans(trace: Trace) -> pl.DataFrame:

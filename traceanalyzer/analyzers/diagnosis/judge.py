@@ -199,8 +199,10 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
 
 
 def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
-    """Whether a cause costs about as much as its effect."""
+    """Whether a cause costs about as much as its effect, where both are shares of the same."""
     cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
+    if cause.finding.of != effect.finding.of:
+        return True
     return _EXPLAINED * explained <= cost
 
 
