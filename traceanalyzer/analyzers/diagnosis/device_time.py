@@ -93,6 +93,11 @@ class DeviceTime:
         return "step time" if self.in_steps else "the recorded time"
 
     @property
+    def exposed(self) -> str:
+        """What communication that nothing overlaps is called: without GPUs nothing could."""
+        return "communication" if self.on_host else "exposed communication"
+
+    @property
     def per(self) -> str:
         """What :meth:`each_ns` is the mean of; empty where there is one device and no step."""
         device = "process" if self.on_host else "GPU"

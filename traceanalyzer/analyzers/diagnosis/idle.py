@@ -147,7 +147,7 @@ def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         f"Rank {rank} itself is idle for {format_ns(idle)}; {others} {format_ns(waited)} in total "
         f"for it, mostly in {name}."
     )
-    yield f"Without it, exposed communication falls by {time.text(waited)} at most."
+    yield f"Without it, {time.exposed} falls by {time.text(waited)} at most."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -170,6 +170,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
     step = f", in {gap['step']}" if gap["step"] else ""
     inside = gap["host_event"] or gap["python"]
+    inside = None if inside == gap["step"] else inside
     code = gap["own_code"] or gap["python"]
     frame = f" ({code})" if code and code != inside else ""
     around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
@@ -186,6 +187,8 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Where the host is in most of the longest gaps of a cause."""
     place = pl.coalesce("own_code", "annotation", "host_event", "python")
+    # the mark of the step says only that the host is in the step
+    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
     sums = gaps.group_by(place=place).agg(pl.col("cause_ns").sum(), pl.len())
     whole = int(gaps["cause_ns"].sum())
     top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)

@@ -1,5 +1,6 @@
 """The answer: what is wrong, what was looked at in vain, and what cannot be told."""
 
+import re
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
@@ -31,6 +32,15 @@ _FINDINGS = {
 }
 
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
+
+
+#: What follows the reason of a skipped check: how it is recorded, what else there is.
+_AFTER_REASON = re.compile(r"; |\. | \(this file is|, so |, and no ")
+
+
+def _reason(why: str) -> str:
+    """The reason of a skipped check in a few words."""
+    return _AFTER_REASON.split(why, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,16 +115,17 @@ class Diagnosis(Result):
             "time."
         )
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
-        reasons = skipped.group_by("why", maintain_order=True).len().rows()
-        each = "; ".join(f"{format_count(n, 'check')} ({why})" for why, n in reasons)
+        short = pl.col("why").map_elements(_reason, pl.String)
+        reasons = skipped.group_by(short, maintain_order=True).len().rows()
         return (
             *((costs,) if any(one.cost_ns for one in self.found) else ()),
-            *((f"Skipped: {each}.",) if each else ()),
+            *(f"{format_count(n, 'check')} skipped: {why}." for why, n in reasons),
+            *(("What to record for skipped checks: --top all.",) if reasons else ()),
         )
 
     def _tables(self) -> tuple[Table, ...]:
         shown = headings(
-            "rule, status, looks_for: what it looks for, measure, info: info from, "
+            "rule, status, why: why skipped, looks_for: what it looks for, measure, info: info from, "
             "warning: warning from, critical: critical from"
         )
         grave = any(one.severity != "info" for one in self.found)
