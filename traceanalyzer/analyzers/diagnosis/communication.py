@@ -240,8 +240,8 @@ def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Meas
         size=full.height / result.memory.height,
         title=f"The device was nearly full during {full.height:,} of {result.memory.height:,} slow "
         f"collectives: {format_frac(worst['taken_frac'])} at most.",
-        advice=f"That leaves {answers.program.library} small buffers: keep some memory free, with a "
-        "smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
+        advice=f"That leaves {answers.program.library} small buffers: keep some memory free, with "
+        "a smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
         cost_bytes=worst["taken_bytes"],
         cost_frac=worst["taken_frac"],
         of="the device's memory",

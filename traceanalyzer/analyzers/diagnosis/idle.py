@@ -51,18 +51,52 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         return
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
-    advice = result.advice(cause, time.text(total))
+    once = _is_once(cause, result, losses, time)
+    advice = _ONCE_ADVICE if once else result.advice(cause, time.text(total))
+    graph_advice = "" if once else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
         title=_title(cause, result, losses, time, rank),
         evidence=tuple(_evidence(result, cause, answers, rank)),
-        advice=f"{advice}{_graph_advice(cause, answers)}",
+        advice=f"{advice}{graph_advice}",
         total_ns=total,
+        once=once,
         confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+#: Causes that are work of the first step where they are in no other.
+_FIRST_USE = (causes.MODULE_LOADING, causes.MEMORY_MANAGEMENT)
+#: From this share on nearly all of a loss is in the first step.
+_NEARLY_ALL = 0.8
+#: What programs do once: handles, communicators, compilation.
+_SET_UP = (
+    r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
+    r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
+)
+_ONCE_ADVICE = (
+    "This is set-up of the first step, not a cost of each step: leave it out of the recording with "
+    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it starts."
+)
+
+
+def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
+    """Whether it is set-up that only the first recorded step has."""
+    keys = ["path", "rank", "device"]
+    begin = pl.col("start").min().over(keys)
+    first = time.windows.drop_nulls("step").filter(
+        pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
+    )
+    there = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
+    if there["lost_ns"].sum() < _NEARLY_ALL * losses["lost_ns"].sum():
+        return False
+    gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
+    set_up = gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum()
+    return cause in _FIRST_USE or 2 * set_up > gaps["cause_ns"].sum()
 
 
 #: Wait time of other ranks from this share on is mentioned.
@@ -73,7 +107,8 @@ def _title(
     cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, rank: int | None
 ) -> str:
     total = int(losses["lost_ns"].sum())
-    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)})"
+    once = _is_once(cause, result, losses, time)
+    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total, once=once)})"
     what = "main thread" if result.on_host else "GPU"
     where = _in_steps(losses, time, rank)
     if rank is not None and losses["waited"].any():

@@ -164,7 +164,7 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
     if measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:
-            facts |= time.cost(measured.total_ns)
+            facts |= time.cost(measured.total_ns, once=measured.once)
     elif measured.cost_frac is None:
         facts["of"] = ""
     return Finding(id=rule.id, severity=severity, analysis=rule.analysis, **facts)

@@ -125,8 +125,8 @@ class Diagnosis(Result):
 
     def _tables(self) -> tuple[Table, ...]:
         shown = headings(
-            "rule, status, why: why skipped, looks_for: what it looks for, measure, info: info from, "
-            "warning: warning from, critical: critical from"
+            "rule, status, why: why skipped, looks_for: what it looks for, measure, "
+            "info: info from, warning: warning from, critical: critical from"
         )
         grave = any(one.severity != "info" for one in self.found)
         return (

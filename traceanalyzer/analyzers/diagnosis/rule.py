@@ -64,6 +64,7 @@ class Measured:
         cost_ns: time that removing it can gain at most, as the mean per step and device (per device
             where no steps are marked), or None.
         total_ns: the same, all devices together; ``cost_ns`` follows from it where it is None.
+        once: the cost arises once per device, not in each step.
         cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, where that is a
             share.
@@ -79,6 +80,7 @@ class Measured:
     advice: str = ""
     cost_ns: int | None = None
     total_ns: int | None = None
+    once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
     of: str = "the devices' time"
