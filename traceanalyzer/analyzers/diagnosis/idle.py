@@ -91,12 +91,12 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime
         pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
     )
     there = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
-    if there["lost_ns"].sum() < _NEARLY_ALL * losses["lost_ns"].sum():
+    if int(there["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
         return False
     gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
-    set_up = gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum()
-    return cause in _FIRST_USE or 2 * set_up > gaps["cause_ns"].sum()
+    set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
+    return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
 
 
 #: Wait time of other ranks from this share on is mentioned.

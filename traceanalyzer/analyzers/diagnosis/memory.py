@@ -17,6 +17,8 @@ from traceanalyzer.units import format_bytes, format_count, format_frac
 _PLACE = ["rank", "path", "device"]
 #: The rule that explains errors of a cause.
 _BY_CAUSE = {FRAGMENTATION: "memory-fragmentation"}
+#: The rule that explains what memory looks like at an error: without a leak, and with one.
+_OF_LEAK = ("out-of-memory", "memory-growth")
 #: Growth of less than this share of what is in use did not fill the memory.
 _MUCH = 0.1
 
@@ -129,7 +131,8 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
     when = "at the out-of-memory error" if worst["ooms"] else "when most was reserved"
     where = f" on {worst['on']}" if result.devices.height > 1 else ""
     free = format_bytes(worst["fullest_free_bytes"])
-    error, leak = _first_error(answers), _leak_that_filled(answers)
+    error = _first_error(answers) if worst["ooms"] else None
+    leak = _leak_that_filled(answers)
     is_root = error is not None and error["cause"] == FRAGMENTATION and not leak
     yield Measured(
         size=1.0 if is_root and worst["split"] else worst["split"],
@@ -141,9 +144,7 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
         cost_frac=worst["split"],
         of="reserved memory",
         confidence="high" if is_root else "medium",
-        explained=_explained(
-            None if is_root else "memory-growth" if leak else error and "out-of-memory"
-        ),
+        explained=_explained(None if is_root or not error else _OF_LEAK[bool(leak)]),
     )
 
 
