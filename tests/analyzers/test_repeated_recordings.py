@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,17 @@ def test_a_copy_of_a_file_is_named_and_ignored(tmp_path: Path) -> None:
         assert RANK.name in note
     check_wording(note)
     assert ta.kernels([RANK, copy]).busy_ns == ta.kernels(RANK).busy_ns
+
+
+def test_a_copy_that_another_worker_reads_is_found(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5}
+    for rank in range(26):
+        job = {"rank": rank, "world_size": 26, "backend": "nccl"}
+        events = [{**kernel, "ts": 100 * n, "args": {"device": 0}} for n in range(1, 4 + rank)]
+        text = json.dumps({"distributedInfo": job, "traceEvents": events})
+        (tmp_path / f"rank{rank:02}.json").write_text(text)
+    (tmp_path / "the_same.json").write_bytes((tmp_path / "rank03.json").read_bytes())
+    alone, apart = (ta.kernels(tmp_path, processes=n) for n in (1, 2))
+    assert alone.notes == apart.notes
+    assert any("the_same.json: it is a copy of" in note for note in apart.notes)
+    assert alone.busy_ns == apart.busy_ns
