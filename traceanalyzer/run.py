@@ -21,7 +21,8 @@ import polars as pl
 from traceanalyzer import workers
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Examination, Needs, O, P, R, Reading, Skipped
-from traceanalyzer.analyzers.common import ranks
+from traceanalyzer.analyzers.common import jobs, ranks
+from traceanalyzer.analyzers.common.repeats import Repeats
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.reading import (
     Inputs,
@@ -212,6 +213,7 @@ class Collected(Generic[P]):
         parts: of all ranks, those of an analyzer that merges parts in a tree: about as many as the
             number of ranks has binary digits.
         skipped: inputs and ranks that are not part of the result.
+        repeats: what files record that others record too.
         truncated: paths of truncated inputs.
         added: how many ranks there were.
     """
@@ -220,6 +222,7 @@ class Collected(Generic[P]):
     metas: Mapping[str, Meta]
     parts: list[P] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
     truncated: list[str] = field(default_factory=list)
     added: int = 0
 
@@ -236,8 +239,9 @@ class Collected(Generic[P]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each input that is truncated or was skipped."""
-        return (*truncated_notes(self.truncated), *skipped_notes(self.skipped))
+        """A line for each input that is truncated or was skipped, and each pair that overlaps."""
+        overlaps = self.repeats.notes.values()
+        return (*truncated_notes(self.truncated), *skipped_notes(self.skipped), *overlaps)
 
 
 def _without_inputs(analyzer: Analyzer[O, P, R], options: O) -> tuple[O, Inputs | None]:
@@ -256,7 +260,11 @@ def _collect(
     may_be_empty: bool = False,
 ) -> Collected[P]:
     opened = _Inputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
-    found = _Parts(analyzer, options, Collected(opened.items, opened.metas, skipped=opened.skipped))
+    opened.every_file |= analyzer.every_file
+    collected = Collected[P](
+        opened.items, opened.metas, skipped=opened.skipped, repeats=opened.repeats
+    )
+    found = _Parts(analyzer, options, collected)
     _measure_all(opened, found)
     opened.require(any_part=bool(found.collected.parts), may_be_empty=may_be_empty)
     return found.collected
@@ -366,6 +374,8 @@ class _Inputs:
         items: traces in memory and paths.
         metas: of the traces opened, by path.
         skipped: what could not be read, or lacks what is needed.
+        repeats: what files record that others record too.
+        every_file: whether copies of a file count, and what several files record.
         read: paths of the files that had traces of the ranks asked for, in order.
     """
 
@@ -374,6 +384,8 @@ class _Inputs:
         self.metas: dict[str, Meta] = {}
         self.skipped: list[Skipped] = []
         self.read: dict[str, None] = {}
+        self.repeats = Repeats()
+        self.every_file = len(self.items) < 2
         self._starts: set[Start] = set()
         self._series = ranks_of_series([item for item in self.items if isinstance(item, str)])
         self._needs, self.how, self._split = needs, how, split
@@ -416,6 +428,11 @@ class _Inputs:
             trace = with_assumed_rank(trace, how.assume_rank)
         trace = self._once(trace)
         path, truncated = trace.meta.path, is_cut_off(trace)
+        if not self.every_file:
+            trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
+            if why:
+                self.skip(path, why)
+                return _Opened(path, isinstance(item, str), truncated, [])
         self.metas |= {meta.path: meta for meta in trace.sources}
         if not self._split and how.rank is None:
             return _Opened(path, isinstance(item, str), truncated, [trace])
@@ -446,6 +463,7 @@ class _Inputs:
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
         part._starts, part._ranks, part._failed = set(), set(), None
+        part.repeats = Repeats()
         part.how = replace(self.how, progress=None, seen=None)
         return part
 
@@ -455,6 +473,7 @@ class _Inputs:
         self.skipped += other.skipped
         self.read |= other.read
         self._starts |= other._starts
+        self.repeats.join(other.repeats)
         self._ranks |= other._ranks
         self._failed = self._failed or other._failed
 
@@ -579,7 +598,9 @@ def _measure_all(opened: _Inputs, measures: _Measures) -> None:
     tasks = [(opened.of(items), measures.empty()) for items, small in chunks if small]
     with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
         for items, small in chunks:
-            if small and (answer := next(answers)):
+            answer = next(answers) if small else None
+            # what files of different workers both record is found where they are read again
+            if answer and not opened.repeats.repeated(answer[0].repeats):
                 other, measured, issues = answer
                 opened.join(other)
                 measures.join(measured)
@@ -716,8 +737,11 @@ def examine(
             results[name] = question.result(reader)
         except MissingData as error:
             missing[name] = str(error)
-    notes = (*truncated_notes(questions.truncated), *skipped_notes(opened.skipped))
-    return Examination(results, missing, notes, tuple(opened.read))
+    overlaps = opened.repeats.notes.values()
+    notes = (*truncated_notes(questions.truncated), *skipped_notes(opened.skipped), *overlaps)
+    several = jobs.several_jobs(questions.recordings)
+    truncated = tuple(questions.truncated)
+    return Examination(results, missing, notes, tuple(opened.read), several, truncated)
 
 
 @dataclass
@@ -726,9 +750,12 @@ class _Questions:
 
     asked: dict[str, _Asked]
     truncated: list[str] = field(default_factory=list)
+    recordings: list[jobs.Recording] = field(default_factory=list)
 
-    def measure(self, _opened: _Inputs, one: _Opened) -> None:
+    def measure(self, opened: _Inputs, one: _Opened) -> None:
         self.truncated += [one.path] if one.truncated else []
+        if len(opened.items) > 1:
+            self.recordings += [jobs.recording(trace) for trace in one.traces]
         while one.traces:
             self._ask_all(one.traces.pop(0), truncated=one.truncated)
 
@@ -743,6 +770,7 @@ class _Questions:
             self,
             asked={name: _Asked(one.analyzer, one.options) for name, one in asked},
             truncated=[],
+            recordings=[],
         )
 
     def join(self, other: Self) -> None:
@@ -750,6 +778,7 @@ class _Questions:
             self.asked[name].parts += question.parts
             self.asked[name].lacking += question.lacking
         self.truncated += other.truncated
+        self.recordings += other.recordings
 
 
 def _asked(names: Iterable[str]) -> dict[str, _Asked]:

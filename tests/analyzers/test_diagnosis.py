@@ -20,6 +20,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer import run as examination
+from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -304,7 +305,8 @@ def test_what_was_not_recorded_cannot_be_told(late: ta.Diagnosis) -> None:
 
 
 def test_nothing_found_and_nothing_told_are_answers() -> None:
-    nothing = judge({}, dict.fromkeys((rule.analysis for rule in RULES), "no data"))
+    missing = dict.fromkeys((rule.analysis for rule in RULES), "no data")
+    nothing = judge(Examination({}, missing, (), ()))
     check_wording(nothing.verdict)
     assert nothing.worst is None
     calm = ta.diagnose(FIXTURES / "py_spy/native.raw.txt", thresholds="hot-line=99%")

@@ -197,7 +197,7 @@ def test_expandable_segments_are_not_advised_where_they_are_on(tmp_path: Path) -
     blocks = [(at * MIB, MIB) for at in range(0, 40, 2)]
     path = made.hold(BASE, 40 * MIB, *blocks, is_expandable=True).write(tmp_path / "x.pickle")
     advice = [one.advice for one in ta.diagnose(path).found]
-    assert len(advice) >= 2
+    assert advice
     assert not any("expandable_segments:True" in one for one in advice)
     assert "already" in ta.memory_oom(path).errors["advice"][0]
 

@@ -17,7 +17,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.memory.attribution import CATEGORIES
-from traceanalyzer.analyzers.memory.oom import CAUSE, Situation, advice, cause
+from traceanalyzer.analyzers.memory.oom_causes import CAUSE, Situation, advice, cause
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError
 
 ROOT = Path(__file__).parents[2]

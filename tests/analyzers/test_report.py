@@ -70,7 +70,7 @@ def test_everything_is_answered(told: ta.Report) -> None:
     assert {"steps", "gpu_idle", "comm_outliers", "operators", "kernels", "flamegraph"} <= {*keys}
     assert {"memory", "memory_oom", "py_spy_report"} <= {*keys}
     assert keys[-1] == "info"
-    rules = {one.id for one in told.diagnosis}
+    rules = {one.id for root in told.diagnosis for one in (root, *root.effects)}
     assert {"data-loading", "out-of-memory", "lost-events"} <= rules
     assert told.overview.frame.height == 6
     names = told.overview.frame["on"].to_list()

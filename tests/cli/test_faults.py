@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import (
@@ -384,3 +385,14 @@ def test_a_file_is_written_whole_with_all_streams_closed(tmp_path):
     subprocess.run([*command, "-o", str(out)], env=environment(), check=True)
     again = finish(start("info", TRACE, "--to", "json"))[1]
     assert out.read_text() == again
+
+
+def test_a_report_names_a_missing_input_before_an_output_that_exists(
+    run_cli: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_text("here")
+    done = run_cli("report", "missing.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "missing.json" in done.stderr
+    assert "exists" not in done.stderr
+    assert (tmp_path / "report.html").read_text() == "here"

@@ -163,3 +163,18 @@ def test_an_empty_table_says_so():
 def test_a_file_ending_in_md_is_markdown():
     assert form_of("a/B.MD") == "md"
     assert render(ordinary(), "md", top=20) == markdown.render(ordinary()).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("with activities=[A.CPU, A.CUDA].", "with `activities=[A.CPU, A.CUDA]`."),
+        ("(DDP, prefetch_factor, more_workers), x", "(DDP, `prefetch_factor`, `more_workers`), x"),
+        ("(call P(cpu_=True, net_=True))", "(call `P(cpu_=True, net_=True)`)"),
+        ("in void k_<4, at::F<float>>(int) now", "in void `k_<4, at::F<float>>(int)` now"),
+        ("an open_(bracket stays", "an `open_(bracket` stays"),
+        ("f(x), (a_b) and 'c_d'.", "`f(x)`, (`a_b`) and '`c_d`'."),
+    ],
+)
+def test_an_expression_is_one_code_span(text: str, expected: str) -> None:
+    assert markdown._line(text) == expected

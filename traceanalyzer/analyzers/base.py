@@ -165,12 +165,16 @@ class Examination:
         missing: why the others have none.
         notes: files that were skipped or are truncated, a line each.
         files: paths of those that were read.
+        jobs: which files are of different jobs; empty where all can be of one.
+        truncated: paths of truncated files.
     """
 
     results: Mapping[str, Result]
     missing: Mapping[str, str]
     notes: tuple[str, ...]
     files: tuple[str, ...]
+    jobs: str = ""
+    truncated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ class Analyzer(Generic[O, P, R]):
         beside: the analyzer whose parts of the same inputs ``refine`` gets in a report.
         base: the option that holds the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
+        every_file: it describes files, so that copies of one and what two record are not left out.
         whole_file: read the whole file whatever the time window, which ``run`` puts into the
             option ``window`` where an analyzer has one.
         report_measure: replaces ``measure`` in a report, where files of all formats are given to
@@ -211,6 +216,7 @@ class Analyzer(Generic[O, P, R]):
     beside: str | None = None
     base: str | None = None
     split_ranks: bool = True
+    every_file: bool = False
     whole_file: bool = False
     report_measure: Callable[[Trace, O], P] | None = None
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None

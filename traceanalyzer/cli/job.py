@@ -112,8 +112,8 @@ def report(
     form: Form = form_of(target) or "html"
     if form not in ("html", "json"):
         raise OptionError(f"{target}: a report's name ends in .html or .json")
-    output.check(target, force=force)
     inputs = inputs_of(paths, quiet=reading.quiet)
+    output.check(target, force=force)
     result = ask(ta.report, inputs, reading=reading, thresholds=thresholds, named=paths)
     shown = limit(top, "report" if form == "html" else form)
     output.write(render(result, form, top=shown), target)

@@ -18,11 +18,11 @@ _PLAIN = re.compile(
 # GitHub links what looks like a commit, an issue elsewhere, or a host
 _LINKED = re.compile(r"(?i)\W*(?:(?=\w*\d)(?=\w*[a-f])[\da-f]{7,40}|[a-z]+-\d+|www\..*)\W*")
 _LIST = re.compile(r"\d+[.)]")  # begins one, as the first word of a line
-# the marks around a word; a bracket that it closes itself is part of it: f(x)
-_AROUND = (
-    re.compile(r"""(["']*\([("']*)(.*?)([)"'.,;:!?]*)"""),
-    re.compile(r"""(["']*)(.*?)(["'.,;:!?]*)"""),
-)
+# the marks around a word
+_BEFORE, _AFTER = "(\"'", ")\"'.,;:!?"
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">"}
+# so many words with spaces between are one expression at most
+_EXPRESSION = 24
 # a table takes both for an escaped backslash and the end of a cell
 _ENDS_CELL = "\\|"
 
@@ -75,17 +75,43 @@ def _table(table: Table, top: int | None) -> str:
 
 def _line(text: str) -> str:
     """Sentences in one line; whatever it begins with, it is no list."""
-    first, space, rest = prose(text).partition(" ")
+    first, *rest = _expressions(prose(text).split(" "))
     begin = _code(first) if _LIST.fullmatch(first) else _word(first)
-    return begin + space + " ".join(map(_word, rest.split(" ")))
+    return " ".join([begin, *map(_word, rest)])
+
+
+def _expressions(words: list[str]) -> list[str]:
+    """The words, those between brackets that a word opens joined to it: ``f(a, b)``."""
+    joined, at = [], 0
+    while at < len(words):
+        end = at + 1
+        if not _is_plain(words[at]) and _open(words[at]) > 0:
+            ends = range(at + 2, min(at + _EXPRESSION, len(words)) + 1)
+            end = next((n for n in ends if _open(" ".join(words[at:n])) <= 0), end)
+        joined.append(" ".join(words[at:end]))
+        at = end
+    return joined
+
+
+def _open(text: str) -> int:
+    """How many brackets behind the marks at its start a text opens and does not close."""
+    body = text.lstrip(_BEFORE).replace("->", "").replace("<=", "").replace(">=", "")
+    return sum(body.count(begin) - body.count(end) for begin, end in _BRACKETS.items())
 
 
 def _word(text: str) -> str:
-    """A word as it is, or what lies between its punctuation marks as code."""
+    """A word as it is, or what lies between its punctuation marks as code.
+
+    A bracket that it opens itself is part of it: ``f(x)``.
+    """
     if _is_plain(text):
         return text
-    around = next(found for form in _AROUND if (found := form.fullmatch(text)))
-    before, inner, after = around.groups()
+    inner = text.lstrip(_BEFORE)
+    before, after = text[: len(text) - len(inner)], ""
+    while inner[-1:] and inner[-1] in _AFTER:
+        if inner[-1] == ")" and inner.count("(") >= inner.count(")"):
+            break
+        inner, after = inner[:-1], inner[-1] + after
     return f"{before}{_code(inner)}{after}" if inner else text
 
 

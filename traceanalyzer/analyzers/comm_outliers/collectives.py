@@ -15,6 +15,7 @@ import polars as pl
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.common import names
 from traceanalyzer.analyzers.common.device_work import extent
+from traceanalyzer.analyzers.common.jobs import Recording
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
 
@@ -73,6 +74,7 @@ class Part:
         by_device: span, busy, communication and overlap of each device, where several communicate.
         gpu: name of the GPU that communicates, or None.
         node_gpus: GPUs that the file lists, 0 where it lists none or only one.
+        recording: what the file records about its job.
     """
 
     rank: int | None
@@ -94,6 +96,7 @@ class Part:
     by_device: Mapping[int, Activity] = field(default_factory=dict)
     gpu: str | None = None
     node_gpus: int = 0
+    recording: Recording | None = None
 
 
 def communication(

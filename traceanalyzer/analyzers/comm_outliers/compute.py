@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import INSTANCES, Part
 from traceanalyzer.analyzers.comm_outliers.notes import remarks
 from traceanalyzer.analyzers.comm_outliers.options import Options
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import kernel_names, names, step_marks
+from traceanalyzer.analyzers.common import jobs, kernel_names, names, step_marks
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace, record_hint
@@ -100,6 +100,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         gpu=collectives.gpu_name(trace, instances["device"].drop_nulls().first()),  # type: ignore[arg-type]
         by_device=collectives.by_device(trace, work, closed, compute),
         node_gpus=len(meta.devices) if len(meta.devices) > 1 else 0,
+        recording=jobs.recording(trace),
     )
 
 
@@ -124,11 +125,15 @@ def more(parts: Sequence[Part], _options: Options) -> Needs | None:
 def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:
     """The ranks compared, and the medians of their groups with those of another run.
 
+    Files of different jobs are judged each by itself.
+
     Raises:
         MissingData: there is no communication in any part, or in the other run.
     """
     parts = matching.ordered(matching.devices_apart(parts))
-    matched = matching.match(matching.joined(parts))
+    several = jobs.several_jobs(part.recording for part in parts if part.recording)
+    rows = matching.joined(parts)
+    matched = matching.unmatched(rows) if several else matching.match(rows)
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in parts})
     offsets = arrivals.applied(clocks)
     met = arrivals.arrivals(matched, offsets)
@@ -137,7 +142,9 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     each = outliers.slow(arrivals.collectives(rows), options.factor, options.z)
     each = chains.with_roots(each, roots)
     waits = arrivals.with_waits(matched, rows, each, offsets)
-    instances = outliers.judge(waits, options.factor, options.z)
+    of_job = waits.partition_by("path") if several else [waits]
+    instances = pl.concat(outliers.judge(one, options.factor, options.z) for one in of_job)
+    instances = instances.sort("id")
     marks = matching.marks(parts, offsets)
     steps = arrivals.steps(rows, marks)
     ranks = arrivals.ranks(parts, instances, rows, steps, roots)
@@ -170,7 +177,10 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         steps=steps,
         clocks=clocks,
         windows=arrivals.windows(late),
-        remarks=remarks(parts, instances, each, clocks, met.height - rows.height),
+        remarks=(several,)
+        if several
+        else remarks(parts, instances, each, clocks, met.height - rows.height),
+        one_job=not several,
     )
 
 

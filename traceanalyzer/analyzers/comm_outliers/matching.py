@@ -193,7 +193,7 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
     """
     candidates = _candidates(frame)
     if candidates["rank"].n_unique() < _PAIR:
-        return frame.with_columns(pl.lit(None, pl.UInt32).alias(n) for n in ("instance", "lane"))
+        return unmatched(frame)
     pieces = [
         _by_order(lane) if lane["seq"].has_nulls() else _by_seq(lane) for lane in _lanes(candidates)
     ]
@@ -202,6 +202,11 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
     first = shared.select("lane", "place").unique().sort("lane", "place").with_row_index("instance")
     found = shared.join(first, on=["lane", "place"]).select("id", "instance", "lane")
     return frame.join(found, on="id", how="left", maintain_order="left")
+
+
+def unmatched(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows of :func:`match` where no row has a partner."""
+    return frame.with_columns(pl.lit(None, pl.UInt32).alias(n) for n in ("instance", "lane"))
 
 
 def _candidates(frame: pl.DataFrame) -> pl.DataFrame:

@@ -73,6 +73,7 @@ class CommOutliers(Result):
         context: what the late rank did in each of ``windows``, by number.
         memory: how full the device was during each outlier, as :func:`~.context.fullness` has it;
             None where nobody asked.
+        one_job: whether all files can be of one job; ranks are compared only then.
     """
 
     n_events: int
@@ -99,6 +100,7 @@ class CommOutliers(Result):
     remarks: tuple[str, ...]
     context: pl.DataFrame = field(default_factory=lambda: divide((), ()))
     memory: pl.DataFrame | None = None
+    one_job: bool = True
 
     def view(self) -> View:
         """Who is late, what stands out, and the numbers behind it."""
@@ -203,6 +205,8 @@ def _verdict(result: CommOutliers) -> str:
         )
     if result.n_ranks == 1 and result.world_size != 1:
         more = "One rank cannot tell waiting from slow communication: add the others' files."
+    if not result.one_job:
+        more = "The files are of different jobs, so ranks are not compared."
     return sentences(found or _nothing(result), _filled(result.memory), more)
 
 

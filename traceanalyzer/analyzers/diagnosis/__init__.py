@@ -40,4 +40,4 @@ def diagnose(
     rules = with_thresholds(thresholds)
     analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
     found = examine(inputs, analyses, **reading)
-    return judge(found.results, found.missing, rules=rules, files=found.files, notes=found.notes)
+    return judge(found, rules)

@@ -22,7 +22,8 @@ def budget(answers: Answers) -> pl.DataFrame:
 
     Returns:
         part, name, each_ns (mean per step and device, or per device), time_frac (of their time).
-        The parts ``busy``, ``exposed communication`` and ``idle`` divide the time; rows ``of busy``
+        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs) and ``idle``
+        divide the time; rows ``of busy``
         are parts of what is busy: overlapped communication, and the kernels that take most.
     """
     time = answers.time
@@ -37,8 +38,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]
     overlap, kernels = answers.get("overlap"), answers.get("kernels")
     if waits or transfers:
-        rows.append(("exposed communication", "wait time for other ranks", waits))
-        rows.append(("exposed communication", "transfer", transfers))
+        rows.append((time.exposed, "wait time for other ranks", waits))
+        rows.append((time.exposed, "transfer", transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
         hidden, span = (overlap.scalars[n] for n in ("hidden_communication_ns", "span_ns"))
         rows.append(("of busy", "overlapped communication", round(hidden * time.whole_ns / span)))

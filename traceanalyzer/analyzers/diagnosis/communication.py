@@ -48,6 +48,7 @@ _MUCH_LEFT = 0.2
     "time, where no steps are marked)",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
     uses=("gpu_idle", "kernels"),
+    compares_ranks=True,
 )
 def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
@@ -111,6 +112,7 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
     "no steps are marked)",
     {"warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
+    compares_ranks=True,
 )
 def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
@@ -152,8 +154,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         title=f"{format_count(slow.height, 'collective')} of {result.n_collectives:,} took long "
         f"on all ranks after the last had arrived{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
-        advice="The network or NVLink was slow or shared: compare the nodes and the time of day, "
-        "look at NCCL's log (NCCL_DEBUG=INFO) for the transport and at other jobs on the fabric.",
+        advice=answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
         confidence="high" if result.n_ranks > 1 else "medium",
         step=only_step(losses) or (worst["step"] if slow.height == 1 else None),
@@ -214,8 +215,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         size=size,
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
-        advice="See which transport NCCL chose (NCCL_DEBUG=INFO): P2P disabled, a missing NVLink "
-        "bridge, shared memory or sockets instead of NVLink or InfiniBand."
+        advice=answers.program.slow_link
         + ("" if result.n_matched else " The files of all ranks show how much is wait time."),
         total_ns=total,
         confidence="medium" if result.n_matched else "low",
@@ -229,7 +229,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     "share of the slow collectives during which the device was nearly full",
     {"warning": 0.1, "critical": 0.5},
 )
-def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
+def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     if result.memory is None or result.memory.is_empty():
         return
     full = result.memory.filter("near_full").sort("taken_frac", "id", descending=[True, False])
@@ -240,8 +240,8 @@ def _nearly_full_memory(result: CommOutliers, _: Answers) -> Iterator[Measured]:
         size=full.height / result.memory.height,
         title=f"The device was nearly full during {full.height:,} of {result.memory.height:,} slow "
         f"collectives: {format_frac(worst['taken_frac'])} at most.",
-        advice="That leaves NCCL small buffers: keep some memory free, with a smaller batch or "
-        "torch.cuda.memory.set_per_process_memory_fraction(0.9).",
+        advice=f"That leaves {answers.program.library} small buffers: keep some memory free, with "
+        "a smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
         cost_bytes=worst["taken_bytes"],
         cost_frac=worst["taken_frac"],
         of="the device's memory",
@@ -312,7 +312,7 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
 
 
 def _at_cost(answers: Answers, total: int) -> str:
-    return f": {answers.time.text(total)} of exposed communication beyond the usual"
+    return f": {answers.time.text(total)} of {answers.time.exposed} beyond the usual"
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:

@@ -93,6 +93,11 @@ class DeviceTime:
         return "step time" if self.in_steps else "the recorded time"
 
     @property
+    def exposed(self) -> str:
+        """What communication that nothing overlaps is called: without GPUs nothing could."""
+        return "communication" if self.on_host else "exposed communication"
+
+    @property
     def per(self) -> str:
         """What :meth:`each_ns` is the mean of; empty where there is one device and no step."""
         device = "process" if self.on_host else "GPU"
@@ -108,13 +113,21 @@ class DeviceTime:
         """A time of all devices together as the mean per step and device (or per device)."""
         return round(total_ns / max(self.windows.height, 1))
 
-    def cost(self, total_ns: float) -> dict[str, Any]:
-        """A time of all devices together in the fields of a finding."""
+    def cost(self, total_ns: float, *, once: bool = False) -> dict[str, Any]:
+        """A time of all devices together in the fields of a finding; ``once``: in one step each."""
+        share = {"cost_frac": min(self.frac(total_ns), 1.0), "of": self.of}
+        if once:
+            devices = max(self.windows.n_unique(DEVICE), 1)
+            per = "process, once" if self.on_host else "GPU, once"
+            return share | {"cost_ns": round(total_ns / devices), "per": per}
         mean = {"cost_ns": self.each_ns(total_ns), "per": self.per}
-        return mean | {"cost_frac": min(self.frac(total_ns), 1.0), "of": self.of}
+        return mean | share
 
-    def text(self, total_ns: float) -> str:
+    def text(self, total_ns: float, *, once: bool = False) -> str:
         """A time of all devices together as people read it: ``1.45 ms per step and GPU``."""
+        if once:
+            cost = self.cost(total_ns, once=True)
+            return f"{format_ns(cost['cost_ns'])} per {cost['per']}"
         time = format_ns(self.each_ns(total_ns))
         return f"{time} per {self.per}" if self.per else time
 

@@ -51,18 +51,52 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         return
     known: Confidence = "high" if result.host_known else "medium"
     rank = only_rank(losses)
-    advice = result.advice(cause, time.text(total))
+    once = _is_once(cause, result, losses, time)
+    advice = _ONCE_ADVICE if once else result.advice(cause, time.text(total))
+    graph_advice = "" if once else _graph_advice(cause, answers)
     yield Measured(
         size=time.frac(total),
         title=_title(cause, result, losses, time, rank),
         evidence=tuple(_evidence(result, cause, answers, rank)),
-        advice=f"{advice}{_graph_advice(cause, answers)}",
+        advice=f"{advice}{graph_advice}",
         total_ns=total,
+        once=once,
         confidence="low" if result.work_lost else _CONFIDENCE.get(cause, known),
         rank=rank,
         step=only_step(losses),
         intervals=intervals_of(losses),
     )
+
+
+#: Causes that are work of the first step where they are in no other.
+_FIRST_USE = (causes.MODULE_LOADING, causes.MEMORY_MANAGEMENT)
+#: From this share on nearly all of a loss is in the first step.
+_NEARLY_ALL = 0.8
+#: What programs do once: handles, communicators, compilation.
+_SET_UP = (
+    r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
+    r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
+)
+_ONCE_ADVICE = (
+    "This is set-up of the first step, not a cost of each step: leave it out of the recording with "
+    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it starts."
+)
+
+
+def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime) -> bool:
+    """Whether it is set-up that only the first recorded step has."""
+    keys = ["path", "rank", "device"]
+    begin = pl.col("start").min().over(keys)
+    first = time.windows.drop_nulls("step").filter(
+        pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
+    )
+    there = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
+    if int(there["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
+        return False
+    gaps = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
+    set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
+    return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
 
 
 #: Wait time of other ranks from this share on is mentioned.
@@ -73,7 +107,8 @@ def _title(
     cause: str, result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, rank: int | None
 ) -> str:
     total = int(losses["lost_ns"].sum())
-    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)})"
+    once = _is_once(cause, result, losses, time)
+    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total, once=once)})"
     what = "main thread" if result.on_host else "GPU"
     where = _in_steps(losses, time, rank)
     if rank is not None and losses["waited"].any():
@@ -118,7 +153,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
         yield CUT_OFF
-    if rank is None:
+    if rank is None and answers.one_job:
         yield from _idlest(result, cause)
     yield from _longest(result, cause)
     if cause == causes.DATALOADING:
@@ -147,7 +182,7 @@ def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         f"Rank {rank} itself is idle for {format_ns(idle)}; {others} {format_ns(waited)} in total "
         f"for it, mostly in {name}."
     )
-    yield f"Without it, exposed communication falls by {time.text(waited)} at most."
+    yield f"Without it, {time.exposed} falls by {time.text(waited)} at most."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:
@@ -170,6 +205,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     gap = gaps.sort(pl.col("end") - pl.col("start"), descending=True).row(0, named=True)
     step = f", in {gap['step']}" if gap["step"] else ""
     inside = gap["host_event"] or gap["python"]
+    inside = None if inside == gap["step"] else inside
     code = gap["own_code"] or gap["python"]
     frame = f" ({code})" if code and code != inside else ""
     around = f" in {gap['annotation']}" if gap["annotation"] not in (None, inside) else ""
@@ -186,6 +222,8 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Where the host is in most of the longest gaps of a cause."""
     place = pl.coalesce("own_code", "annotation", "host_event", "python")
+    # the mark of the step says only that the host is in the step
+    place = pl.when(place.ne_missing(pl.col("step"))).then(place)
     sums = gaps.group_by(place=place).agg(pl.col("cause_ns").sum(), pl.len())
     whole = int(gaps["cause_ns"].sum())
     top = largest_first(sums.drop_nulls("place"), "cause_ns", "place").head(1)

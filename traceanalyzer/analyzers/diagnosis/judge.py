@@ -5,12 +5,14 @@ from dataclasses import dataclass, fields, replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis import busy, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.errors import OptionError
-from traceanalyzer.result import SEVERITIES, Finding, Result, Severity
+from traceanalyzer.result import SEVERITIES, Finding, Severity
+from traceanalyzer.units import format_count
 
 RULES: tuple[Rule, ...] = (
     *communication.RULES,
@@ -64,35 +66,26 @@ def _number(text: str, value: str) -> float:
 _TYPES = {"why": pl.String, **{str(severity): pl.Float64 for severity in SEVERITIES}}
 
 
-def judge(
-    results: Mapping[str, Result],
-    missing: Mapping[str, str],
-    *,
-    rules: Sequence[Rule] = RULES,
-    files: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Diagnosis:
+def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """What is wrong, by every rule whose analysis has a result: root causes, with their effects.
 
     Args:
-        results: of the analyzers, by name.
-        missing: why the other analyzers have none, by name.
+        examined: the results of the analyzers, and why the others have none.
         rules: with their thresholds.
-        files: paths of the files that the results are of.
-        notes: what else is to be said.
     """
-    answers = Answers(results)
+    answers = Answers(examined.results, one_job=not examined.jobs)
     found: list[_Candidate] = []
     rows = []
     for rule in rules:
-        judged = rule.analysis in results
+        why = _why_skipped(rule, examined)
+        judged = why is None
         candidates = list(_candidates(rule, answers)) if judged else []
         found += candidates
         rows.append(
             {
                 "rule": rule.id,
                 "status": FOUND if candidates else NOTHING if judged else SKIPPED,
-                "why": None if judged else missing.get(rule.analysis),
+                "why": why,
                 "looks_for": rule.looks_for,
                 "measure": rule.measure,
                 **{str(name): rule.levels.get(name) for name in SEVERITIES},
@@ -103,10 +96,32 @@ def judge(
         tuple(sorted(_chained(found), key=_gravest_first)),
         budget(answers),
         pl.DataFrame(rows, schema_overrides=_TYPES),
-        tuple(files),
+        examined.files,
         answers.time.per if answers.time.whole_ns else "",
-        input_notes=tuple(notes),
+        warning=_warning(examined),
+        input_notes=(*filter(None, [examined.jobs]), *examined.notes),
     )
+
+
+def _why_skipped(rule: Rule, examined: Examination) -> str | None:
+    """Why a rule cannot judge; None where it can."""
+    if rule.analysis not in examined.results:
+        return examined.missing.get(rule.analysis, "nothing was recorded")
+    if rule.compares_ranks and examined.jobs:
+        return "the files are of different jobs"
+    return None
+
+
+def _warning(examined: Examination) -> str:
+    """What weakens all findings: files that are cut, files of different jobs."""
+    texts = []
+    if examined.truncated:
+        cut, *more = examined.truncated
+        files = f"{cut} and {format_count(len(more), 'other file')} are" if more else f"{cut} is"
+        texts.append(f"{files} cut off: what was recorded last is missing.")
+    if examined.jobs:
+        texts.append("The files are of different jobs, so ranks are not compared: see the notes.")
+    return " ".join(texts)
 
 
 def _gravest_first(one: Finding) -> tuple[int, bool, float, str, str]:
@@ -149,7 +164,7 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
     if measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:
-            facts |= time.cost(measured.total_ns)
+            facts |= time.cost(measured.total_ns, once=measured.once)
     elif measured.cost_frac is None:
         facts["of"] = ""
     return Finding(id=rule.id, severity=severity, analysis=rule.analysis, **facts)
@@ -184,8 +199,10 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
 
 
 def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
-    """Whether a cause costs about as much as its effect."""
+    """Whether a cause costs about as much as its effect, where both are shares of the same."""
     cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
+    if cause.finding.of != effect.finding.of:
+        return True
     return _EXPLAINED * explained <= cost
 
 

@@ -42,6 +42,37 @@ class Program:
             '(torch.set_float32_matmul_precision("high")),'
         )
 
+    @property
+    def library(self) -> str:
+        """The library of GPU collectives."""
+        return "RCCL" if _AMD.search(self.gpus) else "NCCL"
+
+    @property
+    def slow_link(self) -> str:
+        """What to look at where collectives use little of their link."""
+        link = "a missing NVLink bridge"
+        name = "NVLink"
+        if _AMD.search(self.gpus):
+            link, name = "a missing xGMI (Infinity Fabric) link", "xGMI"
+        return (
+            f"See which transport {self.library} chose (NCCL_DEBUG=INFO): P2P disabled, {link}, "
+            f"shared memory or sockets instead of {name} or InfiniBand."
+        )
+
+    def slow_network(self, *, on_host: bool) -> str:
+        """What to look at where collectives took long on all ranks."""
+        if on_host:
+            return (
+                "The network was slow or shared, or the processors were busy: compare the nodes "
+                "and the time of day, and see which interface is used (GLOO_SOCKET_IFNAME)."
+            )
+        name = "Infinity Fabric" if _AMD.search(self.gpus) else "NVLink"
+        return (
+            f"The network or {name} was slow or shared: compare the nodes and the time of day, "
+            f"look at {self.library}'s log (NCCL_DEBUG=INFO) for the transport and at other jobs "
+            "on the fabric."
+        )
+
 
 def program(results: Mapping[str, Result]) -> Program:
     """What the results tell of the program and its GPUs."""

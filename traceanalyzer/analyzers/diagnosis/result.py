@@ -1,5 +1,6 @@
 """The answer: what is wrong, what was looked at in vain, and what cannot be told."""
 
+import re
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import Any
@@ -33,6 +34,15 @@ _FINDINGS = {
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 
 
+#: What follows the reason of a skipped check: how it is recorded, what else there is.
+_AFTER_REASON = re.compile(r"; |\. | \(this file is|, so |, and no ")
+
+
+def _reason(why: str) -> str:
+    """The reason of a skipped check in a few words."""
+    return _AFTER_REASON.split(why, maxsplit=1)[0]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Result):
     """What :func:`traceanalyzer.diagnose` found.
@@ -46,6 +56,7 @@ class Diagnosis(Result):
             the rule does not give that severity), analysis.
         inputs: paths of the files that were read.
         per: what times in ``budget`` are the mean of: ``step and GPU``, ``GPU`` ...
+        warning: what weakens all findings, such as a truncated file; empty for nothing.
     """
 
     found: tuple[Finding, ...]
@@ -53,6 +64,7 @@ class Diagnosis(Result):
     rules: pl.DataFrame
     inputs: tuple[str, ...]
     per: str = ""
+    warning: str = ""
 
     def view(self) -> View:
         """The findings, the budget, and all rules with what came of each."""
@@ -93,7 +105,8 @@ class Diagnosis(Result):
             texts.append("Nothing found." if quiet else "No check was possible.")
         checks = [f"{format_count(quiet, 'check')} passed"] if quiet else []
         checks += [f"{skipped:,} skipped"] if skipped else []
-        return " ".join([*texts, f"{', '.join(checks)}." if checks else ""]).strip()
+        texts += [f"{', '.join(checks)}."] if checks else []
+        return " ".join([self.warning, *texts]).strip()
 
     def _notes(self) -> tuple[str, ...]:
         """How costs are meant; which checks were skipped, and what to record for them."""
@@ -102,17 +115,18 @@ class Diagnosis(Result):
             "time."
         )
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
-        reasons = skipped.group_by("why", maintain_order=True).len().rows()
-        each = "; ".join(f"{format_count(n, 'check')} ({why})" for why, n in reasons)
+        short = pl.col("why").map_elements(_reason, pl.String)
+        reasons = skipped.group_by(short, maintain_order=True).len().rows()
         return (
             *((costs,) if any(one.cost_ns for one in self.found) else ()),
-            *((f"Skipped: {each}.",) if each else ()),
+            *(f"{format_count(n, 'check')} skipped: {why}." for why, n in reasons),
+            *(("What to record for skipped checks: --top all.",) if reasons else ()),
         )
 
     def _tables(self) -> tuple[Table, ...]:
         shown = headings(
-            "rule, status, looks_for: what it looks for, measure, info: info from, "
-            "warning: warning from, critical: critical from"
+            "rule, status, why: why skipped, looks_for: what it looks for, measure, "
+            "info: info from, warning: warning from, critical: critical from"
         )
         grave = any(one.severity != "info" for one in self.found)
         return (

@@ -27,9 +27,11 @@ class Answers:
 
     Attributes:
         results: of the analyzers, by name, as far as there are any.
+        one_job: whether all files can be of one job.
     """
 
     results: Mapping[str, Result]
+    one_job: bool = True
 
     def get(self, name: str) -> Result | None:
         """The result of an analyzer, or None."""
@@ -62,6 +64,7 @@ class Measured:
         cost_ns: time that removing it can gain at most, as the mean per step and device (per device
             where no steps are marked), or None.
         total_ns: the same, all devices together; ``cost_ns`` follows from it where it is None.
+        once: the cost arises once per device, not in each step.
         cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, where that is a
             share.
@@ -77,6 +80,7 @@ class Measured:
     advice: str = ""
     cost_ns: int | None = None
     total_ns: int | None = None
+    once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
     of: str = "the devices' time"
@@ -105,6 +109,7 @@ class Rule:
         function: the function that measures.
         counts: the measure is a number of things, not a share.
         uses: analyses whose results are evidence, where there are any.
+        compares_ranks: it compares the ranks of one job.
     """
 
     id: str
@@ -115,6 +120,7 @@ class Rule:
     function: Measure = field(repr=False)
     counts: bool = False
     uses: tuple[str, ...] = ()
+    compares_ranks: bool = False
 
     def judge(self, answers: Answers) -> Iterator[Measured]:
         """What it measures of the result of its analysis."""
@@ -136,12 +142,15 @@ def rule(
     *,
     counts: bool = False,
     uses: tuple[str, ...] = (),
+    compares_ranks: bool = False,
 ) -> Callable[[Measure], Rule]:
     """Makes a rule of the function that measures, whose name is its id; see :class:`Rule`."""
 
     def make(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
-        return Rule(name, analysis, looks_for, measure, levels, function, counts, uses)
+        return Rule(
+            name, analysis, looks_for, measure, levels, function, counts, uses, compares_ranks
+        )
 
     return make
 

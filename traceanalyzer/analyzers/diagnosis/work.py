@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.diagnosis import memory
 from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, explained_by, rule
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -13,10 +13,6 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.memory.attribution import frame_text
-from traceanalyzer.analyzers.memory.growth import GROWTH_ADVICE, MemoryGrowth
-from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
-from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.steps.phases import DECODE
 from traceanalyzer.analyzers.steps.result import Steps
@@ -259,134 +255,6 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     )
 
 
-# --- memory ----------------------------------------------------------------------------------
-
-
-@rule(
-    "memory_oom",
-    "memory ran out",
-    "errors of one cause",
-    {"critical": 1},
-    counts=True,
-)
-def _out_of_memory(result: MemoryErrors, _: Answers) -> Iterator[Measured]:
-    for (cause, advice), rows in result.errors.group_by("cause", "advice", maintain_order=True):
-        first = rows.row(0, named=True)
-        asked, n = first["request_bytes"], rows.height
-        line = frame_text(first["function"], first["file"], first["line"])
-        yield Measured(
-            size=n,
-            title=f"Memory ran out{'' if n == 1 else f' {n:,} times'}: {cause}; {line} asked for "
-            f"{'memory' if asked is None else format_bytes(asked)}.",
-            evidence=(f"{format_bytes(first['allocated_bytes'])} were in use{located(first)}.",),
-            advice=f"{str(advice)[:1].upper()}{str(advice)[1:]}.",
-            cost_bytes=asked,
-        )
-
-
-@rule(
-    "memory_growth",
-    "live memory grows from step to step",
-    "what was gained and never given back, as a share of what is live after the last step",
-    {"warning": 0.01, "critical": 0.2},
-)
-def _memory_growth(result: MemoryGrowth, _: Answers) -> Iterator[Measured]:
-    gained = int(result.suspects["grown_bytes"].sum())
-    live = (
-        result.steps.sort("step")
-        .group_by("rank", "path", "device")
-        .agg(pl.col("live_bytes").last())
-    )
-    whole = int(live["live_bytes"].sum())
-    if not gained or not whole:
-        return
-    yield Measured(
-        size=gained / whole,
-        title=result.summary(),
-        evidence=(f"{format_bytes(whole)} are in use after the last step.",),
-        advice=GROWTH_ADVICE,
-        cost_bytes=gained,
-        of="what is live at the end",
-        confidence="medium",
-    )
-
-
-@rule(
-    "memory",
-    "much of what is reserved is free between blocks in use",
-    "its share of reserved memory at an out-of-memory error, else when most is reserved",
-    {"info": 0.1, "warning": 0.3},
-)
-def _memory_fragmentation(result: Memory, _: Answers) -> Iterator[Measured]:
-    split = pl.col("fullest_split_bytes") / pl.col("fullest_reserved_bytes")
-    rows = result.devices.with_columns(places.places(result.devices), split=split)
-    rows = rows.filter(pl.col("fullest_reserved_bytes") > 0)
-    if rows.is_empty():
-        return
-    worst = rows.sort("split", "on", descending=[True, False]).row(0, named=True)
-    when = "at the out-of-memory error" if worst["ooms"] else "when most was reserved"
-    where = f" on {worst['on']}" if result.devices.height > 1 else ""
-    free = format_bytes(worst["fullest_free_bytes"])
-    yield Measured(
-        size=worst["split"],
-        title=f"Fragmentation: {when}{where}, {format_frac(worst['split'])} of "
-        f"{format_bytes(worst['fullest_reserved_bytes'])} were free between blocks in use.",
-        evidence=(f"{free} were free in all; what is not between blocks is cached whole.",),
-        advice="Allocate long-lived tensors first and pad variable sizes to few lengths."
-        if worst["expandable"]
-        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place.",
-        cost_bytes=worst["fullest_split_bytes"],
-        of="reserved memory",
-        confidence="medium",
-    )
-
-
-@rule(
-    "memory",
-    "cached memory had to be given back before more could be had",
-    "times that it happened",
-    {"warning": 1, "critical": 20},
-    counts=True,
-)
-def _allocator_retries(result: Memory, _: Answers) -> Iterator[Measured]:
-    retries = int(result.devices["retries"].sum())
-    if not retries:
-        return
-    yield Measured(
-        size=retries,
-        title=f"{format_count(retries, 'time')} cached memory had to be given "
-        "back before cudaMalloc could be tried again, which stops the device.",
-        advice="The memory is almost full: use a smaller batch or activation checkpointing"
-        + (
-            "."
-            if result.devices["expandable"].all()
-            else ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-        ),
-    )
-
-
-@rule(
-    "memory",
-    "one device's peak differs from the others'",
-    "difference of its peak from the median, as a share of the median",
-    {"info": 0.1, "warning": 0.25},
-)
-def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
-    row = result.odd_one()
-    if row is None or not row["by"]:
-        return
-    more = "more" if row["by"] > 0 else "less"
-    yield Measured(
-        size=abs(row["by"]),
-        title=f"The peak of {row['on']} is {format_frac(abs(row['by']))} {more} than the median of "
-        f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}.",
-        advice="Uneven stages or shards, or work that only one rank does: the fullest device "
-        "limits the batch.",
-        cost_bytes=abs(row["peak_bytes"] - round(row["median"])),
-        of="the median peak",
-    )
-
-
 # --- the host and the files ------------------------------------------------------------------
 
 _LOSSES = ("error", "data_loss")
@@ -502,10 +370,11 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
     {"warning": 1},
     counts=True,
 )
-def _gpu_not_traced(result: Info, _: Answers) -> Iterator[Measured]:
+def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
     failed = result.issues.filter(pl.col("code") == NO_GPU_WORK, pl.col("severity").is_in(_LOSSES))
     if failed.is_empty():
-        yield from _ranks_without_gpu_work(result)
+        if answers.one_job:
+            yield from _ranks_without_gpu_work(result)
         return
     first = failed.row(0, named=True)
     reason, _sep, remedy = first["first"].rpartition("; ")
@@ -547,6 +416,7 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     "ranks that are missing",
     {"info": 1},
     counts=True,
+    compares_ranks=True,
 )
 def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
     world = result.files["world_size"].max()
@@ -561,7 +431,6 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, _out_of_memory,
-    _memory_growth, _memory_fragmentation, _allocator_retries, _uneven_memory, _busy_processors,
+    _uneven_steps, _prefill_stalls, _time_between_steps, _hot_line, *memory.RULES, _busy_processors,
     _full_host_memory, _swapping, _busy_disk, _lost_events, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

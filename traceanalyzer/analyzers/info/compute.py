@@ -77,7 +77,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-INFO = Analyzer("info", Options, needs, measure, combine, split_ranks=False)
+INFO = Analyzer("info", Options, needs, measure, combine, split_ranks=False, every_file=True)
 
 
 # --- one file --------------------------------------------------------------------------------

@@ -11,33 +11,14 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.columns import together
 from traceanalyzer.analyzers.common.display import headings, sentences
-from traceanalyzer.analyzers.memory import attribution, ledger, regions
+from traceanalyzer.analyzers.memory import attribution, ledger, oom_causes, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
 from traceanalyzer.analyzers.memory.tables import ALIVE, shown_table, summed, times_of, with_line
-from traceanalyzer.errors import OptionError
+from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_bytes
-
-FRAGMENTATION = "fragmentation"
-LIMIT = "limit"
-ELSEWHERE = "another pool or stream"
-OUTSIDE = "outside PyTorch"
-DEMAND = "real demand"
-UNKNOWN = "not known"
-CAUSE = pl.Enum((FRAGMENTATION, LIMIT, ELSEWHERE, OUTSIDE, DEMAND, UNKNOWN))
-
-#: What the allocator asks of the driver: 2 MiB, 20 MiB up to 10 MiB, then multiples of 2 MiB.
-_LARGE_SEGMENT = 20 << 20
-_LARGE_REQUEST = 10 << 20
-#: Memory that others hold is worth naming from this share of the device on.
-_OUTSIDE_FRAC = 0.1
-#: A request of so many times all that the device has is no matter of memory.
-_ABSURD = 16
-
-#: Segments from here on are those whose division ``max_split_size_mb`` would prevent.
-_SPLIT_BYTES = 200 << 20
 
 #: A device's columns.
 _PLACE = ("rank", "path", "device")
@@ -51,6 +32,16 @@ _DEVICES = headings(
     "on: device, at_error_bytes: in use at the error, reserved_at_error_bytes: reserved, "
     "peak_bytes: peak in use"
 )
+_RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
+_BEGUN_LATE = f"most memory was allocated before the history begins; {_RECORD}"
+#: Issues of histories that are a part only, and what to record.
+_PARTS = {
+    "truncated": "no out-of-memory error is in what is left of the file; write it again",
+    "damaged-file": "no out-of-memory error is in what is left of the file; write it again",
+    "no-history": f"no history was recorded; {_RECORD}",
+    "history-overflowed": "the oldest events of the history were overwritten; record with a larger "
+    "max_entries (torch.cuda.memory._record_memory_history)",
+}
 _ERRORS = headings(
     "on: device, event, time_ns: at, request_bytes: asked for, "
     "device_free_bytes: free on the device, reserved_bytes: reserved, allocated_bytes: allocated, "
@@ -67,6 +58,20 @@ def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
         OptionError: the capacity is less than what is known to be there.
     """
     return of_rank(rank_memory(trace, options), options.capacity_bytes)
+
+
+def measure_for_report(trace: Trace, options: OomOptions) -> MemoryErrors:
+    """As :func:`measure`; that a part of a history has no error says nothing about the rest.
+
+    Raises:
+        MissingData: the history lacks its beginning or its end, and what is there has no error.
+    """
+    found = measure(trace, options)
+    lost = trace.issues.filter(pl.col("code").is_in(list(_PARTS)))["code"].to_list()
+    whole = found.devices.filter(pl.col("before_bytes") * 2 < pl.col("peak_bytes")).height
+    if found.errors.height or (whole and not lost):
+        return found
+    raise MissingData(f"{trace.meta.path}: {_PARTS[lost[0]] if lost else _BEGUN_LATE}")
 
 
 def of_rank(own: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
@@ -100,6 +105,7 @@ def _use(of: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:
     numbers = {
         "events": of.rows.height,
         "peak_bytes": int(of.live.max()),
+        "before_bytes": of.quality.before_bytes,
         "at_error_bytes": None if at is None else int(of.live[at]),
         "reserved_at_error_bytes": None if at is None or of.reserved is None else of.reserved[at],
     }
@@ -117,10 +123,10 @@ def _errors(
             continue
         held = regions.regions(of, *own.of_device(of.device), position)
         known = _known(of, own, row, held, told.get(row["event"]), capacity)
-        divided = held is not None and held.divided(_SPLIT_BYTES)
-        at = situation(known, own, divided=divided)
+        divided = held is not None and held.divided(oom_causes.SPLIT_BYTES)
+        at = oom_causes.situation(known, own, divided=divided)
         unclear = known.get("unused_bytes") is None or known["device_free_bytes"] is None
-        why = UNKNOWN if unclear else cause(at)
+        why = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
         line = own.lines.of(pl.Series([row["stack"]], dtype=pl.UInt32))
         yield (
             {
@@ -129,7 +135,7 @@ def _errors(
                 **known,
                 "missing_bytes": None if unclear else at.missing,
                 "cause": why,
-                "advice": advice(at, why),
+                "advice": oom_causes.advice(at, why),
                 **(line.select("function", "file", "line").row(0, named=True)),
             },
             alive(of, own, position).with_columns(event=pl.lit(row["at"], pl.Int64)),
@@ -177,146 +183,13 @@ def _pending(of: ledger.Ledger, position: int) -> int:
     return int(waiting["bytes"].sum())
 
 
-# --- causes ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What there was when a request failed.
-
-    What is not known is 0.
-
-    Attributes:
-        request: bytes asked for.
-        device_free: free on the device.
-        reserved: held by the allocator.
-        allocated: of it in use.
-        unused: free of it.
-        usable: free of it in segments that serve such requests: of the size's class, the stream,
-            and no private pool.
-        largest_free: the largest run of those.
-        pending: live only because another stream may still use it.
-        outside: neither held by the allocator nor free; 0 where the capacity is not known.
-        expandable: segments are expandable.
-        limited: large blocks are not split.
-        divided: there are large segments that are in use in part.
-    """
-
-    request: int = 0
-    device_free: int = 0
-    reserved: int = 0
-    allocated: int = 0
-    unused: int = 0
-    usable: int = 0
-    largest_free: int = 0
-    pending: int = 0
-    outside: int = 0
-    expandable: bool = False
-    limited: bool = False
-    divided: bool = False
-
-    @property
-    def missing(self) -> int:
-        """What all free memory together falls short of the request."""
-        return max(self.request - self.unused - self.device_free, 0)
-
-    @property
-    def capacity(self) -> int:
-        """Memory of the device, less what is held outside where that is not known."""
-        return self.reserved + self.device_free + self.outside
-
-
-def situation(known: dict[str, int | None], own: RankMemory, *, divided: bool) -> Situation:
-    """The situation of a row of errors."""
-    split = own.settings.get("max_split_size")
-    return Situation(
-        **{name.removesuffix("_bytes"): size or 0 for name, size in known.items()},
-        expandable=own.expandable,
-        limited=isinstance(split, int) and split > 0,
-        divided=divided,
-    )
-
-
-def cause(at: Situation) -> str:
-    """Why the request failed, the first of these that holds.
-
-    ``limit``: the device had room for a new segment; ``fragmentation``: what is usable, with what
-    is free on the device, would do in one piece; ``another pool or stream``: all that is unused
-    would; ``outside PyTorch``: others hold what is missing; else ``real demand``.
-    """
-    if at.device_free >= segment_size(at.request, expandable=at.expandable):
-        return LIMIT
-    if at.largest_free < at.request <= at.usable + at.device_free and at.usable:
-        return FRAGMENTATION
-    if at.unused and not at.missing:
-        return ELSEWHERE
-    if at.outside and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing):
-        return OUTSIDE
-    return DEMAND
-
-
-def segment_size(request: int, *, expandable: bool) -> int:
-    """What the allocator asks of the driver for a request that no cached block serves."""
-    size = -(-request // regions.ROUND) * regions.ROUND
-    if size <= regions.SMALL_REQUEST:
-        return regions.SMALL_SEGMENT
-    if expandable:
-        return -(-size // _LARGE_SEGMENT) * _LARGE_SEGMENT
-    return (
-        _LARGE_SEGMENT
-        if size < _LARGE_REQUEST
-        else -(-size // regions.SMALL_SEGMENT) * regions.SMALL_SEGMENT
-    )
-
-
-def advice(at: Situation, why: str) -> str:
-    """What to try."""
-    if at.request > _ABSURD * at.capacity:
-        return "no device has as much: look at the shape that was asked for"
-    if at.pending and 2 * at.pending >= at.missing:
-        return (
-            f"{_advice(at, why)}; {format_bytes(at.pending)} of what is live was freed and waits "
-            "for another stream (record_stream, FSDP without limit_all_gathers)"
-        )
-    return _advice(at, why)
-
-
-def _advice(at: Situation, why: str) -> str:
-    if why == FRAGMENTATION and at.expandable:
-        return (
-            "segments are expandable already, and what is free is too finely divided: give it back "
-            "earlier with garbage_collection_threshold:0.8, or allocate the largest first"
-        )
-    if why == FRAGMENTATION:
-        more = ", or max_split_size_mb:200" if at.divided and not at.limited else ""
-        return (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place, so that "
-            f"free pieces add up{more}"
-        )
-    return _ADVICE[why]
-
-
-_ADVICE = {
-    UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which tells what was free",
-    LIMIT: "the device had room: look for torch.cuda.set_per_process_memory_fraction, or for "
-    "memory that another process gave back since",
-    ELSEWHERE: "what is free belongs to other streams, to private pools of CUDA graphs or to the "
-    "other class of sizes: allocate on one stream, share the pool, or call "
-    "torch.cuda.empty_cache() between phases",
-    OUTSIDE: "other processes, NCCL, CUDA contexts and libraries hold it: look at nvidia-smi; "
-    "NCCL_BUFFSIZE and fewer process groups make NCCL smaller",
-    DEMAND: "no setting of the allocator helps: a smaller batch, activation checkpointing, "
-    "sharding or offloading does",
-}
-
-
 #: Columns of the table of errors without its place: sizes as a situation has them.
 _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "event": pl.Int64,
     "time_ns": pl.Int64,
-    **{f"{one.name}_bytes": pl.Int64 for one in fields(Situation) if one.type == "int"},
+    **{f"{one.name}_bytes": pl.Int64 for one in fields(oom_causes.Situation) if one.type == "int"},
     "missing_bytes": pl.Int64,
-    "cause": CAUSE,
+    "cause": oom_causes.CAUSE,
     "advice": pl.String,
     "function": pl.String,
     "file": pl.String,
@@ -341,7 +214,8 @@ class MemoryErrors(Result):
             reserved less free; null where the capacity is not given), missing_bytes (that all free
             memory together falls short of), cause, advice, and function, file, line of the request.
         alive: what was live at each, by stack: as ``Memory.alive``, with event.
-        devices: the devices looked at: rank, path, device, events, peak_bytes; at_error_bytes and
+        devices: the devices looked at: rank, path, device, events, peak_bytes, before_bytes (there
+            before the history); at_error_bytes and
             reserved_at_error_bytes when memory ran out first on a device of the file (null where
             it did not, or without times).
         windowed: only a stretch of the history was looked at.
@@ -447,15 +321,7 @@ def _failure(row: dict[str, Any]) -> str:
     if row["usable_bytes"]:
         usable, largest = format_bytes(row["usable_bytes"]), format_bytes(row["largest_free_bytes"])
         told.append(f"{usable} of that for such requests, the largest piece {largest}")
-    missing = format_bytes(row["missing_bytes"])
-    why = {
-        FRAGMENTATION: "Cause: fragmentation; what was free would have been enough in one piece.",
-        LIMIT: "Cause: a limit, or memory that came free since; the device had room.",
-        ELSEWHERE: "Cause: what was free was not for such a request.",
-        OUTSIDE: f"Cause: {format_bytes(row['outside_bytes'])} are held outside PyTorch.",
-        UNKNOWN: "The cause cannot be told: segments, or what was free, are not known.",
-        DEMAND: f"Cause: real demand; {missing} more than there was.",
-    }[row["cause"]]
+    why = oom_causes.sentence(row)
     return f"{asked}; {', '.join(one for one in told if one)}. {why} To try: {row['advice']}."
 
 
@@ -495,4 +361,12 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     )
 
 
-MEMORY_OOM = Analyzer("memory_oom", OomOptions, ledger.needs, measure, combine, whole_file=True)
+MEMORY_OOM = Analyzer(
+    "memory_oom",
+    OomOptions,
+    ledger.needs,
+    measure,
+    combine,
+    whole_file=True,
+    report_measure=measure_for_report,
+)

@@ -27,7 +27,7 @@ def build(found: Examination, rules: Sequence[Rule], paths: Sequence[str]) -> Re
         rules: what they are judged by.
         paths: what to call the inputs in the title and in commands.
     """
-    told = judge(found.results, found.missing, rules=rules, files=found.files, notes=found.notes)
+    told = judge(found, rules)
     return Report(
         about=_about(paths),
         told=told,

@@ -1,0 +1,115 @@
+"""Findings about memory: one chain, the root cause first, with one advice."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from wording import check_wording
+
+import traceanalyzer as ta
+
+MEMORY = ROOT / "fixtures/memory"
+MAKE = runpy.run_path(str(ROOT / "fixtures/make_memory.py"))
+MIB = 1 << 20
+
+
+def write(folder: Path, run: Any) -> Path:
+    path = folder / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(MAKE["Snapshot"](run, "2.13").whole(), protocol=4))
+    return path
+
+
+def leaking_until_full(leak: int = 3 * MIB) -> Any:
+    """Each step keeps some MiB more, until memory runs out."""
+    run = MAKE["Run"]([MAKE["Device"](0, 160 * MIB)])
+    with contextlib.suppress(MAKE["OutOfMemory"]):
+        MAKE["train"](run.devices[0], run, steps=60, leak=leak)
+    return run
+
+
+def starved_and_full() -> Any:
+    """Fragmented, but the request is larger than all that is free."""
+    device = MAKE["Device"](0, 120 * MIB)
+    run = MAKE["Run"]([device])
+    blocks = [device.alloc(3 * MIB, "weights") for _ in range(36)]
+    for block in blocks[::2]:
+        device.free(block, "optimizer")
+    with contextlib.suppress(MAKE["OutOfMemory"]):
+        device.alloc(90 * MIB, "forward0")
+    return run
+
+
+def chain(result: ta.Diagnosis) -> list[tuple[str, list[str]]]:
+    about = [one for one in result.diagnosis if one.analysis.startswith("memory")]
+    return [(one.id, [effect.id for effect in one.effects]) for one in about]
+
+
+def test_a_leak_that_fills_the_memory_is_the_cause(tmp_path: Path) -> None:
+    result = ta.diagnose(write(tmp_path, leaking_until_full()))
+    ((root, effects),) = chain(result)
+    assert root == "memory-growth"
+    assert "out-of-memory" in effects
+    first = result.diagnosis[0]
+    assert first.severity == "critical"
+    assert [one.advice for one in first.effects] == [""] * len(effects)
+    check_wording(first.title, first.advice, *(one.title for one in first.effects))
+
+
+def test_fragmentation_is_the_cause_where_free_pieces_would_do() -> None:
+    result = ta.diagnose(MEMORY / "fragmented_oom.pickle")
+    assert chain(result) == [("memory-fragmentation", ["out-of-memory"])]
+    first = result.diagnosis[0]
+    assert first.severity == "critical"
+    assert "expandable_segments" in first.advice
+    check_wording(first.title, first.advice, first.effects[0].title)
+
+
+def test_fragmentation_is_no_cause_where_the_request_is_larger(tmp_path: Path) -> None:
+    result = ta.diagnose(write(tmp_path, starved_and_full()))
+    assert chain(result) == [("out-of-memory", ["memory-fragmentation"])]
+    assert "expandable_segments" not in result.diagnosis[0].advice
+
+
+def test_a_leak_too_small_for_the_request_is_no_cause(tmp_path: Path) -> None:
+    run = MAKE["leaking"]()
+    with contextlib.suppress(MAKE["OutOfMemory"]):
+        run.devices[0].alloc(300 * MIB, "forward0")
+    found = dict(chain(ta.diagnose(write(tmp_path, run))))
+    assert "out-of-memory" in found
+    assert found["memory-growth"] == []
+
+
+def test_errors_of_several_causes_are_one_finding(shared: Path) -> None:
+    result = ta.diagnose(shared / "data/memory/synthetic_oom.pickle")
+    ((root, effects),) = chain(result)
+    assert (root, effects) == ("memory-growth", ["out-of-memory", "allocator-retries"])
+    check_wording(*(one.title for one in result.diagnosis[0].effects))
+
+
+def status(result: ta.Diagnosis) -> tuple[str, str]:
+    (row,) = result.rules.filter(rule="out-of-memory").select("status", "why").rows()
+    return row
+
+
+def test_no_error_in_a_part_of_the_history_is_no_pass(tmp_path: Path) -> None:
+    whole = (MEMORY / "training.pickle").read_bytes()
+    cut = tmp_path / "cut.pickle"
+    cut.write_bytes(whole[: len(whole) * 9 // 10])
+    for path in (cut, MEMORY / "ring.pickle", MEMORY / "torch113_segments_only.pickle"):
+        result, why = status(ta.diagnose(path))
+        assert result == "skipped", path.name
+        check_wording(why)
+    assert status(ta.diagnose(MEMORY / "training.pickle")) == ("nothing found", None)
+
+
+@pytest.mark.parametrize("name", ["train_ring_truncated", "block_history"])
+def test_real_histories_that_are_a_part(name: str, shared: Path) -> None:
+    result, why = status(ta.diagnose(shared / f"data/memory/{name}.pickle"))
+    assert result == "skipped"
+    check_wording(why)

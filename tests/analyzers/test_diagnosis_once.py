@@ -1,0 +1,60 @@
+"""Set-up of the first step costs once, and is no reason to change the steps."""
+
+from __future__ import annotations
+
+import pytest
+from comm_traces import GEMM, MS, US, device, host, step, trace
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.trace import Trace
+
+
+def steps_with(call: str, kind: str = "cuda_runtime", *, slow: tuple[int, ...] = (0,)) -> Trace:
+    """Five steps of 10 ms of work; in some, 30 ms before the kernel pass in one call."""
+    rows, at = [], 0
+    for i in range(5):
+        more = 30 * MS if i in slow else 0
+        rows.append(step(i, at, 10 * MS + 200 * US + more))
+        if more:
+            rows.append(host(kind, call, at + 100 * US, more))
+        rows.append(device(GEMM, at + 20 * US, 50 * US))
+        launch = at + 100 * US + more
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", launch, 10 * US, correlation=i))
+        rows.append(device(GEMM, launch + 20 * US, 10 * MS, correlation=i))
+        at += 10 * MS + 200 * US + more
+    return trace(rows)
+
+
+SET_UP = [
+    ("cudaMalloc", "cuda_runtime", "memory-management"),
+    ("Lazy Function Loading", "overhead", "module-loading"),
+    ("cublasCreate_v2", "cpu_op", "host-code"),
+    ("ncclCommInitRank", "cpu_op", "host-code"),
+    ("torch/_dynamo/convert_frame.py(1): compile", "python_function", "host-code"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "rule"), SET_UP)
+def test_set_up_of_the_first_step_costs_once(call: str, kind: str, rule: str) -> None:
+    found = ta.diagnose(steps_with(call, kind)).diagnosis
+    (one,) = (one for one in found if one.id == rule)
+    assert one.per.endswith("once")
+    assert one.cost_ns == pytest.approx(30 * MS, rel=0.1)
+    assert "schedule(" in one.advice
+    assert "per step" not in one.title
+    if rule == "memory-management":
+        check_wording(one.title, one.advice)
+
+
+def test_what_every_step_has_costs_each_step() -> None:
+    found = ta.diagnose(steps_with("cudaMalloc", slow=(0, 1, 2, 3, 4))).diagnosis
+    (one,) = (one for one in found if one.id == "memory-management")
+    assert "once" not in one.per
+    assert "schedule(" not in one.advice
+
+
+def test_other_code_of_the_first_step_is_not_set_up() -> None:
+    found = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
+    (one,) = (one for one in found if one.id == "host-code")
+    assert "once" not in one.per

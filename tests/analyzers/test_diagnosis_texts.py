@@ -1,0 +1,69 @@
+"""Sentences of diagnose fit the program: its GPUs, its backend, a file that was cut."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.diagnosis.program import Program
+
+FIXTURES = ROOT / "fixtures"
+
+
+def texts(result: ta.Diagnosis) -> str:
+    found = [one for root in result.diagnosis for one in (root, *root.effects)]
+    lines = [(one.title, *one.evidence, one.advice) for one in found]
+    return "\n".join(text for line in lines for text in line)
+
+
+def test_advice_fits_the_vendor() -> None:
+    amd, nvidia = Program(gpus="AMD Instinct MI300X"), Program(gpus="NVIDIA H100 80GB HBM3")
+    for program, names, others in (
+        (amd, ("RCCL", "xGMI", "Infinity Fabric"), "NVLink|NCCL(?!_)(?<!RCCL)"),
+        (nvidia, ("NCCL", "NVLink"), "RCCL|xGMI|Infinity"),
+    ):
+        text = f"{program.slow_link} {program.slow_network(on_host=False)} {program.library}"
+        assert all(name in text for name in names)
+        assert not re.search(others, text)
+        check_wording(text)
+
+
+def test_an_amd_recording_is_told_about_its_link(shared: Path) -> None:
+    text = texts(ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
+    assert "xGMI" in text
+    assert "NVLink" not in text
+
+
+def test_a_job_without_gpus_has_no_words_of_gpus() -> None:
+    result = ta.diagnose(FIXTURES / "ddp_gloo_4ranks")
+    text = texts(result)
+    for word in ("exposed", "NVLink", "NCCL"):
+        assert word not in text
+    assert not result.budget["part"].str.contains("exposed").any()
+    check_wording(Program().slow_network(on_host=True))
+
+
+def test_skipped_checks_are_a_line_for_each_reason() -> None:
+    result = ta.diagnose(FIXTURES / "memory/leak.pickle")
+    skipped = [note for note in result.notes if "skipped: " in note]
+    counts = [int(note.split()[0]) for note in skipped]
+    assert sum(counts) == result.rules.filter(status="skipped").height
+    assert all(len(note) < 98 for note in skipped)
+    assert len(set(skipped)) == len(skipped)
+    check_wording(*result.notes)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_a_file_that_is_cut_is_said_first(share: float, tmp_path: Path) -> None:
+    whole = gzip.decompress((FIXTURES / "nccl_8ranks/rank0.json.gz").read_bytes())
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    result = ta.diagnose(cut)
+    assert result.verdict.startswith(f"{cut} is cut off")
+    assert not re.search(r"host is in ProfilerStep", texts(result))

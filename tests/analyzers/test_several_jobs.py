@@ -1,0 +1,125 @@
+"""Files of different jobs in one folder: told apart by what they record, and not compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comm_traces import ALL_REDUCE, GEMM, MS, device, host, step, trace
+from conftest import ROOT
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.jobs import recording, several_jobs
+from traceanalyzer.analyzers.common.ranks import apart
+from traceanalyzer.reading import each
+from traceanalyzer.trace import Device, Trace
+
+FIXTURES = ROOT / "fixtures"
+NOON = 1_700_000_000 * 10**9
+HOUR = 3_600 * 10**9
+H100, MI300 = (Device(0, "NVIDIA H100 80GB HBM3"),), (Device(0, "AMD Instinct MI300X"),)
+JOB: dict[str, Any] = {"world_size": 2, "backend": "nccl", "epoch_ns": NOON, "devices": H100}
+
+
+def rank(number: int | None, pid: int = 1, late: int = 0, **meta: Any) -> Trace:
+    """Two steps, an all-reduce in each; ``late`` ranks keep others waiting in the second."""
+    rows = []
+    for i in range(2):
+        at, more = i * 100 * MS, late * i
+        rows.append(step(i, at, 100 * MS) | {"pid": pid})
+        rows.append(host("cpu_op", "aten::mm", at, MS, pid=pid))
+        rows.append(device(GEMM, at, 20 * MS + more))
+        reduce = device(ALL_REDUCE, at + 20 * MS + more, 70 * MS - more, stream=20)
+        rows.append(reduce | {"dtype": "float", "elements_in": 4096, "elements_out": 4096})
+    return trace(rows, number, **{"path": f"{number}-{pid}.json", **JOB, **meta})
+
+
+OTHER_JOBS = {
+    "world size": rank(1, world_size=8, late=50 * MS),
+    "backend": rank(1, backend="gloo", late=50 * MS),
+    "vendor": rank(1, devices=MI300, late=50 * MS),
+    "time": rank(1, epoch_ns=NOON + 2 * HOUR, late=50 * MS),
+    "process": rank(0, 2, late=50 * MS),
+}
+
+
+@pytest.mark.parametrize("differ", OTHER_JOBS)
+def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
+    traces = [rank(0), OTHER_JOBS[differ]]
+    result = ta.comm_outliers(traces)
+    assert (result.n_matched, result.late.height) == (0, 0)
+    assert all(one.meta.path in result.notes[0] for one in traces)
+    diagnosis = ta.diagnose(traces)
+    assert result.notes[0] in diagnosis.notes
+    status = dict(diagnosis.rules.select("rule", "status").rows())
+    assert {status[name] for name in ("late-rank", "missing-ranks", "uneven-memory")} == {"skipped"}
+    check_wording(result.verdict, result.notes[0], diagnosis.verdict)
+
+
+ONE_JOB = {
+    "two ranks": (rank(0), rank(1, 2)),
+    "cycles of one process, hours apart": (rank(0), rank(0, epoch_ns=NOON + 5 * HOUR)),
+    "nothing recorded": (rank(0), rank(1, 2, world_size=None, backend=None, devices=())),
+    "no clocks": (rank(0, epoch_ns=None), rank(1, 2, epoch_ns=None)),
+    "no ranks": tuple(rank(None, pid, world_size=None, backend=None) for pid in (1, 2)),
+    "a memory snapshot": (rank(0), rank(0, epoch_ns=NOON + 5 * HOUR, format="memory-snapshot")),
+    "within the hour": (rank(0), rank(1, 2, epoch_ns=NOON + HOUR // 2)),
+    "GPUs of one vendor": (rank(0), rank(1, 2, devices=(Device(0, "NVIDIA A100-SXM4-80GB"),))),
+}
+
+
+@pytest.mark.parametrize("name", ONE_JOB)
+def test_what_may_be_one_job_is_one(name: str) -> None:
+    assert several_jobs(recording(one) for one in ONE_JOB[name]) == ""
+
+
+def test_a_late_rank_of_one_job_is_named() -> None:
+    result = ta.comm_outliers([rank(0), rank(1, 2, late=50 * MS)])
+    assert result.late["root_rank"].to_list() == [1]
+
+
+def test_the_ranks_of_a_job_stay_together() -> None:
+    """Two runs of four ranks, an hour and more apart, and a file that records nothing."""
+    runs = [rank(n, 10 * n + k, epoch_ns=NOON + 2 * k * HOUR) for n in range(4) for k in (1, 2)]
+    text = several_jobs(
+        recording(one) for one in [*runs, rank(None, world_size=None, backend=None, epoch_ns=None)]
+    )
+    check_wording(text)
+    assert "2 different jobs" in text
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["nccl_8ranks", "nccl_8ranks_isolated", "ddp_gloo_4ranks", "composer", "nsys", "upgrade"],
+)
+def test_fixtures_are_one_job(folder: str) -> None:
+    assert _of_files(FIXTURES / folder) == ""
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "chrome/kineto/dlrm_8ranks", "chrome/kineto_ddp_cpu/ddp4",
+        "chrome/kineto_ddp_cpu/ddp4_stack",
+        "attribution/fsdp", "composer/repro/alcf_names", "composer/repro/nsys_names",
+        "composer/repro/two_cycles_one_rank", "composer/repro/folder_with_merged",
+        "composer/repro/embedded", "chrome/composer",
+    ],
+)  # fmt: skip
+def test_real_folders_of_one_job_are_one(folder: str, shared: Path) -> None:
+    notes = ta.diagnose(shared / "data" / folder).notes
+    assert not any("different jobs" in note for note in notes)
+
+
+def test_real_files_of_different_jobs(shared: Path) -> None:
+    files = ["a100_rank3of8_sendrecv", "nccl_a100_rank0of2", "mi300_rank0of8_rccl"]
+    paths = [shared / "data/chrome/kineto" / f"{name}.json.gz" for name in files]
+    result = ta.comm_outliers(paths)
+    assert "3 different jobs" in result.notes[0]
+    check_wording(result.notes[0])
+
+
+def _of_files(folder: Path) -> str:
+    return several_jobs(recording(one) for path in each(folder) for one in apart([ta.read(path)]))

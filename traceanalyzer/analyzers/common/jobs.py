@@ -1,0 +1,211 @@
+"""Which recordings cannot be of one job, by what the files record about themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.places import short_paths
+from traceanalyzer.trace import Trace
+from traceanalyzer.units import NS_PER_S, format_count
+from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT
+
+#: Ranks of one job record the same steps. Recordings that lie further apart than this have no step
+#: in common, whatever the clocks of the hosts.
+_APART_NS = 3_600 * NS_PER_S
+
+#: Times from here on (2001) are times since 1970, even where the file does not say so.
+_ABSOLUTE_NS = 10**18
+
+_HOST_KINDS = ("cpu_op", "user_annotation")
+
+_VENDORS = (
+    ("AMD", re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)),
+    ("NVIDIA", re.compile(r"NVIDIA|Tesla|GeForce|Quadro", re.IGNORECASE)),
+)
+
+#: So many files of a job and so many jobs are named.
+_NAMED = 3
+_NAMED_JOBS = 5
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a file records about the job of one rank; None where it records nothing.
+
+    Attributes:
+        path: the file.
+        rank: global rank.
+        world_size: ranks in the job.
+        backend: of the default process group.
+        vendor: of the GPUs, ``NVIDIA`` or ``AMD``.
+        pids: host processes, where each rank is one process.
+        start_ns: first event, since 1970.
+        end_ns: end of the last event, since 1970.
+    """
+
+    path: str
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    vendor: str | None = None
+    pids: frozenset[int] = frozenset()
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+def recording(trace: Trace) -> Recording:
+    """What the trace of one rank records about its job."""
+    return trace.once("recording", lambda: _recording(trace))
+
+
+def _recording(trace: Trace) -> Recording:
+    meta = trace.meta
+    host = pl.col("kind").is_in(_HOST_KINDS)
+    end = pl.col("ts") + pl.col("dur").fill_null(0)
+    rows = trace.events.lazy().filter(host | pl.col("kind").is_in(DEVICE_WORK))
+    start_ns, end_ns, pids = (
+        rows.select(
+            pl.col("ts").min(),
+            end=end.max(),
+            pids=pl.col("pid").filter(host).unique().implode(),
+        )
+        .collect()
+        .row(0)
+    )
+    shift = meta.epoch_ns or 0
+    # a snapshot is written at any time after the steps that the ranks record
+    is_timeline = meta.format != MEMORY_SNAPSHOT
+    absolute = is_timeline and start_ns is not None and start_ns + shift >= _ABSOLUTE_NS
+    # a file of nsys has the rank of the process that started the recorded ones
+    one_process = meta.world_size is not None and meta.backend is not None
+    gpus = " ".join(device.name or "" for device in meta.devices)
+    return Recording(
+        path=meta.path,
+        rank=meta.rank,
+        world_size=meta.world_size,
+        backend=meta.backend,
+        vendor=next((name for name, pattern in _VENDORS if pattern.search(gpus)), None),
+        pids=frozenset(pid for pid in pids if pid is not None) if one_process else frozenset(),
+        start_ns=start_ns + shift if absolute else None,
+        end_ns=end_ns + shift if absolute else None,
+    )
+
+
+def several_jobs(recordings: Iterable[Recording]) -> str:
+    """The sentence that names the files of each job; empty where all can be of one.
+
+    Recordings are of different jobs where they record different world sizes, backends or GPU
+    vendors, where more than an hour lies between them, or where different processes recorded the
+    same rank. A fact that a file does not record separates it from no other.
+    """
+    ordered = sorted(recordings, key=lambda one: (one.start_ns or 0, one.path))
+    jobs = [run for job in _compatible(ordered) for run in _runs(job)]
+    if len(jobs) < 2:
+        return ""
+    paths = pl.Series([one.path for one in ordered], dtype=pl.String)
+    names = dict(zip(paths, short_paths(paths), strict=True))
+    facts = [_facts(job) for job in jobs]
+    differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+    differ[_PROCESS] &= sum(differ) == 1
+    each = []
+    for job, row in zip(jobs[:_NAMED_JOBS], facts, strict=False):
+        known = [fact for fact, differs in zip(row, differ, strict=True) if fact and differs]
+        files = _listed(list(dict.fromkeys(names[one.path] for one in job)))
+        each.append(f"{files} ({', '.join(known)})" if known else files)
+    more = len(jobs) - _NAMED_JOBS
+    return (
+        f"The files are of {len(jobs):,} different jobs, so ranks are not compared: "
+        f"{'; '.join(each)}{f'; and {more:,} more' if more > 0 else ''}. "
+        "Run the command once for each job, with the files of that job only."
+    )
+
+
+def _compatible(ordered: Sequence[Recording]) -> list[list[Recording]]:
+    """The recordings in groups in which no two differ in what both of them record."""
+    spans = _time_spans(ordered)
+    keys = [
+        (one.world_size, one.backend, one.vendor, span)
+        for one, span in zip(ordered, spans, strict=True)
+    ]
+    groups: list[list[tuple[int | str | None, ...]]] = []
+    # those that record most come first: the others fit in anywhere
+    for key in sorted(dict.fromkeys(keys), key=lambda key: key.count(None)):
+        group = next((g for g in groups if all(_agree(key, other) for other in g)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(key)
+    return [
+        [one for one, key in zip(ordered, keys, strict=True) if key in group] for group in groups
+    ]
+
+
+def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a is None or b is None or a == b for a, b in pairs)
+
+
+def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
+    """The number of the stretch of time that each lies in; cycles of one process are one."""
+    spans: list[int | None] = []
+    of_process: dict[tuple[int | None, int], int] = {}
+    last, end_ns = 0, None
+    for one in ordered:
+        if one.start_ns is None or one.end_ns is None:
+            spans.append(None)
+            continue
+        known = [of_process[one.rank, pid] for pid in one.pids if (one.rank, pid) in of_process]
+        if known:
+            last = known[0]
+        elif end_ns is not None and one.start_ns > end_ns + _APART_NS:
+            last = max(span for span in spans if span is not None) + 1
+        of_process |= {(one.rank, pid): last for pid in one.pids}
+        spans.append(last)
+        end_ns = max(end_ns or 0, one.end_ns)
+    return spans
+
+
+def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
+    """The runs of a job, which differ in the process of the same rank."""
+    processes: dict[int | None, list[frozenset[int]]] = {}
+    runs: dict[int, list[Recording]] = {}
+    for one in job:
+        known = processes.setdefault(one.rank, [])
+        run = next((n for n, pids in enumerate(known) if pids & one.pids), None)
+        if run is None and one.pids and one.rank is not None:
+            run = len(known)
+            known.append(one.pids)
+        runs.setdefault(run or 0, []).append(one)
+    return list(runs.values())
+
+
+#: Place of the process in :func:`_facts`; it is named where nothing else differs.
+_PROCESS = 3
+
+
+def _facts(job: Sequence[Recording]) -> tuple[str | None, ...]:
+    """World size, backend, vendor, process and time of a job, as texts."""
+    first = {
+        name: next((value for one in job if (value := getattr(one, name)) is not None), None)
+        for name in ("world_size", "backend", "vendor", "start_ns")
+    }
+    world, start_ns = first["world_size"], first["start_ns"]
+    pid = min((pid for one in job for pid in one.pids), default=None)
+    return (
+        None if world is None else format_count(world, "rank"),
+        first["backend"],
+        first["vendor"],
+        None if pid is None else f"process {pid}",
+        None
+        if start_ns is None
+        else f"{datetime.fromtimestamp(start_ns / NS_PER_S, UTC):%Y-%m-%d %H:%M} UTC",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
