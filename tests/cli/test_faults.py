@@ -261,7 +261,7 @@ def test_a_zero_byte_file_for_every_rank(tmp_path):
 
 def test_a_file_that_vanishes_before_it_is_read(tmp_path):
     for rank in range(2):
-        shutil.copy(FIXTURES / f"nccl_8ranks/rank{rank}.json.gz", tmp_path)
+        shutil.copy(ROOT / f"fixtures/nccl_8ranks/rank{rank}.json.gz", tmp_path)
     gone = tmp_path / "rank1.json.gz"
     code = (
         "import os, sys\n"
