@@ -272,7 +272,7 @@ ROOMS = {
 def test_import_table_is_that_of_the_test() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     described = {}
-    for room, _, _, imports in _table(page, "Rooms")[: page.count("\n| `")]:
+    for room, _, _, imports in _table(page, "Modules")[: page.count("\n| `")]:
         allowed = set(re.findall(r"`(\w+)`", imports)) | (BASE if "base" in imports else set())
         for name in ROOMS.get(room) or re.findall(r"`(\w+)(?:\.py|/)`", room):
             described[name] = allowed
