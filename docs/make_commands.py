@@ -1,7 +1,6 @@
-"""Writes ``docs/commands.md`` from the commands of :mod:`traceanalyzer.cli`; ``make docs`` runs it.
+"""Write ``docs/commands.md`` from the commands of :mod:`traceanalyzer.cli` (``make docs``).
 
-Commands, arguments, options and defaults are asked of click itself, so that a new command needs no
-line here.
+Commands, arguments, options and defaults come from click, so that a new command needs no line here.
 """
 
 from __future__ import annotations
@@ -21,41 +20,41 @@ PAGE = Path(__file__).with_name("commands.md")
 INTRODUCTION = """\
 # Commands
 
-<!-- Derived from the options of analyzers by `make docs`; edit these, not this page. -->
+<!-- Generated from the options of analyzers by `make docs`; edit those, not this page. -->
 
 `traceanalyzer COMMAND --help` prints the same in a terminal, `traceanalyzer --version` the version.
-Data goes to standard output, progress and remarks to standard error.
+Results go to standard output, progress and notes to standard error. Terms: [glossary](glossary.md).
 
 | exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | unusable input or output: one line on standard error, and no file half-written |
-| 2 | a wrong command line |
-| 3 | done, and what was to fail the run (`--fail-on`, `--fail-on-regression`) was found |
-| 130, 143 | interrupted (Ctrl-C), terminated: what was being written is removed |
+| 0 | success |
+| 1 | unusable input or output: one line on standard error, and no partial file |
+| 2 | wrong command line |
+| 3 | success, but `--fail-on` or `--fail-on-regression` applies |
+| 130, 143 | interrupted (Ctrl-C), terminated: partial output is removed |
 """
 
-_HEAD = "| option | value | default | what it does |\n|---|---|---|---|"
+_HEAD = "| option | value | default | effect |\n|---|---|---|---|"
 
 
 def cell(text: str) -> str:
-    """Text of a table's cell, on one line, nothing of it read as markup."""
+    """Return text for a table cell: one line, without markup."""
     plain = " ".join(text.split()).replace("\\", "\\\\").replace("<", "&lt;")
     for mark in "|*_[]":
         plain = plain.replace(mark, "\\" + mark)
     return plain
 
 
-def code(*words: str) -> str:
-    """Words as code; a bar in one would end the table's cell."""
+def code(*texts: str) -> str:
+    """Return words as code; a bar is escaped, because it would end the table cell."""
     return ", ".join(
-        f"<code>{word.replace('|', '&#124;')}</code>" if "|" in word else f"`{word}`"
-        for word in words
+        f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+        for text in texts
     )
 
 
 def value(option: click.Option) -> str:
-    """What follows the option: its choices, else its placeholder; nothing after a flag."""
+    """Return the value of the option: its choices, otherwise its placeholder; empty for a flag."""
     if option.is_flag:
         return ""
     if isinstance(option.type, click.Choice) and not option.metavar:
@@ -64,68 +63,68 @@ def value(option: click.Option) -> str:
 
 
 def default(option: click.Option) -> str:
-    """The default; empty for what is off, or unset, without the option."""
-    given = option.default
-    known = isinstance(given, (str, int, float)) and not isinstance(given, bool)
-    return code(str(given)) if known and not option.is_flag else ""
+    """Return the default; empty if the option is off or unset by default."""
+    raw = option.default
+    known = isinstance(raw, (str, int, float)) and not isinstance(raw, bool)
+    return code(str(raw)) if known and not option.is_flag else ""
 
 
 def row(option: click.Option) -> str:
-    """One option as a row of a table."""
+    """Return one option as a table row."""
     names = code(*option.opts, *option.secondary_opts)
     meaning = cell(option.help or "") + (" Required." if option.required else "")
     return f"| {names} | {value(option)} | {default(option)} | {meaning} |"
 
 
 def options(command: click.Command) -> dict[str, str]:
-    """Each option's row, by its last name."""
-    found = [option for option in command.params if isinstance(option, click.Option)]
-    return {option.opts[-1]: row(option) for option in found if not option.hidden}
+    """Return the row of each option, by its last name."""
+    visible = [option for option in command.params if isinstance(option, click.Option)]
+    return {option.opts[-1]: row(option) for option in visible if not option.hidden}
 
 
 def shared() -> dict[str, str]:
-    """Options that are the same, word by word, in more than half of the commands."""
+    """Return the options that are identical in more than half of the commands."""
     count = Counter(item for command in COMMANDS.values() for item in options(command).items())
     return dict(item for item, n in count.items() if 2 * n > len(COMMANDS))
 
 
 def described(command: click.Command) -> str:
-    """A command's help text, its paragraphs unwrapped; what is code there is code here."""
+    """Return the help text of a command with unwrapped paragraphs."""
     paragraphs = (command.help or "").replace("\b", "").strip().split("\n\n")
     return "\n\n".join(cell(paragraph) for paragraph in paragraphs)
 
 
 def usage(name: str, command: click.Command) -> str:
-    """The command line in one line."""
-    found = [option for option in command.params if isinstance(option, click.Argument)]
-    arguments = [one.metavar or str(one.name).upper() for one in found]
+    """Return the usage in one line."""
+    parameters = [one for one in command.params if isinstance(one, click.Argument)]
+    arguments = [one.metavar or str(one.name).upper() for one in parameters]
     return " ".join(["traceanalyzer", name, "[OPTIONS]", *arguments])
 
 
 def section(name: str, command: click.Command) -> str:
-    """One command."""
+    """Return the section of one command."""
     common = shared()
     rows = options(command)
-    own = [text for key, text in rows.items() if common.get(key) != text]
+    special = [text for key, text in rows.items() if common.get(key) != text]
     others = code(*(key for key, text in rows.items() if common.get(key) == text))
     page = PAGE.with_name(f"{name}.md")
     parts = [f"## `{name}`", f"```text\n{usage(name, command)}\n```", described(command)]
-    if own:
-        parts.append("\n".join([_HEAD, *own]))
+    if special:
+        parts.append("\n".join([_HEAD, *special]))
     if others:
-        parts.append(f"{'And' if own else 'Options:'} {others}, as [above](#shared-options).")
+        parts.append(f"{'And' if special else 'Options:'} {others}, as [above](#shared-options).")
     if page.exists():
         parts.append(f"Columns and definitions: [{page.name}]({page.name}).")
     return "\n\n".join(parts) + "\n"
 
 
 def shared_section() -> str:
-    """The options that most commands have."""
+    """Return the section of the options that most commands have."""
     return "\n".join(["## Shared options", "", _HEAD, *shared().values(), ""])
 
 
 def overview() -> str:
-    """All commands, a line each."""
+    """Return all commands, one line each."""
     rows = [
         f"| [`{name}`](#{name}) | {cell(command.get_short_help_str(200))} |"
         for name, command in COMMANDS.items()
@@ -134,7 +133,7 @@ def overview() -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = [section(name, command) for name, command in COMMANDS.items()]
     return "\n".join([INTRODUCTION, overview(), shared_section(), *sections])
 

@@ -1,4 +1,4 @@
-"""Writes the definitions of ``docs/glossary.md`` for pages; ``make docs`` runs it."""
+"""Write the definitions of ``docs/glossary.md`` for HTML pages (``make docs``)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 _GLOSSARY = Path(__file__).with_name("glossary.md")
 PAGE = Path(__file__).parent.parent / "traceanalyzer/render/glossary.json"
 
-#: Terms that mean the same to everybody: a link at each of them would only distract.
+#: Common terms that pages do not link to the glossary.
 _PLAIN = """
     annotation baseline check communication compute confidence cost device effect evidence file
-    finding host info kernel lane operator rank record recording regression severity significant
-    stack step stream thread verdict
+    finding host info kernel lane leaf operator rank record recording regression segment severity
+    significant stack step stream thread threshold verdict
 """
 
 
 def page() -> str:
-    """Term and definition, without links and emphasis, as JSON."""
+    """Return terms and definitions as JSON, without links and emphasis."""
     terms = {}
     for section in _GLOSSARY.read_text().split("\n### ")[1:]:
         term, text = section.split("\n", 1)

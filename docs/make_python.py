@@ -1,6 +1,6 @@
-"""Writes the reference in ``docs/python.md`` from the package's docstrings; ``make docs`` runs it.
+"""Write the reference in ``docs/python.md`` from the docstrings of the package (``make docs``).
 
-What stands above the mark is written by hand.
+The text above the mark is written by hand.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import traceanalyzer
 from traceanalyzer.analyzers.base import Reading
 
 PAGE = Path(__file__).with_name("python.md")
-MARK = "<!-- below: derived from the docstrings by `make docs` -->\n"
+MARK = "<!-- below: generated from the docstrings by `make docs` -->\n"
 
-#: Arguments that all questions have; told once.
+#: Arguments of all questions, documented once.
 SHARED = ("inputs", "reading")
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns):$", re.MULTILINE)
 _ITEM = re.compile(r"^ {4}(?:\*\*)?(\w+): ", re.MULTILINE)
@@ -24,7 +24,7 @@ _ROLE = re.compile(r":(?:class|func|mod|data):`~?([^`]+)`")
 
 
 def plain(text: str) -> str:
-    """A docstring's text in Markdown, on one line a paragraph."""
+    """Return the text of a docstring as Markdown, one line per paragraph."""
     roles = _ROLE.sub(lambda match: f"`{match[1]}`", text).replace("``", "`")
     paragraphs = [" ".join(part.split()) for part in roles.strip().split("\n\n")]
     outside = [re.split(r"(`[^`]*`)", paragraph) for paragraph in paragraphs]
@@ -36,65 +36,66 @@ def _escaped(part: str) -> str:
 
 
 def parts(thing: object) -> dict[str, str]:
-    """A docstring by its sections; the text before them is ``""``."""
+    """Return the sections of a docstring by name; the text before them is ``""``."""
     pieces = _SECTION.split(inspect.getdoc(thing) or "")
     return {"": pieces[0], **dict(zip(pieces[1::2], pieces[2::2], strict=True))}
 
 
 def items(section: str) -> dict[str, str]:
-    """The entries of a section of arguments, attributes or errors."""
+    """Return the entries of a section of arguments, attributes or errors."""
     pieces = _ITEM.split("\n" + section)
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def bullets(entries: dict[str, str]) -> str:
-    """Entries as a list."""
+    """Return entries as a Markdown list."""
     return "\n".join(f"- `{name}`: {plain(text)}" for name, text in entries.items())
 
 
 def signature(name: str, function: Any) -> str:
-    """How a function is called, without types: its own arguments."""
-    words = []
+    """Return the call of a function, without types."""
+    arguments = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            words.append("...")
+            arguments.append("...")
             continue
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
-            words.append("*")
-        given = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        words.append(parameter.name + given)
-    return f"{name}({', '.join(words)})"
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
+            arguments.append("*")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        arguments.append(parameter.name + default)
+    return f"{name}({', '.join(arguments)})"
 
 
 def function_section(name: str) -> str:
-    """One function."""
+    """Return the section of one function."""
     function = getattr(traceanalyzer, name)
-    told = parts(function)
-    own = {key: text for key, text in items(told.get("Args", "")).items() if key not in SHARED}
-    lines = [f"### `{name}`", f"```text\n{signature(name, function)}\n```", plain(told[""])]
-    if own:
-        lines.append(bullets(own))
-    if "Raises" in told:
-        lines.append("Raises:\n\n" + bullets(items(told["Raises"])))
+    doc = parts(function)
+    arguments = items(doc.get("Args", ""))
+    special = {key: text for key, text in arguments.items() if key not in SHARED}
+    lines = [f"### `{name}`", f"```text\n{signature(name, function)}\n```", plain(doc[""])]
+    if special:
+        lines.append(bullets(special))
+    if "Raises" in doc:
+        lines.append("Raises:\n\n" + bullets(items(doc["Raises"])))
     return "\n\n".join(lines) + "\n"
 
 
 def class_section(name: str) -> str:
-    """One class: what it is, and its attributes."""
-    told = parts(getattr(traceanalyzer, name))
-    attributes = items(told.get("Attributes", ""))
-    lines = [f"### `{name}`", plain(told[""])]
+    """Return the section of one class: description and attributes."""
+    doc = parts(getattr(traceanalyzer, name))
+    attributes = items(doc.get("Attributes", ""))
+    lines = [f"### `{name}`", plain(doc[""])]
     return "\n\n".join([*lines, *([bullets(attributes)] if attributes else [])]) + "\n"
 
 
 def shared() -> str:
-    """The arguments that all questions take."""
+    """Return the arguments that all questions have."""
     inputs = items(parts(traceanalyzer.gpu_idle)["Args"])["inputs"]
     return bullets({"inputs": inputs, **items(parts(Reading)["Attributes"])})
 
 
 def derived() -> str:
-    """The reference."""
+    """Return the reference."""
     names = traceanalyzer.__all__
     things = {name: getattr(traceanalyzer, name) for name in names}
     errors = [
@@ -106,7 +107,7 @@ def derived() -> str:
         [
             "## Functions",
             "",
-            "Arguments that all questions take, `...` below:",
+            "Arguments of all questions, `...` below:",
             "",
             shared(),
             "",
@@ -123,7 +124,7 @@ def derived() -> str:
 
 
 def page() -> str:
-    """The whole page: what is written by hand, and the reference."""
+    """Return the whole page: the text written by hand, and the reference."""
     return PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + derived()
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of rules into ``docs/diagnose.md``; ``make docs`` runs it."""
+"""Write the table of rules into ``docs/diagnose.md`` (``make docs``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGES = {"api": "transfers", "memory --oom": "memory", "memory --growth": "memo
 
 
 def table() -> str:
-    """All rules, by the command that shows more."""
+    """Return the table of all rules, with the command that has the details."""
     commands = {entry.name: entry.command for entry in in_report()}
     lines = [
         "| rule | what it looks for | measured | info | warning | critical | more |",
@@ -38,7 +38,7 @@ def _level(rule: Rule, severity: str) -> str:
 
 
 def page() -> str:
-    """The page with the table as it is now."""
+    """Return the page with the current table."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     return f"{before}{_BEGIN}\n\n{table()}\n\n{_END}{rest.partition(_END)[2]}"
 

@@ -1,4 +1,4 @@
-"""Writes ``docs/schema.md`` from :mod:`traceanalyzer.schema`; ``make docs`` runs it."""
+"""Write ``docs/schema.md`` from :mod:`traceanalyzer.schema` (``make docs``)."""
 
 from __future__ import annotations
 
@@ -14,70 +14,67 @@ PAGE = Path(__file__).with_name("schema.md")
 INTRODUCTION = """\
 # The tables
 
-<!-- Derived from traceanalyzer/schema.py by `make docs`; edit that file, not this one. -->
+<!-- Generated from traceanalyzer/schema.py by `make docs`; edit that file, not this one. -->
 
 Every parser writes these tables and every analysis reads them; `traceanalyzer.read(path)` returns
 them as polars frames (`trace.events`, `trace.launch_configs`, ...), and `traceanalyzer convert`
-keeps them in Parquet. A test holds each parser to this page.
+writes them to Parquet. A test checks each parser against this page.
 
-- **Null means "not there"**: no -1, no 0 in its place, no NaN.
+- **Null means "not recorded"**: never -1, 0 or NaN.
 - Times are whole nanoseconds in Int64, on the trace's own clock; `trace.meta.epoch_ns` is the
   absolute time of 0. Sizes are bytes.
-- `events` is ordered by (ts, -dur, place in the file): a parent stands before its children.
+- `events` is ordered by (ts, -dur, place in the file): a parent precedes its children.
 - A column `event` in another table is the row number in `events`.
-- Columns marked *on request* are there only when asked for: `read(path, columns={"args"})`.
-- Numbers that cannot be are damage and do not get here, whatever the format: events start and end
-  within 137 years of the clock's 0 (else they are left out: the finding `time-out-of-range`); sizes
-  are below 16 TiB, but for a request that failed, and a sample counts 2^53 at most (else they are
-  null: `number-out-of-range`). So differences of times fit 64 bits.
+- Columns marked *on request* exist only if requested: `read(path, columns={"args"})`.
+- Impossible numbers are damage and are removed in every format: events start and end
+  within 137 years of the clock's 0 (otherwise they are dropped: issue `time-out-of-range`); sizes
+  are below 16 TiB, except for a failed request, and a sample counts at most 2^53 (otherwise they
+  are null: `number-out-of-range`). So differences of times fit in 64 bits.
 """
 
 TABLES = {
-    "events": "One row an event: what ran on the host, and what ran on a device.",
+    "events": "One row per event on the host or on a device.",
     "stacks": "Call stacks as a prefix tree: each row is a frame and points to its caller.",
-    "launch_configs": "How a kernel was launched; one row a kernel.",
-    "collectives": "What is known of a communication event beyond its name.",
-    "memory_totals": "What the allocator noted with a `[memory]` instant.",
-    "lanes": "Processes and threads as the file describes them.",
-    "flows": "Ends of arrows between events, such as from a launch call to its kernel.",
+    "launch_configs": "Launch configuration; one row per kernel.",
+    "collectives": "Collective, sizes and group of communication events.",
+    "memory_totals": "Totals of the allocator, recorded with `[memory]` instants.",
+    "lanes": "Processes and threads, as described by the file.",
+    "flows": "End points of arrows between events, for example from a launch call to its kernel.",
     "counters": "Readings of counters.",
     "segments": "Memory segments of a snapshot.",
     "blocks": "Blocks of those segments.",
-    "issues": "What was odd in the file, and what was lost of it.",
+    "issues": "Problems in the file, and dropped events.",
 }
 
 
 def dtype_text(column: schema.Column) -> str:
-    """The dtype's bare name: an Enum's values stand elsewhere on the page."""
+    """Return the name of the dtype; the values of an Enum are listed separately."""
     dtype = column.dtype
     return type(dtype).__name__ if isinstance(dtype, pl.DataType) else dtype.__name__
 
 
 def row(column: schema.Column) -> str:
-    """One column as a row of the page's table."""
+    """Return one column as a table row."""
     meaning = column.meaning + (" (*on request*)" if column.on_request else "")
     null = "" if column.null == "never" else column.null
     return f"| `{column.name}` | {dtype_text(column)} | {column.unit} | {meaning} | {null} |"
 
 
 def section(table: str) -> str:
-    """One table of the schema."""
+    """Return the section of one table."""
     head = "| column | dtype | unit | meaning | null means |\n|---|---|---|---|---|"
     rows = "\n".join(row(column) for column in schema.TABLES[table])
     return f"## `{table}`\n\n{TABLES[table]}\n\n{head}\n{rows}\n"
 
 
 def kinds() -> str:
-    """The values of ``events.kind``."""
-    words = ", ".join(f"`{kind}`" for kind in KINDS)
-    return (
-        "## Kinds\n\nThe values of `events.kind`, spelled as PyTorch's Kineto spells its "
-        f"activities:\n{words}.\n"
-    )
+    """Return the section of the values of ``events.kind``."""
+    values = ", ".join(f"`{kind}`" for kind in KINDS)
+    return f"## Kinds\n\nThe values of `events.kind`, spelled as in PyTorch's Kineto:\n{values}.\n"
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([INTRODUCTION, *(section(table) for table in schema.TABLES), kinds()])
 
 

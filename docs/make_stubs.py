@@ -1,4 +1,4 @@
-"""Writes what type checkers read of the public names and methods; ``make docs`` runs it."""
+"""Write the stubs of public names and methods for type checkers (``make docs``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/re
 
 
 def names() -> str:
-    """``__init__.pyi``: where each public name is."""
+    """Return ``__init__.pyi``: the module of each public name."""
     homes = sorted((home, name) for name, home in traceanalyzer._HOME.items())
     lines = "".join(f"from {home} import {name} as {name}\n" for home, name in homes)
     return f"{_HEAD}{lines}\n__version__: str\n"
 
 
 def methods() -> str:
-    """``questions.pyi``: the methods of a trace, which are those functions."""
+    """Return ``questions.pyi``: the methods of a trace."""
     lines = "".join(f"    {name} = functions.{name}\n" for name in questions.METHODS)
     return (
         f"{_HEAD}import traceanalyzer as functions\n\nMETHODS: list[str]\n\n"

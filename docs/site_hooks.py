@@ -1,8 +1,7 @@
-"""What the site needs beyond the pages in this folder; MkDocs calls these (``mkdocs.yml``).
+"""MkDocs hooks (``mkdocs.yml``): pages from other folders, their links, and formulas.
 
-Pages that lie elsewhere in the repository join the site, links that lead out of this folder are
-turned to where their target lies there, and formulas become MathML, which browsers draw without a
-script.
+Pages of other folders are added to the site, links to them are adapted, and formulas become MathML,
+which browsers draw without a script.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-#: Pages outside of docs/, and what they are called on the site.
+#: Pages outside docs/, and their names on the site.
 ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "fixtures/README.md": "fixtures.md",
 }
-#: The README is the front page of the repository, as the start page is that of the site.
+#: Links to the README lead to the start page of the site.
 _PLACES = {"README.md": "index.md", **ELSEWHERE}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.S)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Gives pages that ``mkdocs.yml`` does not name a place under *Commands*."""
+    """List pages that are missing in ``mkdocs.yml`` under *Commands*."""
     nav: list[dict[str, Any]] = config.nav or []
     placed = set(re.findall(r"[\w-]+\.md", repr(nav)))
     commands = next(entry["Commands"] for entry in nav if "Commands" in entry)
@@ -45,20 +44,20 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of :data:`ELSEWHERE`."""
+    """Add the pages of :data:`ELSEWHERE`."""
     for source, name in ELSEWHERE.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text("utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Turns links to where their targets lie on the site."""
+    """Adapt links to the places of their targets on the site."""
     names = {name: source for source, name in ELSEWHERE.items()}
     return moved(markdown, names.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
 
 
 def moved(markdown: str, source: str) -> str:
-    """The text of the file ``source`` of the repository with its links as they are on the site."""
+    """Return the text of the file ``source`` with its links adapted to the site."""
 
     def place(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
@@ -68,5 +67,5 @@ def moved(markdown: str, source: str) -> str:
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """The page with each formula as MathML."""
+    """Return the page with each formula as MathML."""
     return _FORMULA.sub(lambda match: convert(html.unescape(match[2])), text)

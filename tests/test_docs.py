@@ -272,7 +272,7 @@ ROOMS = {
 def test_import_table_is_that_of_the_test() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     described = {}
-    for room, _, _, imports in _table(page, "Rooms")[: page.count("\n| `")]:
+    for room, _, _, imports in _table(page, "Modules")[: page.count("\n| `")]:
         allowed = set(re.findall(r"`(\w+)`", imports)) | (BASE if "base" in imports else set())
         for name in ROOMS.get(room) or re.findall(r"`(\w+)(?:\.py|/)`", room):
             described[name] = allowed
@@ -300,7 +300,7 @@ def test_every_finding_is_described_with_its_severity() -> None:
     calls = r'(?:lose|note|count|faults\.add)\(\s*f?"([a-z0-9-]+)'
     others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
     found = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
-    described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Findings")}
+    described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Issues")}
     assert described == {code: reader._severity(code) for code in found}
 
 

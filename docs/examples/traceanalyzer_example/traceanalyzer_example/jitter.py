@@ -1,4 +1,4 @@
-"""Which kernels take unequally long, although they do the same?"""
+"""Which kernels vary most in duration?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options(AnalyzerOptions):
 
 
 def jitter(inputs: Inputs, *, min_runs: int = 5, **reading: Unpack[Reading]) -> Jitter:
-    """Which kernels take unequally long?
+    """Find the kernels that vary most in duration.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
@@ -39,12 +39,12 @@ def jitter(inputs: Inputs, *, min_runs: int = 5, **reading: Unpack[Reading]) -> 
 
 
 def measure(trace: Trace, _options: Options) -> pl.DataFrame:
-    """The part of one rank: kernel and dur of each run; raises MissingData without any."""
+    """Return kernel and dur of each run of one rank; raise MissingData if there is none."""
     return trace.require("kernel").select(kernel=pl.col("name").cast(pl.String), dur="dur")
 
 
 def combine(parts: Sequence[pl.DataFrame], options: Options, _base: object = ()) -> Jitter:
-    """All ranks together; of equal kernels the first by name, so that output is stable."""
+    """Combine all ranks; ties are sorted by name, so that the output is stable."""
     median, longest = pl.col("dur").median(), pl.col("dur").max()
     sums = pl.concat(parts).group_by("kernel").agg(n=pl.len(), median_ns=median, max_ns=longest)
     judged = sums.filter(pl.col("n") >= options.min_runs, pl.col("median_ns") > 0)
@@ -54,16 +54,16 @@ def combine(parts: Sequence[pl.DataFrame], options: Options, _base: object = ())
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jitter(Result):
-    """Kernels by how much their runs differ.
+    """Kernels by how much their durations vary.
 
     Attributes:
-        kernels: kernel, n, median_ns, max_ns, ratio (max / median), the largest ratio first.
+        kernels: kernel, n, median_ns, max_ns, ratio (max / median); largest ratio first.
     """
 
     kernels: pl.DataFrame
 
     def view(self) -> View:
-        """A row for each kernel; units follow from the names of columns."""
+        """Return one row per kernel; units follow from the column names."""
         labels = dict(zip(COLUMNS, ("kernel", "n", "median", "max", "max / median"), strict=True))
         verdict = "No kernel runs often enough."
         for worst in self.kernels.head(1).iter_rows(named=True):

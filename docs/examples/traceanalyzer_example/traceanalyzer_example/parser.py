@@ -1,4 +1,4 @@
-"""Reads ``gputimes``: kernels timed by a launcher of our own, one a line.
+"""Parser of ``gputimes``: kernels timed by our launcher, one per line.
 
 #gputimes 1 rank=0
 start_ns,dur_ns,device,stream,kernel
@@ -22,16 +22,16 @@ _LINE = re.compile(r"(-?\d{1,18}),(\d{1,18}),(\d{1,4}),(\d{1,9}),([^,]+)")
 _FIELDS = ("ts", "dur", "device", "stream", "name")
 
 
-def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a format is known by its content
-    """Whether these first bytes are of a gputimes file."""
+def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - formats are detected by content
+    """Return whether the first bytes are those of a gputimes file."""
     return _FIRST.match(head) is not None
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """One file to a trace: what is asked for of it, and what was lost.
+    """Read the selected rows of one file and count the lines that are lost.
 
     Raises:
-        MalformedInput: the file is another one.
+        MalformedInput: the file has another format.
     """
     text = b"".join(source.blocks(progress=progress))
     first = _FIRST.match(text)
@@ -39,12 +39,12 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         raise MalformedInput(source.path, "does not begin with #gputimes")
     rank = None if first[2] is None else int(first[2])
     lines = text[first.end() :].decode(errors="replace").splitlines()[1:]
-    found = [_LINE.fullmatch(line) for line in lines]
-    rows = [match.groups() for match in found if match]
-    lost = [number for number, match in enumerate(found, start=3) if not match]
-    findings = [("data_loss", "bad-line", len(lost), f"line {lost[0]}")] if lost else []
+    matches = [_LINE.fullmatch(line) for line in lines]
+    rows = [match.groups() for match in matches if match]
+    bad = [number for number, match in enumerate(matches, start=3) if not match]
+    issues = [("data_loss", "bad-line", len(bad), f"line {bad[0]}")] if bad else []
     if source.damage:
-        findings.append(("data_loss", "damaged-file", 1, source.damage))
+        issues.append(("data_loss", "damaged-file", 1, source.damage))
     meta = Meta(
         path=source.path,
         format=FORMAT.name,
@@ -52,19 +52,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         start_ns=min((int(row[0]) for row in rows), default=None),
         rank=rank,
     )
-    wanted = [row for row in rows if selection.wants("kernel", row[-1])]
-    trace = Trace((meta,), events=_events(wanted, rank), issues=issue_rows(findings, rank))
+    selected = [row for row in rows if selection.wants("kernel", row[-1])]
+    trace = Trace((meta,), events=_events(selected, rank), issues=issue_rows(issues, rank))
     if selection.windows:
         trace = trace.select(pl.any_horizontal(*map(_overlaps, selection.windows)))
     return sort_events(trace)
 
 
 def _events(rows: list[tuple[str, ...]], rank: int | None) -> pl.DataFrame:
-    """The rows as the schema has them; columns that the format does not tell are null."""
+    """Return the rows in the schema of events; columns that the format lacks are null."""
     texts = pl.DataFrame(rows, schema=dict.fromkeys(_FIELDS, pl.String), orient="row")
-    told = texts.with_columns(kind=pl.lit("kernel"), rank=pl.lit(rank))
-    return told.select(
-        (pl.col(column.name) if column.name in told.columns else pl.lit(None))
+    known = texts.with_columns(kind=pl.lit("kernel"), rank=pl.lit(rank))
+    return known.select(
+        (pl.col(column.name) if column.name in known.columns else pl.lit(None))
         .cast(column.dtype)
         .alias(column.name)
         for column in schema.EVENTS
