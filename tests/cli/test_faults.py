@@ -267,12 +267,12 @@ def test_a_file_that_vanishes_before_it_is_read(tmp_path):
         "import os, sys\n"
         "from traceanalyzer import reading\n"
         "from traceanalyzer.cli import start\n"
-        "find = reading.find_inputs\n"
+        "find = reading.found_inputs\n"
         "def found(paths):\n"
         "    result = find(paths)\n"
         f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
         "    return result\n"
-        "reading.find_inputs = found\n"
+        "reading.found_inputs = found\n"
         "start.run()\n"
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]
