@@ -277,8 +277,8 @@ def test_a_file_that_vanishes_before_it_is_read(tmp_path):
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]
     done = subprocess.run(command, env=environment(), check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"traceanalyzer: {gone}: no such file or folder\n"
+    assert done.returncode == 0
+    assert f"{gone}: no such file" in " ".join(done.stdout.split())
 
 
 def test_ten_thousand_foreign_files_are_looked_at_cheaply(tmp_path, monkeypatch):
