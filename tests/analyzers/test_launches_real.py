@@ -219,7 +219,7 @@ def test_a_plot(run_cli: Callable[..., Any], tmp_path: Path) -> None:
         "launches", "fixtures/nccl_8ranks/rank0.json.gz", "--plot", plot, "-o", answer, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Launches waiting in each stream" in plot.read_text()
+    assert "Launch queues of streams" in plot.read_text()
     assert answer.read_text().startswith("on,rank,path,device,span_ns")
 
 

@@ -405,7 +405,7 @@ def test_the_command_in_json_and_drawn(run_cli, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["step_count"] == 6
     assert len(told["steps"]) == 6
-    assert "How long each step takes" in drawn.read_text()
+    assert "Step times" in drawn.read_text()
 
 
 def unmarked(steps: int) -> Trace:
