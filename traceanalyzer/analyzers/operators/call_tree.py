@@ -51,8 +51,8 @@ def build(calls: pl.DataFrame) -> pl.DataFrame:
     """Add the parent of each call of :func:`all_calls`.
 
     Returns:
-        The calls with ``depth``, ``parent`` (row) and ``self_time``, whose sum is the time in which
-        the thread was in any call.
+        The calls with ``depth``, ``parent`` (row) and ``self_time``, which adds up to the time in
+        which the thread was in any call.
     """
     return holding.hold(calls, ["thread"])
 
