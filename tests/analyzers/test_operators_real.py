@@ -221,10 +221,10 @@ def test_device_time_agrees_with_external_ids(name: str, shared: Path) -> None:
     trace = kineto(shared)[name]
     ours = dict(operators(trace).operators.select("name", "self_device_ns").iter_rows())
     operator: dict[int, str] = {}
-    for kind, operator, external in trace.events.select("kind", "name", "external_id").iter_rows():
+    for kind, called, external in trace.events.select("kind", "name", "external_id").iter_rows():
         if kind in NAMED and external:
-            called = "ProfilerStep*" if operator.startswith("ProfilerStep#") else operator
-            operator.setdefault(external, called)
+            step = called.startswith("ProfilerStep#")
+            operator.setdefault(external, "ProfilerStep*" if step else called)
     expected: defaultdict[str, int] = defaultdict(int)
     strays = 0
     for start, end, external in (
