@@ -1,4 +1,4 @@
-"""The algebra below annotations, against loops over all pairs: ranges that hold slices, ids."""
+"""Interval algebra of annotations against plain loops: ranges that contain slices, ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def holders(ranges: tuple[Ints, Ints], since: int, until: int) -> list[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(SPANS, DEEP), st.one_of(SPANS, DEEP))
-def test_the_innermost_range_is_the_last_to_start_of_all_that_hold(
+def test_innermost_range_is_the_last_started_containing_range(
     of_ranges: list[tuple[int, int]], of_slices: list[tuple[int, int]]
 ) -> None:
     ranges, (since, until) = columns(of_ranges), columns(of_slices)
@@ -45,31 +45,31 @@ def test_the_innermost_range_is_the_last_to_start_of_all_that_hold(
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(SPANS, DEEP), st.one_of(SPANS, DEEP), st.integers(1, 9))
-def test_ranges_amount_to_what_they_hold(
+def test_range_sums_agree_with_a_plain_loop(
     of_ranges: list[tuple[int, int]], of_slices: list[tuple[int, int]], factor: int
 ) -> None:
     start, end = columns(of_ranges)
     since, until = columns(of_slices)
     value = np.arange(since.size) * factor % 17 - 8
-    held = Held(start, end, since, until)
+    contained = Held(start, end, since, until)
     inside = [(since >= low) & (until <= high) for low, high in zip(start, end, strict=True)]
-    assert held.count.tolist() == [rows.sum() for rows in inside]
-    assert held.sum(value).tolist() == [value[rows].sum() for rows in inside]
-    assert held.lowest(value).tolist() == [value[rows].min(initial=HIGHEST) for rows in inside]
-    assert held.highest(value).tolist() == [value[rows].max(initial=LOWEST) for rows in inside]
+    assert contained.count.tolist() == [rows.sum() for rows in inside]
+    assert contained.sum(value).tolist() == [value[rows].sum() for rows in inside]
+    assert contained.lowest(value).tolist() == [value[rows].min(initial=HIGHEST) for rows in inside]
+    assert contained.highest(value).tolist() == [value[rows].max(initial=LOWEST) for rows in inside]
 
 
-def test_slices_in_one_another_by_the_thousand_take_no_quadratic_time() -> None:
+def test_deeply_nested_slices_take_linear_time() -> None:
     depth = 100_000
     inner = np.arange(depth, dtype=np.int64)
-    held = Held(inner, 2 * depth - inner, inner, 2 * depth - inner)
-    assert held.count.tolist() == list(range(depth, 0, -1))
-    assert (held.highest(inner) == depth - 1).all()
-    found = innermost_range(inner, 2 * depth - inner, inner, 2 * depth - inner)
-    assert found.tolist() == list(range(depth))
-    crossing = np.full(depth, depth)  # each looks past all that begin later
-    found = innermost_range(inner, 2 * depth - inner, crossing, 2 * depth - inner)
-    assert found.tolist() == list(range(depth))
+    contained = Held(inner, 2 * depth - inner, inner, 2 * depth - inner)
+    assert contained.count.tolist() == list(range(depth, 0, -1))
+    assert (contained.highest(inner) == depth - 1).all()
+    result = innermost_range(inner, 2 * depth - inner, inner, 2 * depth - inner)
+    assert result.tolist() == list(range(depth))
+    crossing = np.full(depth, depth)  # each has to skip all later ones
+    result = innermost_range(inner, 2 * depth - inner, crossing, 2 * depth - inner)
+    assert result.tolist() == list(range(depth))
 
 
 # --- ids -----------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ ROWS = st.lists(st.tuples(IDS, IDS), max_size=12)
 
 @settings(max_examples=200, deadline=None)
 @given(ROWS, ROWS)
-def test_the_first_row_of_the_same_ids_is_found(
+def test_first_row_with_equal_ids_is_matched(
     left: list[tuple[int | None, int | None]], right: list[tuple[int | None, int | None]]
 ) -> None:
     types = {"a": pl.Int64, "b": pl.Int64}
@@ -94,6 +94,6 @@ def test_the_first_row_of_the_same_ids_is_found(
 
 
 @pytest.mark.parametrize("dtype", [pl.String, pl.Int32, pl.UInt64])
-def test_ids_of_other_types(dtype: type[pl.DataType]) -> None:
+def test_ids_of_other_types_match(dtype: type[pl.DataType]) -> None:
     left, right = (pl.DataFrame({"a": pl.Series(v).cast(dtype)}) for v in ([5, 7, 5], [7, 5, 1]))
     assert first_match(left, right, ["a"]).tolist() == [1, 0, ROOT]

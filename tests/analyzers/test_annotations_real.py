@@ -1,4 +1,4 @@
-"""Annotations of real recordings: sums of Nsight Systems' rows, and all parts that must add up."""
+"""Annotations of real recordings against sums of Nsight Systems' rows; parts that add up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALL = (", seq = ", ", op_id = ")
 
 
 def name_of(text: str) -> str:
-    """The name as the parser gives it: without what tells one call from another."""
+    """Return the name as the parser does, without numbers of single calls."""
     return min((text.split(word, 1)[0] for word in CALL), key=len)
 
 
@@ -52,42 +52,44 @@ def exports(shared: Path) -> dict[str, Trace]:
 
 
 def attributed(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Every range with its process, thread, and the kernels launched in it; and every kernel.
+    """Return every range with its process, thread and launched kernels; and every kernel.
 
     The oracle counts kernels only; we count copies and sets too, as nsys itself does.
     """
     kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
     ranges, pieces = [], []
-    for own in by_rank(kernels):
-        marked, _ = annotated(own, ())
-        work, _ = launched(own, marked)
-        found = attribute(marked, work)
-        place = own.events.select("pid", "tid")[found.ranges["event"]]
-        ranges.append(found.ranges.with_columns(place))
-        inner = found.innermost
-        held = np.flatnonzero(inner != ROOT)
-        kernel = own.events.select(kernel="name", length="dur")[work["event"].gather(held)]
-        pieces.append(found.ranges.select("name", "domain")[inner[held]].hstack(kernel))
+    for of_rank in by_rank(kernels):
+        marked, _ = annotated(of_rank, ())
+        work, _ = launched(of_rank, marked)
+        result = attribute(marked, work)
+        place = of_rank.events.select("pid", "tid")[result.ranges["event"]]
+        ranges.append(result.ranges.with_columns(place))
+        inner = result.innermost
+        inside = np.flatnonzero(inner != ROOT)
+        kernel = of_rank.events.select(kernel="name", length="dur")[work["event"].gather(inside)]
+        pieces.append(result.ranges.select("name", "domain")[inner[inside]].hstack(kernel))
     return pl.concat(ranges), pl.concat(pieces)
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_host_time_is_nvtx_sum(shared: Path, exports: dict[str, Trace], name: str) -> None:
+def test_host_time_agrees_with_nvtx_sum(shared: Path, exports: dict[str, Trace], name: str) -> None:
     rows = oracle(shared, name, "nvtx_sum")
     expected: dict[str, list[int]] = {}
     for row in rows:
         n, total, low, high = (int(row[c]) for c in ("instances", "total_ns", "min_ns", "max_ns"))
         have = expected.setdefault(name_of(row["range"]), [0, 0, low, high])
         have[:] = have[0] + n, have[1] + total, min(have[2], low), max(have[3], high)
-    found = ta.annotations(exports[name])
-    ours = found.annotations.group_by("name").agg(
+    result = ta.annotations(exports[name])
+    ours = result.annotations.group_by("name").agg(
         pl.col("ranges", "host_ns").sum(), pl.col("min_ns").min(), pl.col("max_ns").max()
     )
     assert {key: list(values) for key, *values in ours.iter_rows()} == expected
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_projections_are_the_oracles(shared: Path, exports: dict[str, Trace], name: str) -> None:
+def test_projections_agree_with_the_reference(
+    shared: Path, exports: dict[str, Trace], name: str
+) -> None:
     rows = oracle(shared, name, "nvtx_gpu_proj_kernels_only")
     numbers = ("range_start_ns", "range_end_ns", "proj_start_ns", "proj_end_ns", "num_kernels")
     expected = Counter(
@@ -95,16 +97,16 @@ def test_projections_are_the_oracles(shared: Path, exports: dict[str, Trace], na
         for row in rows
     )
     ranges, _ = attributed(exports[name])
-    told = ranges.filter(pl.col("n") > 0).select(
+    values = ranges.filter(pl.col("n") > 0).select(
         "tid", pl.col("name").cast(pl.String), "start", "end",
         "projected_start", "projected_end", "kernels",
     )  # fmt: skip
     assert expected
-    assert Counter(told.iter_rows()) == expected
+    assert Counter(values.iter_rows()) == expected
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_innermost_kernels_are_the_oracles(
+def test_innermost_kernels_agree_with_the_reference(
     shared: Path, exports: dict[str, Trace], name: str
 ) -> None:
     expected: Counter[tuple[str, str]] = Counter()
@@ -125,7 +127,7 @@ def test_innermost_kernels_are_the_oracles(
 
 
 def short_names(path: Path) -> dict[str, str]:
-    """Each kernel's short name, by its demangled name, from the file itself."""
+    """Return the short name of each demangled name, from the file."""
     database = sqlite3.connect(":memory:")
     database.deserialize(gzip.decompress(path.read_bytes()))
     rows = database.execute(
@@ -136,27 +138,27 @@ def short_names(path: Path) -> dict[str, str]:
 
 
 def test_all_parts_add_up_on_every_recording(shared: Path) -> None:
-    """Of Kineto and of nsys: work in annotations and in none, their ranges, and host time."""
-    seen = 0
+    """Check work inside and outside of annotations, ranges and host time (Kineto and nsys)."""
+    checked = 0
     folders = ("chrome/kineto", "nsys")
     paths = [path for folder in folders for path in (shared / "data" / folder).glob("*.gz")]
     for path in paths:
         trace = ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names)
         work = trace.events.filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") >= 0)
         try:
-            found = ta.annotations(trace)
+            result = ta.annotations(trace)
         except MissingData:
             assert not trace.events["kind"].is_in(ANNOTATION_KINDS).any(), path
             continue
-        seen += 1
-        rows = found.annotations
-        assert (found.work.n, found.work.total_ns) == (work.height, work["dur"].sum())
-        assert rows["own_n"].sum() == found.inside.n
-        assert rows["own_device_ns"].sum() == found.inside.total_ns
-        outside = found.beside.total_ns + found.unlaunched.total_ns
-        assert found.inside.total_ns + outside <= found.work.total_ns
-        assert rows["ranges"].sum() == found.ranges
-        assert (rows["n"] >= rows["own_n"]).all()
+        checked += 1
+        rows = result.annotations
+        assert (result.work.n, result.work.total_ns) == (work.height, work["dur"].sum())
+        assert rows["self_n"].sum() == result.inside.n
+        assert rows["self_device_ns"].sum() == result.inside.total_ns
+        outside = result.other_thread.total_ns + result.unlaunched.total_ns
+        assert result.inside.total_ns + outside <= result.work.total_ns
+        assert rows["ranges"].sum() == result.ranges
+        assert (rows["n"] >= rows["self_n"]).all()
         assert (rows["host_ns"] >= rows["self_ns"].fill_null(0)).all()
-        assert str(found)
-    assert seen > 15  # of 21
+        assert str(result)
+    assert checked > 15  # of 21

@@ -1,4 +1,4 @@
-"""CUDA calls of small traces written down event by event, and the command."""
+"""CUDA calls of small synthetic traces, and the command."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def copied(by: str, name: str, size: int | None, number: int, **more: Any) -> li
     ]
 
 
-def found(result: CudaApi) -> dict[str, tuple[int, int]]:
-    """Findings with their number and host time."""
+def findings(result: CudaApi) -> dict[str, tuple[int, int]]:
+    """Return count and host time by finding."""
     rows = result.findings.select("finding", "n", "host_ns").rows()
     return {name: (n, host_ns) for name, n, host_ns in rows}
 
@@ -54,7 +54,7 @@ def found(result: CudaApi) -> dict[str, tuple[int, int]]:
 # --- sums --------------------------------------------------------------------------------------
 
 
-def test_calls_by_name() -> None:
+def test_calls_are_summed_by_name() -> None:
     durations = [10, 20, 30, 40, 200]
     events = [call("cudaEventQuery", 1_000 * n, dur) for n, dur in enumerate(durations)]
     driver = host("cuda_driver", "cuLaunchKernel", 9_000, 100)
@@ -64,8 +64,8 @@ def test_calls_by_name() -> None:
         ("cuLaunchKernel", 1, 100),
     ]
     row = result.calls.row(0, named=True)
-    told = ("mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns")
-    assert [row[name] for name in told] == [60, 30, 10, 200, 194]
+    columns = ("mean_ns", "median_ns", "min_ns", "max_ns", "p99_ns")
+    assert [row[name] for name in columns] == [60, 30, 10, 200, 194]
     assert row["total_frac"] == 0.75
     assert (result.n, result.total_ns, result.span_ns) == (6, 400, 9_100)
     assert result.findings.is_empty()
@@ -86,8 +86,8 @@ CALLS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(CALLS)
-def test_sums_of_ranks_are_the_sums_of_all(rows: list[tuple[str, int, int, int]]) -> None:
-    """However calls are spread over ranks: n, totals, extremes, and a median that was one."""
+def test_rank_sums_add_up_to_the_total(rows: list[tuple[str, int, int, int]]) -> None:
+    """Check counts, totals, extremes and medians for any distribution of calls over ranks."""
     ranks = {rank for *_, rank in rows}
     traces = [
         trace([call(name, ts, dur) for name, ts, dur, of in rows if of == rank], rank=rank)
@@ -97,8 +97,13 @@ def test_sums_of_ranks_are_the_sums_of_all(rows: list[tuple[str, int, int, int]]
     for name, n, total, low, high in result.calls.select(
         "call", "n", "total_ns", "min_ns", "max_ns"
     ).rows():
-        own = [dur for of, _, dur, _ in rows if of == name]
-        assert (n, total, low, high) == (len(own), sum(own), min(own), max(own))
+        durations = [dur for of, _, dur, _ in rows if of == name]
+        assert (n, total, low, high) == (
+            len(durations),
+            sum(durations),
+            min(durations),
+            max(durations),
+        )
     assert result.by_rank["total_ns"].sum() == result.total_ns == result.ranks["total_ns"].sum()
     assert result.n == len(rows)
 
@@ -113,16 +118,16 @@ def test_calls_without_an_end_and_without_a_name() -> None:
 
 
 def _nameless(events: list[dict[str, Any]]) -> Any:
-    """A trace in which the name ``?`` is none."""
-    made = trace([{**event, "name": event["name"] or "?"} for event in events])
-    names = made.events["name"].cast(pl.String).replace("?", None).cast(pl.Categorical())
-    return type(made)(sources=made.sources, events=made.events.with_columns(names))
+    """Return a trace in which the name ``?`` is null."""
+    recorded = trace([{**event, "name": event["name"] or "?"} for event in events])
+    names = recorded.events["name"].cast(pl.String).replace("?", None).cast(pl.Categorical())
+    return type(recorded)(sources=recorded.sources, events=recorded.events.with_columns(names))
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_missing_calls_raise_an_error() -> None:
     with raises_wording(MissingData):
         cuda_api(trace([device(GEMM, 0, 5)]))
-    with pytest.raises(MissingData, match="ever ends"):
+    with pytest.raises(MissingData, match="lack an end"):
         cuda_api(trace([call("cudaFree", 0, None)]))
     with pytest.raises(MissingData):
         cuda_api(trace([]))
@@ -165,13 +170,13 @@ def test_a_single_call_of_no_duration() -> None:
         ("cudaMemcpyPeer", "Memcpy PtoP (Device -> Device)", MIB, None),
     ],
 )
-def test_copies_that_hold_the_host_up(by: str, name: str, size: int, finding: str | None) -> None:
+def test_blocking_copies_are_findings(by: str, name: str, size: int, finding: str | None) -> None:
     result = cuda_api(trace(copied(by, name, size, 1)))
     assert result.moves.select("call", "name", "moved_bytes", "host_ns", "copy_ns").rows() == [
         (by, name, size, 50, 20)
     ]
     assert result.moves["finding"].to_list() == [finding]
-    assert found(result) == ({finding: (1, 50)} if finding else {})
+    assert findings(result) == ({finding: (1, 50)} if finding else {})
 
 
 @pytest.mark.parametrize(
@@ -183,13 +188,13 @@ def test_copies_that_hold_the_host_up(by: str, name: str, size: int, finding: st
         ("cudaMemsetAsync", "Memset (Managed)", None),
     ],
 )
-def test_sets_that_hold_the_host_up(by: str, name: str, finding: str | None) -> None:
+def test_blocking_memsets_are_findings(by: str, name: str, finding: str | None) -> None:
     result = cuda_api(trace(copied(by, name, 8, 1, kind="gpu_memset")))
     assert result.moves["finding"].to_list() == [finding]
-    assert found(result) == ({finding: (1, 50)} if finding else {})
+    assert findings(result) == ({finding: (1, 50)} if finding else {})
 
 
-def test_a_call_that_returns_when_the_copy_is_done_has_waited() -> None:
+def test_calls_returning_after_the_copy_count_as_waited() -> None:
     waits = copied("cudaMemcpyAsync", DTOH, 8, 1, late=10)
     leaves = copied("cudaMemcpyAsync", DTOH, 8, 2, late=11)
     result = cuda_api(trace([*waits, *leaves]))
@@ -198,22 +203,22 @@ def test_a_call_that_returns_when_the_copy_is_done_has_waited() -> None:
     ]
 
 
-def test_a_call_that_starts_several_copies_counts_once() -> None:
+def test_calls_with_several_copies_count_once() -> None:
     events = copied("cudaMemcpy", DTOH, 100, 1)
     second = {**events[1], "ts": events[1]["ts"] + 5, "bytes": 11}
     result = cuda_api(trace([*events, second]))
-    told = result.moves.select("n", "moved_bytes", "host_ns", "copy_ns").rows()
-    assert told == [(1, 111, 50, 40)]
+    values = result.moves.select("n", "moved_bytes", "host_ns", "copy_ns").rows()
+    assert values == [(1, 111, 50, 40)]
 
 
-def test_a_copy_of_no_duration_is_one() -> None:
+def test_copies_of_zero_duration_count() -> None:
     by, moved = copied("cudaMemcpy", DTOH, 8, 1)
     result = cuda_api(trace([by, {**moved, "dur": 0}]))
     assert result.moves.select("n", "moved_bytes", "copy_ns").rows() == [(1, 8, 0)]
     assert result.alone == 0
 
 
-def test_calls_and_copies_belong_together_within_a_process() -> None:
+def test_calls_and_copies_are_matched_within_a_process() -> None:
     mine = copied("cudaMemcpy", DTOH, 8, 1)
     other = copied("cudaMemcpyAsync", PINNED, 9, 1, pid=2)
     mine[1]["pid"], other[1]["pid"] = 1, 2
@@ -224,17 +229,17 @@ def test_calls_and_copies_belong_together_within_a_process() -> None:
     ]
 
 
-def test_calls_whose_copies_were_not_recorded_are_counted_and_said() -> None:
+def test_calls_without_recorded_copies_are_noted() -> None:
     alone = [call("cudaMemcpy", 0, 50, correlation=7), call("cudaMemcpy", 100, 50)]
     result = cuda_api(trace([*alone, *copied("cudaMemcpy", DTOH, 8, 1)]))
-    assert (result.alone, found(result)) == (2, {"value-read": (1, 50)})
-    assert any(note.startswith("2 calls to copy or set memory without") for note in result.notes)
+    assert (result.alone, findings(result)) == (2, {"value-read": (1, 50)})
+    check_wording(*result.notes)
 
 
 # --- waiting and allocating --------------------------------------------------------------------
 
 
-def test_calls_by_what_they_do() -> None:
+def test_calls_are_classified_by_name() -> None:
     sorts = sorted_out(
         ["cudaMemcpy", "cudaMemcpyAsync", "cudaMemset", "cudaDeviceSynchronize", "cudaMalloc",
          "cudaMallocAsync", "cudaFreeHost", "cudaHostAlloc", "cuMemAlloc_v2", "hipHostMalloc",
@@ -273,20 +278,20 @@ ALLOCATING = [
 
 
 @pytest.mark.parametrize("pid", [1, None])
-def test_allocating_between_the_first_and_the_last_launch(pid: int | None) -> None:
+def test_allocations_between_launches_are_findings(pid: int | None) -> None:
     result = cuda_api(trace([{**row, "pid": pid} for row in ALLOCATING]))
-    told = ("call", "n", "total_ns", "max_ns", "loop_n", "loop_ns", "late_n", "late_ns")
-    assert result.allocations.select(told).rows() == [
+    columns = ("call", "n", "total_ns", "max_ns", "loop_n", "loop_ns", "late_n", "late_ns")
+    assert result.allocations.select(columns).rows() == [
         ("cudaMalloc", 3, 140, 100, 2, 40, 1, 10),
         ("cudaFree", 2, 70, 50, 1, 20, 0, 0),
     ]
-    assert found(result) == {"alloc-in-loop": (3, 60)}
+    assert findings(result) == {"alloc-in-loop": (3, 60)}
     check_wording(result.verdict)
 
 
-def test_allocating_in_the_first_half_only_is_warming_up() -> None:
+def test_allocations_in_the_first_half_are_warm_up() -> None:
     result = cuda_api(trace([row for row in ALLOCATING if row["ts"] != 900]))
-    assert found(result) == {"alloc-in-loop": (2, 50)}
+    assert findings(result) == {"alloc-in-loop": (2, 50)}
     check_wording(result.verdict)
 
 
@@ -294,40 +299,40 @@ def test_allocating_in_the_first_half_only_is_warming_up() -> None:
     ("ts", "inside", "late"),
     [(200, 0, 0), (201, 1, 0), (699, 1, 0), (700, 1, 1), (1_199, 1, 1), (1_200, 0, 0)],
 )
-def test_where_the_loop_and_its_second_half_begin_and_end(ts: int, inside: int, late: int) -> None:
+def test_loop_and_second_half_have_exact_bounds(ts: int, inside: int, late: int) -> None:
     events = [launch(200), call("cudaMalloc", ts, 10), launch(1_200)]
     row = cuda_api(trace(events)).allocations.row(0, named=True)
     assert (row["loop_n"], row["late_n"]) == (inside, late)
     assert (row["loop_ns"], row["late_ns"]) == (10 * inside, 10 * late)
 
 
-def test_each_process_has_its_own_loop() -> None:
+def test_loops_are_separate_for_each_process() -> None:
     other = [launch(5_000, pid=2), launch(6_000, pid=2), call("cudaMalloc", 5_500, 1)]
-    assert found(cuda_api(trace([*ALLOCATING, *other]))) == {"alloc-in-loop": (3, 60)}
+    assert findings(cuda_api(trace([*ALLOCATING, *other]))) == {"alloc-in-loop": (3, 60)}
 
 
-def test_without_launches_there_is_no_loop() -> None:
+def test_traces_without_launches_have_no_loop() -> None:
     result = cuda_api(trace([call("cudaMalloc", 0, 10), call("cudaMalloc", 50, 10)]))
     assert result.allocations.select("n", "loop_n", "loop_ns", "late_n").rows() == [(2, 0, 0, 0)]
-    assert found(result) == {}
+    assert findings(result) == {}
 
 
-def test_waiting_for_the_device() -> None:
+def test_synchronising_calls_are_findings() -> None:
     events = [launch(0), call("cudaStreamSynchronize", 10, 90), call("cudaEventQuery", 200, 5)]
     result = cuda_api(trace(events))
-    assert found(result) == {"sync-call": (1, 90)}
+    assert findings(result) == {"sync-call": (1, 90)}
     assert result.findings["host_frac"].to_list() == [0.9]
     check_wording(result.verdict)
 
 
-def test_findings_that_cost_little_get_no_sentence_each() -> None:
+def test_small_findings_share_one_sentence() -> None:
     long = call("cudaLaunchKernel", 10, 100_000)
     result = cuda_api(trace([long, *copied("cudaMemcpy", DTOH, 8, 200)]))
-    assert found(result) == {"value-read": (1, 50)}
+    assert findings(result) == {"value-read": (1, 50)}
     check_wording(result.verdict)
 
 
-def test_every_finding_has_words() -> None:
+def test_every_finding_has_texts() -> None:
     for finding in FINDINGS.values():
         assert finding.sentence(1) == finding.one
         assert finding.sentence(2) == finding.several
@@ -338,12 +343,12 @@ def test_every_finding_has_words() -> None:
 # --- ranks -------------------------------------------------------------------------------------
 
 
-def test_ranks_have_a_row_each() -> None:
+def test_ranks_have_one_row_each() -> None:
     first = trace([*ALLOCATING, *copied("cudaMemcpy", DTOH, 8, 3)], rank=0)
     second = trace([launch(0), call("cudaDeviceSynchronize", 10, 300)], rank=1)
     result = cuda_api([second, first])
-    told = ("rank", "n", "total_ns", "waiting_ns", "copying_ns", "allocating_ns")
-    assert result.ranks.select(told).rows() == [(0, 8, 270, 0, 50, 60), (1, 2, 305, 300, 0, 0)]
+    columns = ("rank", "n", "total_ns", "waiting_ns", "copying_ns", "allocating_ns")
+    assert result.ranks.select(columns).rows() == [(0, 8, 270, 0, 50, 60), (1, 2, 305, 300, 0, 0)]
     assert result.by_rank.filter(pl.col("call") == "cudaLaunchKernel").select(
         "rank", "n"
     ).rows() == [
@@ -354,7 +359,7 @@ def test_ranks_have_a_row_each() -> None:
     assert names == ["findings", "calls", "moves", "allocations", "ranks", "by_rank"]
 
 
-def test_a_trace_of_several_ranks_is_taken_apart() -> None:
+def test_trace_of_several_ranks_is_separated() -> None:
     both = trace([launch(0, rank=0), launch(9, rank=1)], rank=None)
     assert cuda_api(both).ranks["rank"].to_list() == [0, 1]
 
@@ -367,7 +372,7 @@ def test_one_rank_has_no_table_of_ranks() -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_the_command_on_the_fixture(
+def test_command_output_on_the_fixture(
     run_cli: Callable[..., Any], golden: Callable[[str, str | bytes], None]
 ) -> None:
     done = run_cli("api", ROOT / "fixtures/nccl_8ranks")
@@ -375,23 +380,23 @@ def test_the_command_on_the_fixture(
     golden("api_nccl_8ranks.txt", done.stdout)
 
 
-def test_the_command_in_json_and_as_a_picture(run_cli: Callable[..., Any], tmp_path: Any) -> None:
+def test_command_writes_json_and_plot(run_cli: Callable[..., Any], tmp_path: Any) -> None:
     picture = tmp_path / "calls.svg"
     fixture = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     done = run_cli("api", fixture, "--to", "json", "--plot", picture)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["n"] == sum(row["n"] for row in told["calls"])
+    parsed = json.loads(done.stdout)
+    assert parsed["n"] == sum(row["n"] for row in parsed["calls"])
     assert picture.read_text().startswith("<?xml")
 
 
-def test_the_command_on_a_run_without_a_gpu(run_cli: Callable[..., Any]) -> None:
+def test_command_without_gpu_reports_missing_data(run_cli: Callable[..., Any]) -> None:
     done = run_cli("api", ROOT / "fixtures/ddp_gloo_4ranks")
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 
 
-def test_files_and_traces_give_the_same() -> None:
+def test_files_and_traces_give_the_same_result() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     from_file, from_trace = ta.cuda_api(path), ta.cuda_api(ta.read(path))
     assert from_file.to_dict() == from_trace.to_dict()

@@ -1,4 +1,4 @@
-"""CUDA calls of real recordings, held against sums and joins made by other means."""
+"""CUDA calls of real recordings against independent sums and joins."""
 
 from __future__ import annotations
 
@@ -39,42 +39,40 @@ PAGEABLE, HOST_TO_DEVICE, FROM_DEVICE, ON_DEVICE = 0, 1, 2, 8
 
 
 def expected(path: Path) -> dict[str, tuple[int, int, int, int]]:
-    """n, total, min and max of each call, from rows whose names carry the interface's version.
+    """Return n, total, min and max of each call, from rows with versioned names.
 
-    A name that is there with and without one is that of the calls' backtraces, which are no calls.
+    A name with and without a version belongs to the calls' backtraces, which do not count.
     """
     with path.open() as file:
         rows = list(csv.DictReader(file))
     bare = {row["name"]: re.sub(r"_v\d+$", "", row["name"]) for row in rows}
     versioned = {short for name, short in bare.items() if short != name}
-    found: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    result: dict[str, list[tuple[int, ...]]] = defaultdict(list)
     for row in rows:
         if row["name"] in versioned:
             continue
         numbers = (row["calls"], row["total_ns"], row["min_ns"], row["max_ns"])
-        found[bare[row["name"]]].append(tuple(map(int, numbers)))
+        result[bare[row["name"]]].append(tuple(map(int, numbers)))
     return {
         name: (sum(n), sum(total), min(low), max(high))
-        for name, own in found.items()
-        for n, total, low, high in [tuple(zip(*own, strict=True))]
+        for name, durations in result.items()
+        for n, total, low, high in [tuple(zip(*durations, strict=True))]
     }
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_sums_are_those_of_the_reference(shared: Path, name: str) -> None:
+def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
     result = ta.cuda_api(shared / f"data/nsys/{name}.sqlite.gz")
     reference = expected(shared / f"oracle/nsys/{name}/cuda_api_sum.csv")
-    told = result.calls.select("call", "n", "total_ns", "min_ns", "max_ns").rows()
-    assert {call: numbers for call, *numbers in told} == {
+    values = result.calls.select("call", "n", "total_ns", "min_ns", "max_ns").rows()
+    assert {call: numbers for call, *numbers in values} == {
         call: list(numbers) for call, numbers in reference.items()
     }
     assert result.by_rank["n"].sum() == result.n
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_copies_that_block_are_those_of_the_rules_of_nsys(
-    shared: Path, tmp_path: Path, name: str
-) -> None:
+def test_blocking_copies_agree_with_nsys_rules(shared: Path, tmp_path: Path, name: str) -> None:
     database = tmp_path / "export.sqlite"
     database.write_bytes(gzip.decompress((shared / f"data/nsys/{name}.sqlite.gz").read_bytes()))
     with closing(sqlite3.connect(database)) as connection:
@@ -89,7 +87,7 @@ def test_copies_that_block_are_those_of_the_rules_of_nsys(
     copies = ta.cuda_api(database).findings.filter(
         pl.col("finding").cast(pl.String).is_in(["async-pageable", "sync-memcpy", "value-read"])
     )
-    # values read from the device count apart, which nsys does not do
+    # values read from the device are separate findings, unlike in nsys
     values = [r for r in (*pageable, *blocking) if r[2] == FROM_DEVICE and r[3] <= 256]
     expected = {
         "value-read": values,
@@ -104,7 +102,7 @@ def test_copies_that_block_are_those_of_the_rules_of_nsys(
     }
 
 
-def test_copies_to_pageable_memory_are_told_where_they_cost_all_the_time(shared: Path) -> None:
+def test_pageable_copies_are_reported(shared: Path) -> None:
     result = ta.cuda_api(shared / "data/nsys/power_iteration_t4.sqlite.gz")
     copies = result.findings.filter(pl.col("finding").cast(pl.String) != "sync-call")
     assert copies.select(pl.col("n", "waited", "host_ns", "copy_ns").sum()).row(0) == (
@@ -116,12 +114,12 @@ def test_copies_to_pageable_memory_are_told_where_they_cost_all_the_time(shared:
     check_wording(result.verdict)
 
 
-def test_an_export_without_calls_says_how_to_record_them(shared: Path) -> None:
+def test_export_without_calls_has_a_recording_hint(shared: Path) -> None:
     with raises_wording(ta.MissingData):
         ta.cuda_api(shared / "data/nsys/nvtx_only_2022.sqlite.gz")
 
 
-def test_chrome_traces_are_summed_up_whole(shared: Path) -> None:
+def test_chrome_traces_add_up(shared: Path) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     looked_at = 0
     for path in paths:
@@ -139,7 +137,7 @@ def test_chrome_traces_are_summed_up_whole(shared: Path) -> None:
     assert looked_at > 10
 
 
-def test_rocm_calls_are_told_apart_too(shared: Path) -> None:
+def test_rocm_calls_are_classified(shared: Path) -> None:
     result = ta.cuda_api(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz")
     assert result.findings.select("finding", "n").rows() == [("sync-call", 1)]
     assert result.calls["call"][0] == "hipDeviceSynchronize"

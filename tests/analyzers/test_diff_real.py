@@ -1,4 +1,4 @@
-"""Pairs of real recordings: what is known to differ is found, in numbers of the files."""
+"""Pairs of real recordings with known differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wording import check_wording
 import traceanalyzer as ta
 
 
-def test_a_starved_training_and_one_that_is_not(shared: Path) -> None:
+def test_starved_training_differs_in_data_loading(shared: Path) -> None:
     folder = shared / "data/chrome/kineto"
     paths = [folder / f"resnet50_dataloader_workers{n}.json.gz" for n in (0, 4)]
     result = ta.diff(*paths)
@@ -37,9 +37,7 @@ def _steps(path: Path) -> list[float]:
     return [e["dur"] for e in events if e["name"].startswith("ProfilerStep#") and e["ph"] == "X"]
 
 
-def test_two_recordings_of_a_fixed_length_are_compared_for_the_same_work(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_recordings_of_fixed_length_are_scaled_to_equal_work(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data/nsys"
     paths = [folder / f"mfu_2gpu_{when}.sqlite.gz" for when in ("before", "after")]
     result = ta.diff(*paths)
@@ -54,7 +52,7 @@ def test_two_recordings_of_a_fixed_length_are_compared_for_the_same_work(
 
 
 def _most_used_kernel(path: Path, copy: Path) -> tuple[str, int]:
-    """The kernel that takes most time in all, and how often it ran, by SQL alone."""
+    """Return the kernel with the highest total time and its count, by SQL."""
     copy.write_bytes(gzip.decompress(path.read_bytes()))
     query = (
         "SELECT value, COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds "
@@ -62,22 +60,22 @@ def _most_used_kernel(path: Path, copy: Path) -> tuple[str, int]:
     )
     connection = sqlite3.connect(copy)
     try:
-        found: tuple[str, int] = connection.execute(query).fetchone()
+        result: tuple[str, int] = connection.execute(query).fetchone()
     finally:
         connection.close()
-    return found
+    return result
 
 
-def test_other_hardware_is_told(shared: Path) -> None:
+def test_different_hardware_is_noted(shared: Path) -> None:
     folder = shared / "data/chrome/kineto"
     result = ta.diff(folder / "dlrm_8ranks", folder / "mi300_rank0of8_rccl.json.gz")
-    said = " ".join(result.notes)
-    check_wording(said)
+    text = " ".join(result.notes)
+    check_wording(text)
     assert result.measure is not None
     assert result.measure.noise is None
 
 
-def test_peaks_of_snapshots(shared: Path) -> None:
+def test_snapshot_peaks_are_compared(shared: Path) -> None:
     folder = shared / "data/memory"
     result = ta.diff(folder / "inference.pickle", folder / "forward_bf16.pickle")
     peaks = [ta.memory(folder / f"{name}.pickle") for name in ("inference", "forward_bf16")]
@@ -88,7 +86,7 @@ def test_peaks_of_snapshots(shared: Path) -> None:
     ]
 
 
-def test_native_frames_make_other_shares(shared: Path) -> None:
+def test_native_frames_change_shares(shared: Path) -> None:
     folder = shared / "data/pyspy"
     result = ta.diff(folder / "function.raw.txt", folder / "native.raw.txt")
     assert result.functions is not None

@@ -1,4 +1,4 @@
-"""Flamegraphs of made-up stacks, counted by hand or by plain dictionaries."""
+"""Flame graphs of synthetic stacks against plain dictionaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sampled(
     unit: str | None = "samples",
     **meta,
 ) -> Trace:
-    """A trace of samples from ``name@file;name@file`` and a weight (and more of the event)."""
+    """Return a trace of samples from ``name@file;name@file``, a weight and event columns."""
     rows: dict[tuple, int] = {}
     samples = [(*item, {}) for item in stacks.items()] if isinstance(stacks, dict) else stacks
     events = []
@@ -67,20 +67,20 @@ def sliced(*slices: tuple[str, str, int, int], **more) -> Trace:
 def boxes(result: ta.FlameGraph, value: str = "total") -> dict[str, float]:
     """Each box's path of names and its weight."""
     paths: list[str] = []
-    found = {}
+    outcome = {}
     for row in result.flame.frame.iter_rows(named=True):
         above = "" if row["parent"] is None else f"{paths[row['parent']]};"
         paths.append(above + row["name"])
-        found[paths[-1]] = row[value]
-    assert len(found) == result.flame.frame.height, "a path occurs twice"
-    return found
+        outcome[paths[-1]] = row[value]
+    assert len(outcome) == result.flame.frame.height, "a path occurs twice"
+    return outcome
 
 
 def self_of(result: ta.FlameGraph, by: str = "self_samples") -> dict[str, float]:
     return dict(result.functions.select("name", by).iter_rows())
 
 
-def test_boxes_are_the_call_tree():
+def test_boxes_match_the_call_tree():
     result = ta.flamegraph(sampled(STACKS))
     assert boxes(result) == {
         "main": 9, "main;fit": 7, "main;load": 2, "main;fit;forward": 6, "main;load;read": 2,
@@ -93,7 +93,7 @@ def test_boxes_are_the_call_tree():
     assert (result.total, result.unit, result.hidden) == (10, "samples", 0)
 
 
-def test_the_frame_is_as_documented():
+def test_frame_has_the_documented_schema():
     frame = ta.flamegraph(sampled(STACKS)).flame.frame
     assert dict(frame.schema) == {
         "id": pl.UInt32, "parent": pl.UInt32, "name": pl.String, "place": pl.String,
@@ -105,7 +105,7 @@ def test_the_frame_is_as_documented():
     assert frame["base"].null_count() == frame.height
 
 
-def test_lines_of_a_function_are_one_box_that_names_them():
+def test_lines_of_a_function_are_one_box():
     result = ta.flamegraph(sampled({"f@a.py:3": 1, "f@a.py:9;g@b.py:2": 2, "f@c.py": 4}))
     assert result.flame.frame.select("name", "place", "total").rows() == [
         ("f", "a.py:3-9", 3),
@@ -114,11 +114,14 @@ def test_lines_of_a_function_are_one_box_that_names_them():
     ]
 
 
-def test_own_code_stands_out_and_packages_decide_the_colour():
+def test_own_code_is_highlighted_and_packages_set_the_colour():
     frame = ta.flamegraph(sampled(STACKS)).flame.frame
-    found = {name: (group, own) for name, group, own in frame.select("name", "group", "own").rows()}
-    assert found["fit"] == (None, True)
-    assert found["forward"] == ("torch", False)
+    result = {
+        name: (group, is_own_code)
+        for name, group, is_own_code in frame.select("name", "group", "own").rows()
+    }
+    assert result["fit"] == (None, True)
+    assert result["forward"] == ("torch", False)
     frame = ta.flamegraph(sampled(STACKS), library_names="torch").flame.frame
     assert frame.filter("own")["name"].to_list() == ["forward"]
 
@@ -131,13 +134,13 @@ def test_functions_count_recursion_once_and_name_the_innermost_own_code():
     assert functions["name"].to_list() == ["h", "f", "g"]
 
 
-def test_the_verdict_names_what_is_heavy():
+def test_verdict_names_the_largest_functions():
     result = ta.flamegraph(sampled(STACKS))
     check_wording(result.verdict)
     check_wording(" ".join(result.notes))
 
 
-def test_reversed_boxes_begin_with_what_ran():
+def test_inverted_boxes_start_with_leaf_functions():
     result = ta.flamegraph(sampled(STACKS), reverse=True)
     assert result.flame.inverted
     assert boxes(result) == {
@@ -148,17 +151,17 @@ def test_reversed_boxes_begin_with_what_ran():
     }  # fmt: skip
 
 
-def test_focus_begins_at_the_function():
+def test_focus_starts_at_the_function():
     result = ta.flamegraph(sampled(STACKS), focus="^(fit|load)$")
     assert boxes(result) == {"fit": 7, "fit;forward": 6, "load": 2, "load;read": 2}
-    assert "90.0 % of everything" in result.notes[0]
+    assert "90.0 % of the recorded weight" in result.notes[0]
     with raises_wording(OptionError):
         ta.flamegraph(sampled(STACKS), focus="nobody")
     with raises_wording(OptionError):
         ta.flamegraph(sampled(STACKS), focus="(")
 
 
-def test_small_boxes_are_summed_up_and_said():
+def test_small_boxes_are_merged_and_reported():
     result = ta.flamegraph(sampled(STACKS), min_frac=0.25)
     assert boxes(result) == {
         "main": 9, "main;fit": 7, "main;fit;forward": 6, "main;(2 frames below 25 %)": 2,
@@ -170,17 +173,17 @@ def test_small_boxes_are_summed_up_and_said():
         ta.flamegraph(sampled(STACKS), min_frac=1.0)
 
 
-def test_without_a_fraction_the_heaviest_boxes_are_drawn(monkeypatch):
+def test_default_draws_the_largest_boxes(monkeypatch):
     monkeypatch.setattr(tree, "BOXES", 3)
     wide = sampled({f"f{n}": 10 + n for n in range(20)})
-    found = boxes(ta.flamegraph(wide))
-    rest = next(name for name in found if name.startswith("(17 frames below"))
-    assert found == {"f17": 27, "f18": 28, "f19": 29, rest: sum(range(10, 27))}
+    result = boxes(ta.flamegraph(wide))
+    rest = next(name for name in result if name.startswith("(17 frames below"))
+    assert result == {"f17": 27, "f18": 28, "f19": 29, rest: sum(range(10, 27))}
     alike = sampled({f"f{n}": 1 for n in range(20)})
     assert list(boxes(ta.flamegraph(alike)).values()) == [20]
 
 
-def test_a_deep_stack_is_cut_and_said(monkeypatch):
+def test_deep_stack_is_merged_and_reported(monkeypatch):
     deep = sampled({";".join(f"f{n % 7}" for n in range(5_000)): 2, "f0": 1})
     result = ta.flamegraph(deep)
     assert result.flame.frame.height == weights.DEEPEST + 1
@@ -188,7 +191,7 @@ def test_a_deep_stack_is_cut_and_said(monkeypatch):
     assert any(weights.TOO_DEEP in note for note in result.notes)
 
 
-def test_inputs_are_added_and_told_apart_by_file_or_rank():
+def test_inputs_are_added_or_grouped_by_file_or_rank():
     a = sampled({"f@a.py:1": 1}, "a/rank0.txt", rank=0)
     b = sampled({"f@a.py:2": 2, "g": 3}, "b/rank1.txt", rank=1)
     assert boxes(ta.flamegraph([a, b])) == {"f": 3, "g": 3}
@@ -222,15 +225,15 @@ def threaded() -> Trace:
     return Trace(trace.sources, trace.events, trace.stacks, lanes=lanes)
 
 
-def test_processes_and_threads_are_told_apart():
+def test_processes_and_threads_are_grouped():
     assert boxes(ta.flamegraph(threaded(), by="process")) == {
         "process 7: python train.py": 3, "process 7: python train.py;f": 3,
         "process 7: python train.py;f;g": 1,
         "process 8": 12, "process 8;f": 4, "process 8;f;g": 4, "process 8;(no stack)": 8,
     }  # fmt: skip
     named = "process 7: python train.py, thread 1: MainThread"
-    found = boxes(ta.flamegraph(threaded(), by="thread", reverse=True))
-    assert {path: found[path] for path in found if path.startswith(named)} == {
+    result = boxes(ta.flamegraph(threaded(), by="thread", reverse=True))
+    assert {path: result[path] for path in result if path.startswith(named)} == {
         named: 1, f"{named};g": 1, f"{named};g;f": 1,
     }  # fmt: skip
 
@@ -242,12 +245,12 @@ def test_threads_are_chosen_by_number_or_name(threads, total):
     assert ta.flamegraph(threaded(), threads=threads).total == total
 
 
-def test_a_thread_that_is_not_there_is_an_error_with_those_that_are():
+def test_unknown_thread_error_lists_available_threads():
     with raises_wording(OptionError):
         ta.flamegraph(threaded(), threads=["loader"])
 
 
-def test_a_difference_is_scaled_and_keeps_what_vanished():
+def test_difference_is_scaled_and_keeps_missing_functions():
     now = sampled({"f;g": 6, "f;h": 4}, "now.txt")
     before = sampled({"f;g": 1, "f;gone": 1}, "before.txt")
     result = ta.flamegraph(now, base=before)
@@ -280,7 +283,7 @@ SLICES = (
 )
 
 
-def test_slices_weigh_their_time_less_that_of_those_in_them():
+def test_slices_weigh_their_self_time():
     result = ta.flamegraph(sliced(*SLICES))
     assert boxes(result, "self") == {
         "aten::linear": 40,
@@ -318,7 +321,7 @@ def test_slices_named_as_python_functions(slice_, function):
     assert ta.flamegraph(trace).functions["name"].to_list() == [function[0]]
 
 
-def test_slices_may_be_counted_chosen_and_cut():
+def test_slices_can_be_counted_selected_and_clipped():
     trace = sliced(*SLICES)
     assert ta.flamegraph(trace, weight="count").total == 4
     assert boxes(ta.flamegraph(trace, kinds=["cuda_runtime"])) == {"cudaLaunchKernel": 10}
@@ -336,7 +339,7 @@ def test_slices_may_be_counted_chosen_and_cut():
     assert ta.flamegraph(copies, kinds=["gpu_memcpy"], weight="bytes").total == 64
 
 
-def test_python_functions_come_first_and_are_taken_apart():
+def test_python_functions_are_preferred_and_parsed():
     python = ("python_function", "train.py(12): step", 0, 100)
     result = ta.flamegraph(sliced(python, ("cpu_op", "aten::mm", 10, 10)))
     assert boxes(result) == {"step": 100}
@@ -348,7 +351,7 @@ def test_steps_are_one_box():
     assert boxes(ta.flamegraph(sliced(*steps))) == {"ProfilerStep": 30}
 
 
-def test_slices_that_overlap_are_said():
+def test_overlapping_slices_are_noted():
     trace = sliced(("cpu_op", "a", 0, 100), ("cpu_op", "b", 50, 100))
     result = ta.flamegraph(trace)
     assert boxes(result) == {"a": 100, "b": 100}
@@ -358,7 +361,7 @@ def test_slices_that_overlap_are_said():
 # --- what cannot be ---------------------------------------------------------------------------
 
 
-def test_nothing_to_draw_is_said():
+def test_empty_input_raises_an_error():
     with raises_wording(MissingData):
         ta.flamegraph(sliced(("kernel", "k", 0, 5), device=0, tid=None))
     with raises_wording(MissingData):
@@ -371,17 +374,17 @@ def test_nothing_to_draw_is_said():
         ta.flamegraph([sampled(STACKS), sliced(*SLICES)])
 
 
-def test_weights_that_are_none_are_not_counted():
+def test_zero_weights_are_not_counted():
     odd = {"f": 2, "g": 0, "h": -3, "i": float("nan"), "j": float("inf")}
     result = ta.flamegraph(sampled(odd))
     assert result.total == 2
     assert "4 samples" in result.notes[0]
 
 
-def test_a_table_of_stacks_with_a_circle_is_refused():
+def test_cyclic_stack_table_is_refused():
     trace = sampled(STACKS)
     circle = trace.stacks.with_columns(parent=pl.lit(2, pl.UInt32))
-    with pytest.raises(InputError, match="no tree"):
+    with pytest.raises(InputError, match="not a tree"):
         ta.flamegraph(Trace(trace.sources, trace.events, circle))
 
 
@@ -392,7 +395,7 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=5).map(";".join)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(PATHS, st.integers(1, 9)), min_size=1, max_size=10), st.booleans())
-def test_any_stacks(stacks, reverse):
+def test_arbitrary_stacks_add_up(stacks, reverse):
     result = ta.flamegraph(sampled([(*stack, {}) for stack in stacks]), reverse=reverse)
     expected: dict[str, float] = defaultdict(float)
     for stack, weight in stacks:
@@ -407,7 +410,7 @@ def test_any_stacks(stacks, reverse):
     ("name", "total"),
     [("default", 1902), ("subproc_threads", 2170), ("native", 2597), ("threads_idle", 4398)],
 )
-def test_recordings_are_whole(shared, name, total):
+def test_recordings_add_up(shared, name, total):
     result = ta.flamegraph(shared / "data" / "pyspy" / f"{name}.raw.txt", by="thread")
     frame = result.flame.frame
     assert result.total == frame["self"].sum() == total

@@ -1,4 +1,4 @@
-"""Counters over time; Composer's under true names and in true units."""
+"""Counters over time; Composer's counters with corrected names and units."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ S = 1_000_000_000
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))
-    return found
+    result: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))
+    return result
 
 
 def readings(
@@ -49,15 +49,15 @@ def trace(*rows: dict[str, Any], start: int | None = 0, path: str = "a.json", **
     return Trace((source,), counters=table("counters", *sorted(rows, key=lambda row: row["ts"])))
 
 
-def only(found: HostMetrics) -> dict[str, Any]:
-    (row,) = found.counters.to_dicts()
+def only(result: HostMetrics) -> dict[str, Any]:
+    (row,) = result.counters.to_dicts()
     return row
 
 
 # --- Composer's units ------------------------------------------------------------------------
 
 
-def test_the_fixture_is_what_the_script_writes(tmp_path: Path) -> None:
+def test_fixture_matches_its_script(tmp_path: Path) -> None:
     script = ROOT / "fixtures/make_composer.py"
     subprocess.run([sys.executable, "-B", script, tmp_path], check=True)
     written = {path.name: gzip.decompress(path.read_bytes()) for path in tmp_path.rglob("*.gz")}
@@ -82,7 +82,7 @@ def test_the_fixture_is_what_the_script_writes(tmp_path: Path) -> None:
             ("memory/cuda", "current_allocated_bytes", 10**9),
         ),
         ("memory/cuda/alloc_retries", "alloc_retries", ("memory/cuda", "alloc_retries", 1)),
-        # of nobody else's spelling
+        # a spelling of Composer only
         ("cpu", "cpu_percent", None),
         ("memory/swap", "used_bytes", None),
         ("memory/swap[1]", "used_gb", None),
@@ -97,7 +97,7 @@ def test_the_fixture_is_what_the_script_writes(tmp_path: Path) -> None:
         ("memory/cuda", "current_allocated_bytes", None),
     ],
 )
-def test_what_is_spelled_as_composer_spells_it_is_put_right(
+def test_composer_spellings_are_corrected(
     name: str, series: str, expected: tuple[str, str, int] | None
 ) -> None:
     assert true_counter(name, series) == expected
@@ -109,13 +109,13 @@ def test_what_is_spelled_as_composer_spells_it_is_put_right(
     | st.text("disk/networkb_", max_size=20),
     st.sampled_from(["used_gb", "field_name", "kb_sent", "peak_active_mem", "alloc_retries"]),
 )
-def test_what_was_put_right_is_not_put_right_again(name: str, series: str) -> None:
+def test_corrected_counters_are_not_corrected_again(name: str, series: str) -> None:
     once = true_counter(name, series)
     if once is not None and (once.name, once.series) != (name, series):
         assert true_counter(once.name, once.series) in (None, (once.name, once.series, 1))
 
 
-def test_the_tables_hold_true_values() -> None:
+def test_tables_have_the_simulated_values() -> None:
     expected = defaultdict(list)
     for event in events_of(RANK1):
         if event["ph"] != "C":
@@ -137,11 +137,11 @@ def test_the_tables_hold_true_values() -> None:
     counters = ta.read(RANK1, kinds=["counter"]).counters
     for key, values in expected.items():
         name, series = key
-        own = counters.filter(pl.col("name") == name, pl.col("series") == series)
-        assert own.select("ts", "value").rows() == values, key
+        readings = counters.filter(pl.col("name") == name, pl.col("series") == series)
+        assert readings.select("ts", "value").rows() == values, key
 
 
-def test_memory_is_that_of_the_simulated_host() -> None:
+def test_memory_matches_the_simulated_host() -> None:
     counters = ta.read(RANK0, kinds=["counter"]).counters
     both = (
         counters.filter(pl.col("name") == "memory/virtual")
@@ -155,18 +155,18 @@ def test_memory_is_that_of_the_simulated_host() -> None:
     assert swap["value"].unique().to_list() == [8 * 2**30]
 
 
-def test_the_change_is_said_and_not_made_twice(tmp_path: Path) -> None:
+def test_correction_is_reported_once(tmp_path: Path) -> None:
     trace = ta.read(RANK0)
-    told = trace.issues.filter(pl.col("code") == "composer-units").to_dicts()
+    values = trace.issues.filter(pl.col("code") == "composer-units").to_dicts()
     changed = sum(len(e["args"]) for e in events_of(RANK0) if e["ph"] == "C" and e["name"] != "cpu")
-    assert [(row["severity"], row["count"]) for row in told] == [("info", changed)]
+    assert [(row["severity"], row["count"]) for row in values] == [("info", changed)]
     ta.convert(RANK0, tmp_path / "again.json")
     again = ta.read(tmp_path / "again.json")
     assert again.counters.equals(trace.counters)
     assert "composer-units" not in again.issues["code"].to_list()
 
 
-def test_nothing_is_said_where_no_counters_are_read() -> None:
+def test_files_without_counters_have_no_issue() -> None:
     issues = ta.read(RANK0, kinds=["other"]).issues
     assert "composer-units" not in issues["code"].to_list()
 
@@ -174,49 +174,49 @@ def test_nothing_is_said_where_no_counters_are_read() -> None:
 # --- statistics ------------------------------------------------------------------------------
 
 
-def test_means_are_over_time() -> None:
-    found = only(host_metrics(trace(*readings((0, 10), (1, 40), (5, 20)))))
-    assert (found["n"], found["first"], found["last"]) == (3, 10, 20)
-    assert (found["min"], found["median"], found["max"]) == (10, 20, 40)
-    # 10 held for 1 s and 40 for 4 s; how long 20 held is not known
-    assert found["mean"] == pytest.approx((10 + 4 * 40) / 5)
-    assert (found["unit"], found["rate"]) == ("", False)
+def test_means_are_weighted_by_time() -> None:
+    result = only(host_metrics(trace(*readings((0, 10), (1, 40), (5, 20)))))
+    assert (result["n"], result["first"], result["last"]) == (3, 10, 20)
+    assert (result["min"], result["median"], result["max"]) == (10, 20, 40)
+    # 10 for 1 s and 40 for 4 s; the duration of 20 is unknown
+    assert result["mean"] == pytest.approx((10 + 4 * 40) / 5)
+    assert (result["unit"], result["rate"]) == ("", False)
 
 
-def test_one_reading_is_its_own_mean() -> None:
-    found = host_metrics(trace(*readings((3, 7))))
-    assert (only(found)["mean"], only(found)["n"], found.span_ns) == (7, 1, 0)
-    assert found.table()
-    check_wording(found.verdict)
+def test_single_reading_equals_its_mean() -> None:
+    result = host_metrics(trace(*readings((3, 7))))
+    assert (only(result)["mean"], only(result)["n"], result.span_ns) == (7, 1, 0)
+    assert result.table()
+    check_wording(result.verdict)
 
 
-def test_what_only_counts_up_is_shown_as_a_rate() -> None:
+def test_cumulative_counters_become_rates() -> None:
     rows = readings((0, 100), (2, 300), (3, 350), name="disk/sda", series="read_bytes")
-    found = only(host_metrics(trace(*rows)))
-    assert (found["unit"], found["n"], found["rate"]) == ("bytes/s", 2, True)
-    assert (found["first"], found["last"]) == (100, 50)
-    assert found["mean"] == pytest.approx(250 / 3)
+    result = only(host_metrics(trace(*rows)))
+    assert (result["unit"], result["n"], result["rate"]) == ("bytes/s", 2, True)
+    assert (result["first"], result["last"]) == (100, 50)
+    assert result["mean"] == pytest.approx(250 / 3)
 
 
-def test_a_counter_that_starts_again_has_no_rate_there() -> None:
+def test_counter_reset_has_no_rate() -> None:
     rows = readings((0, 900), (1, 1000), (2, 5), (4, 105), name="network/lo", series="sent_bytes")
-    found = host_metrics(trace(*rows))
-    assert (only(found)["n"], only(found)["min"], only(found)["max"]) == (2, 50, 100)
-    assert found.resets == 1
-    check_wording(*found.notes)
+    result = host_metrics(trace(*rows))
+    assert (only(result)["n"], only(result)["min"], only(result)["max"]) == (2, 50, 100)
+    assert result.resets == 1
+    check_wording(*result.notes)
 
 
-def test_two_readings_at_one_time_have_no_rate_between_them() -> None:
+def test_readings_at_equal_times_have_no_rate() -> None:
     rows = readings((0, 1), (1, 2), (1, 8), (2, 9), name="disk/sda", series="read_count")
-    found = only(host_metrics(trace(*rows)))
-    assert (found["n"], found["min"], found["max"]) == (2, 1, 1)
-    assert found["unit"] == "1/s"
+    result = only(host_metrics(trace(*rows)))
+    assert (result["n"], result["min"], result["max"]) == (2, 1, 1)
+    assert result["unit"] == "1/s"
 
 
-def test_one_reading_of_a_counter_that_only_counts_up_tells_nothing() -> None:
+def test_single_reading_of_a_cumulative_counter_has_no_rate() -> None:
     rows = readings((0, 1), name="disk/sda", series="read_count")
-    found = host_metrics(trace(*rows, *readings((0, 1))))
-    assert found.counters["counter"].to_list() == ["c"]
+    result = host_metrics(trace(*rows, *readings((0, 1))))
+    assert result.counters["counter"].to_list() == ["c"]
     alone = host_metrics(trace(*rows))
     assert alone.counters.is_empty()
     assert alone.verdict
@@ -232,13 +232,13 @@ def test_one_reading_of_a_counter_that_only_counts_up_tells_nothing() -> None:
         unique_by=lambda reading: reading[0],
     )
 )
-def test_means_and_rates_against_a_plain_loop(values: list[tuple[int, int]]) -> None:
+def test_means_and_rates_agree_with_a_plain_loop(values: list[tuple[int, int]]) -> None:
     values.sort()
     steps = list(pairwise(values))
-    held = sum((b - a) * v for (a, v), (b, _) in steps)
+    weighted = sum((b - a) * v for (a, v), (b, _) in steps)
     span = values[-1][0] - values[0][0]
-    found = only(host_metrics(trace(*readings(*values))))
-    assert found["mean"] == pytest.approx(held / span if span else values[0][1])
+    result = only(host_metrics(trace(*readings(*values))))
+    assert result["mean"] == pytest.approx(weighted / span if span else values[0][1])
     up = [((w - v), (b - a)) for (a, v), (b, w) in steps if w >= v]
     rows = readings(*values, name="disk/sda", series="read_bytes")
     rates = host_metrics(trace(*rows))
@@ -252,30 +252,30 @@ def test_means_and_rates_against_a_plain_loop(values: list[tuple[int, int]]) -> 
 # --- which counter of whom -------------------------------------------------------------------
 
 
-def test_processes_are_told_apart_by_rank_by_name_by_number() -> None:
+def test_processes_are_labelled_by_rank_name_or_number() -> None:
     lanes = table("lanes", {"rank": None, "pid": 7, "label": "loader", "textual": False})
     rows = [*readings((0, 1), rank=None, pid=7), *readings((0, 2), rank=None, pid=8)]
-    made = trace(*rows)
-    named = Trace(made.sources, counters=made.counters, lanes=lanes)
+    recorded = trace(*rows)
+    named = Trace(recorded.sources, counters=recorded.counters, lanes=lanes)
     assert host_metrics(named).counters["on"].to_list() == ["loader", "process 8"]
     ranks = [trace(*readings((0, r), rank=r), path=f"{r}.json") for r in range(2)]
-    found = host_metrics(ranks)
-    assert found.counters["on"].to_list() == ["rank 0", "rank 1"]
-    assert found.series.select("n", "min", "max", "max_on").rows() == [(2, 0, 1, "rank 1")]
+    result = host_metrics(ranks)
+    assert result.counters["on"].to_list() == ["rank 0", "rank 1"]
+    assert result.series.select("n", "min", "max", "max_on").rows() == [(2, 0, 1, "rank 1")]
 
 
 def test_files_with_absolute_times_share_a_clock() -> None:
     origin = 1_700_000_000 * S
     early = trace(*readings((1_700_000_000, 1), (1_700_000_001, 2), rank=0), start=origin)
     late = trace(*readings((1_700_000_005, 3), rank=1), start=origin + 5 * S, path="b.json")
-    found = host_metrics([early, late])
-    assert found.readings["at_ns"].to_list() == [0, S, 5 * S]
-    # a clock that starts with the machine says nothing of other files'
+    result = host_metrics([early, late])
+    assert result.readings["at_ns"].to_list() == [0, S, 5 * S]
+    # a clock that starts with the machine cannot be compared with other files
     apart = host_metrics([trace(*readings((5, 1))), trace(*readings((9, 1)), start=9 * S)])
     assert apart.readings["at_ns"].to_list() == [5 * S, 0]
 
 
-def test_patterns_choose_counters() -> None:
+def test_patterns_select_counters() -> None:
     rows = [*readings((0, 1)), *readings((0, 1), name="disk/a", series="x"), *readings((1, 2))]
     assert host_metrics(trace(*rows), counters=["^c/s$"]).counters.height == 1
     with raises_wording(MissingData):
@@ -284,7 +284,7 @@ def test_patterns_choose_counters() -> None:
         host_metrics(trace(*rows), counters=["("])
 
 
-def test_without_counters_the_error_says_what_records_them() -> None:
+def test_missing_counters_error_has_a_recording_hint() -> None:
     with raises_wording(MissingData):
         host_metrics(trace())
     with pytest.raises(OptionError, match="no input"):
@@ -294,12 +294,12 @@ def test_without_counters_the_error_says_what_records_them() -> None:
 # --- what stands out -------------------------------------------------------------------------
 
 
-def test_the_fixture_s_faults_are_named() -> None:
-    said = ta.host_metrics(COMPOSER).verdict
-    check_wording(said)
+def test_problems_of_the_fixture_are_named() -> None:
+    text = ta.host_metrics(COMPOSER).verdict
+    check_wording(text)
 
 
-def test_a_host_at_ease_is_not_blamed() -> None:
+def test_idle_host_has_no_problem() -> None:
     rows = [
         *readings((0, 50), (1, 60), (2, 50), name="cpu", series="cpu_percent"),
         *readings((0, 60), (1, 61), name="memory/virtual", series="used_bytes"),
@@ -308,11 +308,11 @@ def test_a_host_at_ease_is_not_blamed() -> None:
         *readings((0, 3), (1, 3), name="memory/cuda", series="alloc_retries"),
         *readings((0, 0), (1, 0), name="network/lo", series="sent_bytes"),
     ]
-    said = host_metrics(trace(*rows)).verdict
-    check_wording(said)
+    text = host_metrics(trace(*rows)).verdict
+    check_wording(text)
 
 
-def test_charts_leave_out_what_never_changes() -> None:
+def test_charts_omit_constant_series() -> None:
     rows = [*readings((0, 1), (1, 1)), *readings((0, 1), (1, 2), series="t")]
     (chart,) = host_metrics(trace(*rows)).charts
     assert chart.frame["counter"].unique().to_list() == ["t"]
@@ -323,7 +323,7 @@ def test_charts_leave_out_what_never_changes() -> None:
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_answer_as_text(run_cli: Callable[..., Any], golden: Callable[..., None]) -> None:
+def test_text_output(run_cli: Callable[..., Any], golden: Callable[..., None]) -> None:
     done = run_cli("host-metrics", "fixtures/composer", "-q", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     golden("host_metrics_composer.txt", done.stdout)
@@ -342,7 +342,7 @@ def test_csv_has_all_series_in_base_units(run_cli: Callable[..., Any]) -> None:
     ]
 
 
-def test_a_plot(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_plot_is_written(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     plot = tmp_path / "a.svg"
     chosen = ("--counter", "cpu|read_bytes|virtual/used")
     done = run_cli("host-metrics", COMPOSER, "-q", *chosen, "-o", tmp_path / "a", "--plot", plot)
@@ -352,14 +352,14 @@ def test_a_plot(run_cli: Callable[..., Any], tmp_path: Path) -> None:
         assert f">{title}<" in drawn
 
 
-def test_a_trace_without_counters_says_what_to_record(run_cli: Callable[..., Any]) -> None:
+def test_command_without_counters_has_a_recording_hint(run_cli: Callable[..., Any]) -> None:
     done = run_cli("host-metrics", "fixtures/nccl_8ranks/rank0.json.gz", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Profiler(sys_prof_cpu=True" in done.stderr
 
 
-def test_counters_of_any_writer(shared: Path) -> None:
+def test_counters_of_other_writers_are_read(shared: Path) -> None:
     path = shared / "data/chrome/conformance/malformed/51_counter_multi_series.json"
-    found = ta.host_metrics(path)
-    assert found.counters.height == found.counters.select("counter", "series").n_unique()
-    assert found.counters["n"].sum() == ta.read(path).counters.height
+    result = ta.host_metrics(path)
+    assert result.counters.height == result.counters.select("counter", "series").n_unique()
+    assert result.counters["n"].sum() == ta.read(path).counters.height

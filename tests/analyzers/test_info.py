@@ -52,8 +52,8 @@ def test_one_file():
 
 
 @pytest.mark.parametrize(("unit", "span"), [("ns", 15), ("samples", 10), (None, 10)])
-def test_the_last_sample_lasts_as_long_as_it_weighs(unit, span):
-    """Where weights are times; one that is no number lasts no time."""
+def test_last_sample_extends_by_its_weight(unit, span):
+    """Weights that are times extend samples; NaN has no duration."""
     rows = [(0, "sample", 10.0), (8, "sample", 7.4), (10, "sample", float("nan"))]
     frame = pl.DataFrame(rows, schema=["ts", "kind", "weight"], orient="row")
     columns = [
@@ -65,7 +65,7 @@ def test_the_last_sample_lasts_as_long_as_it_weighs(unit, span):
     assert info([Trace((source,), frame.select(columns))]).contents["span_ns"].item() == span
 
 
-def test_an_instant_named_iteration_is_no_step_and_an_annotation_no_communication():
+def test_instants_are_not_steps_and_annotations_not_communication():
     content = info([_trace()]).contents.row(0, named=True)
     assert (content["steps"], content["communication"]) == (1, 1)
 
@@ -89,7 +89,7 @@ def test_several_ranks_with_losses():
     assert "no format" in text
 
 
-def test_kinds_are_added_up():
+def test_kinds_are_summed():
     kinds = {row["kind"]: row for row in info([_trace(0), _trace(1)]).kinds.to_dicts()}
     assert kinds["kernel"] == {"kind": "kernel", "files": 2, "events": 4, "sum_ns": 2_000}
     assert kinds["other"]["sum_ns"] is None
@@ -100,11 +100,11 @@ def test_kinds_are_added_up():
     [
         ([(0, 100), (10, 90)], "cpu_op", 0),
         ([(0, 100), (60, 90), (70, 90)], "cpu_op", 2),
-        ([(0, 100), (60, 90), (70, 90)], "async", 0),  # requests, which run side by side
+        ([(0, 100), (60, 90), (70, 90)], "async", 0),  # concurrent requests
         ([(0, 100), (99, 90)], "cpu_op", 0),  # 1 ns is rounding
     ],
 )
-def test_slices_of_a_thread_that_cross_are_counted(spans, kind, count):
+def test_crossing_slices_are_counted(spans, kind, count):
     events = schema.empty("events")
     rows = pl.DataFrame(spans, schema=["ts", "dur"], orient="row").with_columns(
         pid=1, tid=2, name=pl.lit("f").cast(schema.NAME), kind=pl.lit(kind).cast(schema.KIND)
@@ -112,13 +112,13 @@ def test_slices_of_a_thread_that_cross_are_counted(spans, kind, count):
     trace = Trace(
         (Meta("a.json", "chrome-trace"),), pl.concat([events, rows], how="diagonal_relaxed")
     )
-    found = info([trace]).issues.filter(pl.col("code") == "overlapping-slices")
-    assert found["count"].to_list() == [count][: bool(count)]
-    assert set(found["severity"]) <= {"notice"}
-    assert set(found["first"]) <= {"f at 60 ns"}
+    result = info([trace]).issues.filter(pl.col("code") == "overlapping-slices")
+    assert result["count"].to_list() == [count][: bool(count)]
+    assert set(result["severity"]) <= {"notice"}
+    assert set(result["first"]) <= {"f at 60 ns"}
 
 
-def test_joined_ranks_are_told_apart():
+def test_joined_ranks_are_separated():
     lost = [("data_loss", "truncated", 1, None)]
     apart = [_trace(0, epoch_ns=1_000), _trace(1, epoch_ns=5_000, lost=lost)]
     joined = info([concat(apart)])
@@ -128,7 +128,7 @@ def test_joined_ranks_are_told_apart():
     assert joined.issues.equals(info(apart).issues)
 
 
-def test_nothing_at_all():
+def test_empty_input():
     result = info([])
     assert result.verdict == "0 files."
     assert "none" in result.table()
@@ -148,7 +148,7 @@ def test_ranges(numbers, text):
     assert ranges(numbers) == text
 
 
-def test_a_file_that_cannot_be_read_does_not_end_it_all(tmp_path):
+def test_unreadable_file_is_listed(tmp_path):
     (tmp_path / "rank0.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
     (tmp_path / "rank1.json").write_text('{"traceEvents": 5}')
     result = ta.info([tmp_path / "rank0.json", tmp_path / "rank1.json"])
@@ -175,17 +175,17 @@ def test_bundled_ranks(golden, monkeypatch):
     golden("info_nccl_8ranks.txt", ta.info(["fixtures/nccl_8ranks"]).table())
 
 
-def test_one_path_need_not_be_in_a_list():
+def test_single_path_is_accepted():
     folder = Path(__file__).parents[2] / "fixtures" / "nccl_8ranks"
     assert ta.info(str(folder)).files.height == ta.info([folder]).files.height == 8
 
 
-def test_a_name_that_is_no_text_is_refused_or_listed(tmp_path):
+def test_undecodable_file_name_is_refused_or_listed(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.json")
     for name in (path, tmp_path / "rank0.json"):
         Path(name).write_text('[{"ph": "X", "name": "a", "ts": 1, "dur": 1}]')
     with raises_wording(UnreadableFile):
         ta.info(path)
-    found = ta.info(tmp_path)
-    assert found.files.height == 1
-    assert found.skipped.row(0) == (f"{tmp_path}/caf\\udce9.json", "its name is not UTF-8")
+    result = ta.info(tmp_path)
+    assert result.files.height == 1
+    assert result.skipped.row(0) == (f"{tmp_path}/caf\\udce9.json", "its name is not UTF-8")

@@ -19,7 +19,7 @@ REPLAY = [
 ]
 
 
-def test_work_of_a_graph_belongs_to_its_launch() -> None:
+def test_graph_work_belongs_to_its_launch() -> None:
     groups = kernels(trace(REPLAY), by="operator").groups
     assert groups is not None
     assert groups.select("operator", "total_ns").rows() == [
@@ -28,13 +28,13 @@ def test_work_of_a_graph_belongs_to_its_launch() -> None:
     ]
 
 
-def test_work_of_a_graph_has_the_annotation_of_the_engine() -> None:
+def test_graph_work_has_the_engine_annotation() -> None:
     groups = kernels(trace(REPLAY), by="annotation").groups
     assert groups is not None
     assert groups.select("annotation", "total_ns").rows() == [(DECODE, 60 * US)]
 
 
-def test_whole_graphs_are_named_with_the_option_that_records_their_kernels() -> None:
+def test_whole_graphs_are_noted_with_the_recording_option() -> None:
     (note,) = [
         note
         for note in kernels(trace([device("CUDA graph 7", 0, 10)])).view().notes
@@ -44,7 +44,7 @@ def test_whole_graphs_are_named_with_the_option_that_records_their_kernels() -> 
     assert not [note for note in kernels(trace(REPLAY)).view().notes if "graph" in note]
 
 
-def test_work_of_a_graph_belongs_to_the_operators_of_a_step_without_replay() -> None:
+def test_graph_work_is_matched_to_operators_of_an_eager_step() -> None:
     eager = [
         host("cpu_op", "aten::linear", 200 * US, 10 * US),
         host("cuda_runtime", "cudaLaunchKernel", 201 * US, 5 * US, correlation=3),
@@ -62,7 +62,7 @@ def test_work_of_a_graph_belongs_to_the_operators_of_a_step_without_replay() -> 
         check_wording(result.view().notes)
 
 
-def test_work_of_a_graph_belongs_to_the_operators_of_its_capture() -> None:
+def test_graph_work_is_matched_to_operators_of_its_capture() -> None:
     capture = [host("cuda_runtime", "cudaStreamBeginCapture", 0, US)]
     for n, name in enumerate(("aten::linear", "aten::softmax"), 1):
         capture.append(host("cpu_op", name, 10 * n * US, 9 * US))

@@ -1,4 +1,4 @@
-"""Kernels' names: families and short names, by a table of what libraries really write."""
+"""Kernel names: families and short names of real library kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.common.kernel_names import (
     short_names,
 )
 
-#: As profilers wrote them, on NVIDIA and AMD, cut where nothing more is told.
+#: As profilers wrote them on NVIDIA and AMD, shortened.
 FAMILIES = {
     "gemm": [
         "volta_sgemm_128x64_nt",
@@ -265,13 +265,13 @@ def test_copies_and_sets(name: str, kind: str, of: str) -> None:
         ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>(Params)", True),
         ("void wgrad_alg0_engine<__half, 128, 6, 7, 3, 3, 5, false, 512>(int, int, int)", False),
         ("void implicit_convolve_sgemm<__half, __half, 1024, 6, 7, 3, 3, 5, 1>(int)", False),
-        ("maxwell_sgemm_128x64_nt", False),  # a chip without tensor cores, perhaps
+        ("maxwell_sgemm_128x64_nt", False),  # possibly a chip without tensor cores
         ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x5_nn", False),
         ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>(P)", False),
         ("ampere_sgemmtf32_128x64", False),
     ],
 )
-def test_kernels_that_leave_tensor_cores_idle(name: str, plain: bool) -> None:
+def test_kernels_without_tensor_cores_are_recognized(name: str, plain: bool) -> None:
     assert is_plain_float(name) == plain
 
 
@@ -315,12 +315,12 @@ def test_short_names(name: str, short: str) -> None:
     assert short_names([name]) == {name: short}
 
 
-def test_what_tells_kernels_apart_is_kept() -> None:
+def test_short_names_keep_differences() -> None:
     names = ["f<float, 128, 2>(int)", "f<float, 128, 4>(int)", "f<half, 128, 4>(int)", "f<1>(int)"]
     assert list(short_names(names).values()) == ["f", "f<float,2>", "f<float,4>", "f<half,4>"]
 
 
-def test_names_that_are_still_the_same_are_numbered() -> None:
+def test_equal_short_names_are_numbered() -> None:
     names = ["void f(int)", "void f(long)", "void a::f(int)"]
     assert sorted(short_names(names).values()) == ["f", "f [2]", "f [3]"]
 
@@ -335,10 +335,10 @@ LETTERS = st.text(alphabet="ab1_:<>()[]{},-# &*Z", max_size=60)
 
 
 @given(st.lists(LETTERS, max_size=8, unique=True))
-def test_any_name_has_a_short_one_of_its_own(names: list[str]) -> None:
-    found = short_names(names)
-    assert found.keys() == set(names)
-    assert len(set(found.values())) == len(names)
+def test_every_name_has_a_unique_short_name(names: list[str]) -> None:
+    result = short_names(names)
+    assert result.keys() == set(names)
+    assert len(set(result.values())) == len(names)
     for name in names:
         assert family(name) in KERNEL_FAMILIES
 
@@ -354,7 +354,7 @@ def test_any_name_has_a_short_one_of_its_own(names: list[str]) -> None:
     ],
     ids=["open", "calls", "digits", "nested", "lambdas"],
 )
-def test_names_made_to_hurt_take_no_time(name: str) -> None:
+def test_adversarial_names_are_fast(name: str) -> None:
     began = time.perf_counter()
     assert family(name) in KERNEL_FAMILIES
     assert len(short_names([name])) == 1

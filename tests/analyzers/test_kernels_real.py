@@ -1,4 +1,4 @@
-"""Kernels of real recordings: HTA's numbers from the same rows, sums, families."""
+"""Kernels of real recordings against HTA, sums and families."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 
-#: HTA tells so many names of a sort of kernels apart; the rest is a row "others".
+#: HTA has this many names per class of kernels; the rest is a row "others".
 HTA_NAMES = 10
 
 #: Recordings without an annotation besides steps.
@@ -26,34 +26,34 @@ WITHOUT_ANNOTATIONS = {"h100_qwen_inference"}
 
 
 @pytest.mark.parametrize(("name", "rank"), TRACES)
-def test_sums_are_htas(shared: Path, name: str, rank: int) -> None:
-    """By name, of the rows that HTA looks at; min, max and mean where it tells all names apart.
+def test_sums_agree_with_hta(shared: Path, name: str, rank: int) -> None:
+    """Return sums by name of HTA's rows; min, max and mean if HTA has all names.
 
     Beyond ten names of a sort HTA sums up each name first, and its min, max, mean and standard
     deviation are those of the sums.
     """
     _, counted_rows = counted(read(shared, name, rank))
     pieces = counted_rows.select("name", "start", pl.col("end") - pl.col("start")).iter_rows()
-    found = kernels(trace(device(name, start, length) for name, start, length in pieces))
-    ours = {row["name"]: row for row in found.names.iter_rows(named=True)}
+    result = kernels(trace(device(name, start, length) for name, start, length in pieces))
+    ours = {row["name"]: row for row in result.names.iter_rows(named=True)}
     rows = [row for row in oracle(shared, name, "gpu_kernel_breakdown_1") if of(row, name, rank)]
     sorts = [row["kernel_type"] for row in rows]
     named = [row for row in rows if row["name"] != "others"]
     assert len(named) > 2
     for row in named:
-        own = ours.pop(row["name"])
-        assert own["total_ns"] == 1000 * float(row["sum (us)"])
+        ours_row = ours.pop(row["name"])
+        assert ours_row["total_ns"] == 1000 * float(row["sum (us)"])
         if sorts.count(row["kernel_type"]) <= HTA_NAMES:
-            assert own["max_ns"] == 1000 * float(row["max (us)"])
-            assert own["min_ns"] == 1000 * float(row["min (us)"])
-            assert own["mean_ns"] == pytest.approx(1000 * float(row["mean (us)"]), abs=0.5)
+            assert ours_row["max_ns"] == 1000 * float(row["max (us)"])
+            assert ours_row["min_ns"] == 1000 * float(row["min (us)"])
+            assert ours_row["mean_ns"] == pytest.approx(1000 * float(row["mean (us)"]), abs=0.5)
     others = [float(row["sum (us)"]) for row in rows if row["name"] == "others"]
     assert sum(row["total_ns"] for row in ours.values()) == 1000 * sum(others)
 
 
 @pytest.fixture(scope="module")
 def recordings(shared: Path) -> list[tuple[str, Trace]]:
-    """Every recording with device work."""
+    """Yield every recording with device work."""
     return [(name, each) for name, each in kineto(shared).items() if device_work(each).height]
 
 
@@ -64,25 +64,25 @@ def test_sums_add_up_on_every_trace(recordings: Recordings) -> None:
     unmarked = set()
     for name, each in recordings:
         work = device_work(each)
-        found = kernels(each)
-        assert found.total_ns == (work["end"] - work["start"]).sum(), name
-        assert found.busy_ns == intervals.measure(work, ["rank", "device"])["length"].sum()
+        result = kernels(each)
+        assert result.total_ns == (work["end"] - work["start"]).sum(), name
+        assert result.busy_ns == intervals.measure(work, ["rank", "device"])["length"].sum()
         for by in ("stream", "operator", "annotation"):
             if by == "annotation" and not marked(each):
                 unmarked.add(name)
                 with pytest.raises(MissingData, match="record_function"):
                     kernels(each, by=by)
                 continue
-            told = kernels(each, by=by)
-            assert told.groups is not None
-            for frame in (told.groups, told.families, told.names):
+            values = kernels(each, by=by)
+            assert values.groups is not None
+            for frame in (values.groups, values.families, values.names):
                 sums = frame.select("n", "total_ns").sum().row(0)
-                assert sums == (work.height, found.total_ns), (name, by)
+                assert sums == (work.height, result.total_ns), (name, by)
     assert unmarked == WITHOUT_ANNOTATIONS
 
 
 def marked(each: Trace) -> bool:
-    """Whether there is an annotation besides steps."""
+    """Whether there are annotations other than steps."""
     names = each.events.filter(
         pl.col("kind").is_in(["cpu_op", "user_annotation"]), pl.col("tid").is_not_null()
     ).select(pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String))
@@ -93,8 +93,8 @@ def marked(each: Trace) -> bool:
 
 
 def test_families_agree_with_sorts_of_device_work(recordings: Recordings) -> None:
-    """What overlap calls communication or memory is so called here; but for PyTorch's own kernels
-    that reduce over NVLink, which are of the family too."""
+    """Communication and memory are the same as in overlap, except for PyTorch's NVLink reductions,
+    which are also in the family."""
     for name, each in recordings:
         work = device_work(each)
         sums = work.group_by("sort").agg((pl.col("end") - pl.col("start")).sum().alias("ns"))
@@ -107,7 +107,7 @@ def test_families_agree_with_sorts_of_device_work(recordings: Recordings) -> Non
         assert families.get(COMMUNICATION, 0) - expected.get(COMMUNICATION, 0) in (0, extra)
 
 
-def test_hardly_any_kernel_is_of_no_family(recordings: Recordings) -> None:
+def test_most_kernels_have_a_family(recordings: Recordings) -> None:
     for name, each in recordings:
         families = kernels(each).families
         other = families.filter(pl.col("family") == OTHER)["total_ns"].sum()
@@ -116,7 +116,7 @@ def test_hardly_any_kernel_is_of_no_family(recordings: Recordings) -> None:
         assert set(families["family"].filter(~copies)) <= set(KERNEL_FAMILIES)
 
 
-def test_short_names_tell_kernels_apart(recordings: Recordings) -> None:
+def test_short_names_are_unique(recordings: Recordings) -> None:
     for name, each in recordings:
         names = kernels(each).names
         assert names["kernel"].n_unique() == names.height, name
@@ -127,22 +127,22 @@ def test_short_names_tell_kernels_apart(recordings: Recordings) -> None:
 
 def test_eight_ranks_are_eight_devices(shared: Path) -> None:
     folder = shared / "data/chrome/kineto/dlrm_8ranks"
-    found = ta.kernels(folder, by="rank")
-    assert found.groups is not None
-    assert sorted(found.groups["rank"]) == list(range(8))
-    assert found.devices["rank"].to_list() == list(range(8))
+    result = ta.kernels(folder, by="rank")
+    assert result.groups is not None
+    assert sorted(result.groups["rank"]) == list(range(8))
+    assert result.devices["rank"].to_list() == list(range(8))
     alone = [ta.kernels(path) for path in sorted(folder.glob("*.gz"))]
-    assert found.busy_ns == sum(one.busy_ns for one in alone)
-    assert found.n == sum(one.n for one in alone)
+    assert result.busy_ns == sum(one.busy_ns for one in alone)
+    assert result.n == sum(one.n for one in alone)
 
 
-def test_by_operator_as_operators_has_it(recordings: Recordings) -> None:
-    """But for an operator around one of PyTorch's annotations, which operators tells apart."""
+def test_by_operator_agrees_with_operators(recordings: Recordings) -> None:
+    """Except for operators around PyTorch's annotations, which operators separates."""
     for name, each in recordings:
         groups = kernels(each, by="operator").groups
         assert groups is not None
-        own = dict(groups.drop_nulls("operator").select("operator", "total_ns").iter_rows())
+        by_operator = dict(groups.drop_nulls("operator").select("operator", "total_ns").iter_rows())
         table = ta.operators(each).operators.filter(pl.col("kind") == "cpu_op")
-        told = table.group_by("name").agg(pl.col("self_device_ns").sum()).rows()
-        differ = {op for op, ns in told if own.get(op, 0) != ns}
+        values = table.group_by("name").agg(pl.col("self_device_ns").sum()).rows()
+        differ = {op for op, ns in values if by_operator.get(op, 0) != ns}
         assert differ <= {"record_param_comms"}, (name, differ)

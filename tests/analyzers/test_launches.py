@@ -1,4 +1,4 @@
-"""Launches of small traces, written down event by event."""
+"""Launches of small synthetic traces."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def op(name: str, ts: int, dur: int, **more: Any) -> dict[str, Any]:
 
 
 def starved(n: int, at: int = 0, first: int = 0, idle: int = 8 * US) -> list[dict[str, Any]]:
-    """Kernels of 4 us, each launched while the device has nothing to do."""
+    """Return kernels of 4 us, each launched while the device is idle."""
     period = 4 * US + idle
     launched = range(first, first + n)
     starts = [at + period * i for i in range(n)]
@@ -65,8 +65,8 @@ def row(frame: pl.DataFrame, at: int = 0) -> dict[str, Any]:
 # --- delays ----------------------------------------------------------------------------------
 
 
-def test_delay_is_from_the_end_of_the_call_to_the_start_of_the_work() -> None:
-    found = launches(
+def test_delay_is_from_call_end_to_work_start() -> None:
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 12 * US, 100 * US)),
@@ -77,16 +77,16 @@ def test_delay_is_from_the_end_of_the_call_to_the_start_of_the_work() -> None:
             ]
         )
     )
-    one = row(found.devices)
+    one = row(result.devices)
     assert (one["launches"], one["max_delay_ns"], one["median_delay_ns"]) == (3, 98 * US, 7 * US)
     assert one["mean_delay_ns"] == pytest.approx((7 + 98 + 0) * US / 3)
     assert one["waited_frac"] == pytest.approx(1 / 3)
     assert (one["late"], one["slow_calls"]) == (0, 0)
-    assert (found.median_delay_ns, found.unlaunched, found.without_work) == (7 * US, 0, 0)
+    assert (result.median_delay_ns, result.unlaunched, result.without_work) == (7 * US, 0, 0)
 
 
 def test_late_work_and_slow_calls_are_counted() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 *(call(1, 0, 50 * US), kernel(1, 150 * US, US)),  # neither: exactly at the limits
@@ -94,13 +94,13 @@ def test_late_work_and_slow_calls_are_counted() -> None:
             ]
         )
     )
-    assert row(found.devices)["late"] == 1
-    assert row(found.calls)["slow_calls"] == 1
-    assert row(found.calls)["max_call_ns"] == 51 * US
+    assert row(result.devices)["late"] == 1
+    assert row(result.calls)["slow_calls"] == 1
+    assert row(result.calls)["max_call_ns"] == 51 * US
 
 
-def test_a_graph_launch_is_one_launch_with_many_pieces() -> None:
-    found = launches(
+def test_graph_launch_is_one_launch_with_many_events() -> None:
+    result = launches(
         trace(
             [
                 call(1, 0, 10 * US, "cudaGraphLaunch"),
@@ -109,18 +109,18 @@ def test_a_graph_launch_is_one_launch_with_many_pieces() -> None:
             ]
         )
     )
-    graph = row(found.graphs)
+    graph = row(result.graphs)
     assert (graph["launch_name"], graph["launches"], graph["pieces"]) == ("cudaGraphLaunch", 1, 50)
     assert graph["max_delay_ns"] == 10 * US
-    assert found.launches == 2
-    assert row(found.devices)["launches"] == 2
-    # its pieces queue up nowhere but on the device itself
-    assert found.streams["max_queue"].max() == 1
-    assert found.unlaunched == 0
+    assert result.launches == 2
+    assert row(result.devices)["launches"] == 2
+    # its device events wait on the device, not in the queue
+    assert result.streams["max_queue"].max() == 1
+    assert result.unlaunched == 0
 
 
-def test_launches_are_told_apart_by_call_and_by_operator() -> None:
-    found = launches(
+def test_launches_are_grouped_by_call_and_operator() -> None:
+    result = launches(
         trace(
             [
                 op("aten::linear", 0, 100 * US),
@@ -131,15 +131,15 @@ def test_launches_are_told_apart_by_call_and_by_operator() -> None:
             ]
         )
     )
-    by_call = dict(found.calls.select("launch_name", "launches").iter_rows())
+    by_call = dict(result.calls.select("launch_name", "launches").iter_rows())
     assert by_call == {"cudaLaunchKernel": 2, "cudaMemsetAsync": 1}
-    by_operator = dict(found.operators.select("operator", "launches").iter_rows())
+    by_operator = dict(result.operators.select("operator", "launches").iter_rows())
     assert by_operator == {"aten::addmm": 1, "aten::linear": 1, None: 1}
     assert list(by_operator) == ["aten::addmm", "aten::linear", None]
 
 
 def test_only_operators_of_the_launching_thread_count() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 op("aten::mm", 0, 100 * US, tid=2),
@@ -151,12 +151,12 @@ def test_only_operators_of_the_launching_thread_count() -> None:
             ]
         )
     )
-    by_operator = dict(found.operators.select("operator", "launches").iter_rows())
+    by_operator = dict(result.operators.select("operator", "launches").iter_rows())
     assert by_operator == {"aten::add": 1, "aten::mm": 1, None: 2}
 
 
 def test_delays_are_counted_by_class_and_add_up() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 5 * US, 900 * US)),
@@ -165,9 +165,9 @@ def test_delays_are_counted_by_class_and_add_up() -> None:
             ]
         )
     )
-    told = {(d, w): n for d, w, n in found.delays.iter_rows() if n}
-    assert told == {("0", False): 1, ("1 us", False): 1, ("500 us", True): 1}
-    assert found.delays["delay"].unique(maintain_order=True).to_list()[:4] == [
+    values = {(d, w): n for d, w, n in result.delays.iter_rows() if n}
+    assert values == {("0", False): 1, ("1 us", False): 1, ("500 us", True): 1}
+    assert result.delays["delay"].unique(maintain_order=True).to_list()[:4] == [
         "0", "> 0", "1 us", "2 us",
     ]  # fmt: skip
 
@@ -175,8 +175,8 @@ def test_delays_are_counted_by_class_and_add_up() -> None:
 # --- what belongs together -------------------------------------------------------------------
 
 
-def test_work_without_a_call_and_calls_without_work_are_said() -> None:
-    found = launches(
+def test_unmatched_work_and_calls_are_noted() -> None:
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 10 * US, US)),
@@ -188,11 +188,11 @@ def test_work_without_a_call_and_calls_without_work_are_said() -> None:
             ]
         )
     )
-    assert (found.unlaunched, found.without_work, found.launches) == (2, 1, 1)
-    check_wording(*found.notes)
+    assert (result.unlaunched, result.without_work, result.launches) == (2, 1, 1)
+    check_wording(*result.notes)
 
 
-def test_without_launch_calls_the_error_says_how_to_record_them() -> None:
+def test_missing_launch_calls_error_has_a_recording_hint() -> None:
     with raises_wording(MissingData):
         launches(trace([kernel(1, 0, US), kernel(2, US, US)]))
     with raises_wording(MissingData):
@@ -200,28 +200,28 @@ def test_without_launch_calls_the_error_says_how_to_record_them() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [op("aten::mm", 0, US)], [call(1, 0)]])
-def test_without_device_work_the_error_says_how_to_record_it(events: list[dict[str, Any]]) -> None:
+def test_missing_device_work_error_has_a_recording_hint(events: list[dict[str, Any]]) -> None:
     with pytest.raises(MissingData, match=r"ProfilerActivity\.CUDA"):
         launches(trace(events))
 
 
-def test_no_trace_is_an_error() -> None:
+def test_empty_input_is_an_error() -> None:
     with pytest.raises(OptionError, match="no input"):
         launches([])
 
 
 def test_a_single_launch_is_enough() -> None:
-    found = launches(trace([call(1, 0), kernel(1, 10 * US, 0)], rank=None))
-    one = row(found.devices)
+    result = launches(trace([call(1, 0), kernel(1, 10 * US, 0)], rank=None))
+    one = row(result.devices)
     assert (one["rank"], one["span_ns"], one["busy_frac"], one["waiting_frac"]) == (
         None, 0, None, None,
     )  # fmt: skip
-    assert row(found.streams)["max_queue"] == 1
-    check_wording(found.verdict)
-    assert found.table()
+    assert row(result.streams)["max_queue"] == 1
+    check_wording(result.verdict)
+    assert result.table()
 
 
-def test_one_launch_is_spoken_of_as_one() -> None:
+def test_single_launch_is_worded_as_one() -> None:
     alone = trace([call(1, 0), kernel(1, 50 * US, 4 * US)])
     check_wording(launches(alone).verdict)
     behind = [call(1, 0), kernel(1, 10 * US, 4 * US), kernel(None, 14 * US, 36 * US)]
@@ -229,35 +229,35 @@ def test_one_launch_is_spoken_of_as_one() -> None:
     check_wording(launches(one).verdict)
 
 
-def test_of_several_devices_delays_are_said_to_be_one_s() -> None:
-    own = [trace([call(1, 0), kernel(1, 50 * US, 4 * US)], rank=rank) for rank in (0, 1)]
-    check_wording(launches(own).verdict)
-    own = [trace(starved(2, idle=100 * US), rank=rank) for rank in (0, 1)]
-    check_wording(launches(own).verdict)
+def test_verdict_names_the_device_of_the_delays() -> None:
+    traces = [trace([call(1, 0), kernel(1, 50 * US, 4 * US)], rank=rank) for rank in (0, 1)]
+    check_wording(launches(traces).verdict)
+    traces = [trace(starved(2, idle=100 * US), rank=rank) for rank in (0, 1)]
+    check_wording(launches(traces).verdict)
 
 
-def test_a_device_that_did_something_is_not_idle_all_the_time() -> None:
+def test_idle_share_below_one_is_not_printed_as_all() -> None:
     replays = [call(1, 0), kernel(1, 10 * US, 9 * US), call(2, 999 * MS), kernel(2, 1000 * MS, US)]
-    said = launches(trace(replays)).verdict
-    check_wording(said)
+    text = launches(trace(replays)).verdict
+    check_wording(text)
 
 
-def test_processes_join_by_their_own_ids_and_share_the_device() -> None:
+def test_processes_have_separate_ids_and_share_a_device() -> None:
     events = []
     for pid, at in ((1, 0), (2, 50 * US)):
         events += [call(9, at, pid=pid), kernel(9, at + 10 * US, 100 * US, pid=pid)]
         events += [call(10, at + 6 * US, pid=pid), kernel(10, at + 111 * US, US, pid=pid)]
-    found = launches(trace(events))
-    assert found.streams.select("process", "stream", "launches", "max_queue").rows() == [
+    result = launches(trace(events))
+    assert result.streams.select("process", "stream", "launches", "max_queue").rows() == [
         (1, 7, 2, 2),
         (2, 7, 2, 2),
     ]
     # of one process the second kernel waited for the first; the device ran the other's meanwhile
-    assert row(found.devices)["max_delay_ns"] == 100 * US
-    assert found.idle_ns == US
+    assert row(result.devices)["max_delay_ns"] == 100 * US
+    assert result.idle_ns == US
 
 
-def test_ranks_and_files_without_a_rank_are_kept_apart() -> None:
+def test_ranks_and_files_without_a_rank_are_separate() -> None:
     events = [call(1, 0), kernel(1, 10 * US, US)]
     ranks = launches([trace(events, rank=r) for r in (0, 1)])
     assert ranks.devices["on"].to_list() == ["rank 0", "rank 1"]
@@ -267,9 +267,9 @@ def test_ranks_and_files_without_a_rank_are_kept_apart() -> None:
     assert files.launches == 2
 
 
-def test_annotations_on_devices_and_waiting_rows_are_no_work() -> None:
+def test_device_annotations_and_waits_are_not_work() -> None:
     annotation = {"kind": "gpu_user_annotation", "correlation": 3}
-    found = launches(
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 10 * US, US)),
@@ -278,14 +278,14 @@ def test_annotations_on_devices_and_waiting_rows_are_no_work() -> None:
             ]
         )
     )
-    assert (found.span_ns, found.launches) == (US, 1)
+    assert (result.span_ns, result.launches) == (US, 1)
 
 
 # --- queues ----------------------------------------------------------------------------------
 
 
-def test_queue_length_is_launches_started_less_works_started() -> None:
-    found = launches(
+def test_queue_length_is_launched_minus_started() -> None:
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 10 * US, 100 * US)),
@@ -295,14 +295,14 @@ def test_queue_length_is_launches_started_less_works_started() -> None:
         )
     )
     # waiting: 1 for 10 us, 0 for 10, 1 for 10, 2 for 80, 1 for 30, 0 for 60
-    one = row(found.streams)
+    one = row(result.streams)
     assert (one["launches"], one["max_queue"], one["queue_ns"]) == (3, 2, 200 * US)
     assert one["mean_queue"] == pytest.approx((10 + 10 + 160 + 30) / 200)
     assert one["empty_frac"] == pytest.approx(70 / 200)
     assert one["full_frac"] == 0
 
 
-def test_a_full_queue_is_told() -> None:
+def test_full_queue_is_reported() -> None:
     launched = [call(i, i * US, US) for i in range(1_000)]
     launched += [call(1_000 + i, (1_000 + 20 * i) * US, 20 * US) for i in range(100)]
     ran = [kernel(i, 4 * MS + i * US, US) for i in range(1_100)]
@@ -311,14 +311,14 @@ def test_a_full_queue_is_told() -> None:
     assert one["full_frac"] == pytest.approx(100 * 20 / 5_100)  # the calls that block
 
 
-def test_clocks_that_differ_do_not_make_a_queue_negative() -> None:
-    found = launches(trace([call(1, 20 * US), kernel(1, 10 * US, 50 * US)]))
-    assert (row(found.devices)["max_delay_ns"], row(found.streams)["max_queue"]) == (0, 0)
-    assert found.clock_odd == 1
-    assert any("clocks" in note for note in found.notes)
+def test_clock_differences_do_not_make_queues_negative() -> None:
+    result = launches(trace([call(1, 20 * US), kernel(1, 10 * US, 50 * US)]))
+    assert (row(result.devices)["max_delay_ns"], row(result.streams)["max_queue"]) == (0, 0)
+    assert result.clock_odd == 1
+    assert any("clocks" in note for note in result.notes)
 
 
-def test_few_points_show_a_long_course_and_its_extremes_where_they_were_first_reached() -> None:
+def test_chart_points_keep_first_extremes() -> None:
     # three waves: 1, 2 ... 900, 899 ... 1 launches wait
     wave = [*range(1, 901), *range(899, 0, -1)]
     length = [*wave, *wave, *wave, 0]
@@ -327,27 +327,27 @@ def test_few_points_show_a_long_course_and_its_extremes_where_they_were_first_re
         .with_columns(ts=pl.int_range(pl.len()) * 10 + start)
         for at, start in enumerate((0, 123_456))
     ]  # fmt: skip
-    found = drawn(pl.concat(both))
-    for changes, points in zip(both, found.partition_by("stream"), strict=True):
+    result = drawn(pl.concat(both))
+    for changes, points in zip(both, result.partition_by("stream"), strict=True):
         assert 800 < points.height < 1300  # of 10,796
         start, after = changes["ts"][0], points.gather_every(2, 1)
         top = after.filter(pl.col("length") == 900)["ts"].to_list()
         assert top == [start + at * 10 for at in (899, 899 + 1799, 899 + 2 * 1799)]
-        held = {
+        expected = {
             start + 10 * at: (before, now)
             for at, (before, now) in enumerate(itertools.pairwise([0, *length]))
         }
         for ts, pair in points.group_by("ts", maintain_order=True):
-            assert tuple(pair["length"]) == held[ts[0]]
+            assert tuple(pair["length"]) == expected[ts[0]]
         assert points["length"].to_list()[-1] == 0
 
 
 # --- stretches -------------------------------------------------------------------------------
 
 
-def test_a_stretch_is_where_the_device_runs_out_of_work_again_and_again() -> None:
+def test_repeated_launch_gaps_form_a_stretch() -> None:
     inside = [op("aten::add_", i * 12 * US - 7 * US, 7 * US) for i in range(20)]
-    found = launches(
+    result = launches(
         trace(
             [
                 step(3, -MS, 9 * MS),
@@ -360,22 +360,22 @@ def test_a_stretch_is_where_the_device_runs_out_of_work_again_and_again() -> Non
             ]
         )
     )
-    (one,) = found.stretches.to_dicts()
-    # 19 gaps of 8 us and 20 kernels, of which the last one's start ends the stretch
+    (one,) = result.stretches.to_dicts()
+    # 19 gaps of 8 us and 20 kernels; the start of the last kernel ends the stretch
     assert (one["gaps"], one["at_ns"], one["length_ns"]) == (19, 4 * US, 19 * 12 * US - 4 * US)
     assert (one["waiting_ns"], one["busy_ns"], one["pieces"]) == (19 * 8 * US, 18 * 4 * US, 18)
     assert one["busy_frac"] == pytest.approx(72 / 224)
     assert (one["step"], one["annotation"], one["operator"]) == (
         "ProfilerStep#3", "Optimizer.step#SGD.step", "aten::add_",
     )  # fmt: skip
-    assert (found.stretch_ns, found.waiting_ns) == (224 * US, 152 * US)
-    assert row(found.places)["place"] == "Optimizer.step#SGD.step"
-    assert row(found.places)["waiting_ns"] == found.waiting_ns
-    assert found.operators["waiting_ns"].sum() == found.waiting_ns
-    assert row(found.steps)["waiting_ns"] == found.waiting_ns
-    assert "Launch-bound" in found.verdict
-    assert "Optimizer.step#SGD.step" in found.verdict
-    assert "CUDA graphs" in found.verdict
+    assert (result.stretch_ns, result.waiting_ns) == (224 * US, 152 * US)
+    assert row(result.places)["place"] == "Optimizer.step#SGD.step"
+    assert row(result.places)["waiting_ns"] == result.waiting_ns
+    assert result.operators["waiting_ns"].sum() == result.waiting_ns
+    assert row(result.steps)["waiting_ns"] == result.waiting_ns
+    assert "Launch-bound" in result.verdict
+    assert "Optimizer.step#SGD.step" in result.verdict
+    assert "CUDA graphs" in result.verdict
 
 
 def test_ranges_recorded_as_operators_are_annotations() -> None:
@@ -390,16 +390,18 @@ def test_ranges_recorded_as_operators_are_annotations() -> None:
 
 
 @pytest.mark.parametrize("why", ["few", "busy", "ahead", "late", "long", "unknown"])
-def test_what_is_no_stretch(why: str) -> None:
+def test_few_or_long_gaps_form_no_stretch(why: str) -> None:
     if why == "few":
         events = starved(10)  # 9 gaps
     elif why == "busy":
         events = [e | {"dur": 100 * US} if e["kind"] == "kernel" else e for e in starved(20)]
         events = [e | {"ts": e["ts"] // (12 * US) * 108 * US} for e in events]
         events = [e | {"ts": e["ts"] + 102 * US} if e["kind"] != "kernel" else e for e in events]
-    elif why == "ahead":  # all launched before the first starts: gaps are the device's own
+    elif (
+        why == "ahead"
+    ):  # all launched before the first starts: the gaps are not caused by the host
         events = [e | {"ts": -MS} if e["kind"] != "kernel" else e for e in starved(20)]
-    elif why == "late":  # they start long after their calls: something else held them up
+    elif why == "late":  # they start long after their calls: another cause
         events = [e | {"ts": e["ts"] * 40} if e["kind"] == "kernel" else e for e in starved(20)]
         events = [
             e | {"ts": e["ts"] * 40 + 6 * 40 * US - 26 * US} if e["kind"] != "kernel" else e
@@ -410,12 +412,12 @@ def test_what_is_no_stretch(why: str) -> None:
     else:
         known = [call(1, 9 * MS), kernel(1, 9 * MS + 10 * US, US)]
         events = [*(e for e in starved(20, first=2) if e["kind"] == "kernel"), *known]
-    found = launches(trace(events))
-    assert found.stretches.is_empty()
-    check_wording(found.verdict)
+    result = launches(trace(events))
+    assert result.stretches.is_empty()
+    check_wording(result.verdict)
 
 
-def test_stretches_are_parted_by_long_gaps_and_long_kernels() -> None:
+def test_long_gaps_and_kernels_separate_stretches() -> None:
     first = starved(12)
     second = starved(12, at=1_200 * US, first=50)
     assert launches(trace([*first, *second])).stretches.height == 2
@@ -428,35 +430,33 @@ def test_stretches_are_parted_by_long_gaps_and_long_kernels() -> None:
 @pytest.mark.parametrize(
     ("waits", "expected"), [((90, 100), False), ((90, 101), True), ((109, 120), True)]
 )
-def test_a_gap_in_which_the_host_waited_for_a_moment(
-    waits: tuple[int, int], expected: bool
-) -> None:
+def test_gaps_with_synchronisation_are_marked(waits: tuple[int, int], expected: bool) -> None:
     gap = {"device": 0, "start": 100, "end": 110, "launch": 0, "launch_end": 105}
     waiting = pl.DataFrame({"start": waits[:1], "end": waits[1:]})
     assert launch_gaps(pl.DataFrame([gap]), waiting)["synchronised"].to_list() == [expected]
 
 
 @pytest.mark.parametrize(
-    ("launch_end", "end", "found"),
+    ("launch_end", "end", "result"),
     [
         (100, 110, 1),  # the call returned when the gap began
         (99, 110, 0),  # it was queued
         (100, 100 + PROMPT_NS, 1),
-        (100, 101 + PROMPT_NS, 0),  # the piece waited for something else
+        (100, 101 + PROMPT_NS, 0),  # the work waited for something else
         (LONG_NS, 100 + LONG_NS, 1),
         (LONG_NS, 101 + LONG_NS, 0),
     ],
 )
-def test_which_gaps_are_of_launches(launch_end: int, end: int, found: int) -> None:
+def test_launch_gaps_end_promptly_after_the_call(launch_end: int, end: int, result: int) -> None:
     gap = {"device": 0, "start": 100, "end": end, "launch": 0, "launch_end": launch_end}
     never = pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
-    assert launch_gaps(pl.DataFrame([gap]), never).height == found
+    assert launch_gaps(pl.DataFrame([gap]), never).height == result
 
 
-def test_gaps_on_one_device_are_no_gaps_of_another() -> None:
-    found = launches(trace([*starved(20), *(e | {"device": 1} for e in _kernels(50, 240 * US))]))
-    assert found.devices.select("device", "stretches").rows() == [(0, 1), (1, 0)]
-    assert found.span_ns == (19 * 12 + 4 + 240) * US
+def test_gaps_are_separate_for_each_device() -> None:
+    result = launches(trace([*starved(20), *(e | {"device": 1} for e in _kernels(50, 240 * US))]))
+    assert result.devices.select("device", "stretches").rows() == [(0, 1), (1, 0)]
+    assert result.span_ns == (19 * 12 + 4 + 240) * US
 
 
 def _kernels(number: int, dur: int) -> list[dict[str, Any]]:
@@ -465,15 +465,15 @@ def _kernels(number: int, dur: int) -> list[dict[str, Any]]:
 
 def test_work_of_another_stream_fills_a_gap() -> None:
     other = [call(900, -100 * US), kernel(900, 0, 400 * US, stream=20)]
-    found = launches(trace([*starved(20), *other]))
-    assert (found.idle_ns, found.stretches.height) == (0, 0)
+    result = launches(trace([*starved(20), *other]))
+    assert (result.idle_ns, result.stretches.height) == (0, 0)
 
 
 # --- short kernels ---------------------------------------------------------------------------
 
 
 def test_short_kernels_are_kernels_of_less_than_10_us() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 10 * US, 10 * US - 1, ADD)),
@@ -483,19 +483,19 @@ def test_short_kernels_are_kernels_of_less_than_10_us() -> None:
             ]
         )
     )
-    assert (found.kernels, found.short_kernels) == (3, 2)
-    assert found.short.select("name", "short_kernels", "short_ns", "short_frac").rows() == [
+    assert (result.kernels, result.short_kernels) == (3, 2)
+    assert result.short.select("name", "short_kernels", "short_ns", "short_frac").rows() == [
         (ADD, 1, 10 * US - 1, 0.5),
         (FILL, 1, US, 1.0),
     ]
-    assert row(found.short)["share_frac"] == pytest.approx(1 / 3)
+    assert row(result.short)["share_frac"] == pytest.approx(1 / 3)
 
 
 # --- synchronising calls ---------------------------------------------------------------------
 
 
 def test_a_synchronising_call_and_what_it_costs() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 host("user_annotation", "train_step", 0, MS),
@@ -510,17 +510,17 @@ def test_a_synchronising_call_and_what_it_costs() -> None:
             ]
         )
     )
-    (one,) = found.synchronising.to_dicts()
+    (one,) = result.synchronising.to_dicts()
     assert (one["call"], one["n"]) == ("cudaStreamSynchronize", 1)
     # the device was busy to 60 us, the call ended at 65, the next kernel started at 100
     assert (one["host_ns"], one["idle_ns"], one["idle_after_ns"]) == (45 * US, 5 * US, 35 * US)
     assert (one["operator"], one["annotation"]) == ("aten::item", "train_step")
     assert one["python"] == "train.py(12): step"
-    check_wording(found.verdict)
+    check_wording(result.verdict)
 
 
-def test_the_innermost_operator_is_told_where_the_outer_one_is_not_pytorchs() -> None:
-    found = launches(
+def test_innermost_operator_is_added_unless_outer_is_aten() -> None:
+    result = launches(
         trace(
             [
                 op("fbgemm::permute", 0, 60 * US),
@@ -531,7 +531,7 @@ def test_the_innermost_operator_is_told_where_the_outer_one_is_not_pytorchs() ->
             ]
         )
     )
-    assert row(found.synchronising)["operator"] == "fbgemm::permute > aten::item"
+    assert row(result.synchronising)["operator"] == "fbgemm::permute > aten::item"
 
 
 PAGEABLE = "Memcpy DtoH (Device -> Pageable)"
@@ -553,8 +553,10 @@ UPLOAD = "Memcpy HtoD (Pageable -> Device)"
         ("cudaMemcpyPeerAsync", "Memcpy PtoP (Device -> Device)", 40, False),
     ],
 )
-def test_copies_that_the_host_waited_for(name: str, what: str, lasts: int, blocks: bool) -> None:
-    found = launches(
+def test_blocking_copies_are_synchronising_calls(
+    name: str, what: str, lasts: int, blocks: bool
+) -> None:
+    result = launches(
         trace(
             [
                 *(call(1, 0, lasts * US, name), copy(1, 10 * US, 10 * US, what)),
@@ -562,7 +564,7 @@ def test_copies_that_the_host_waited_for(name: str, what: str, lasts: int, block
             ]
         )
     )
-    assert found.synchronising["call"].to_list() == [name] * blocks
+    assert result.synchronising["call"].to_list() == [name] * blocks
 
 
 @pytest.mark.parametrize(
@@ -578,7 +580,7 @@ def test_calls_that_synchronise_by_name(name: str) -> None:
 
 
 def test_waiting_after_the_last_launch_is_not_counted() -> None:
-    found = launches(
+    result = launches(
         trace(
             [
                 *(call(1, 0), kernel(1, 10 * US, 50 * US)),
@@ -586,47 +588,47 @@ def test_waiting_after_the_last_launch_is_not_counted() -> None:
             ]
         )
     )
-    assert (found.synchronising_ns, found.after_last) == (0, 1)
-    assert found.synchronising.is_empty()
+    assert (result.synchronising_ns, result.after_last) == (0, 1)
+    assert result.synchronising.is_empty()
 
 
 def test_idleness_after_one_call_ends_where_the_next_one_starts() -> None:
     waits = [host("cuda_runtime", "cudaStreamSynchronize", ts * US, 5 * US) for ts in (40, 60)]
-    found = launches(
+    result = launches(
         trace([call(1, 0), kernel(1, 10 * US, 30 * US), *waits, call(2, 90 * US),
                kernel(2, 100 * US, US)])
     )  # fmt: skip
     # idle from 40 to 100: two calls of 5 us, 15 us after the first and 35 after the second
-    assert found.synchronising_idle_ns == 10 * US
-    assert found.synchronising_after_ns == 50 * US
-    assert found.idle_ns == 60 * US
+    assert result.synchronising_idle_ns == 10 * US
+    assert result.synchronising_after_ns == 50 * US
+    assert result.idle_ns == 60 * US
 
 
-def test_synchronising_again_and_again_is_told_as_such() -> None:
+def test_repeated_synchronisation_is_reported() -> None:
     waits = [
         host("cuda_runtime", "cudaStreamSynchronize", (i * 12 + 1) * US, 4 * US, tid=1)
         for i in range(19)
     ]
-    found = launches(trace([*starved(20), *waits]))
-    (one,) = found.stretches.to_dicts()
+    result = launches(trace([*starved(20), *waits]))
+    (one,) = result.stretches.to_dicts()
     assert one["synchronised_frac"] == 1
-    assert found.synchronised_ns == found.waiting_ns
-    check_wording(found.verdict)
+    assert result.synchronised_ns == result.waiting_ns
+    check_wording(result.verdict)
 
 
 # --- steps -----------------------------------------------------------------------------------
 
 
-def test_the_users_own_steps() -> None:
-    own = host("user_annotation", "my step 1", -MS, 3 * MS)
-    found = launches(trace([own, *starved(15)]), step_name="^my step")
-    assert row(found.steps)["step"] == "my step 1"
-    assert launches(trace([own, *starved(15)])).steps.is_empty()
+def test_user_defined_steps_are_used() -> None:
+    step_mark = host("user_annotation", "my step 1", -MS, 3 * MS)
+    result = launches(trace([step_mark, *starved(15)]), step_name="^my step")
+    assert row(result.steps)["step"] == "my step 1"
+    assert launches(trace([step_mark, *starved(15)])).steps.is_empty()
     with raises_wording(OptionError):
-        launches(trace([own, *starved(15)]), step_name="(")
+        launches(trace([step_mark, *starved(15)]), step_name="(")
 
 
-# --- whatever a trace holds ------------------------------------------------------------------
+# --- generated traces ------------------------------------------------------------------------
 
 
 @st.composite
@@ -653,11 +655,11 @@ def traces(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def prepared(events: list[dict[str, Any]]) -> tuple[Trace, pl.DataFrame, pl.DataFrame] | None:
-    made = trace(events)
-    work = with_launches(made, device_work(made))
+    recorded = trace(events)
+    work = with_launches(recorded, device_work(recorded))
     if not work.height or work["launch"].null_count() == work.height:
         return None
-    return made, work, launch_calls(work)
+    return recorded, work, launch_calls(work)
 
 
 modest = settings(max_examples=40, deadline=None)
@@ -665,37 +667,37 @@ modest = settings(max_examples=40, deadline=None)
 
 @modest
 @given(traces())
-def test_queue_lengths_are_those_counted_at_each_moment(events: list[dict[str, Any]]) -> None:
-    if (found := prepared(events)) is None:
+def test_queue_lengths_agree_with_a_plain_count(events: list[dict[str, Any]]) -> None:
+    if (result := prepared(events)) is None:
         return
-    _, work, calls = found
+    _, work, calls = result
     changes = queue_changes(calls, work)
     key = ("device", "stream")
-    for own in changes.partition_by(key):
-        lane = dict(zip(key, own.select(key).row(0), strict=True))
+    for queue in changes.partition_by(key):
+        lane = dict(zip(key, queue.select(key).row(0), strict=True))
         items = [
             (min(c["launch_start"], c["start"]), c["start"])
             for c in calls.to_dicts()
             if all(c[k] == v for k, v in lane.items())
         ]
-        for ts, length in own.select("ts", "length").iter_rows():
+        for ts, length in queue.select("ts", "length").iter_rows():
             assert length == sum(low <= ts < high for low, high in items)
-        assert own["lasted"].min() >= 0
-        waited = (own["length"] * own["lasted"]).sum()
+        assert queue["lasted"].min() >= 0
+        waited = (queue["length"] * queue["lasted"]).sum()
         assert waited == sum(high - low for low, high in items)
-        assert own["length"].to_list()[-1] == 0
-        points = drawn(own)
-        assert points["length"].max() == own["length"].max()
+        assert queue["length"].to_list()[-1] == 0
+        points = drawn(queue)
+        assert points["length"].max() == queue["length"].max()
         assert points["ts"].is_sorted()
 
 
 @modest
 @given(traces())
-def test_delays_are_those_of_the_first_piece(events: list[dict[str, Any]]) -> None:
-    if (found := prepared(events)) is None:
+def test_delays_refer_to_the_first_event(events: list[dict[str, Any]]) -> None:
+    if (result := prepared(events)) is None:
         return
-    made, _, calls = found
-    rows = made.events.to_dicts()
+    recorded, _, calls = result
+    rows = recorded.events.to_dicts()
     for one in calls.to_dicts():
         launch = rows[one["launch"]]
         pieces = [
@@ -709,9 +711,9 @@ def test_delays_are_those_of_the_first_piece(events: list[dict[str, Any]]) -> No
 @modest
 @given(traces())
 def test_waiting_is_a_part_of_idleness(events: list[dict[str, Any]]) -> None:
-    if (found := prepared(events)) is None:
+    if (result := prepared(events)) is None:
         return
-    _, work, _ = found
+    _, work, _ = result
     nothing = pl.DataFrame(schema={"start": pl.Int64, "end": pl.Int64})
     idle = device_gaps(work)
     gaps = launch_gaps(idle, nothing)
@@ -726,7 +728,7 @@ def test_waiting_is_a_part_of_idleness(events: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(traces(), st.integers(-1000, 1000))
-def test_answers_do_not_depend_on_the_clock(events: list[dict[str, Any]], shift: int) -> None:
+def test_results_do_not_depend_on_the_clock(events: list[dict[str, Any]], shift: int) -> None:
     if prepared(events) is None:
         return
     first = launches(trace(events))
@@ -734,17 +736,17 @@ def test_answers_do_not_depend_on_the_clock(events: list[dict[str, Any]], shift:
     assert _answer(first) == _answer(moved)
 
 
-def _answer(found: Launches) -> dict[str, Any]:
-    return found.to_dict()
+def _answer(result: Launches) -> dict[str, Any]:
+    return result.to_dict()
 
 
 @modest
 @given(traces())
-def test_synchronising_costs_are_those_counted_cell_by_cell(events: list[dict[str, Any]]) -> None:
-    if (found := prepared(events)) is None:
+def test_synchronising_costs_agree_with_a_plain_count(events: list[dict[str, Any]]) -> None:
+    if (result := prepared(events)) is None:
         return
-    made, work, _ = found
-    waits = made.events.filter(pl.col("name") == "cudaStreamSynchronize").select(
+    recorded, work, _ = result
+    waits = recorded.events.filter(pl.col("name") == "cudaStreamSynchronize").select(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )
     busy = {t for s, e in work.select("start", "end").iter_rows() for t in range(s, e)}
@@ -760,16 +762,16 @@ def test_synchronising_costs_are_those_counted_cell_by_cell(events: list[dict[st
         after |= counted
 
 
-def test_files_and_traces_give_the_same() -> None:
+def test_files_and_traces_give_the_same_result() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     assert str(traceanalyzer.launches(path)) == str(launches(traceanalyzer.read(path)))
 
 
-# --- what holds launch calls up ----------------------------------------------------------------
+# --- blocked launch calls ------------------------------------------------------------------------
 
 
-def held_up(name: str, kind: str = "overhead", **more: Any) -> Launches:
-    """Five launches, of which the second takes 900 of its 1,000 us for one thing."""
+def blocked_launches(name: str, kind: str = "overhead", **more: Any) -> Launches:
+    """Return five launches; the second spends 900 of its 1,000 us in this overhead."""
     starts = [0, 100 * US, 2_000 * US, 2_100 * US, 2_200 * US]
     rows = [call(n, at, (1_000 if n == 1 else 5) * US) for n, at in enumerate(starts)]
     rows += [kernel(n, at + 1_010 * US, 50 * US) for n, at in enumerate(starts)]
@@ -786,21 +788,24 @@ def held_up(name: str, kind: str = "overhead", **more: Any) -> Launches:
         ("cuLibraryLoadData", {"kind": "cuda_driver"}),
     ],
 )
-def test_slow_launch_calls_that_load_code_are_named(name: str, more: dict[str, Any]) -> None:
-    result = held_up(name, **more)
+def test_module_loading_calls_are_reported(name: str, more: dict[str, Any]) -> None:
+    result = blocked_launches(name, **more)
     assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 1, 900 * US)
     (row,) = result.calls.to_dicts()
     assert (row["loading_calls"], row["loading_ns"]) == (1, 900 * US)
     check_wording(result.verdict)
 
 
-def test_slow_launch_calls_that_something_else_holds_up_load_no_code() -> None:
-    for result in (held_up("Instrumentation"), held_up("cuModuleLoadData", "cuda_driver", tid=2)):
+def test_other_slow_calls_are_not_module_loading() -> None:
+    for result in (
+        blocked_launches("Instrumentation"),
+        blocked_launches("cuModuleLoadData", "cuda_driver", tid=2),
+    ):
         assert (result.slow_calls, result.loading_calls, result.loading_ns) == (1, 0, 0)
 
 
-def test_a_command_buffer_that_is_full_is_a_full_queue() -> None:
-    (stream,) = held_up("Command Buffer Full").streams.to_dicts()
+def test_full_command_buffer_is_a_full_queue() -> None:
+    (stream,) = blocked_launches("Command Buffer Full").streams.to_dicts()
     assert stream["full_frac"] == pytest.approx(1_000 / 3_260)
-    (other,) = held_up("Buffer Flush").streams.to_dicts()
+    (other,) = blocked_launches("Buffer Flush").streams.to_dicts()
     assert other["full_frac"] == 0

@@ -15,7 +15,7 @@ modest = settings(max_examples=100, deadline=None)
 
 
 def changes(lengths: list[int], gaps: list[int], queue: int = 0) -> pl.DataFrame:
-    """A queue's course: its lengths, and how long each lasts."""
+    """Return queue changes from lengths and durations."""
     frame = pl.DataFrame({"length": lengths, "lasted": gaps[: len(lengths)]})
     ts = pl.col("lasted").cum_sum().shift(1, fill_value=0)
     return frame.with_columns(queue=queue, device=0, process=7, stream=queue, ts=ts)
@@ -48,14 +48,12 @@ def test_streams_are_weighted_by_time(lengths: list[int], lasted: list[int]) -> 
 
 @modest
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=2_000), st.integers(1, 30))
-def test_of_every_part_the_longest_and_the_shortest_queue_are_drawn(
-    lengths: list[int], apart: int
-) -> None:
+def test_chart_has_longest_and_shortest_queue_of_each_part(lengths: list[int], apart: int) -> None:
     assert_drawn(changes(lengths, [apart] * len(lengths)))
 
 
 def assert_drawn(course: pl.DataFrame) -> None:
-    """Of each of three hundred parts of the time the longest, the shortest and the last."""
+    """Each of three hundred parts keeps the longest, the shortest and the last queue."""
     lengths, points = course["length"].to_list(), drawn(course)
     after = dict(points.gather_every(2, 1).select("ts", "length").rows())
     before = points.gather_every(2, 0)["length"].to_list()
@@ -64,9 +62,9 @@ def assert_drawn(course: pl.DataFrame) -> None:
     for ts, length in zip(times, lengths, strict=True):
         parts.setdefault(ts * 300 // whole, []).append((length, ts))
     drawn_at = set()
-    for own in parts.values():
-        longest = max(own, key=lambda pair: (pair[0], -pair[1]))
-        drawn_at |= {longest[1], min(own)[1], own[-1][1]}
+    for points in parts.values():
+        longest = max(points, key=lambda pair: (pair[0], -pair[1]))
+        drawn_at |= {longest[1], min(points)[1], points[-1][1]}
     assert set(after) == drawn_at
     at = {ts: place for place, ts in enumerate(times)}
     for (ts, length), earlier in zip(after.items(), before, strict=True):
@@ -75,16 +73,16 @@ def assert_drawn(course: pl.DataFrame) -> None:
         assert earlier == (lengths[place - 1] if place else 0)
 
 
-def test_a_long_course_keeps_its_dips_and_peaks() -> None:
-    # in turns longer and shorter, and no part like the one before
+def test_chart_keeps_dips_and_peaks() -> None:
+    # alternating lengths, different in each part
     lengths = [50 if i % 7 != 3 else (40, 41, 3, 90, 42)[i * i % 5] for i in range(5_000)]
     assert_drawn(changes(lengths, [10] * len(lengths)))
 
 
-def test_each_queue_is_drawn_as_it_would_be_alone() -> None:
+def test_queues_are_reduced_independently() -> None:
     one = changes([5, 9, 2, 7] * 300, [3] * 1_200, queue=0)
     other = changes([1, 0, 4, 8, 6] * 200, [11] * 1_000, queue=1)
-    later = other.with_columns(ts=pl.col("ts") + 1_000)  # a part begins where its queue does
+    later = other.with_columns(ts=pl.col("ts") + 1_000)  # a part begins at the start of its queue
     assert drawn(pl.concat([one, later])).equals(pl.concat([drawn(one), drawn(later)]))
 
 
@@ -98,7 +96,7 @@ def test_each_queue_is_drawn_as_it_would_be_alone() -> None:
         ("Memcpy DtoD (Device -> Device)", 40, 0),
     ],
 )
-def test_the_host_waited_for_a_copy_whose_call_returned_late(
+def test_copies_with_late_returning_calls_are_blocking(
     name: str, returns: int, waited: int
 ) -> None:
     call = host("cuda_runtime", "cudaMemcpyAsync", 0, returns * US, correlation=1)
@@ -110,20 +108,20 @@ def test_the_host_waited_for_a_copy_whose_call_returned_late(
     assert launches(trace([call, copy, *later])).synchronising["n"].sum() == waited
 
 
-def test_calls_that_wait_count_up_to_the_start_of_the_last_launch() -> None:
+def test_synchronising_calls_count_until_the_last_launch() -> None:
     def sync(at: int) -> dict[str, object]:
         return host("cuda_runtime", "cudaDeviceSynchronize", at * US, US)
 
     work = [
         host("cuda_runtime", "cudaLaunchKernel", at * US, US, correlation=at) for at in (0, 100)
     ] + [device("gemm", (at + 5) * US, 10 * US, correlation=at) for at in (0, 100)]
-    found = launches(trace([*work, sync(20), sync(40), sync(100), sync(101), sync(130)]))
-    assert found.after_last == 2
-    assert found.synchronising["n"].sum() == 3
+    result = launches(trace([*work, sync(20), sync(40), sync(100), sync(101), sync(130)]))
+    assert result.after_last == 2
+    assert result.synchronising["n"].sum() == 3
 
 
 def waiting(n: int, idle: int, busy: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Gaps that a launch ends, and the work before each of them and behind the last."""
+    """Return gaps that end with a launch, and the work around them."""
     period = idle + busy
     starts = [busy + period * i for i in range(n)]
     gaps = pl.DataFrame(
@@ -134,23 +132,23 @@ def waiting(n: int, idle: int, busy: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     return gaps, work
 
 
-@pytest.mark.parametrize(("n", "held"), [(9, 0), (10, 1)])
-def test_ten_gaps_make_a_stretch(n: int, held: int) -> None:
+@pytest.mark.parametrize(("n", "stretches_expected"), [(9, 0), (10, 1)])
+def test_ten_gaps_make_a_stretch(n: int, stretches_expected: int) -> None:
     gaps, work = waiting(n, 50, 50)
-    found = stretches(gaps, gaps, work)
-    assert found.height == held
-    if held:
-        (row,) = found.to_dicts()
+    result = stretches(gaps, gaps, work)
+    assert result.height == stretches_expected
+    if stretches_expected:
+        (row,) = result.to_dicts()
         assert (row["start"], row["end"]) == (50, 50 + 100 * 9 + 50)
         assert (row["gaps"], row["waiting_ns"], row["synchronised_ns"]) == (10, 500, 250)
         assert (row["pieces"], row["busy_ns"]) == (9, 450)
 
 
-@pytest.mark.parametrize(("busy", "held"), [(1_000, 1), (1_001, 0)])
-def test_a_stretch_is_busy_for_nine_tenths_at_most(busy: int, held: int) -> None:
+@pytest.mark.parametrize(("busy", "stretches_expected"), [(1_000, 1), (1_001, 0)])
+def test_a_stretch_is_busy_for_nine_tenths_at_most(busy: int, stretches_expected: int) -> None:
     # ten gaps of 100 ns, nine pieces between them: 9,000 of 10,000 ns are nine tenths
     gaps, work = waiting(10, 100, busy)
-    assert stretches(gaps, gaps, work).height == held
+    assert stretches(gaps, gaps, work).height == stretches_expected
 
 
 @pytest.mark.parametrize(("pause", "runs"), [(1_000_000, 1), (1_000_001, 2)])
@@ -158,17 +156,17 @@ def test_a_millisecond_without_such_a_gap_ends_a_stretch(pause: int, runs: int) 
     gaps, work = waiting(10, 500_000, 10)
     later = gaps.with_columns(pl.col("start", "end") + gaps["end"][-1] + pause - 10)
     both = pl.concat([gaps, later])
-    found = stretches(both, both, work)
-    assert found.height == runs
-    assert found["gaps"].sum() == 20
+    result = stretches(both, both, work)
+    assert result.height == runs
+    assert result["gaps"].sum() == 20
 
 
-def test_of_places_with_as_many_launches_the_first_by_name_is_told() -> None:
+def test_ties_of_places_are_sorted_by_name() -> None:
     gaps, work = waiting(10, 50, 50)
-    found = stretches(gaps, gaps, work)
+    result = stretches(gaps, gaps, work)
     calls = pl.DataFrame({"device": 0, "start": [100, 200, 300, 400, 500]})
     place = pl.Series(["b", "a", "b", "a", None])
-    told = most_launched_in(found, calls, {"operator": place})
-    assert told["operator"].to_list() == ["a"]
-    more = most_launched_in(found, calls, {"operator": pl.Series(["b", "a", "b", None, None])})
+    values = most_launched_in(result, calls, {"operator": place})
+    assert values["operator"].to_list() == ["a"]
+    more = most_launched_in(result, calls, {"operator": pl.Series(["b", "a", "b", None, None])})
     assert more["operator"].to_list() == ["b"]

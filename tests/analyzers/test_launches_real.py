@@ -1,14 +1,14 @@
-"""Launches of real traces: against HTA's numbers, and what must add up on each of them.
+"""Launches of real traces against HTA, and sums that add up on each of them.
 
-HTA (traceinsight 0.6.1) counts so; its rules live here, not in the product:
+Rules of HTA (traceinsight 0.6.1), which the product does not have:
 
 - times are cut inwards to whole microseconds: a start is rounded up, an end down;
-- where two or more steps (``ProfilerStep#``) are marked, calls from the last one's start on are
+- if two or more steps (``ProfilerStep#``) are marked, calls after the start of the last one are
   dropped;
 - launches are the calls named in :data:`LAUNCHES`; the delay is clipped at 0;
-- a queue is listed at each call and each start of work, and summed up over these moments, whatever
-  time lies between them. Of those at one microsecond the order is not told: the mean lies between
-  that of either order. ``hipExtLaunchKernel`` is no launch.
+- queue lengths are listed at each call and each start of work, and averaged without weights. The
+  order within one microsecond is unknown: the mean is between those of both orders.
+  ``hipExtLaunchKernel`` is not a launch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def us_down(column: str) -> pl.Expr:
 
 @cache
 def counted(shared: Path, name: str) -> pl.DataFrame:
-    """Our launch calls that HTA counts, in its microseconds."""
+    """Return the launch calls that HTA counts, in microseconds."""
     trace = trace_of(shared, name)
     work = with_launches(trace, device_work(trace))
     ends = work.drop_nulls("launch").unique("launch", keep="first", maintain_order=True)["end"]
@@ -103,7 +103,7 @@ def counted(shared: Path, name: str) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_delays_and_durations_are_htas(name: str, shared: Path) -> None:
+def test_delays_and_durations_agree_with_hta(name: str, shared: Path) -> None:
     head, *rows = oracle(shared, name, "cuda_kernel_launch_stats")
     assert head[1:] == ["rank_key", "correlation", "cpu_duration", "gpu_duration", "launch_delay"]
     expected = sorted(tuple(int(float(v)) for v in row[2:]) for row in rows if row[1] == "0")
@@ -113,12 +113,12 @@ def test_delays_and_durations_are_htas(name: str, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_queues_are_htas(name: str, shared: Path) -> None:
+def test_queues_agree_with_hta(name: str, shared: Path) -> None:
     rows = [r for r in oracle(shared, name, "queue_length_summary")[3:] if r[0] == "0"]
     calls = counted(shared, name).filter(~pl.col("launch_name").is_in(NO_LAUNCH))
     for _, stream, count, mean, _, low, _, median, _, high in rows:
-        own = calls.filter(pl.col("stream") == int(stream))
-        shortest, longest = (_lengths(own, first) for first in (-1, 1))
+        of_stream = calls.filter(pl.col("stream") == int(stream))
+        shortest, longest = (_lengths(of_stream, first) for first in (-1, 1))
         assert len(longest) == float(count)
         assert (longest.max(), longest.min()) == (float(high), float(low))
         assert shortest.mean() - 1e-9 <= float(mean) <= longest.mean() + 1e-9
@@ -134,25 +134,25 @@ def _lengths(calls: pl.DataFrame, first: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [n for n in FILES if n not in WITHOUT_DEVICE])
-def test_what_must_add_up(name: str, shared: Path) -> None:
+def test_totals_add_up(name: str, shared: Path) -> None:
     trace = read(shared / "data/chrome/kineto" / name)
-    found = ta.launches(trace)
+    result = ta.launches(trace)
     work = device_work(trace)
-    devices, calls = found.devices, found.calls
-    assert devices["launches"].sum() == calls["launches"].sum() == found.launches
-    assert found.operators["launches"].sum() == found.streams["launches"].sum() == found.launches
-    assert found.delays["n"].sum() == found.launches
-    assert calls["pieces"].sum() + found.unlaunched == work.height
-    assert found.kernels == (work["kind"] == "kernel").sum()
-    assert found.short["short_kernels"].sum() == found.short_kernels
-    assert found.stretches["waiting_ns"].sum() == found.waiting_ns <= found.idle_ns
-    assert found.places["waiting_ns"].sum() == found.waiting_ns
-    assert found.operators["waiting_ns"].sum() == found.waiting_ns
-    assert found.synchronised_ns <= found.waiting_ns
-    assert found.synchronising_idle_ns + found.synchronising_after_ns <= found.idle_ns
-    whole = found.stretches["busy_ns"] + found.stretches["waiting_ns"]
-    assert (whole <= found.stretches["length_ns"]).all()
-    for frame in (devices, found.streams, found.stretches, found.steps):
+    devices, calls = result.devices, result.calls
+    assert devices["launches"].sum() == calls["launches"].sum() == result.launches
+    assert result.operators["launches"].sum() == result.streams["launches"].sum() == result.launches
+    assert result.delays["n"].sum() == result.launches
+    assert calls["pieces"].sum() + result.unlaunched == work.height
+    assert result.kernels == (work["kind"] == "kernel").sum()
+    assert result.short["short_kernels"].sum() == result.short_kernels
+    assert result.stretches["waiting_ns"].sum() == result.waiting_ns <= result.idle_ns
+    assert result.places["waiting_ns"].sum() == result.waiting_ns
+    assert result.operators["waiting_ns"].sum() == result.waiting_ns
+    assert result.synchronised_ns <= result.waiting_ns
+    assert result.synchronising_idle_ns + result.synchronising_after_ns <= result.idle_ns
+    whole = result.stretches["busy_ns"] + result.stretches["waiting_ns"]
+    assert (whole <= result.stretches["length_ns"]).all()
+    for frame in (devices, result.streams, result.stretches, result.steps):
         shares = frame.select(pl.col("^.*_frac$"))
         assert all((column.drop_nulls().is_between(0, 1)).all() for column in shares)
 
@@ -163,7 +163,7 @@ def test_runs_without_a_gpu_are_refused(name: str, shared: Path) -> None:
         ta.launches(shared / "data/chrome/kineto" / name)
 
 
-def test_delays_against_a_plain_loop(shared: Path) -> None:
+def test_delays_agree_with_a_plain_loop(shared: Path) -> None:
     trace = read(shared / "data/chrome/kineto/b200_rank0of8_eager.json.gz")
     ends, delays = {}, []
     for event in trace.events.to_dicts():
@@ -188,50 +188,48 @@ def verdict(shared: Path, name: str) -> str:
 
 
 def test_an_eager_inference_is_launch_bound(shared: Path) -> None:
-    said = verdict(shared, "b200_rank0of8_eager")
-    check_wording(said)
+    text = verdict(shared, "b200_rank0of8_eager")
+    check_wording(text)
 
 
 @pytest.mark.parametrize("name", ["mi300_rank0of8_rccl", "v100_absolute_ns_ts"])
 def test_a_busy_device_is_not_launch_bound(name: str, shared: Path) -> None:
-    said = verdict(shared, name)
-    check_wording(said)
+    text = verdict(shared, name)
+    check_wording(text)
 
 
-def test_starvation_by_the_loader_is_not_put_down_to_launches(shared: Path) -> None:
-    said = verdict(shared, "resnet50_dataloader_workers0")
-    assert "idle for 2" in said
-    check_wording(said)
+def test_data_loading_starvation_is_not_launch_bound(shared: Path) -> None:
+    text = verdict(shared, "resnet50_dataloader_workers0")
+    assert "idle for 2" in text
+    check_wording(text)
 
 
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_answer_as_text(run_cli: Callable[..., Any], golden: Callable[..., None]) -> None:
+def test_text_output(run_cli: Callable[..., Any], golden: Callable[..., None]) -> None:
     done = run_cli("launches", "fixtures/nccl_8ranks/rank5.json.gz", cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     golden("launches_nccl_rank5.txt", done.stdout)
 
 
-def test_a_plot(run_cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_plot_is_written(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     plot, answer = tmp_path / "a.svg", tmp_path / "a.csv"
     done = run_cli(
         "launches", "fixtures/nccl_8ranks/rank0.json.gz", "--plot", plot, "-o", answer, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Launches waiting in each stream" in plot.read_text()
+    assert "Launch queues of streams" in plot.read_text()
     assert answer.read_text().startswith("on,rank,path,device,span_ns")
 
 
-def test_a_run_without_a_gpu_says_what_to_record(run_cli: Callable[..., Any]) -> None:
+def test_run_without_gpu_has_a_recording_hint(run_cli: Callable[..., Any]) -> None:
     done = run_cli("launches", "fixtures/ddp_gloo_4ranks/rank0.json.gz", cwd=ROOT)
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 
 
-def test_a_folder_of_mixed_files_names_what_was_left_out(
-    run_cli: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_mixed_folder_names_skipped_files(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     for name in ("nccl_8ranks/rank0.json.gz", "ddp_gloo_4ranks/rank1.json.gz"):
         (tmp_path / Path(name).name).write_bytes((ROOT / "fixtures" / name).read_bytes())
     done = run_cli("launches", tmp_path, "--to", "json")

@@ -1,4 +1,4 @@
-"""Operators of real recordings, held against PyTorch's own key_averages and plain loops."""
+"""Operators of real recordings against PyTorch's key_averages and plain loops."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ NAMED = ("cpu_op", "user_annotation")
 
 
 def close(ours_ns: float, theirs_us: float) -> bool:
-    """Within 1 us and a thousandth."""
+    """Whether values agree within 1 us and 0.1 %."""
     return abs(ours_ns - 1e3 * theirs_us) <= 1e3 + abs(theirs_us)
 
 
 @dataclass
 class Call:
-    """A call as PyTorch's own summary sees it."""
+    """A call as in PyTorch's summary."""
 
     name: str
     kind: str
@@ -56,7 +56,7 @@ class Call:
 
 
 def plain_calls(trace: Trace) -> list[Call]:
-    """The calls with their parents: one is the caller's that is innermost and not outlived."""
+    """Return the calls with their parents: the innermost call that contains them."""
     rows = trace.events.filter(pl.col("kind").is_in(list(CALLS)), pl.col("dur").is_not_null())
     calls = [
         Call(
@@ -83,7 +83,7 @@ def plain_calls(trace: Trace) -> list[Call]:
 
 
 def with_all_memory(calls: list[Call], trace: Trace) -> None:
-    """As PyTorch has it: an instant counts in every call of its time, whatever thread it is of."""
+    """Count memory as PyTorch does: an instant counts in all calls running on any thread."""
     types = dict(trace.memory_totals.select("event", "device_type").iter_rows())
     rows = trace.events.with_row_index("event").filter(pl.col("event").is_in(list(types)))
     host = [row for row in rows.select("event", "ts", "bytes").iter_rows() if types[row[0]] == 0]
@@ -108,7 +108,9 @@ def by_name(result: Operators) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def test_names_counts_and_totals_are_pytorchs(recording: tuple[Trace, dict[str, Any]]) -> None:
+def test_names_counts_and_totals_agree_with_pytorch(
+    recording: tuple[Trace, dict[str, Any]],
+) -> None:
     trace, printed = recording
     ours = by_name(operators(trace))
     assert ours.keys() == printed.keys()
@@ -117,10 +119,10 @@ def test_names_counts_and_totals_are_pytorchs(recording: tuple[Trace, dict[str, 
         assert close(ours[name]["total_host_ns"], row["cpu_time_us"]), name
 
 
-def test_self_times_are_pytorchs_but_where_calls_overlap(
+def test_self_times_agree_with_pytorch_except_overlaps(
     recording: tuple[Trace, dict[str, Any]],
 ) -> None:
-    """PyTorch's rule, in full, gives its numbers; ours differ by the overlap alone.
+    """PyTorch's complete rule gives its numbers; ours differ only by the overlap.
 
     Two differences. What gloo runs on its own threads PyTorch knows to be asynchronous, which the
     file does not tell: it has no self time there, here its duration. And with Python frames an
@@ -146,24 +148,24 @@ def test_self_times_are_pytorchs_but_where_calls_overlap(
             if thread == call.thread:
                 may_differ[call.name] += max(min(call.end, end) - max(call.start, start), 0)
     for name, row in printed.items():
-        own = ours[name]["self_host_ns"]
+        self_ns = ours[name]["self_host_ns"]
         if name.startswith("gloo:"):
             assert row["self_cpu_time_us"] == 0
-            assert own == ours[name]["total_host_ns"]
+            assert self_ns == ours[name]["total_host_ns"]
             continue
         assert close(theirs[name], row["self_cpu_time_us"]), name
-        assert abs(own - theirs[name]) <= may_differ[name], name
-        assert close(own, row["self_cpu_time_us"]) or may_differ[name]
+        assert abs(self_ns - theirs[name]) <= may_differ[name], name
+        assert close(self_ns, row["self_cpu_time_us"]) or may_differ[name]
     framed = trace.events["kind"].is_in(["python_function"]).any()
     assert bool(contested) == framed
     assert framed == any(row["self_cpu_time_us"] < 0 for row in printed.values())
     assert sum(end - start for _, start, end in contested) < 0.01 * sum(theirs.values())
 
 
-def test_memory_is_pytorchs_but_for_other_threads(
+def test_memory_agrees_with_pytorch_except_other_threads(
     recording: tuple[Trace, dict[str, Any]],
 ) -> None:
-    """PyTorch counts an allocation in every call that runs meanwhile, in whatever thread.
+    """PyTorch counts an allocation in all running calls on any thread.
 
     By that rule, in full, the numbers are PyTorch's to the byte. All allocations of these
     recordings are the main thread's, so that ours are too but for calls of other threads, which
@@ -176,18 +178,18 @@ def test_memory_is_pytorchs_but_for_other_threads(
     threads = set(trace.events[trace.memory_totals["event"]].select("pid", "tid").iter_rows())
     assert len(threads) == 1
     elsewhere = {call.name for call in calls if call.thread not in threads}
-    own: defaultdict[str, int] = defaultdict(int)
+    sums: defaultdict[str, int] = defaultdict(int)
     total: defaultdict[str, int] = defaultdict(int)
     for call in calls:
         total[call.name] += call.host_bytes
-        own[call.name] += call.host_bytes - sum(child.host_bytes for child in call.children)
+        sums[call.name] += call.host_bytes - sum(child.host_bytes for child in call.children)
     wrong = set()
     for name, row in printed.items():
         assert total[name] == row["cpu_memory_bytes"], name
-        if not name.startswith("gloo:"):  # asynchronous: nothing is its own
-            assert own[name] == row["self_cpu_memory_bytes"], name
-        told = (ours[name]["self_host_memory_bytes"], ours[name]["total_host_memory_bytes"])
-        if told != (row["self_cpu_memory_bytes"], row["cpu_memory_bytes"]):
+        if not name.startswith("gloo:"):  # asynchronous: no self memory
+            assert sums[name] == row["self_cpu_memory_bytes"], name
+        values = (ours[name]["self_host_memory_bytes"], ours[name]["total_host_memory_bytes"])
+        if values != (row["self_cpu_memory_bytes"], row["cpu_memory_bytes"]):
             wrong.add(name)
     assert wrong <= elsewhere
     for name in elsewhere - {call.name for call in calls if call.thread in threads}:
@@ -196,7 +198,7 @@ def test_memory_is_pytorchs_but_for_other_threads(
 
 # --- device time -------------------------------------------------------------------------------
 
-#: Recordings whose external ids mean what they should.
+#: Recordings with valid external ids.
 TRUSTED = (
     "b200_rank0of8_eager", "h100_qwen_inference", "mi250_rocm62", "mi300_rank0of8_rccl",
     "nccl_a100_rank0of2", "resnet50_dataloader_workers0", "resnet50_dataloader_workers4",
@@ -206,7 +208,7 @@ TRUSTED = (
 
 @cache
 def kineto(shared: Path) -> dict[str, Trace]:
-    """Every recording by the name of its file."""
+    """Return all recordings by file name."""
     folder = shared / "data/chrome/kineto"
     paths = sorted([*folder.glob("*.json.gz"), *folder.glob("dlrm_8ranks/*.gz")])
     assert len(paths) >= 22
@@ -214,15 +216,15 @@ def kineto(shared: Path) -> dict[str, Trace]:
 
 
 @pytest.mark.parametrize("name", TRUSTED)
-def test_device_time_is_that_of_external_ids(name: str, shared: Path) -> None:
-    """Kineto writes to each kernel the id of its operator: a dictionary instead of our tree."""
+def test_device_time_agrees_with_external_ids(name: str, shared: Path) -> None:
+    """Kineto records the operator id of each kernel: a lookup instead of the call tree."""
     trace = kineto(shared)[name]
     ours = dict(operators(trace).operators.select("name", "self_device_ns").iter_rows())
     operator: dict[int, str] = {}
-    for kind, own, external in trace.events.select("kind", "name", "external_id").iter_rows():
+    for kind, called, external in trace.events.select("kind", "name", "external_id").iter_rows():
         if kind in NAMED and external:
-            called = "ProfilerStep*" if own.startswith("ProfilerStep#") else own
-            operator.setdefault(external, called)
+            step = called.startswith("ProfilerStep#")
+            operator.setdefault(external, "ProfilerStep*" if step else called)
     expected: defaultdict[str, int] = defaultdict(int)
     strays = 0
     for start, end, external in (
@@ -243,49 +245,51 @@ def test_device_time_is_that_of_external_ids(name: str, shared: Path) -> None:
     assert len(ours.keys() & expected.keys()) > 5
 
 
-def test_everything_adds_up_on_every_trace(shared: Path) -> None:
+def test_sums_add_up_on_every_trace(shared: Path) -> None:
     for name, trace in kineto(shared).items():
-        found = operators(trace)
-        rows = found.operators
+        result = operators(trace)
+        rows = result.operators
         calls = trace.events.filter(pl.col("kind").is_in(list(CALLS)), pl.col("dur") >= 0)
         spans = calls.select("pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"))
         measured = intervals.measure(spans, ["pid", "tid"])["length"].sum()
-        assert rows["self_host_ns"].sum() == found.host_ns == measured, name
+        assert rows["self_host_ns"].sum() == result.host_ns == measured, name
         assert rows["self_host_ns"].min() >= 0
         assert (rows["self_host_ns"] <= rows["total_host_ns"]).all()
         work = device_work(trace)
         if work.is_empty():
-            assert found.device_ns is None
+            assert result.device_ns is None
             assert rows["self_device_ns"].null_count() == rows.height
             continue
         length = (work["end"] - work["start"]).sum()
-        assert rows["self_device_ns"].sum() + found.unlaunched_ns == found.device_ns == length
+        assert rows["self_device_ns"].sum() + result.unlaunched_ns == result.device_ns == length
         assert (rows["self_device_ns"] <= rows["total_device_ns"]).all()
         for of, type_ in (("host", 0), ("device", 1)):
-            own = rows[f"self_{of}_memory_bytes"]
-            assert own.is_null().all() == (type_ not in trace.memory_totals["device_type"]), name
+            self_bytes = rows[f"self_{of}_memory_bytes"]
+            assert self_bytes.is_null().all() == (
+                type_ not in trace.memory_totals["device_type"]
+            ), name
         if trace.memory_totals.height:
             events = trace.events[trace.memory_totals["event"]]
             counted = sum(rows[f"self_{of}_memory_bytes"].sum() for of in ("host", "device"))
-            assert counted + found.outside_bytes == events["bytes"].sum(), name
+            assert counted + result.outside_bytes == events["bytes"].sum(), name
 
 
 @pytest.mark.parametrize(
     "name", ["mfu_2gpu_before", "mfu_2gpu_after", "power_iteration_t4", "saxpy_mpi_lazy_false"]
 )
-def test_nvtx_ranges_launch_what_they_hold(name: str, shared: Path) -> None:
-    """Kernels by the innermost range around their launch, as plain SQL sums them up."""
+def test_nvtx_ranges_launch_the_work_inside(name: str, shared: Path) -> None:
+    """Return kernel sums by the innermost range around the launch, by SQL."""
     trace = ta.read(shared / f"data/nsys/{name}.sqlite.gz")
     kernels = trace.select(~pl.col("kind").is_in(("gpu_memcpy", "gpu_memset")))
     rows = operators(kernels).operators.filter(pl.col("kind") == "nvtx")
     ours = rows.group_by("name").agg(kernel_ns=pl.col("self_device_ns").sum())
-    found = next((shared / "oracle/nsys" / name).glob("nvtx_innermost_kern_sum.csv*"))
+    result = next((shared / "oracle/nsys" / name).glob("nvtx_innermost_kern_sum.csv*"))
     call = pl.col("range").str.replace(r", (seq|op_id) = .*", "")
-    theirs = pl.read_csv(found).group_by(name=call).agg(pl.col("kernel_ns").sum())
+    theirs = pl.read_csv(result).group_by(name=call).agg(pl.col("kernel_ns").sum())
     assert dict(ours.filter(pl.col("kernel_ns") > 0).iter_rows()) == dict(theirs.iter_rows())
 
 
-def test_composers_slices_are_operators(shared: Path) -> None:
-    found = operators(ta.read(shared / "data/chrome/composer/ep0-ba0-rank0.json"))
-    assert {"forward", "backward"} <= set(found.operators["name"].str.split("/").list.last())
-    assert found.device_ns is None
+def test_composer_slices_are_operators(shared: Path) -> None:
+    result = operators(ta.read(shared / "data/chrome/composer/ep0-ba0-rank0.json"))
+    assert {"forward", "backward"} <= set(result.operators["name"].str.split("/").list.last())
+    assert result.device_ns is None

@@ -43,7 +43,7 @@ MEASURES = [
 
 
 def assert_adds_up(result: Overlap) -> None:
-    """Parts are the span and exposed and hidden the whole, in every frame."""
+    """Check that parts add up to the span, and exposed and overlapped to the total."""
     for frame in (result.devices, result.steps, result.timeline):
         parts = frame.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
         assert parts.to_list() == frame["span_ns"].to_list()
@@ -56,7 +56,7 @@ def assert_adds_up(result: Overlap) -> None:
         )
 
 
-def test_the_parts_of_a_device_by_hand() -> None:
+def test_device_parts_of_a_small_trace() -> None:
     result = overlap(trace(EVENTS))
     row = result.devices.row(0, named=True)
     assert [row[name] // US for name in MEASURES] == [170, 70, 30, 30, 40, 40, 10]
@@ -67,7 +67,7 @@ def test_the_parts_of_a_device_by_hand() -> None:
     assert_adds_up(result)
 
 
-def test_work_counts_for_the_step_in_which_it_runs() -> None:
+def test_work_counts_for_the_step_it_runs_in() -> None:
     steps = overlap(trace(EVENTS), by="step").steps
     assert steps["step"].to_list() == ["ProfilerStep#1", "ProfilerStep#2"]
     assert steps.select(MEASURES).rows() == [
@@ -122,17 +122,17 @@ def test_parts_add_up_and_no_stream_is_alone_longer_than_busy(
     ):
         assert alone <= busy[number] <= total
     over_time = result.timeline.group_by("device").agg(pl.col("busy_ns", "span_ns").sum())
-    seen = {number: (was_busy, span) for number, was_busy, span in over_time.iter_rows()}
+    by_place = {number: (was_busy, span) for number, was_busy, span in over_time.iter_rows()}
     if result.timeline.height:
-        assert {number: times[0] for number, times in seen.items()} == busy
+        assert {number: times[0] for number, times in by_place.items()} == busy
         span = result.devices.select((pl.col("at_ns") + pl.col("span_ns")).max()).item()
-        assert {times[1] for times in seen.values()} == {span - result.devices["at_ns"].min()}
+        assert {times[1] for times in by_place.values()} == {span - result.devices["at_ns"].min()}
 
 
 # --- several ranks, devices, files -----------------------------------------------------------
 
 
-def test_ranks_have_a_row_each_in_order() -> None:
+def test_ranks_have_one_row_each_in_order() -> None:
     traces = [trace(EVENTS, rank=rank) for rank in (10, 2)]
     assert overlap(traces).devices["rank"].to_list() == [2, 10]
     assert overlap(concat(traces)).devices["rank"].to_list() == [2, 10]
@@ -149,14 +149,14 @@ def test_two_processes_on_one_device_are_one_device() -> None:
     assert result.streams["busy_ns"].to_list() == [15, 10]
 
 
-def test_slices_that_overlap_on_one_stream_count_once() -> None:
+def test_overlapping_slices_of_a_stream_count_once() -> None:
     result = overlap(trace([device(GEMM, 0, 10), device(ALL_REDUCE, 5, 10), device(GEMM, 5, 3)]))
     row = result.devices.row(0, named=True)
     assert (row["span_ns"], row["compute_ns"], row["exposed_communication_ns"]) == (15, 10, 5)
     assert result.streams["alone_ns"].to_list() == [15]
 
 
-def test_several_devices_of_a_rank_have_a_row_each_in_every_step() -> None:
+def test_devices_of_a_rank_have_one_row_per_step() -> None:
     events = [step(1, 0, 100), device(GEMM, 0, 10), device(GEMM, 50, 10, device=1)]
     result = overlap(trace(events), by="step")
     assert result.steps.select("device", "compute_ns").rows() == [(0, 10), (1, 10)]
@@ -166,7 +166,7 @@ def test_several_devices_of_a_rank_have_a_row_each_in_every_step() -> None:
     ]
 
 
-def test_files_without_a_rank_are_told_by_their_names() -> None:
+def test_files_without_a_rank_are_labelled_by_path() -> None:
     traces = [trace(EVENTS, rank=None, path=f"runs/{name}/t.json") for name in "ab"]
     result = overlap(traces)
     table = result.tables[0]
@@ -174,7 +174,7 @@ def test_files_without_a_rank_are_told_by_their_names() -> None:
     assert table.frame["file"].to_list() == ["a/t.json", "b/t.json"]
 
 
-def test_one_clock_where_all_recorded_the_same_moment() -> None:
+def test_common_clock_if_all_recordings_overlap() -> None:
     later = [{**event, "ts": event["ts"] + 20 * US} for event in EVENTS]
     together = overlap([trace(EVENTS), trace(later, rank=1)]).devices
     assert together["at_ns"].to_list() == [0, 20 * US]
@@ -186,7 +186,7 @@ def test_one_clock_where_all_recorded_the_same_moment() -> None:
     assert unknown["at_ns"].to_list() == [0, 0]
 
 
-def test_the_stretches_of_the_timeline_are_few_and_on_one_grid() -> None:
+def test_timeline_has_few_stretches_on_one_grid() -> None:
     events = [device(GEMM, 7_003 * n, 3_500, device=n % 2) for n in range(1_000)]
     timeline = overlap([trace(events), trace(events, rank=1)]).timeline
     starts = timeline["at_ns"].unique().sort()
@@ -196,10 +196,10 @@ def test_the_stretches_of_the_timeline_are_few_and_on_one_grid() -> None:
     assert str(steps[0]).rstrip("0") in ("1", "2", "5")
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- verdict ---------------------------------------------------------------------------------
 
 
-def test_stretches_busy_for_less_than_half_are_told() -> None:
+def test_stretches_of_low_utilisation_are_noted() -> None:
     # of five stretches of 50 ms one is half busy, one is busy for 49 ms of 50, one for 24
     events = [
         device(GEMM, at * MS, dur * MS) for at, dur in ((0, 25), (50, 49), (101, 24), (249, 1))
@@ -213,7 +213,7 @@ def test_stretches_busy_for_less_than_half_are_told() -> None:
     width = result.timeline["span_ns"].max()
     assert any(
         note.startswith(
-            f"Of {result.timeline.height} stretches of {width / MS:.0f} ms {low.height} "
+            f"{low.height} of {result.timeline.height} intervals of {width / MS:.0f} ms "
         )
         for note in result.notes
     )
@@ -222,34 +222,35 @@ def test_stretches_busy_for_less_than_half_are_told() -> None:
     assert not any("stretches" in note for note in full.notes)
 
 
-def test_the_verdict_names_what_is_exposed_and_where_to_look() -> None:
-    said = overlap(trace(EVENTS)).verdict
-    check_wording(said)
-    assert "comm-outliers" in said
-    assert "gpu-idle" in said
+def test_verdict_names_exposed_communication_and_next_commands() -> None:
+    text = overlap(trace(EVENTS)).verdict
+    check_wording(text)
+    assert "comm-outliers" in text
+    assert "gpu-idle" in text
 
 
 @pytest.mark.parametrize(
-    ("events", "words"),
+    "events",
     [
-        ([device(GEMM, 0, 10)], "No communication ran on the device"),
-        ([device(GEMM, 0, 10), device(ALL_REDUCE, 2, 3, stream=9)], "costs no time"),
-        ([device(GEMM, 0, 1000), device(ALL_REDUCE, 995, 9, stream=9)], "would gain little"),
-        ([device(GEMM, 5, 0)], "nothing to measure"),
+        [device(GEMM, 0, 10)],
+        [device(GEMM, 0, 10), device(ALL_REDUCE, 2, 3, stream=9)],
+        [device(GEMM, 0, 1000), device(ALL_REDUCE, 995, 9, stream=9)],
+        [device(GEMM, 5, 0)],
     ],
+    ids=["no communication", "all overlapped", "little exposed", "no duration"],
 )
-def test_the_verdict_of_small_cases(events: list[dict[str, object]], words: str) -> None:
-    assert words in overlap(trace(events)).verdict
+def test_verdict_of_small_cases(events: list[dict[str, object]]) -> None:
+    check_wording(overlap(trace(events)).verdict)
 
 
-def test_ranks_that_differ_are_named() -> None:
+def test_differing_ranks_are_named() -> None:
     early = [device(GEMM, 0, 10), device(ALL_REDUCE, 10, 90)]
     late = [device(GEMM, 0, 90), device(ALL_REDUCE, 90, 10)]
-    said = overlap([trace(early), trace(late, rank=1)]).verdict
-    check_wording(said)
+    text = overlap([trace(early), trace(late, rank=1)]).verdict
+    check_wording(text)
 
 
-def test_further_names_can_be_communication() -> None:
+def test_patterns_select_communication() -> None:
     events = trace([device("my_ring_reduce", 0, 10), device(GEMM, 5, 10)])
     assert overlap(events).scalars["communication_ns"] == 0
     assert overlap(events, patterns=["ring_reduce$"]).scalars["communication_ns"] == 10
@@ -257,7 +258,7 @@ def test_further_names_can_be_communication() -> None:
         overlap(events, patterns=["("])
 
 
-def test_columns_about_communication_only_where_there_is_any() -> None:
+def test_communication_columns_only_with_communication() -> None:
     without = overlap(trace([device(GEMM, 0, 10)])).tables[0]
     assert "overlap_frac" not in without.columns
     assert "overlap_frac" in overlap(trace(EVENTS)).tables[0].columns
@@ -271,12 +272,12 @@ def test_columns_about_communication_only_where_there_is_any() -> None:
     [[], [host("cpu_op", "aten::mm", 0, 10), host("user_annotation", "gloo:all_reduce", 0, 9)]],
     ids=["empty", "cpu run"],
 )
-def test_without_device_work_it_is_said_how_to_record_it(events: list[dict[str, object]]) -> None:
+def test_missing_device_work_error_has_a_recording_hint(events: list[dict[str, object]]) -> None:
     with raises_wording(MissingData):
         overlap(trace(events))
 
 
-def test_work_without_an_end_is_said_not_to_count() -> None:
+def test_unfinished_work_is_noted() -> None:
     result = overlap(trace([device(GEMM, 0, 10), device(GEMM, 20, None)]))
     assert result.devices["span_ns"].to_list() == [10]
     check_wording(*result.notes)
@@ -284,7 +285,7 @@ def test_work_without_an_end_is_said_not_to_count() -> None:
         overlap(trace([device(GEMM, 20, None)]))
 
 
-def test_a_single_piece_and_one_of_no_duration() -> None:
+def test_single_and_zero_length_events() -> None:
     whole = overlap(trace([device(GEMM, 5, 10)], rank=None))
     assert whole.devices.select("span_ns", "compute_ns", "utilisation_frac").rows() == [(10, 10, 1)]
     none = overlap(trace([device(GEMM, 5, 0)]))
@@ -294,19 +295,19 @@ def test_a_single_piece_and_one_of_no_duration() -> None:
     assert none.table()
 
 
-def test_steps_are_asked_for_but_not_marked() -> None:
+def test_missing_steps_raise_an_error() -> None:
     unmarked = trace([device(GEMM, 0, 10)])
     with raises_wording(MissingData):
         overlap(unmarked, by="step")
     assert overlap([unmarked, trace(EVENTS, rank=1)], by="step").steps["rank"].to_list() == [1, 1]
 
 
-def test_no_trace_at_all() -> None:
+def test_empty_input() -> None:
     with pytest.raises(OptionError, match="no input"):
         overlap([])
 
 
-def test_nothing_is_changed_and_the_answer_does_not_depend_on_the_order() -> None:
+def test_inputs_are_unchanged_and_order_does_not_matter() -> None:
     one, other = trace(EVENTS), trace(EVENTS, rank=1)
     before = one.events.clone()
     first, second = (
@@ -325,7 +326,7 @@ def read(path: Path) -> Trace:
     return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 
-def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
+def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     answered = 0
     for path in paths:
@@ -340,7 +341,7 @@ def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
     assert answered >= 10
 
 
-def test_the_dlrm_ranks_have_the_overlap_of_the_peer(shared: Path) -> None:
+def test_dlrm_overlap_agrees_with_the_peer(shared: Path) -> None:
     result = ta.overlap(shared / "data/chrome/kineto/dlrm_8ranks")
     shares = [round(100 * share, 2) for share in result.devices["overlap_frac"]]
     assert shares == [4.5, 2.47, 7.88, 3.31, 0.56, 0.64, 7.56, 9.51]
@@ -348,7 +349,7 @@ def test_the_dlrm_ranks_have_the_overlap_of_the_peer(shared: Path) -> None:
     assert [ns // US for ns in result.devices["idle_ns"]] == idle
 
 
-def test_the_parts_of_tracelens_which_counts_memsets_as_compute(shared: Path) -> None:
+def test_parts_agree_with_tracelens_except_memsets(shared: Path) -> None:
     table = shared / "oracle/chrome/dlrm_8ranks/tracelens/gpu_timeline.csv"
     names = {
         "compute_ns": "computation_time",
@@ -372,28 +373,28 @@ def test_the_parts_of_tracelens_which_counts_memsets_as_compute(shared: Path) ->
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_command_on_the_fixture(run_cli, golden) -> None:
+def test_command_output_on_the_fixture(run_cli, golden) -> None:
     done = run_cli("overlap", ROOT / "fixtures/nccl_8ranks")
     assert (done.returncode, done.stderr) == (0, "")
     golden("overlap_nccl_8ranks.txt", done.stdout)
 
 
-def test_the_command_by_step_and_in_json(run_cli, tmp_path: Path) -> None:
+def test_command_by_step_and_in_json(run_cli, tmp_path: Path) -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     drawn = tmp_path / "plot.svg"
     done = run_cli(
         "overlap", path, "--by", "step", "--pattern", "gemm", "--to", "json", "--plot", drawn
     )
     assert done.returncode == 0
-    told = json.loads(done.stdout)
-    assert len(told["steps"]) == 6
-    assert told["communication_ns"] == (
-        told["exposed_communication_ns"] + told["hidden_communication_ns"]
+    parsed = json.loads(done.stdout)
+    assert len(parsed["steps"]) == 6
+    assert parsed["communication_ns"] == (
+        parsed["exposed_communication_ns"] + parsed["hidden_communication_ns"]
     )
-    assert "What the steps" in drawn.read_text()
+    assert "Step time breakdown" in drawn.read_text()
 
 
-def test_the_command_on_a_run_without_a_gpu(run_cli) -> None:
+def test_command_without_gpu_reports_missing_data(run_cli) -> None:
     done = run_cli("overlap", ROOT / "fixtures/ddp_gloo_4ranks")
     assert done.returncode == 1
     check_wording(done.stderr)

@@ -42,15 +42,15 @@ def shares(*traces: Trace) -> dict[str, int]:
         (iteration(11 * MS, 2 * MS, stream=7), "shared_stream", 4 * MS),
         (iteration(13 * MS, 12 * MS), "launched_late", 4 * MS),
         (iteration(11 * MS, 2 * MS), "after_compute", 4 * MS),
-        (iteration(9 * MS, 2 * MS), "other", 2 * MS),  # 2 of its 4 ms are beside compute
+        (iteration(9 * MS, 2 * MS), "other", 2 * MS),  # 2 of its 4 ms overlap with compute
     ],
 )
-def test_each_reason(one: Trace, reason: str, exposed: int) -> None:
+def test_each_reason_is_recognized(one: Trace, reason: str, exposed: int) -> None:
     assert shares(one) == {reason: exposed}
     check_wording(ta.overlap(one).verdict)
 
 
-def test_waiting_for_a_rank_comes_first() -> None:
+def test_wait_time_is_subtracted_first() -> None:
     """Rank 0 arrives at 11 ms, rank 1 at 14 ms; both leave at 15 ms: 3 ms are wait time."""
     both = [
         trace(
@@ -64,20 +64,20 @@ def test_waiting_for_a_rank_comes_first() -> None:
     ]
     assert shares(*both) == {"waiting": 3 * MS, "shared_stream": 2 * MS}
     check_wording(ta.overlap(both).verdict)
-    found = {one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").found}
-    rest = found["exposed-communication"]
-    assert (rest.cost_ns, found["late-rank"].cost_ns) == (MS, 1_500_000)  # per GPU
-    check_wording(*rest.evidence, rest.advice, found["late-rank"].title)
+    result = {one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").found}
+    rest = result["exposed-communication"]
+    assert (rest.cost_ns, result["late-rank"].cost_ns) == (MS, 1_500_000)  # per GPU
+    check_wording(*rest.evidence, rest.advice, result["late-rank"].title)
 
 
 def test_launch_calls_are_read_from_a_file(tmp_path: Path) -> None:
-    """The first reading leaves launch calls out; the second one is for them."""
+    """The first read skips launch calls; the second read has them."""
     path = tmp_path / "rank0.json"
     ta.convert(iteration(13 * MS, 12 * MS), path)
     assert set(ta.overlap(path).reasons["reason"]) == {"launched_late"}
 
 
-def test_little_exposed_communication_has_no_reasons() -> None:
+def test_small_exposed_communication_has_no_reasons() -> None:
     assert ta.overlap(iteration(11 * MS, 2 * MS, took=MS // 10)).reasons.is_empty()
 
 

@@ -1,4 +1,4 @@
-"""Leaf paths against a plain loop over the lines, and what the options change."""
+"""Leaf paths against a plain loop over the lines, and effects of the options."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def text_of(stacks: Sequence[tuple[Stack, int]]) -> str:
 
 @pytest.fixture
 def report(tmp_path: Path):
-    """The report on stacks written as py-spy writes them."""
+    """Return the report on stacks in py-spy's format."""
 
-    def made(stacks: Sequence[tuple[Stack, int]], **asked: object) -> LeafPaths:
+    def recorded(stacks: Sequence[tuple[Stack, int]], **asked: object) -> LeafPaths:
         path = tmp_path / "raw.txt"
         path.write_text(text_of(stacks))
         return ta.py_spy_report(path, **asked)
 
-    return made
+    return recorded
 
 
 def reference(
     stacks: Sequence[tuple[Stack, int]], library: str, *, aggregate: bool
 ) -> list[tuple[object, ...]]:
-    """itwinai's algorithm as its definition tells it."""
+    """Implement itwinai's algorithm from its definition."""
     rows: list[tuple[tuple[object, ...], int]] = []
     for stack, count in stacks:
-        shown = [
+        visible = [
             (name, "built-in", -1) if "frozen importlib" in path else (name, path, line)
             for name, path, line in stack
             if "<module>" not in name
         ]
-        if not shown:
+        if not visible:
             continue
         nobody = ("Not Found",) * 3
-        owner = next((f for f in reversed(shown) if library in f[1]), nobody)
-        rows.append(((*shown[-1], *owner), count))
+        owner = next((f for f in reversed(visible) if library in f[1]), nobody)
+        rows.append(((*visible[-1], *owner), count))
     if aggregate:
         sums: dict[tuple[object, ...], int] = {}
         for key, count in rows:
@@ -74,7 +74,7 @@ def reference(
 @given(stacks=STACKS, library=st.sampled_from(["torch", "itwinai", "built", "py"]),
        aggregate=st.booleans())  # fmt: skip
 @settings(max_examples=100, deadline=None)
-def test_the_reference_by_a_plain_loop(
+def test_report_agrees_with_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory,
     stacks: list[tuple[Stack, int]],
     library: str,
@@ -90,14 +90,16 @@ def test_the_reference_by_a_plain_loop(
         aggregate_leaf_paths=aggregate,
     )
     table = result.tables[0]
-    shown = table.frame.select(list(table.columns))
-    found = [tuple("Not Found" if cell is None else cell for cell in row) for row in shown.rows()]
-    assert found == reference(stacks, library, aggregate=aggregate)
+    printed = table.frame.select(list(table.columns))
+    outcome = [
+        tuple("Not Found" if cell is None else cell for cell in row) for row in printed.rows()
+    ]
+    assert outcome == reference(stacks, library, aggregate=aggregate)
 
 
 @given(stacks=STACKS, drop_module=st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_sums_by_a_plain_loop(
+def test_sums_agree_with_a_plain_loop(
     tmp_path_factory: pytest.TempPathFactory, stacks: list[tuple[Stack, int]], drop_module: bool
 ) -> None:
     path = tmp_path_factory.mktemp("stacks") / "raw.txt"
@@ -119,10 +121,10 @@ def test_sums_by_a_plain_loop(
             expected.setdefault(file, [0, 0])[1] += count
     rows = result.groups.to_dicts()
     assert {row["key"]: [row["self"], row["total"]] for row in rows} == expected
-    assert result.total_samples == sum(own for own, _ in expected.values())
+    assert result.total_samples == sum(self_weight for self_weight, _ in expected.values())
 
 
-OWN = ("fit", "train.py", 3)
+OWN_CODE = ("fit", "train.py", 3)
 CONV = ("forward", "torch/nn/conv.py", 8)
 OPS = ("nms", "torchvision/ops.py", 5)
 WAIT = ("wait", "threading.py", 9)
@@ -130,22 +132,22 @@ FORK = ("BaseProcess._bootstrap", "multiprocessing/process.py", 314)
 LOOP = ("_worker_loop", "torch/utils/data/_utils/worker.py", 300)
 
 
-def test_own_code_is_tagged_where_no_library_is_named(report) -> None:
-    result = report([([OWN, CONV], 3), ([WAIT], 1)])
+def test_own_code_is_tagged_by_default(report) -> None:
+    result = report([([OWN_CODE, CONV], 3), ([WAIT], 1)])
     assert result.paths["library_function_name"].to_list() == ["fit", None]
     assert result.tagged_samples == 3
     check_wording(result.verdict)
     check_wording(result.notes[0])
 
 
-def test_the_heaviest_leaf_is_that_of_all_its_stacks(report) -> None:
-    result = report([([OWN], 3), ([CONV, WAIT], 2), ([OPS, WAIT], 2)])
+def test_most_frequent_leaf_sums_all_its_stacks(report) -> None:
+    result = report([([OWN_CODE], 3), ([CONV, WAIT], 2), ([OPS, WAIT], 2)])
     assert result.paths["name"].to_list() == ["fit", "wait", "wait"]
     check_wording(result.verdict)
 
 
-def test_a_library_is_a_whole_component(report) -> None:
-    stacks = [([OWN, OPS], 3)]
+def test_library_matches_a_whole_component(report) -> None:
+    stacks = [([OWN_CODE, OPS], 3)]
     assert report(stacks, library_names="torch").tagged_samples == 0
     assert report(stacks, library_names="torch", match="substring").tagged_samples == 3
 
@@ -157,39 +159,36 @@ def test_the_first_listed_library_wins_over_an_inner_one(report) -> None:
     assert result.paths["library_function_name"].to_list() == ["nms", "forward"]
 
 
-def test_module_code_is_kept_unless_asked(report) -> None:
-    stacks = [([("<module>", "train.py", 1)], 3), ([OWN], 1), ([], 2)]
+def test_module_code_is_kept_by_default(report) -> None:
+    stacks = [([("<module>", "train.py", 1)], 3), ([OWN_CODE], 1), ([], 2)]
     result = report(stacks)
     assert result.paths["name"].to_list() == ["<module>", "(no Python frame)", "fit"]
     assert result.total_samples == 6
     dropped = report(stacks, drop_module=True)
     assert dropped.paths["name"].to_list() == ["fit"]
     assert (dropped.total_samples, dropped.left_out_samples, dropped.idle_samples) == (1, 5, 2)
-    assert dropped.notes[1:] == (
-        "2 samples without any Python frame: left out.",
-        "3 samples of module-level code only: left out.",
-    )
+    check_wording(*dropped.notes[1:])
     assert report(stacks, exclude_idle_process=True).total_samples == 4
 
 
-def test_seconds(report) -> None:
-    result = report([([OWN], 150)], rate=50.0)
+def test_rate_converts_samples_to_seconds(report) -> None:
+    result = report([([OWN_CODE], 150)], rate=50.0)
     assert (result.unit, result.total_samples) == ("ns", 3_000_000_000)
     assert result.paths["proportion"].to_list() == ["100.00% (3 s)"]
     assert result.verdict.startswith("3 s, 100.0 % with")
-    with pytest.raises(OptionError, match="rate of 0"):
-        report([([OWN], 150)], rate=0.0)
+    with pytest.raises(OptionError, match="rate must be"):
+        report([([OWN_CODE], 150)], rate=0.0)
 
 
-def test_a_runaway_recursion_is_summed_up_in_time(report) -> None:
-    result = report([([OWN] * 20_000, 1)], group_by="function", library_names="torch")
+def test_runaway_recursion_is_merged_quickly(report) -> None:
+    result = report([([OWN_CODE] * 20_000, 1)], group_by="function", library_names="torch")
     assert result.groups is not None
     assert result.groups["total"].to_list() == [1, 1]
     assert result.groups["key"].to_list() == ["(deeper than 10,000 frames)", "fit"]
 
 
-def test_forked_workers_begin_at_their_own_frames(report) -> None:
-    stacks = [([OWN, FORK, LOOP, WAIT], 3), ([OWN], 1)]
+def test_forked_workers_start_at_their_entry(report) -> None:
+    stacks = [([OWN_CODE, FORK, LOOP, WAIT], 3), ([OWN_CODE], 1)]
     result = report(stacks, group_by="function")
     assert result.groups is not None
     assert dict(result.groups.select("key", "total").iter_rows())["fit"] == 1
@@ -200,14 +199,14 @@ def test_forked_workers_begin_at_their_own_frames(report) -> None:
 @pytest.mark.parametrize(
     ("stack", "role"),
     [
-        ([OWN], "main process"),
-        ([OWN, FORK, WAIT], "child process"),
-        ([OWN, FORK, LOOP, WAIT], "DataLoader worker"),
-        ([OWN, ("_worker_loop", "train.py", 7)], "main process"),
-        ([OWN, ("get_worker_info", LOOP[1], 7)], "main process"),
+        ([OWN_CODE], "main process"),
+        ([OWN_CODE, FORK, WAIT], "child process"),
+        ([OWN_CODE, FORK, LOOP, WAIT], "DataLoader worker"),
+        ([OWN_CODE, ("_worker_loop", "train.py", 7)], "main process"),
+        ([OWN_CODE, ("get_worker_info", LOOP[1], 7)], "main process"),
     ],
 )
-def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) -> None:
+def test_process_roles_follow_from_entry_frames(report, stack, role) -> None:
     assert report([(stack, 3)]).processes["role"].to_list() == [role]
 
 
@@ -218,7 +217,7 @@ def test_what_a_process_is_tells_the_frames_it_begins_with(report, stack, role) 
         ("thread", [("71 MainThread", 5), ("72 pin", 4), ("81 MainThread", 2), ("(no thread)", 1)]),
     ],
 )
-def test_processes_and_threads_are_told_apart(tmp_path: Path, by, expected) -> None:
+def test_processes_and_threads_are_grouped(tmp_path: Path, by, expected) -> None:
     path = tmp_path / "raw.txt"
     path.write_text(
         'process 7:"python train.py";thread (71): MainThread;f (a.py:1) 5\n'
@@ -226,13 +225,13 @@ def test_processes_and_threads_are_told_apart(tmp_path: Path, by, expected) -> N
         'process 8:"python load.py";thread (81): MainThread;f (a.py:1) 2\n'
         "f (a.py:1) 1\n"
     )
-    found = ta.py_spy_report(path, aggregate_leaf_paths=True, by=by)
-    assert found.paths.select("group", "samples").rows() == expected
+    result = ta.py_spy_report(path, aggregate_leaf_paths=True, by=by)
+    assert result.paths.select("group", "samples").rows() == expected
 
 
-def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
+def test_files_are_added_or_grouped(tmp_path: Path) -> None:
     for rank in (0, 10, 2):
-        (tmp_path / f"profile_rank{rank}.txt").write_text(text_of([([OWN], rank + 1)]))
+        (tmp_path / f"profile_rank{rank}.txt").write_text(text_of([([OWN_CODE], rank + 1)]))
     result = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True)
     assert result.paths["samples"].to_list() == [15]
     apart = ta.py_spy_report(tmp_path, aggregate_leaf_paths=True, by="rank")
@@ -242,9 +241,9 @@ def test_several_files_are_added_up_and_told_apart(tmp_path: Path) -> None:
         ta.py_spy_report(tmp_path, rank=7)
 
 
-def test_files_that_count_different_things_are_named(tmp_path: Path) -> None:
+def test_files_with_different_units_are_named(tmp_path: Path) -> None:
     raw = tmp_path / "a.txt"
-    raw.write_text(text_of([([OWN], 4)]))
+    raw.write_text(text_of([([OWN_CODE], 4)]))
     ta.convert(raw, tmp_path / "b.speedscope.json")
     text = (tmp_path / "b.speedscope.json").read_text()
     (tmp_path / "b.speedscope.json").write_text(text.replace('"none"', '"seconds"'))
@@ -252,57 +251,57 @@ def test_files_that_count_different_things_are_named(tmp_path: Path) -> None:
         ta.py_spy_report(tmp_path)
 
 
-def test_processes_are_shown_where_they_are_told(tmp_path: Path) -> None:
+def test_process_table_only_with_known_processes(tmp_path: Path) -> None:
     for name in "ab":
-        (tmp_path / f"{name}.txt").write_text(text_of([([OWN], 4)]))
+        (tmp_path / f"{name}.txt").write_text(text_of([([OWN_CODE], 4)]))
     assert [table.name for table in ta.py_spy_report(tmp_path).tables] == ["leaf_paths"]
 
 
-def test_options_that_make_no_sense(report) -> None:
-    with pytest.raises(OptionError, match="library's name"):
-        report([([OWN], 1)], match="substring")
+def test_invalid_options_are_refused(report) -> None:
+    with pytest.raises(OptionError, match="library name"):
+        report([([OWN_CODE], 1)], match="substring")
     with pytest.raises(OptionError, match="empty"):
-        report([([OWN], 1)], library_names="")
+        report([([OWN_CODE], 1)], library_names="")
 
 
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_usage_as_typed_finds_the_folder(tmp_path, monkeypatch, capfd) -> None:
+def test_command_without_path_uses_the_folder(tmp_path, monkeypatch, capfd) -> None:
     folder = tmp_path / "py-spy-outputs"
     folder.mkdir()
-    (folder / "a.txt").write_text(text_of([([OWN, ("f", "itwinai/loggers.py", 7)], 4)]))
+    (folder / "a.txt").write_text(text_of([([OWN_CODE, ("f", "itwinai/loggers.py", 7)], 4)]))
     (folder / "notes.bin").write_bytes(b"\x00\x01\xff" * 99)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
     assert status(["py-spy-report", "--library-name", "itwinai", "--aggregate-leaf-paths"]) == 0
-    told = capfd.readouterr()
-    assert "itwinai/loggers.py | 7" in " ".join(told.out.split())
-    assert "100.00% (4)" in told.out
-    check_wording(told.err)
+    captured = capfd.readouterr()
+    assert "itwinai/loggers.py | 7" in " ".join(captured.out.split())
+    assert "100.00% (4)" in captured.out
+    check_wording(captured.err)
 
 
-def test_without_anything_to_read_one_line_says_what_to_give(tmp_path, monkeypatch, capfd) -> None:
+def test_command_without_input_is_one_error_line(tmp_path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
     assert status(["py-spy-report"]) == 2
-    told = capfd.readouterr().err
-    assert "give a file of py-spy record -f raw" in told
-    assert told.count("\n") == 1
+    captured = capfd.readouterr().err
+    assert "give a file of py-spy record -f raw" in captured
+    assert captured.count("\n") == 1
 
 
 def test_a_pipe_is_read(run_cli) -> None:
-    done = run_cli("py-spy-report", "--to", "json", input=text_of([([OWN], 4)]).encode())
+    done = run_cli("py-spy-report", "--to", "json", input=text_of([([OWN_CODE], 4)]).encode())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["total_samples"] == 4
 
 
-def test_an_empty_pipe_is_no_input(run_cli, tmp_path) -> None:
+def test_empty_pipe_is_an_error(run_cli, tmp_path) -> None:
     done = run_cli("py-spy-report", input=b"", cwd=tmp_path)
     assert done.returncode == 2
     check_wording(done.stderr)
     (tmp_path / "py-spy-output").mkdir()
-    (tmp_path / "py-spy-output" / "a.txt").write_text(text_of([([OWN], 4)]))
+    (tmp_path / "py-spy-output" / "a.txt").write_text(text_of([([OWN_CODE], 4)]))
     done = run_cli("py-spy-report", "--to", "json", input=b"", cwd=tmp_path)
     assert json.loads(done.stdout)["total_samples"] == 4
 
@@ -315,7 +314,7 @@ def test_small_fractions_count(tmp_path) -> None:
     assert result.verdict.startswith("0.0007 samples")
 
 
-def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
+def test_library_frame_without_a_line_matches(tmp_path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text("main (train.py);wait (threading.py) 3\n")
     result = ta.py_spy_report(path)
@@ -331,7 +330,7 @@ def test_a_library_frame_without_a_line_is_found(tmp_path) -> None:
         ("function", ["forward", "init", "read"]),
     ],
 )
-def test_what_sums_are_for(report, group_by: str, keys: list[str]) -> None:
+def test_sums_are_grouped_by_key(report, group_by: str, keys: list[str]) -> None:
     stacks = [
         ([CONV], 3),
         ([("init", "torch/nn/__init__.py", 1)], 2),
@@ -342,11 +341,11 @@ def test_what_sums_are_for(report, group_by: str, keys: list[str]) -> None:
     assert groups["self"].to_list() == [3, 2, 1]
 
 
-def test_frozen_modules_are_built_in_and_frames_without_a_file_are_not(tmp_path) -> None:
+def test_frozen_modules_are_built_in(tmp_path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text("load (<frozen importlib._bootstrap>:7) 3\nread 1\n")
-    found = ta.py_spy_report(path).paths.select("name", "path", "line").rows()
-    assert found == [("load", "built-in", -1), ("read", None, None)]
+    result = ta.py_spy_report(path).paths.select("name", "path", "line").rows()
+    assert result == [("load", "built-in", -1), ("read", None, None)]
 
 
 def test_num_rows(tmp_path, capfd) -> None:
@@ -368,10 +367,10 @@ def test_bad_input_is_one_line_and_exit_1(tmp_path, capfd, content) -> None:
     path = tmp_path / "raw.txt"
     path.write_bytes(content)
     assert status(["py-spy-report", str(path)]) == 1
-    told = capfd.readouterr()
-    assert told.err.startswith(f"traceanalyzer: {path}: ")
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    captured = capfd.readouterr()
+    assert captured.err.startswith(f"traceanalyzer: {path}: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 def test_a_folder_without_profiles_is_one_line(tmp_path, capfd) -> None:
@@ -380,8 +379,8 @@ def test_a_folder_without_profiles_is_one_line(tmp_path, capfd) -> None:
     check_wording(capfd.readouterr().err)
 
 
-def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
-    (tmp_path / "a.txt").write_text(text_of([([OWN], 4)]))
+def test_unreadable_file_among_several_is_named(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text(text_of([([OWN_CODE], 4)]))
     (tmp_path / "b.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
     result = ta.py_spy_report(tmp_path)
     assert result.total_samples == 4
@@ -395,17 +394,17 @@ def test_among_several_a_file_that_cannot_be_read_is_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "files", "own"),
+    ("line", "files", "own_code"),
     [("main;func_a 3", False, False), ("main (a.py:1);f (a.py:2) 3", True, True),
      ("main (torch/a.py:1);f (torch/a.py:2) 3", True, False)],
 )  # fmt: skip
-def test_whose_code_it_is_cannot_be_told_without_files(
-    tmp_path: Path, line: str, files: bool, own: bool
+def test_own_code_is_unknown_without_files(
+    tmp_path: Path, line: str, files: bool, own_code: bool
 ) -> None:
     path = tmp_path / "raw.txt"
     path.write_text(f"{line}\n{line}\n")
     samples, flame = ta.py_spy_report(path), ta.flamegraph(path)
-    assert ("cannot be told: the frames name no files" in samples.verdict) == (not files)
-    assert ("cannot be told: the frames name no files" in flame.verdict) == (not files)
-    assert (", 0.0 % with the user's own code" in samples.verdict) == (files and not own)
-    assert ("No frame is of your own code" in flame.verdict) == (files and not own)
+    assert ("own code is unknown" in samples.verdict) == (not files)
+    assert ("own code is unknown" in flame.verdict) == (not files)
+    assert (", 0.0 % with own code" in samples.verdict) == (files and not own_code)
+    assert ("No frame is in own code" in flame.verdict) == (files and not own_code)

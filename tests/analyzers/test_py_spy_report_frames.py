@@ -1,4 +1,4 @@
-"""Whose each frame is, and which begin a process, against what their words say."""
+"""Libraries and process entries of frames against plain string rules."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FILES = (PROCESS, SERVER, TRACKER, WORKER, FROZEN, "train.py", "torch/nn/conv.py
 @st.composite
 def trees(draw: st.DrawFn) -> list[Node]:
     """Nodes of stacks: parent, name, file, line; callers come first."""
-    found: list[Node] = []
+    result: list[Node] = []
     for number in range(draw(st.integers(1, 12))):
         parent = draw(st.none() | st.integers(0, number - 1)) if number else None
         line = draw(st.sampled_from([None, 1, 2]))
-        found.append((parent, draw(st.sampled_from(NAMES)), draw(st.sampled_from(FILES)), line))
-    return found
+        result.append((parent, draw(st.sampled_from(NAMES)), draw(st.sampled_from(FILES)), line))
+    return result
 
 
-def told(nodes: list[Node], options: Options) -> Frames:
+def parsed(nodes: list[Node], options: Options) -> Frames:
     types = {column.name: column.dtype for column in schema.STACKS}
     values = dict(zip(("parent", "name", "file", "line"), zip(*nodes, strict=True), strict=True))
     columns = {name: values.get(name, [None] * len(nodes)) for name in types}
@@ -57,45 +57,45 @@ LIBRARIES: list[tuple[tuple[str, ...], Match]] = [
 
 
 def library(file: str | None, asked: tuple[str, ...], match: Match) -> int:
-    """The first of the libraries that a path belongs to."""
+    """Return the first library that a path belongs to."""
     parts = (file or "").replace("\\", "/").split("/")
     for number, name in enumerate(asked):
-        held = name in (file or "") if match == "substring" else name in parts
-        if held:
+        matches = name in (file or "") if match == "substring" else name in parts
+        if matches:
             return number
     return NONE
 
 
 @modest
 @given(trees(), st.sampled_from(LIBRARIES), st.booleans())
-def test_frames_are_told_by_their_words(
+def test_frames_match_libraries_by_path(
     nodes: list[Node], asked: tuple[tuple[str, ...], Match], drop_module: bool
 ) -> None:
     names, match = asked
-    found = told(nodes, Options(names, match, drop_module=drop_module))
-    assert found.shown.height == len({node[1:] for node in nodes})
+    result = parsed(nodes, Options(names, match, drop_module=drop_module))
+    assert result.distinct.height == len({node[1:] for node in nodes})
     for at, (parent, name, file, line) in enumerate(nodes):
-        frame = int(found.frame[at])
-        shown = found.shown.row(frame, named=True)
+        frame = int(result.frame[at])
+        displayed = result.distinct.row(frame, named=True)
         frozen = file == FROZEN
-        assert shown["name"] == (name or "")
-        assert shown["path"] == ("built-in" if frozen else file)
-        assert shown["line"] == (-1 if frozen else line)
-        assert shown["file"] == file
+        assert displayed["name"] == (name or "")
+        assert displayed["path"] == ("built-in" if frozen else file)
+        assert displayed["line"] == (-1 if frozen else line)
+        assert displayed["file"] == file
         child = begins_a_process(name, file)
-        assert found.child[at] == child
-        assert found.worker[at] == (name == "_worker_loop" and file == WORKER)
+        assert result.child[at] == child
+        assert result.worker[at] == (name == "_worker_loop" and file == WORKER)
         is_root = parent is None or (child and match != "substring")
-        assert found.parent[at] == (NONE if is_root else parent)
-        assert found.kept[frame] == (not drop_module or name != "<module>")
+        assert result.parent[at] == (NONE if is_root else parent)
+        assert result.kept[frame] == (not drop_module or name != "<module>")
         if names:
             path = "built-in" if frozen and match == "substring" else file
-            assert found.library[frame] == library(path, names, match)
+            assert result.library[frame] == library(path, names, match)
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "own"),
+    ("name", "file", "expected"),
     [("fit", "train.py", 0), ("fit", "/venv/lib/python3.11/site-packages/torch/x.py", NONE)],
 )
-def test_without_libraries_the_users_own_code_counts(name: str, file: str, own: int) -> None:
-    assert told([(None, name, file, 1)], Options()).library.tolist() == [own]
+def test_own_code_is_the_default_library(name: str, file: str, expected: int) -> None:
+    assert parsed([(None, name, file, 1)], Options()).library.tolist() == [expected]

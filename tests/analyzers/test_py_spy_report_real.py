@@ -1,4 +1,4 @@
-"""The report on real recordings: cell for cell what itwinai's tool prints, and what it cannot."""
+"""The report on real recordings: equal cells to itwinai's tool, and extensions."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def recording(command: str) -> tuple[Path, str, bool]:
-    """The file, library and aggregation of the command in an oracle's first line."""
-    words = shlex.split(command.lstrip("# "))
-    name = words[words.index("--library-name") + 1]
+    """Return file, library and aggregation of the command in a reference's first line."""
+    arguments = shlex.split(command.lstrip("# "))
+    name = arguments[arguments.index("--library-name") + 1]
     folder = SHARED / "data/pyspy"
-    own = folder / Path(words[1]).name
-    file = own if own.exists() else folder / "flameshow_third_party.raw.txt"
-    return file, name, "--aggregate-leaf-paths" in words
+    reference = folder / Path(arguments[1]).name
+    file = reference if reference.exists() else folder / "flameshow_third_party.raw.txt"
+    return file, name, "--aggregate-leaf-paths" in arguments
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda path: path.name)
-def test_cell_for_cell_what_itwinai_prints(oracle: Path) -> None:
+def test_cells_agree_with_itwinai(oracle: Path) -> None:
     text = oracle.read_text()
     path, library, aggregate = recording(text.split("\n")[0])
     result = ta.py_spy_report(
@@ -59,7 +59,7 @@ def test_no_sample_is_lost(shared: Path, name: str) -> None:
 
 @pytest.mark.parametrize("group_by", ["function", "line", "file", "module", "library"])
 @pytest.mark.parametrize("name", ["default", "native", "subproc_threads", "threads_idle"])
-def test_self_adds_up_and_total_is_what_a_loop_counts(
+def test_self_adds_up_and_total_agrees_with_a_plain_loop(
     shared: Path, name: str, group_by: str
 ) -> None:
     result = ta.py_spy_report(shared / f"data/pyspy/{name}.raw.txt", group_by=group_by)
@@ -69,7 +69,7 @@ def test_self_adds_up_and_total_is_what_a_loop_counts(
     assert result.groups["total"].max() <= RECORDINGS[name]
 
 
-def test_functions_count_once_a_stack(shared: Path) -> None:
+def test_functions_count_once_per_stack(shared: Path) -> None:
     path = shared / "data/pyspy/default.raw.txt"
     counted: dict[tuple[str, str | None], list[int]] = {}
     for line in path.read_text().splitlines():
@@ -83,10 +83,10 @@ def test_functions_count_once_a_stack(shared: Path) -> None:
             counted[leaf][1] += int(count)
     result = ta.py_spy_report(path, group_by="function")
     assert result.groups is not None
-    found = {
+    outcome = {
         (row["key"], row["path"]): [row["self"], row["total"]] for row in result.groups.to_dicts()
     }
-    assert found == counted
+    assert outcome == counted
 
 
 def _function(frame: str) -> tuple[str, str | None]:
@@ -95,7 +95,7 @@ def _function(frame: str) -> tuple[str, str | None]:
     return name, "built-in" if "frozen importlib" in path else path
 
 
-def test_forked_workers_do_not_count_under_their_parents_code(shared: Path) -> None:
+def test_forked_workers_do_not_count_for_parent_code(shared: Path) -> None:
     path = shared / "data/pyspy/subproc_threads.raw.txt"
     result = ta.py_spy_report(path, group_by="function")
     assert set(result.processes["role"]) == {"main process", "DataLoader worker"}
@@ -106,7 +106,7 @@ def test_forked_workers_do_not_count_under_their_parents_code(shared: Path) -> N
     assert result.processes["samples"].sum() == RECORDINGS["subproc_threads"]
 
 
-def test_every_way_to_part_rows_keeps_the_sum(shared: Path) -> None:
+def test_grouping_keeps_the_sum(shared: Path) -> None:
     path = shared / "data/pyspy/subproc_threads.raw.txt"
     for by in ("process", "thread", "rank", "file"):
         result: LeafPaths = ta.py_spy_report(path, by=by, aggregate_leaf_paths=True)

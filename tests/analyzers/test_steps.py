@@ -1,4 +1,4 @@
-"""How long steps take, what is usual, what stands out."""
+"""Step times, their statistics and slow steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 def loop(lengths: list[int], *, compute: int = 10, start: int = 0, gap: int = 0) -> list[Event]:
-    """Steps of these lengths, each with one kernel from its start."""
+    """Return steps of these lengths, each with one kernel from its start."""
     events, at = [], start
     for number, length in enumerate(lengths):
         events += [step(number, at, length), device(GEMM, at, compute)]
@@ -37,7 +37,7 @@ def loop(lengths: list[int], *, compute: int = 10, start: int = 0, gap: int = 0)
 
 
 def batch(ts: int, dur: int, **more: Any) -> Event:
-    """A batch as Composer marks it."""
+    """Return the marks of a Composer batch."""
     return host("other", "event/batch", ts, dur, **more)
 
 
@@ -52,8 +52,8 @@ def assert_adds_up(result: Steps) -> None:
     assert known["busy_ns"].to_list() == (known["duration_ns"] - known["idle_ns"]).to_list()
 
 
-def test_steps_that_overlap_by_rounding_are_both_steps() -> None:
-    """The end of a step lies 1 ns, or 999 ns, behind the begin of the next."""
+def test_steps_overlapping_by_rounding_both_count() -> None:
+    """A step ends 1 ns or 999 ns after the start of the next one."""
     events = [step(1, 0, 10_001), step(2, 10_000, 10_999), step(3, 20_000, 10_000)]
     result = steps(trace(events))
     assert of(result, "step", "at_ns", "duration_ns") == [
@@ -64,7 +64,7 @@ def test_steps_that_overlap_by_rounding_are_both_steps() -> None:
     assert result.steps["before_ns"].drop_nulls().to_list() == [0, 0]
 
 
-def test_a_step_inside_another_is_none_of_its_own() -> None:
+def test_nested_step_does_not_count() -> None:
     events = [step(1, 0, 10_000), step(2, 9_500, 500), step(3, 5_000, 6_000), step(4, 11_000, 900)]
     assert of(steps(trace(events)), "step") == [("ProfilerStep#1",), ("ProfilerStep#4",)]
 
@@ -72,7 +72,7 @@ def test_a_step_inside_another_is_none_of_its_own() -> None:
 # --- steps and their parts -------------------------------------------------------------------
 
 
-def test_steps_with_their_parts_by_hand() -> None:
+def test_step_parts_of_a_small_trace() -> None:
     events = [
         step(1, 0, 100),
         device(GEMM, 90, 30),
@@ -90,7 +90,7 @@ def test_steps_with_their_parts_by_hand() -> None:
     assert any("runs" in note and "launched" in note for note in result.notes)
 
 
-def test_statistics_are_those_of_the_durations() -> None:
+def test_statistics_of_durations() -> None:
     lengths = [100, 130, 90, 110, 120]
     row = steps(trace(loop(lengths, gap=10))).ranks.row(0, named=True)
     assert row["steps"] == 5
@@ -103,7 +103,7 @@ def test_statistics_are_those_of_the_durations() -> None:
     assert row["between_frac"] == pytest.approx(40 / 590)
 
 
-def test_the_slowest_are_first_and_what_grew_is_told() -> None:
+def test_slowest_steps_are_first_with_the_part_that_grew() -> None:
     events = loop([100, 100, 180, 100])
     events[5]["dur"] = 75  # the third step's kernel
     result = steps(trace(events))
@@ -115,11 +115,11 @@ def test_the_slowest_are_first_and_what_grew_is_told() -> None:
     check_wording(result.verdict)
 
 
-def test_steps_that_hardly_differ_do_not_stand_out() -> None:
+def test_similar_steps_do_not_stand_out() -> None:
     check_wording(steps(trace(loop([100, 101, 102]))).verdict)
 
 
-def test_one_step_tells_no_variance() -> None:
+def test_single_step_has_no_variance() -> None:
     result = steps(trace(loop([100])))
     check_wording(result.verdict)
     assert result.ranks.row(0, named=True)["std_ns"] is None
@@ -134,16 +134,16 @@ LENGTHS = st.lists(st.integers(1, 1_000), min_size=1, max_size=8)
 def test_parts_add_up_and_shifting_changes_nothing(
     lengths: list[int], work: list[tuple[int, int]]
 ) -> None:
-    def made(at: int) -> Steps:
+    def recorded(at: int) -> Steps:
         kernels = [
             device((GEMM, ALL_REDUCE)[n % 2], at + ts, dur, stream=n % 3)
             for n, (ts, dur) in enumerate(work)
         ]
         return steps(trace([*loop(lengths, start=at, gap=7), *kernels]))
 
-    here = made(0)
+    here = recorded(0)
     assert_adds_up(here)
-    assert here.to_dict() == made(1 << 61).to_dict()
+    assert here.to_dict() == recorded(1 << 61).to_dict()
     assert here.steps["duration_ns"].to_list() == lengths
     counted = here.ranks.row(0, named=True)
     assert counted["steps"] + counted["warm_up"] == len(lengths)
@@ -157,7 +157,7 @@ def test_parts_add_up_and_shifting_changes_nothing(
     [
         ([], 0),
         ([9], 0),
-        ([9, 1], 0),  # one step after it tells nothing
+        ([9, 1], 0),  # one step after it is not enough
         ([16, 10, 10], 1),
         ([15, 10, 10], 0),
         ([90, 30, 10, 10, 10], 2),
@@ -168,11 +168,11 @@ def test_parts_add_up_and_shifting_changes_nothing(
         ([0, 0, 0], 0),
     ],
 )
-def test_warm_up_is_leading_steps_that_take_much_longer(durations: list[int], leading: int) -> None:
+def test_warm_up_is_much_longer_leading_steps(durations: list[int], leading: int) -> None:
     assert warm_up(durations) == leading
 
 
-def test_warm_up_is_marked_said_and_not_counted() -> None:
+def test_warm_up_is_marked_and_excluded() -> None:
     result = steps(trace(loop([400, 100, 100, 104])))
     assert result.steps["warm_up"].to_list() == [True, False, False, False]
     assert result.ranks.select("steps", "warm_up", "max_ns").rows() == [(3, 1, 104)]
@@ -193,7 +193,7 @@ def test_steps_by_name() -> None:
         steps(trace(events), step_name="(")
 
 
-def test_without_marks_likely_annotations_are_suggested() -> None:
+def test_annotations_are_suggested_without_marks() -> None:
     events = [
         *(host("user_annotation", f"my epoch {n}", 100 * n, 50) for n in range(3)),
         host("user_annotation", "eval", 500, 50),
@@ -202,16 +202,16 @@ def test_without_marks_likely_annotations_are_suggested() -> None:
     ]
     with pytest.raises(MissingData) as caught:
         steps(trace(events))
-    said = str(caught.value)
-    check_wording(said)
-    assert "record_function" in said
-    assert "--step-name" in said
-    check_wording(said)
+    text = str(caught.value)
+    check_wording(text)
+    assert "record_function" in text
+    assert "--step-name" in text
+    check_wording(text)
     with raises_wording(MissingData):
         steps(trace(events), step_name="x")
 
 
-def test_batches_of_composer_with_what_its_host_did() -> None:
+def test_composer_batches_have_host_parts() -> None:
     events = [
         host("other", "event/dataloader", 0, 20),
         batch(25, 100),
@@ -232,7 +232,7 @@ def test_batches_of_composer_with_what_its_host_did() -> None:
     assert result.charts[1].frame["part"].unique().sort().to_list() == ["backward", "forward"]
 
 
-def test_older_composer_tells_batches_by_their_category() -> None:
+def test_older_composer_batches_are_marked_by_category() -> None:
     marked = host("other", "batch", 0, 100, category="batch_start,batch_end")
     assert of(steps(trace([marked])), "step", "duration_ns") == [("batch", 100)]
 
@@ -253,7 +253,7 @@ def test_ranks_are_compared_within_each_step() -> None:
     assert steps(concat(traces)).common.equals(result.common)
 
 
-def test_a_step_that_is_slow_on_all_ranks_is_the_slowest() -> None:
+def test_step_slow_on_all_ranks_is_the_slowest() -> None:
     def rank(number: int) -> Trace:
         events = loop([100, 100, 160])
         return trace([*events, device(ALL_REDUCE, 220, 60, stream=9)], rank=number)
@@ -263,7 +263,7 @@ def test_a_step_that_is_slow_on_all_ranks_is_the_slowest() -> None:
     check_wording(result.verdict)
 
 
-def test_files_of_one_rank_that_follow_one_another_are_one_recording() -> None:
+def test_consecutive_files_of_a_rank_are_one_recording() -> None:
     files = [
         trace([batch(1_000 * n, 100), batch(1_000 * n + 200, 100)], path=f"ep0-ba{n}.json")
         for n in (10, 9)
@@ -285,7 +285,7 @@ def test_profiler_steps_of_several_cycles_keep_their_numbers() -> None:
     assert steps([second, first]).steps["step"].to_list() == ["ProfilerStep#1", "ProfilerStep#7"]
 
 
-def test_files_of_one_rank_at_the_same_time_are_two_recordings() -> None:
+def test_overlapping_files_of_a_rank_are_two_recordings() -> None:
     result = steps([trace(loop([100, 100]), path=path) for path in ("a.json", "b.json")])
     assert result.ranks["path"].to_list() == ["a.json", "b.json"]
     assert list(result.tables[1].columns)[:2] == ["file", "rank"]
@@ -293,7 +293,7 @@ def test_files_of_one_rank_at_the_same_time_are_two_recordings() -> None:
     assert unknown.ranks["rank"].to_list() == [None, None]
 
 
-def test_several_devices_of_a_rank_have_a_row_each() -> None:
+def test_devices_of_a_rank_have_one_row_each() -> None:
     events = [*loop([100, 100]), device(GEMM, 50, 20, device=1)]
     result = steps(trace(events))
     assert of(result, "device", "compute_ns", "number") == [
@@ -315,7 +315,7 @@ def test_two_processes_on_one_device_are_one_device() -> None:
 # --- little or nothing -----------------------------------------------------------------------
 
 
-def test_a_run_without_a_gpu_has_durations_alone() -> None:
+def test_run_without_gpu_has_durations_only() -> None:
     result = steps(trace([step(1, 0, 100), step(2, 100, 120)], rank=None))
     assert of(result, "duration_ns", "idle_ns") == [(100, None), (120, None)]
     assert result.parts == {}
@@ -325,22 +325,22 @@ def test_a_run_without_a_gpu_has_durations_alone() -> None:
 
 
 @pytest.mark.parametrize("events", [[], [device(GEMM, 0, 10)]], ids=["empty", "only kernels"])
-def test_nothing_that_marks_steps(events: list[Event]) -> None:
+def test_missing_steps_raise_an_error(events: list[Event]) -> None:
     with pytest.raises(MissingData, match=r"profiler\.step\(\)"):
         steps(trace(events))
 
 
-def test_a_mark_of_no_duration_is_no_step() -> None:
+def test_mark_of_zero_duration_is_not_a_step() -> None:
     with pytest.raises(MissingData):
         steps(trace([step(1, 0, 0)]))
 
 
-def test_no_trace_at_all() -> None:
+def test_empty_input() -> None:
     with pytest.raises(OptionError, match="no input"):
         steps([])
 
 
-def test_the_answer_does_not_depend_on_the_order_of_files() -> None:
+def test_result_does_not_depend_on_file_order() -> None:
     parts: list[Part] = [measure(trace(loop([100, 120]), rank=n), Options()) for n in (3, 1, None)]
     assert combine(parts, Options()).to_dict() == combine(parts[::-1], Options()).to_dict()
 
@@ -348,7 +348,7 @@ def test_the_answer_does_not_depend_on_the_order_of_files() -> None:
 # --- real recordings -------------------------------------------------------------------------
 
 
-def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
+def test_every_real_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
     wanted = needs(Options())
     answered = 0
     for path in sorted((shared / "data/chrome/kineto").glob("*.json.gz")):
@@ -363,7 +363,7 @@ def test_every_real_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
     assert answered >= 10
 
 
-def test_steps_of_the_layout_of_2021(shared: Path) -> None:
+def test_steps_recorded_as_operators_in_2021(shared: Path) -> None:
     path = shared / "data/chrome/kineto/resnet50_dataloader_workers4.json.gz"
     result = ta.steps(path)
     assert [round(ns / MS, 1) for ns in result.steps["duration_ns"]] == [
@@ -374,7 +374,7 @@ def test_steps_of_the_layout_of_2021(shared: Path) -> None:
     assert by_name.scalars["step_count"] == 6
 
 
-def test_files_a_batch_each(shared: Path) -> None:
+def test_one_file_per_batch(shared: Path) -> None:
     folder = shared / "data/chrome/composer"
     files = sorted(folder.glob("ep0-*"))
     result = ta.steps(files)
@@ -385,7 +385,7 @@ def test_files_a_batch_each(shared: Path) -> None:
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_command_on_the_fixture(run_cli, golden) -> None:
+def test_command_output_on_the_fixture(run_cli, golden) -> None:
     done = run_cli("steps", ROOT / "fixtures/nccl_8ranks")
     assert (done.returncode, done.stderr) == (0, "")
     golden("steps_nccl_8ranks.txt", done.stdout)
@@ -397,19 +397,19 @@ def test_runs_without_device_work(fixture: str, golden, monkeypatch) -> None:
     golden(f"steps_{fixture}.txt", ta.steps(ROOT / "fixtures" / fixture).table())
 
 
-def test_the_command_in_json_and_drawn(run_cli, tmp_path: Path) -> None:
+def test_command_writes_json_and_plot(run_cli, tmp_path: Path) -> None:
     drawn = tmp_path / "steps.svg"
     path = ROOT / "fixtures/nccl_8ranks/rank5.json.gz"
     done = run_cli("steps", path, "--step-name", "^ProfilerStep", "--to", "json", "--plot", drawn)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["step_count"] == 6
-    assert len(told["steps"]) == 6
-    assert "How long each step takes" in drawn.read_text()
+    parsed = json.loads(done.stdout)
+    assert parsed["step_count"] == 6
+    assert len(parsed["steps"]) == 6
+    assert "Step times" in drawn.read_text()
 
 
 def unmarked(steps: int) -> Trace:
-    """Steps of three kernels, each launched 5 us before, without marks; 10 us between steps."""
+    """Return unmarked steps of three kernels, launched 5 us before; 10 us between steps."""
     rows = []
     for n in range(3 * steps):
         at = n * 20 * US + n // 3 * 10 * US
@@ -418,22 +418,22 @@ def unmarked(steps: int) -> Trace:
     return trace(rows)
 
 
-def test_all_analyses_use_the_steps_that_repeated_kernels_show() -> None:
-    found = unmarked(6)
-    starts = ta.steps(found).steps["at_ns"].to_list()
+def test_all_analyses_use_inferred_steps() -> None:
+    result = unmarked(6)
+    starts = ta.steps(result).steps["at_ns"].to_list()
     assert starts == [n * 70 * US for n in range(6)]
-    idle, launched = ta.gpu_idle(found, min_gap_ns=0), ta.launches(found)
+    idle, launched = ta.gpu_idle(result, min_gap_ns=0), ta.launches(result)
     assert idle.steps["start_ns"].to_list() == starts
     assert idle.steps["busy_ns"].to_list() == [60 * US] * 6
     assert launched.steps["launches"].to_list() == [3] * 6
-    parts = ta.overlap(found, by="step").steps
+    parts = ta.overlap(result, by="step").steps
     assert parts["compute_ns"].to_list() == [60 * US] * 6
     assert idle.steps_by_kernels
     assert launched.steps_by_kernels
     check_wording(idle.verdict, *idle.view().notes, *launched.view().notes)
 
 
-def test_steps_that_are_ambiguous_are_found_on_request_only() -> None:
+def test_ambiguous_steps_are_inferred_on_request_only() -> None:
     idle = ta.gpu_idle(unmarked(3))
     assert idle.steps.is_empty()
     assert not idle.steps_by_kernels

@@ -37,12 +37,12 @@ MIXED = "execute_context_1(512)_generation_3(3)"
         ("train_step_3", None),
     ],
 )
-def test_phases(name: str, phase: tuple[str, int] | None) -> None:
+def test_phases_are_parsed_from_names(name: str, phase: tuple[str, int] | None) -> None:
     assert phase_of(name) == phase
 
 
 def serving(names: dict[str, list[int]], *, busy: int = MS) -> list[dict[str, object]]:
-    """Steps of these names and lengths in ms, one after the other, 1 ms of work in each."""
+    """Return consecutive steps of these names and lengths in ms, with 1 ms of work each."""
     events, at = [], 0
     for name, lengths in names.items():
         for length in lengths:
@@ -55,14 +55,14 @@ SERVING = serving({PREFILL: [40], DECODE: [4, 4, 4, 6], MIXED: [10, 10]})
 
 
 def test_times_by_phase_and_batch() -> None:
-    found = steps(trace(SERVING)).phases
-    assert found.select("phase", "batch", "steps", "total_ns", "median_ns").rows() == [
+    result = steps(trace(SERVING)).phases
+    assert result.select("phase", "batch", "steps", "total_ns", "median_ns").rows() == [
         ("prefill", 2, 1, 40 * MS, 40 * MS),
         ("mixed", 4, 2, 20 * MS, 10 * MS),
         ("decode", 64, 4, 18 * MS, 4 * MS),
     ]
-    assert found["idle_frac"].to_list() == pytest.approx([39 / 40, 18 / 20, 14 / 18])
-    assert sum(found["total_frac"]) == pytest.approx(1)
+    assert result["idle_frac"].to_list() == pytest.approx([39 / 40, 18 / 20, 14 / 18])
+    assert sum(result["total_frac"]) == pytest.approx(1)
 
 
 def test_steps_are_compared_within_their_phase() -> None:
@@ -75,7 +75,7 @@ def test_steps_are_compared_within_their_phase() -> None:
     assert (one.total_ns, one.size) == (2 * MS, pytest.approx(2 / 18))
 
 
-def test_steps_of_an_engine_count_before_a_few_of_the_profiler() -> None:
+def test_engine_steps_count_before_few_profiler_steps() -> None:
     around = step(1, 0, 100 * MS)
     assert step_marks(trace([around, *SERVING])).height == 7
     each = [step(n, 100 * n * MS, 90 * MS) for n in range(7)]

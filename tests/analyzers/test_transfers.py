@@ -1,4 +1,4 @@
-"""Copies and sets of small traces written down event by event, and the command."""
+"""Copies and memsets of small synthetic traces, and the command."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def memset(ts: int, dur: int, size: int | None = None, **more: Any) -> dict[str,
     return copy("Memset (Device)", ts, dur, size, kind="gpu_memset", **more)
 
 
-def found(result: Transfers) -> list[tuple[str, str, int]]:
+def findings(result: Transfers) -> list[tuple[str, str, int]]:
     return result.findings.select("finding", "what", "n").rows()
 
 
 # --- sums --------------------------------------------------------------------------------------
 
 
-def test_a_copy_without_a_name_is_counted_and_keeps_its_own_exposed_time() -> None:
+def test_unnamed_copy_is_counted_with_its_exposed_time() -> None:
     events = [copy(HTOD, 0, 100, 1_000), {**copy(HTOD, 200, 300, 5), "name": None}]
     kernel = device("gemm", 0, 60)
     result = transfers(trace([*events, kernel]))
-    told = result.copies.select("direction", "n", "moved_bytes", "total_ns").rows()
-    assert sorted(told) == [("HtoD", 1, 1_000, 100), ("not told", 1, 5, 300)]
+    values = result.copies.select("direction", "n", "moved_bytes", "total_ns").rows()
+    assert sorted(values) == [("HtoD", 1, 1_000, 100), ("unknown", 1, 5, 300)]
 
 
 def test_copies_by_direction_and_memory() -> None:
@@ -59,8 +59,17 @@ def test_copies_by_direction_and_memory() -> None:
         memset(800, 5, 40),
     ]
     result = transfers(trace(events))
-    told = ("direction", "memory", "n", "moved_bytes", "total_ns", "min_ns", "median_ns", "max_ns")
-    assert result.copies.select(told).rows() == [
+    columns = (
+        "direction",
+        "memory",
+        "n",
+        "moved_bytes",
+        "total_ns",
+        "min_ns",
+        "median_ns",
+        "max_ns",
+    )
+    assert result.copies.select(columns).rows() == [
         ("HtoD", "Pinned -> Device", 2, 3_000, 400, 100, 200, 300),
         ("DtoD", "Device -> Device", 1, 6_000, 60, 60, 60, 60),
         ("HtoD", "Pageable -> Device", 1, 10, 50, 50, 50, 50),
@@ -86,7 +95,7 @@ def test_copies_by_direction_and_memory() -> None:
         (None, "unknown"),
     ],
 )
-def test_classes_of_size(size: int | None, label: str) -> None:
+def test_size_classes_have_exact_bounds(size: int | None, label: str) -> None:
     result = transfers(trace([copy(HTOD, 0, 10, size)]))
     assert result.sizes["size"].to_list() == [label]
     assert result.unsized == (size is None)
@@ -102,57 +111,57 @@ def test_classes_of_size(size: int | None, label: str) -> None:
         ("CopyHostToDevice", ("CopyHostToDevice", None)),
     ],
 )
-def test_ways_by_name(name: str, way: tuple[str, str | None]) -> None:
+def test_directions_are_parsed_from_names(name: str, way: tuple[str, str | None]) -> None:
     assert transfers(trace([copy(name, 0, 10)])).copies.select("direction", "memory").row(0) == way
 
 
-def test_a_copy_without_a_name() -> None:
-    made = trace([copy(HTOD, 0, 10, 8)])
-    nameless = pl.lit(None, made.events["name"].dtype).alias("name")
-    result = transfers(replace(made, events=made.events.with_columns(nameless)))
-    assert result.copies.select("direction", "memory", "n").rows() == [("not told", None, 1)]
+def test_unnamed_copy_has_an_unknown_direction() -> None:
+    recorded = trace([copy(HTOD, 0, 10, 8)])
+    nameless = pl.lit(None, recorded.events["name"].dtype).alias("name")
+    result = transfers(replace(recorded, events=recorded.events.with_columns(nameless)))
+    assert result.copies.select("direction", "memory", "n").rows() == [("unknown", None, 1)]
     check_wording(result.verdict)
 
 
-def test_what_has_no_size_has_no_bandwidth_and_spoils_none() -> None:
+def test_unsized_copies_have_no_bandwidth() -> None:
     result = transfers(trace([copy(HTOD, 0, 10, 100), copy(HTOD, 20, 30), memset(60, 5)]))
     assert result.copies.select("direction", "n", "moved_bytes", "rate_gbps").rows() == [
         ("HtoD", 2, 100, 10.0),
         ("set", 1, None, None),
     ]
-    assert any(note.startswith("2 copies or sets tell no size") for note in result.notes)
+    check_wording(*result.notes)
 
 
 # --- hidden or exposed -------------------------------------------------------------------------
 
 
-def test_what_no_kernel_hides() -> None:
+def test_exposed_time_is_without_kernels() -> None:
     events = [
         device(GEMM, 0, 100),
         device(ALL_REDUCE, 150, 50, stream=20),
-        copy(HTOD, 50, 100, stream=8),  # 50 beside the first, 50 beside none
-        copy(HTOD, 160, 20, stream=8),  # beside communication
-        copy(HTOD, 300, 10, stream=8),  # beside none, and twice
+        copy(HTOD, 50, 100, stream=8),  # 50 overlap with the first, 50 with none
+        copy(HTOD, 160, 20, stream=8),  # overlaps with communication
+        copy(HTOD, 300, 10, stream=8),  # overlaps with none, twice
         copy(HTOD, 305, 10, stream=9),
-        device(GEMM, 0, 900, device=1),  # another device hides nothing
+        device(GEMM, 0, 900, device=1),  # another device does not count
     ]
     result = transfers(trace(events))
     row = result.copies.row(0, named=True)
     assert (row["total_ns"], row["exposed_ns"], row["exposed_n"]) == (140, 70, 3)
     assert row["exposed_frac"] == 0.5
-    told = ("device", "span_ns", "busy_ns", "alone_ns")
-    assert result.devices.select(told).rows() == [(0, 315, 135, 65)]
+    columns = ("device", "span_ns", "busy_ns", "alone_ns")
+    assert result.devices.select(columns).rows() == [(0, 315, 135, 65)]
     assert result.alone_ns == 65
 
 
-def test_copies_of_no_known_rank_or_device_have_their_row() -> None:
+def test_copies_without_rank_or_device_have_a_row() -> None:
     events = [device(GEMM, 0, 30, device=None), copy(HTOD, 20, 20, device=None)]
     result = transfers(trace(events, rank=None))
-    told = ("rank", "device", "span_ns", "busy_ns", "alone_ns")
-    assert result.devices.select(told).rows() == [(None, None, 40, 20, 10)]
+    columns = ("rank", "device", "span_ns", "busy_ns", "alone_ns")
+    assert result.devices.select(columns).rows() == [(None, None, 40, 20, 10)]
 
 
-def test_without_kernels_it_is_not_known_what_is_hidden() -> None:
+def test_exposed_time_is_unknown_without_kernels() -> None:
     result = transfers(trace([copy(HTOD, 0, 10, 8), memset(20, 5)]))
     assert result.copies["exposed_ns"].to_list() == [None, None]
     assert (result.alone_ns, result.devices["alone_ns"].to_list()) == (None, [None])
@@ -174,8 +183,8 @@ WORK = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(WORK)
-def test_sums_are_those_of_single_nanoseconds(rows: list[Any]) -> None:
-    """Every copy looked at on its own, every instant of each device."""
+def test_sums_agree_with_a_count_of_nanoseconds(rows: list[Any]) -> None:
+    """Compare with a count of single nanoseconds per copy and per device."""
     names = {"kernel": GEMM, "gpu_memcpy": HTOD, "gpu_memset": "Memset (Device)"}
     events = [
         device(names[kind], ts, dur, kind=kind, device=on, bytes=size)
@@ -206,43 +215,43 @@ def test_sums_are_those_of_single_nanoseconds(rows: list[Any]) -> None:
 # --- findings ----------------------------------------------------------------------------------
 
 
-def test_pageable_memory() -> None:
+def test_pageable_copies_are_findings() -> None:
     events = [copy(PAGEABLE, 0, 10, 8), copy(HTOD, 20, 10, 8), device(GEMM, 0, 100_000)]
     result = transfers(trace(events))
-    assert found(result) == [("pageable", "HtoD (Pageable -> Device)", 1)]
+    assert findings(result) == [("pageable", "HtoD (Pageable -> Device)", 1)]
     check_wording(result.verdict)
-    assert found(transfers(trace(events[1:]))) == []
+    assert findings(transfers(trace(events[1:]))) == []
 
 
-def test_many_small_copies() -> None:
+def test_many_small_copies_are_findings() -> None:
     small = [copy(HTOD, 100 * n, 10, 64 * KIB - 1) for n in range(100)]
     kernel = device(GEMM, 0, 20_000)
-    assert found(transfers(trace([*small[:99], kernel]))) == []
+    assert findings(transfers(trace([*small[:99], kernel]))) == []
     result = transfers(trace([*small, kernel]))
-    assert found(result) == [("small-copies", "HtoD (Pinned -> Device) < 64 KiB", 100)]
+    assert findings(result) == [("small-copies", "HtoD (Pinned -> Device) < 64 KiB", 100)]
     check_wording(result.verdict)
     large = [copy(HTOD, 50 + 100 * n, 10, 64 * KIB) for n in range(101)]
-    assert found(transfers(trace([*small, *large, kernel]))) == []
-    # beside much other work they are not worth a sentence
+    assert findings(transfers(trace([*small, *large, kernel]))) == []
+    # compared with much other work they are not reported
     long = device(GEMM, 0, 200_000)
     check_wording(transfers(trace([*small, long])).verdict)
     sets = [memset(100 * n, 10, 8) for n in range(200)]
-    assert found(transfers(trace([*sets, kernel]))) == []
+    assert findings(transfers(trace([*sets, kernel]))) == []
 
 
-def test_copies_worth_hiding() -> None:
+def test_exposed_copies_are_findings() -> None:
     alone, kernel = copy(HTOD, 0, 10, MIB), device(GEMM, 10, 990)
     result = transfers(trace([alone, kernel]))
-    assert found(result) == [("exposed-copies", "HtoD (Pinned -> Device)", 1)]
+    assert findings(result) == [("exposed-copies", "HtoD (Pinned -> Device)", 1)]
     check_wording(result.verdict)
-    assert found(transfers(trace([copy(HTOD, 0, 9, MIB), device(GEMM, 9, 991)]))) == []
+    assert findings(transfers(trace([copy(HTOD, 0, 9, MIB), device(GEMM, 9, 991)]))) == []
     # within a device there is nothing to overlap with the host
     result = transfers(trace([copy(DTOD, 0, 10, MIB), memset(10, 10), device(GEMM, 20, 80)]))
-    assert found(result) == []
+    assert findings(result) == []
     check_wording(result.verdict)
 
 
-def test_every_finding_tells_what_to_do() -> None:
+def test_every_finding_has_advice() -> None:
     events = [*(copy(PAGEABLE, 100 * n, 10, 8) for n in range(100)), device(GEMM, 10_000, 100)]
     events.append(copy("Memcpy UVM HtoD (Managed -> Managed)", 11_000, 1_000, MIB))
     result = transfers(trace(events))
@@ -252,7 +261,7 @@ def test_every_finding_tells_what_to_do() -> None:
 # --- what may be missing -----------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_missing_copies_raise_an_error() -> None:
     for events in ([], [device(GEMM, 0, 5)], [host("cpu_op", "aten::add", 0, 5)]):
         with raises_wording(MissingData):
             transfers(trace(events))
@@ -269,7 +278,7 @@ def test_copies_without_an_end() -> None:
     assert result.copies["exposed_ns"].to_list() == [1]
 
 
-def test_a_single_copy_of_no_duration() -> None:
+def test_single_copy_of_zero_duration() -> None:
     result = transfers(trace([copy(HTOD, 7, 0, 8)]))
     check_wording(result.verdict)
     assert result.devices.select("span_ns", "busy_ns", "busy_frac").rows() == [(0, 0, None)]
@@ -280,12 +289,12 @@ def test_a_single_copy_of_no_duration() -> None:
 # --- ranks -------------------------------------------------------------------------------------
 
 
-def test_ranks_and_devices_have_a_row_each() -> None:
+def test_ranks_and_devices_have_one_row_each() -> None:
     first = trace([copy(HTOD, 0, 10, 8), copy(HTOD, 0, 20, 8, device=1)], rank=0)
     second = trace([copy(HTOD, 0, 30, 8), device(GEMM, 0, 60)], rank=1)
     result = transfers([second, first])
-    told = ("rank", "device", "n", "total_ns", "alone_ns")
-    assert result.devices.select(told).rows() == [
+    columns = ("rank", "device", "n", "total_ns", "alone_ns")
+    assert result.devices.select(columns).rows() == [
         (0, 0, 1, 10, None), (0, 1, 1, 20, None), (1, 0, 1, 30, 0),
     ]  # fmt: skip
     assert result.by_device.select("rank", "device", "n").rows() == [
@@ -306,7 +315,7 @@ def test_two_processes_on_one_device_are_one_device() -> None:
 # --- the command -------------------------------------------------------------------------------
 
 
-def test_the_command_on_the_fixture(
+def test_command_output_on_the_fixture(
     run_cli: Callable[..., Any], golden: Callable[[str, str | bytes], None]
 ) -> None:
     done = run_cli("transfers", ROOT / "fixtures/nccl_8ranks")
@@ -314,23 +323,23 @@ def test_the_command_on_the_fixture(
     golden("transfers_nccl_8ranks.txt", done.stdout)
 
 
-def test_the_command_in_json_and_as_a_picture(run_cli: Callable[..., Any], tmp_path: Any) -> None:
+def test_command_writes_json_and_plot(run_cli: Callable[..., Any], tmp_path: Any) -> None:
     picture = tmp_path / "copies.svg"
     fixture = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     done = run_cli("transfers", fixture, "--to", "json", "--plot", picture)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["moved_bytes"] == sum(row["moved_bytes"] for row in told["copies"])
+    parsed = json.loads(done.stdout)
+    assert parsed["moved_bytes"] == sum(row["moved_bytes"] for row in parsed["copies"])
     assert picture.read_text().startswith("<?xml")
 
 
-def test_the_command_on_a_run_without_a_gpu(run_cli: Callable[..., Any]) -> None:
+def test_command_without_gpu_reports_missing_data(run_cli: Callable[..., Any]) -> None:
     done = run_cli("transfers", ROOT / "fixtures/ddp_gloo_4ranks")
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 
 
-def test_files_and_traces_give_the_same() -> None:
+def test_files_and_traces_give_the_same_result() -> None:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     from_file, from_trace = ta.transfers(path), ta.transfers(ta.read(path))
     assert from_file.to_dict() == from_trace.to_dict()

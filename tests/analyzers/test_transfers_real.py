@@ -1,4 +1,4 @@
-"""Copies of real recordings, held against sums made by other means."""
+"""Copies of real recordings against independent sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORY = {"0": "Pageable", "1": "Pinned", "2": "Device"}
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_sums_are_those_of_the_reference(shared: Path, name: str) -> None:
+def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
     result = ta.transfers(shared / f"data/nsys/{name}.sqlite.gz")
     with (shared / f"oracle/nsys/{name}/cuda_gpu_mem_sum.csv").open() as file:
         reference = {
@@ -36,14 +36,14 @@ def test_sums_are_those_of_the_reference(shared: Path, name: str) -> None:
             for row in csv.DictReader(file)
         }
     copies = result.copies.filter(pl.col("direction") != "set")
-    told = ("n", "total_ns", "moved_bytes", "min_ns", "max_ns")
+    columns = ("n", "total_ns", "moved_bytes", "min_ns", "max_ns")
     assert {(way, memory): numbers for way, memory, *numbers in copies.select(
-        "direction", "memory", *told
+        "direction", "memory", *columns
     ).rows()} == reference  # fmt: skip
     assert result.by_device.filter(pl.col("direction") != "set")["n"].sum() == copies["n"].sum()
 
 
-def test_every_chrome_trace_adds_up_or_says_what_is_missing(shared: Path) -> None:
+def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path) -> None:
     paths = sorted((shared / "data/chrome/kineto").glob("*.json.gz"))
     looked_at = 0
     for path in paths:
@@ -60,13 +60,13 @@ def test_every_chrome_trace_adds_up_or_says_what_is_missing(shared: Path) -> Non
         for frame in (result.copies, result.sizes, result.by_device):
             assert frame["n"].sum() == result.n
             assert frame["exposed_ns"].sum() <= frame["total_ns"].sum()
-        # what runs alone is what overlap calls exposed copies
+        # copies without a kernel are the exposed copies of overlap
         exposed = ta.overlap(trace).scalars["exposed_memory_ns"]
         assert result.alone_ns == exposed
     assert looked_at > 10
 
 
-def test_bandwidths_are_those_of_the_machine(shared: Path) -> None:
+def test_bandwidths_agree_with_the_machine(shared: Path) -> None:
     result = ta.transfers(shared / "data/nsys/saxpy_mpi_lazy_false.sqlite.gz")
     rates = result.copies.select("direction", pl.col("rate_gbps").round(2)).rows()
     assert rates == [("HtoD", 14.09), ("DtoH", 13.28)]

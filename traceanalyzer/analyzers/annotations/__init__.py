@@ -1,8 +1,8 @@
-"""What annotations cost: host time, and the device work that is launched in them.
+"""Host time of annotations, and the device work that is launched in them.
 
 ``attribution`` gives each piece of device work to the ranges around its launch call, ``compute``
-takes a rank's ranges and work and sums up ranges of one name over all ranks, ``result`` holds the
-numbers and what is shown of them.
+measures a rank's ranges and sums ranges of the same name over all ranks, ``result`` has the
+data, verdict, notes, tables and charts.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ def annotations(
     by: By | None = None,
     **reading: Unpack[Reading],
 ) -> "Annotations":
-    """What do annotated ranges (``record_function``, NVTX) cost, on the host and on the devices?
+    """Return host and device time of annotated ranges (``record_function``, NVTX).
 
-    One file is in memory at a time; the ranks are summed up.
+    One file is in memory at a time; the ranks are summed.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        names: regular expressions; only annotations of which one matches count, as if there were
-            no others. All without any.
-        by: ``rank``: those of other ranks are other rows.
+        names: regular expressions; only annotations with matching names count, as if there were no
+            others. Default: all.
+        by: also group by ``rank``.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no annotations were recorded, or none of these names.
-        OptionError: annotations cannot be told apart so, or a pattern is no regular expression.
+        InputError: no input can be read.
+        MissingData: no annotations were recorded, or none with a matching name.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.annotations.compute import ANNOTATIONS
     from traceanalyzer.run import run

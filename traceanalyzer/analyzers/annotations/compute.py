@@ -1,4 +1,4 @@
-"""From the annotated ranges of each rank to those of all ranks."""
+"""Annotated ranges of each rank with their device work, combined over all ranks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from traceanalyzer.frames.ranges import Held, innermost_range
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
 
-#: In the names of PyTorch's own annotations, which it recorded as operators until 2021.
-OWN_MARKS = (
+#: Parts of the names of PyTorch's annotations, which it recorded as operators until 2021.
+PYTORCH_MARKS = (
     PROFILER_STEP,
     "(DataLoader)#",
     "(DataPipe)#",
@@ -28,17 +28,17 @@ OWN_MARKS = (
 
 _THREAD = ("pid", "tid")
 
-#: What is told of each range.
+#: Measures of each range.
 MEASURES = (
     "host_ns", "self_ns", "projected_ns", "n", "kernels", "device_ns",
-    "own_n", "own_kernels", "own_device_ns",
+    "self_n", "self_kernels", "self_device_ns",
 )  # fmt: skip
 
 
 def needs(_options: Options) -> Needs:
     """Annotations, device work and the calls that launched it."""
     kinds = frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS))
-    return Needs(kinds, OWN_MARKS, unused=("device", "stream", "external_id", "bytes"))
+    return Needs(kinds, PYTORCH_MARKS, unused=("device", "stream", "external_id", "bytes"))
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,16 @@ class Part:
     """One rank's annotations.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, or None if the file has none.
         path: the file.
-        ranges: one row a range: name, domain and :data:`MEASURES`.
-        process_wide: ranges that belong to no thread, of which only host time is known.
+        ranges: one row per range: name, domain and :data:`MEASURES`.
+        process_wide: number of ranges without a thread, with host time only.
         all_work: all device work.
         inside: part of it that was launched in an annotation.
-        beside: part of it that was launched in none of its thread, while one of another ran.
-        unlaunched: part of it whose launch call was not recorded, or never ends.
-        unclosed: annotations that never end, and are not counted.
+        other_thread: part of it launched in no annotation of its thread while another thread had
+            one.
+        unlaunched: part of it without a recorded launch call that has an end.
+        unclosed: number of annotations without an end, which are not counted.
     """
 
     rank: int | None
@@ -63,27 +64,27 @@ class Part:
     process_wide: int
     all_work: Amount
     inside: Amount
-    beside: Amount
+    other_thread: Amount
     unlaunched: Amount
     unclosed: int
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """The device work of one rank by annotation.
+    """Return the device work of one rank by annotation.
 
     Raises:
-        MissingData: no annotation was recorded, or none of the names that are asked for.
-        OptionError: a pattern is no regular expression.
+        MissingData: no annotations were recorded, or none with a matching name.
+        OptionError: a pattern is not a regular expression.
     """
     ranges, unclosed = annotated(trace, options.names)
     work, all_work = launched(trace, ranges)
     known = _amount(work)
-    found = attribute(ranges, work)
-    of_any = found.innermost != nesting.ROOT
+    attribution = attribute(ranges, work)
+    of_any = attribution.innermost != nesting.ROOT
     return Part(
         rank=trace.meta.rank,
         path=trace.meta.path,
-        ranges=found.ranges.select(
+        ranges=attribution.ranges.select(
             "name",
             "domain",
             (pl.col("end") - pl.col("start")).alias("host_ns"),
@@ -94,14 +95,14 @@ def measure(trace: Trace, options: Options) -> Part:
         process_wide=ranges["thread"].null_count(),
         all_work=all_work,
         inside=_amount(work.filter(of_any)),
-        beside=_amount(work.filter(~of_any & _while_any_runs(ranges, work))),
+        other_thread=_amount(work.filter(~of_any & _while_any_runs(ranges, work))),
         unlaunched=Amount(all_work.n - known.n, all_work.total_ns - known.total_ns),
         unclosed=unclosed,
     )
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Annotations:
-    """The annotations of all ranks, summed up by domain and name."""
+    """Sum the annotations of all ranks by domain and name."""
     all_work = _added([part.all_work for part in parts])
     ranges = columns.joined(parts, "ranges")
     outer = "path" if any(part.rank is None for part in parts) else "rank"
@@ -115,7 +116,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         unclosed=sum(part.unclosed for part in parts),
         work=all_work,
         inside=_added([part.inside for part in parts]),
-        beside=_added([part.beside for part in parts]),
+        other_thread=_added([part.other_thread for part in parts]),
         unlaunched=_added([part.unlaunched for part in parts]),
         annotations=rows,
         ranks=ranks.with_columns(inside_frac=columns.ratio("inside_ns", "device_ns")),
@@ -131,26 +132,25 @@ ANNOTATIONS = Analyzer(
 
 
 def _is_annotation(events: pl.DataFrame) -> pl.Expr:
-    """Ranges of users and libraries; PyTorch's own, where they are recorded as operators."""
+    """Select ranges of users and libraries, and PyTorch's annotations recorded as operators."""
     operators = events.lazy().filter(pl.col("kind") == "cpu_op").select("name").collect()
-    own = (pl.col("kind") == "cpu_op") & names.named(
-        operators, [re.escape(mark) for mark in OWN_MARKS]
+    of_pytorch = (pl.col("kind") == "cpu_op") & names.named(
+        operators, [re.escape(mark) for mark in PYTORCH_MARKS]
     )
-    return pl.col("kind").is_in(ANNOTATION_KINDS) | own
+    return pl.col("kind").is_in(ANNOTATION_KINDS) | of_pytorch
 
 
 def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:
-    """The annotations that are asked for, and how many of them never end.
+    """Return the selected annotations, and the number of those without an end.
 
-    A mark, which is an instant, is no range; an annotation of torch.profiler that has no end was
-    cut off.
+    Instant marks do not count; annotations of torch.profiler without an end are truncated.
 
     Returns:
-        event (row of ``events``), name, pid, tid, domain, thread (a number; null where the range
-        belongs to the process), start, end: in the order of the trace.
+        event (row of ``events``), name, pid, tid, domain, thread (a number; null for ranges of the
+        process), start, end: in the order of the trace.
 
     Raises:
-        MissingData: no annotation was recorded, or none of the names that are asked for.
+        MissingData: no annotations were recorded, or none with a matching name.
     """
     marks = trace.events.select(_is_annotation(trace.events)).to_series().arg_true()
     if marks.is_empty():
@@ -187,11 +187,11 @@ def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]
 
 
 def launched(trace: Trace, ranges: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
-    """Device work whose launch call is known; and how much device work there is in all.
+    """Return device work with a known launch call, and the amount of all device work.
 
     Returns:
-        event, thread (as that of the ranges; null for one without any), since and until (of the
-        launch call), start, end, kernel (whether it is one).
+        event, thread (numbered as in the ranges; null for a thread without ranges), since and until
+        (of the launch call), start, end, kernel (whether it is one).
     """
     threads = ranges.select(*_THREAD, "thread").unique().drop_nulls("tid")
     events = trace.events
@@ -219,20 +219,20 @@ def launched(trace: Trace, ranges: pl.DataFrame) -> tuple[pl.DataFrame, Amount]:
 
 
 def _threads(events: pl.DataFrame, calls: nesting.Rows, threads: pl.DataFrame) -> nesting.Rows:
-    """The number of each call's thread, :data:`ROOT` where it is none of these."""
-    told = columns.looked_up(events.select(_THREAD)[calls], threads, _THREAD)["thread"]
-    found: nesting.Rows = told.fill_null(nesting.ROOT).to_numpy()
-    return found
+    """Return the number of each call's thread, :data:`ROOT` for other threads."""
+    number = columns.looked_up(events.select(_THREAD)[calls], threads, _THREAD)["thread"]
+    rows: nesting.Rows = number.fill_null(nesting.ROOT).to_numpy()
+    return rows
 
 
 def _while_any_runs(ranges: pl.DataFrame, work: pl.DataFrame) -> intervals.Bools:
-    """Which work was launched while an annotation ran, on any thread."""
+    """Return a mask of the work launched while an annotation ran on any thread."""
     runs = intervals.union(ranges.drop_nulls("thread"))
     since = work["since"].to_numpy()
     begun = np.searchsorted(runs["start"].to_numpy(), since, side="right")
     ended = np.searchsorted(runs["end"].to_numpy(), since, side="right")
-    found: intervals.Bools = begun > ended
-    return found
+    inside: intervals.Bools = begun > ended
+    return inside
 
 
 def _amount(work: pl.DataFrame) -> Amount:
@@ -247,7 +247,7 @@ def _added(amounts: Sequence[Amount]) -> Amount:
 
 
 def _summed(ranges: pl.DataFrame, keys: Sequence[str], work: Amount) -> pl.DataFrame:
-    """One row for each combination of the keys, most device work first."""
+    """Sum the ranges by the keys, most device work first."""
     host = pl.col("host_ns")
     sums = ranges.group_by(keys).agg(
         *map(columns.sum_if_known, MEASURES),
@@ -264,7 +264,7 @@ def _summed(ranges: pl.DataFrame, keys: Sequence[str], work: Amount) -> pl.DataF
         .select(
             *keys, "ranges", "host_ns", "self_ns", "mean_ns", "median_ns", "min_ns", "max_ns",
             "launching", "projected_ns", "n", "kernels", "device_ns", "device_frac",
-            "own_n", "own_kernels", "own_device_ns",
+            "self_n", "self_kernels", "self_device_ns",
         )
         .sort("device_ns", "host_ns", *keys, descending=[True, True, *(False for _ in keys)])
     )  # fmt: skip
@@ -288,13 +288,12 @@ class Attribution:
     """Device work by range.
 
     Attributes:
-        ranges: the ranges with ``self_ns``, host time without the ranges that lie in it (null for
-            those of the process); ``n``, ``kernels`` and ``device_ns``, the pieces of work that
-            were launched in it, kernels among them, and the sum of their durations;
-            ``projected_start`` and ``projected_end``, when the first of them starts and the last
-            one ends, null without any; and ``own_n``, ``own_kernels``, ``own_device_ns``: those of
-            which it is the innermost range.
-        innermost: for each piece of work the row of its innermost range, -1 for none.
+        ranges: the ranges with ``self_ns``, host time without nested ranges (null for ranges of the
+            process); ``n``, ``kernels`` and ``device_ns``, number of device events launched in it,
+            number of kernels, and the sum of durations; ``projected_start`` and ``projected_end``,
+            when the first of them starts and the last one ends, null without any; and ``self_n``,
+            ``self_kernels``, ``self_device_ns``: those with this range as the innermost.
+        innermost: the row of the innermost range of each device event, or -1.
     """
 
     ranges: pl.DataFrame
@@ -302,15 +301,15 @@ class Attribution:
 
 
 def attribute(ranges: pl.DataFrame, work: pl.DataFrame) -> Attribution:
-    """Attributes device work to the ranges of its launching thread that hold the launch call whole.
+    """Attribute device work to the ranges of the launching thread that contain the launch call.
 
     Args:
-        ranges: thread, start, end, and any other columns; in the order of start, longest first.
-        work: thread (null: that of no range), since and until (of the launch call), start, end,
+        ranges: thread, start, end and other columns; in the order of start, longest first.
+        work: thread (null: without ranges), since and until (of the launch call), start, end,
             kernel.
     """
     sums = {name: np.zeros(ranges.height, np.int64) for name in ("n", "kernels", "device_ns")}
-    own = {f"own_{name}": values.copy() for name, values in sums.items()}
+    self_sums = {f"self_{name}": values.copy() for name, values in sums.items()}
     bounds = [np.zeros(ranges.height, np.int64) for _ in range(2)]
     innermost = np.full(work.height, nesting.ROOT, np.int32)
     start, end = (ranges[name].to_numpy() for name in ("start", "end"))
@@ -323,27 +322,27 @@ def attribute(ranges: pl.DataFrame, work: pl.DataFrame) -> Attribution:
         known = inner != nesting.ROOT
         innermost[pieces[known]] = rows[inner[known]]
         values = {"kernels": kernel[pieces], "device_ns": ended[pieces] - begun[pieces]}
-        held = Held(start[rows], end[rows], *calls)
-        sums["n"][rows] = held.count
+        inside = Held(start[rows], end[rows], *calls)
+        sums["n"][rows] = inside.count
         for name, value in values.items():
-            sums[name][rows] = held.sum(value)
-            np.add.at(own[f"own_{name}"], rows[inner[known]], value[known])
-        np.add.at(own["own_n"], rows[inner[known]], 1)
-        bounds[0][rows] = held.lowest(begun[pieces])
-        bounds[1][rows] = held.highest(ended[pieces])
+            sums[name][rows] = inside.sum(value)
+            np.add.at(self_sums[f"self_{name}"], rows[inner[known]], value[known])
+        np.add.at(self_sums["self_n"], rows[inner[known]], 1)
+        bounds[0][rows] = inside.lowest(begun[pieces])
+        bounds[1][rows] = inside.highest(ended[pieces])
     some = sums["n"] > 0
     projected = [
         intervals.nullable(f"projected_{name}", values, some)
         for name, values in zip(("start", "end"), bounds, strict=True)
     ]
-    found = ranges.with_columns(_self_time(ranges), *projected, **sums, **own)
-    return Attribution(found, innermost)
+    attributed = ranges.with_columns(_self_time(ranges), *projected, **sums, **self_sums)
+    return Attribution(attributed, innermost)
 
 
 def _by_thread(
     ranges: pl.DataFrame, work: pl.DataFrame
 ) -> Iterator[tuple[intervals.Ints, intervals.Ints]]:
-    """Each thread's ranges, by start and the longest first, and its work, by launch call."""
+    """Yield each thread's ranges, by start and the longest first, and its work, by launch call."""
     rows = np.flatnonzero(ranges["thread"].is_not_null().to_numpy())
     of_range = ranges["thread"].gather(rows).to_numpy().astype(np.int64)
     start, end = (ranges[name].gather(rows).to_numpy() for name in ("start", "end"))
@@ -359,8 +358,8 @@ def _by_thread(
 
 
 def _self_time(ranges: pl.DataFrame) -> pl.Series:
-    """Host time of each range without the ranges of its thread that lie in it."""
+    """Return the host time of each range without nested ranges of its thread."""
     threads = ranges.select("thread", "start", "end")
-    own = holding.hold(threads, ["thread"])["self_time"]
+    self_time = holding.hold(threads, ["thread"])["self_time"]
     of_thread = ranges["thread"].is_not_null()
-    return pl.select(pl.when(of_thread).then(own).alias("self_ns")).to_series()
+    return pl.select(pl.when(of_thread).then(self_time).alias("self_ns")).to_series()

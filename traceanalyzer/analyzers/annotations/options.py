@@ -11,15 +11,15 @@ By = Literal["rank"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What annotated ranges cost: host time, and the device work that is launched in them.
+    """Show the host time of annotated ranges, and the device work that is launched in them.
 
     Annotations are NVTX ranges and record_function. PATH is a trace, several of them, or a folder.
     """
 
     names: Sequence[str] = option(
         (),
-        help="Only annotations whose names match, as if there were no others. Repeatable.",
+        help="Only annotations with matching names, as if there were no others. Repeatable.",
         flag="--name",
         metavar="REGEX",
     )
-    by: By | None = option(None, help="Tell annotations apart by this too.", choices=get_args(By))
+    by: By | None = option(None, help="Also group by this.", choices=get_args(By))

@@ -1,8 +1,8 @@
-"""What calls of the CUDA and HIP runtime and driver cost the host, and which hold it up.
+"""Host time of CUDA and HIP runtime and driver calls, and which of them block the host.
 
-``findings`` tells by name what a call does, and what is found in calls; ``compute`` takes a rank's
-calls with the copies and sets they started and joins all ranks, ``result`` holds the numbers and
-what is shown of them.
+``findings`` classifies calls by name and has the findings; ``compute`` measures a rank's calls with
+their copies and memsets and combines all ranks, ``result`` has the data, verdict, notes, tables and
+charts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
-    """What do calls of the CUDA or HIP runtime and driver cost the host, and which hold it up?
+    """Return the host time of CUDA and HIP runtime and driver calls, and which block the host.
 
-    By name: how many, how long in all, mean, median, shortest, longest, 99th percentile. Found are
-    copies and sets that block the host, calls that wait for the device, and memory that is
-    allocated between the first and the last launch.
+    By name: count, total, mean, median, minimum, maximum, 99th percentile. Findings are copies and
+    memsets that block the host, calls that wait for the device, and memory that is allocated
+    between the first and the last launch.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
+        InputError: no input can be read.
         MissingData: no calls were recorded.
     """
     from traceanalyzer.analyzers.cuda_api.compute import CUDA_API

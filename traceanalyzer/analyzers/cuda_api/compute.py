@@ -1,4 +1,4 @@
-"""From the calls of each rank to those of all ranks."""
+"""Runtime and driver calls of each rank, combined over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _ALLOCATED = ("n", "total_ns", "loop_n", "loop_ns", "late_n", "late_ns")
 
 
 def needs(_options: Options) -> Needs:
-    """Calls, and the copies and sets that they start."""
+    """Calls, and the copies and memsets that they start."""
     unused = ("category", "tid", "device", "stream", "external_id")
     return Needs({*LAUNCH_KINDS, *_MOVES}, unused=unused)
 
@@ -34,16 +34,16 @@ class Part:
     Attributes:
         rank: or None.
         path: the file.
-        calls: call and dur_ns, a row a call that has an end.
-        sorts: what the calls do.
-        moves: calls that copied or set memory, by call, name (of the copy or set) and finding: n,
-            moved_bytes (null where no size is known), host_ns (in the calls), max_ns, copy_ns (of
-            the copies), waited (calls that returned when the copy had run, or later).
+        calls: call and dur_ns, one row per call with an end.
+        sorts: the names of the calls by what they do.
+        moves: calls that copied or set memory, by call, name (of the copy or memset) and finding:
+            n, moved_bytes (null if unknown), host_ns (in the calls), max_ns, copy_ns (of the
+            copies), waited (calls that returned after the copy had run).
         allocations: by call: n, total_ns, max_ns; loop_n and loop_ns of calls between the first
             and the last launch of their process, late_n and late_ns in the second half of that.
         span_ns: from the start of the first call to the end of the last.
         unfinished: calls without an end.
-        alone: calls that copy or set memory of which no copy was recorded.
+        alone: number of calls that copy or set memory without a recorded copy.
     """
 
     rank: int | None
@@ -58,24 +58,24 @@ class Part:
 
 
 def measure(trace: Trace, _options: Options) -> Part:
-    """The calls of a trace of one rank.
+    """Return the calls of one rank.
 
     Raises:
-        MissingData: no call of the runtime or driver was recorded, or none has an end.
+        MissingData: no runtime or driver call with an end was recorded.
     """
     of_calls = pl.col("kind").is_in(LAUNCH_KINDS)
     if not trace.events.select(of_calls.any()).item():
         trace.require(*CUDA_CALLS)
     wanted = trace.events.select(of_calls & (pl.col("dur") >= 0)).to_series()
-    found = trace.events.select("name", "pid", "correlation", "ts", "dur").filter(wanted)
-    calls = found.select(call="name", dur_ns="dur")
+    ended = trace.events.select("name", "pid", "correlation", "ts", "dur").filter(wanted)
+    calls = ended.select(call="name", dur_ns="dur")
     if calls.is_empty():
-        raise MissingData(f"{trace.meta.path}: no API call that was recorded ever ends")
-    first, last = found.select(
+        raise MissingData(f"{trace.meta.path}: all recorded API calls lack an end time")
+    first, last = ended.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
     ).row(0)  # fmt: skip
     sorts = findings.sorted_out(distinct(calls.rename({"call": "name"})))
-    moving = found.filter(pl.col("name").is_in(sorts.moving)).select(
+    moving = ended.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
     moved, alone = _moves(trace, moving, sorts)
@@ -86,7 +86,7 @@ def measure(trace: Trace, _options: Options) -> Part:
         calls=calls,
         sorts=sorts,
         moves=moved,
-        allocations=_allocations(found, sorts),
+        allocations=_allocations(ended, sorts),
         span_ns=last - first,
         unfinished=recorded - calls.height,
         alone=alone,
@@ -94,14 +94,14 @@ def measure(trace: Trace, _options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
-    """The calls of all ranks."""
+    """Combine the calls of all ranks."""
     each = [_by_name(part.calls, [part]) for part in parts]
     every, moved, allocated = columns.together(parts, "calls", "moves", "allocations")
     calls = each[0] if len(parts) == 1 else _by_name(every, parts)
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
-    found = findings.findings_of(calls, moves, allocations)
+    rows_of_findings = findings.findings_of(calls, moves, allocations)
     by_rank = pl.concat(
         columns.with_source(rows, part) for part, rows in zip(parts, each, strict=True)
     )
@@ -109,7 +109,9 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         n=int(calls["n"].sum()),
         total_ns=total_ns,
         span_ns=sum(part.span_ns for part in parts),
-        findings=found.with_columns(host_frac=columns.ratio("host_ns", pl.lit(total_ns))),
+        findings=rows_of_findings.with_columns(
+            host_frac=columns.ratio("host_ns", pl.lit(total_ns))
+        ),
         calls=calls,
         moves=moves,
         allocations=allocations,
@@ -127,7 +129,7 @@ CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
 
 
 def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl.DataFrame, int]:
-    """Calls that moved memory by what they moved, and how many moved nothing that was recorded."""
+    """Return calls that moved memory by kind of move, and the number without a recorded move."""
     moves = pl.col("kind").is_in(_MOVES) & (pl.col("dur") >= 0)
     work = trace.events.select(
         "kind", "pid", "name", "correlation", "dur",
@@ -141,15 +143,15 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
         calls.select("call", "host_ns", "call_end")[links["left"]], number=links["left"]
     )
     if joined["number"].n_unique() < joined.height:
-        # a call may start several copies: its own time counts once
+        # a call may start several copies: its host time counts once
         joined = joined.group_by("number").agg(
             pl.col("kind", "name", "call", "host_ns", "call_end").first(),
             columns.sum_if_known("moved_bytes"),
             pl.col("dur").sum(),
             pl.col("end").max(),
         )
-    told = joined.with_columns(findings.of_moves(joined, sorts))
-    summed = told.group_by("call", "name", "finding").agg(
+    classified = joined.with_columns(findings.of_moves(joined, sorts))
+    summed = classified.group_by("call", "name", "finding").agg(
         columns.sum_if_known("moved_bytes"),
         n=pl.len().cast(pl.Int64),
         host_ns=pl.col("host_ns").sum(),
@@ -161,13 +163,13 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: findings.Sorts) -> tuple[pl
 
 
 def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
-    """What allocating functions cost, in all and in the loop: between first and last launch."""
+    """Return the cost of allocating calls, in total and between the first and last launch."""
     loops = (
         calls.filter(pl.col("name").is_in(sorts.launching))
         .group_by("pid")
         .agg(first=pl.col("ts").min(), last=pl.col("ts").max())
     )
-    own = (
+    allocating = (
         calls.filter(pl.col("name").is_in(sorts.allocating))
         .select("pid", "ts", "dur", call="name")
         .join(loops, on="pid", how="left", nulls_equal=True)
@@ -175,7 +177,7 @@ def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
     inside = (pl.col("ts") > pl.col("first")) & (pl.col("ts") < pl.col("last"))
     half = pl.col("first") + (pl.col("last") - pl.col("first")) // 2
     late = inside & (pl.col("ts") >= half)
-    return own.group_by("call").agg(
+    return allocating.group_by("call").agg(
         n=pl.len().cast(pl.Int64),
         total_ns=pl.col("dur").sum(),
         max_ns=pl.col("dur").max(),
@@ -190,7 +192,7 @@ def _allocations(calls: pl.DataFrame, sorts: findings.Sorts) -> pl.DataFrame:
 
 
 def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
-    """One row a name, the largest total first."""
+    """Return one row per name, the largest total first."""
     dur = pl.col("dur_ns")
     sums = calls.group_by("call").agg(
         n=pl.len().cast(pl.Int64),
@@ -214,18 +216,18 @@ def _by_name(calls: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
 def _summed(
     rows: pl.DataFrame, keys: Sequence[str], sums: Sequence[str], order: str
 ) -> pl.DataFrame:
-    """The ranks' rows of the same keys as one, with the longest of them, the most costly first."""
-    words = pl.col([key for key in keys if key != "finding"]).cast(pl.String)
+    """Sum the rows of all ranks by the keys, the largest first."""
+    texts = pl.col([key for key in keys if key != "finding"]).cast(pl.String)
     joined: pl.DataFrame = rows.group_by(keys).agg(
         *map(columns.sum_if_known, sums), pl.col("max_ns").max()
     )
-    return columns.largest_first(joined.with_columns(words), order, *keys, nulls_last=True)
+    return columns.largest_first(joined.with_columns(texts), order, *keys, nulls_last=True)
 
 
 def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
-    """What a rank's calls, and each sort of finding in them, take."""
-    found = findings.findings_of(calls, part.moves, part.allocations)
-    cost = dict(found.select(pl.col("finding").cast(pl.String), "host_ns").rows())
+    """Return the time of a rank's calls, and of its findings."""
+    rows = findings.findings_of(calls, part.moves, part.allocations)
+    cost = dict(rows.select(pl.col("finding").cast(pl.String), "host_ns").rows())
     waiting, allocating = cost.pop(findings.SYNC_CALL, 0), cost.pop(findings.ALLOC_IN_LOOP, 0)
     return {
         "n": int(calls["n"].sum()),

@@ -1,7 +1,7 @@
-"""What calls do, by their names, and what is found in them.
+"""Classes of calls by name, and findings in them.
 
-Found are copies and sets that hold the host up, waiting, and allocating in the loop. The first four
-go by rules of ``nsys analyze``, which :data:`FINDINGS` names.
+Findings are copies and memsets that block the host, waiting, and allocating in the loop. The first
+four follow rules of ``nsys analyze``, which :data:`FINDINGS` names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,17 +22,17 @@ VALUE_READ = "value-read"
 SYNC_CALL = "sync-call"
 ALLOC_IN_LOOP = "alloc-in-loop"
 
-#: Synchronous copies of at most so many bytes to the device return before they are done.
+#: Synchronous copies to the device of at most this many bytes return before they are done.
 _STAGED_BYTES = 64 * 1024
 
-#: A copy of at most so many bytes from the device reads a value or a few, not a buffer.
+#: A copy from the device of at most this many bytes reads single values, not a buffer.
 _VALUE_BYTES = 256
 
 _PAGEABLE = r"Pageable"
 _FROM_DEVICE = r"DtoH"
 _TO_DEVICE = r"HtoD"
 _ON_DEVICE = r"[DA]to[DA] |PtoP"
-#: Memory whose sets by a synchronous call wait; those of device memory do not.
+#: Memory for which a synchronous memset waits; memsets of device memory do not.
 _HOST_VISIBLE = r"Pinned|Managed"
 
 _MOVING = r"(?i)mem(?:cpy|set)"
@@ -42,15 +42,15 @@ _ASYNCHRONOUS = r"(?i)async|enqueue|append"
 
 @dataclass(frozen=True)
 class Sorts:
-    """The names of calls, by what they do.
+    """Names of calls by what they do.
 
     Attributes:
-        moving: that copy or set memory.
-        waiting: of those, the ones that by their name return when the copy is done.
-        synchronising: that wait for the device and do nothing else.
-        allocating: that get memory from the driver or give it back; those in the order of a stream
-            (``cudaMallocAsync``) come from a pool, and are not among them.
-        launching: that launch kernels or graphs.
+        moving: calls that copy or set memory.
+        waiting: those of ``moving`` that by name return after the copy.
+        synchronising: calls that only wait for the device.
+        allocating: calls that allocate or free driver memory; stream-ordered calls
+            (``cudaMallocAsync``) use a pool and are not included.
+        launching: calls that launch kernels or graphs.
     """
 
     moving: tuple[str, ...]
@@ -61,7 +61,7 @@ class Sorts:
 
 
 def sorted_out(names: Iterable[str]) -> Sorts:
-    """Which of the names do what."""
+    """Classify names of calls."""
     moves, waits, manages, launches, returns = map(
         matcher, ([_MOVING], SYNCHRONISING_CALLS, MANAGING_MEMORY, [_LAUNCHING], [_ASYNCHRONOUS])
     )
@@ -79,13 +79,13 @@ def sorted_out(names: Iterable[str]) -> Sorts:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is found.
+    """Texts of a finding.
 
     Attributes:
-        rule: the rule of ``nsys analyze`` that finds the same, or None.
-        what: the call, in a few words.
-        one: the call, in a sentence.
-        several: the calls, in a sentence.
+        rule: the corresponding rule of ``nsys analyze``, or None.
+        what: short label of the call.
+        one: subject of a sentence, singular.
+        several: subject of a sentence, plural.
         advice: what to do.
     """
 
@@ -96,7 +96,7 @@ class Finding:
     advice: str
 
     def sentence(self, n: int) -> str:
-        """So many of the calls, in a sentence."""
+        """Return the subject of a sentence on ``n`` calls."""
         return self.one if n == 1 else self.several
 
 
@@ -107,7 +107,7 @@ FINDINGS: Mapping[str, Finding] = {
         one="asynchronous copy from or to pageable memory",
         several="asynchronous copies from or to pageable memory",
         advice="pin the host memory (pin_memory=True, tensor.pin_memory()) and copy with "
-        "non_blocking=True, else they run like synchronous ones",
+        "non_blocking=True; otherwise they run like synchronous copies",
     ),
     SYNC_MEMCPY: Finding(
         rule="cuda_memcpy_sync",
@@ -126,9 +126,9 @@ FINDINGS: Mapping[str, Finding] = {
     ),
     SYNC_MEMSET: Finding(
         rule="cuda_memset_sync",
-        what="synchronous set, host memory",
-        one="set of pinned or managed memory by a synchronous call",
-        several="sets of pinned or managed memory by synchronous calls",
+        what="synchronous memset, host memory",
+        one="memset of pinned or managed memory by a synchronous call",
+        several="memsets of pinned or managed memory by synchronous calls",
         advice="set the memory asynchronously on a stream",
     ),
     VALUE_READ: Finding(
@@ -136,24 +136,23 @@ FINDINGS: Mapping[str, Finding] = {
         what="value read from the device",
         one=f"blocking read of a value (at most {_VALUE_BYTES} B) from the device",
         several=f"blocking reads of values (at most {_VALUE_BYTES} B each) from the device",
-        advice="read values less often, or several at once, and keep them on the device until "
-        "then; pinned memory does not help. Where the device is busy meanwhile, nothing is lost",
+        advice="read values less often or several at once, and keep them on the device until "
+        "then; pinned memory does not help. No time is lost if the device is busy meanwhile",
     ),
     SYNC_CALL: Finding(
         rule="cuda_api_sync",
         what="waits for the device",
         one="call that waits for the device",
         several="calls that wait for the device",
-        advice="traceanalyzer launches tells where they are made and how long the device is idle "
-        "for them",
+        advice="traceanalyzer launches shows where they are called and how long the device is idle",
     ),
     ALLOC_IN_LOOP: Finding(
         rule=None,
         what="allocates between launches",
         one="call that allocates or frees memory between the first and the last launch",
         several="calls that allocate or free memory between the first and the last launch",
-        advice="allocate before the loop and reuse the memory, or take it from a pool (stream-"
-        "ordered allocation, the caching allocator of the framework)",
+        advice="allocate before the loop and reuse the memory, or use a pool (stream-ordered "
+        "allocation, the caching allocator of the framework)",
     ),
 }
 
@@ -161,11 +160,11 @@ ID = pl.Enum(tuple(FINDINGS))
 
 
 def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
-    """What is found in calls that copied or set memory; null for those that hold nothing up.
+    """Return the finding of calls that copied or set memory; null for calls that do not block.
 
     Args:
-        moves: call (its name), kind, name (of the copy or set) and moved_bytes.
-        sorts: what calls do.
+        moves: call (its name), kind, name (of the copy or memset) and moved_bytes.
+        sorts: the names of calls by what they do.
     """
     name = pl.col("name").cast(pl.String)
     waits = pl.col("call").cast(pl.String).is_in(sorts.waiting)
@@ -174,7 +173,7 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
     blocks = copies & ~staged.fill_null(value=False) & ~name.str.contains(_ON_DEVICE)
     blocking = (waits & blocks) | (~waits & name.str.contains(_PAGEABLE))
     is_value = name.str.contains(_FROM_DEVICE) & (pl.col("moved_bytes") <= _VALUE_BYTES)
-    found = (
+    finding = (
         pl.when(copies & blocking & is_value)
         .then(pl.lit(VALUE_READ))
         .when(copies & ~waits & name.str.contains(_PAGEABLE))
@@ -186,13 +185,13 @@ def of_moves(moves: pl.DataFrame, sorts: Sorts) -> pl.Series:
         .when(waits & ~copies & name.str.contains(_HOST_VISIBLE))
         .then(pl.lit(SYNC_MEMSET))
     )
-    return moves.select(found.cast(ID).alias("finding")).to_series()
+    return moves.select(finding.cast(ID).alias("finding")).to_series()
 
 
 def findings_of(
     calls: pl.DataFrame, moves: pl.DataFrame, allocations: pl.DataFrame
 ) -> pl.DataFrame:
-    """One row a finding that there is, the one that costs the host most first.
+    """Return one row per finding that occurs, the most host time first.
 
     Args:
         calls: synchronises, n and total_ns of each name.
@@ -201,8 +200,8 @@ def findings_of(
         allocations: loop_n and loop_ns of allocating functions.
 
     Returns:
-        finding, rule, what, n, host_ns, moved_bytes and copy_ns (of the copies and sets), waited
-        (how many calls returned when the copy was done), advice.
+        finding, rule, what, n, host_ns, moved_bytes and copy_ns (of the copies and memsets), waited
+        (number of calls that returned after the copy), advice.
     """
     moved = (
         moves.drop_nulls("finding")
@@ -223,7 +222,7 @@ def findings_of(
         text: pl.Series([getattr(FINDINGS[name], text) for name in names], dtype=pl.String)
         for text in ("rule", "what", "advice")
     }
-    told = rows.with_columns(**texts).select(
+    labelled = rows.with_columns(**texts).select(
         "finding", "rule", "what", "n", "host_ns", "moved_bytes", "copy_ns", "waited", "advice"
     )
-    return told.sort("host_ns", "finding", descending=[True, False])
+    return labelled.sort("host_ns", "finding", descending=[True, False])

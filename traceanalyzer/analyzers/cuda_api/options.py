@@ -7,8 +7,8 @@ from traceanalyzer.analyzers.base import AnalyzerOptions
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What calls of the CUDA or HIP runtime and driver cost the host, and which hold it up.
+    """Show the host time of CUDA and HIP runtime and driver calls, and which block the host.
 
-    Found are copies and sets that block, calls that wait for the device, and memory allocated
+    Findings are blocking copies and memsets, calls that wait for the device, and memory allocated
     between the first and the last launch. PATH is a trace, several of them, or a folder.
     """

@@ -1,9 +1,9 @@
-"""Did it get slower, and where? Two runs, whatever recorded them.
+"""Comparison of two runs, in any formats: did it get slower, and where?
 
-``compute`` puts the questions of other analyzers to each rank and compares the two runs. ``runs``
-holds what a rank and a run have, the number that runs are judged by and what may be chance;
-``compared`` the rows of both side by side, ``comparable`` what forbids a comparison or weakens it;
-``result`` what is shown.
+``compute`` runs other analyzers on each rank and compares the two runs. ``runs`` has the data of a
+rank and of a run, the measure that runs are judged by and its noise; ``compared`` joins the rows of
+both runs, ``comparable`` checks whether runs can be compared; ``result`` has the data, verdict,
+notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ def diff(
     min_change: float = MIN_CHANGE,
     **reading: Unpack[Reading],
 ) -> Diff:
-    """Did it get slower, where, and can that be trusted?
+    """Return what changed from one run to another, and what is significant.
 
-    Two runs are judged by the first of these that both have: the median time of a step, the span of
-    the devices' work, that of the main threads, all samples, the peak of memory. Compared are
-    what a step's time is made of, idle causes among it, kernels, operators, collectives, functions
-    and memory. A change counts where it is beyond the noise and beyond ``min_change``. Each file is
-    read once, and one is in memory at a time.
+    Two runs are judged by the first of these that both have: the median step time, the span of the
+    devices' work, the span of the main threads, the total of samples, the memory peak. The result
+    compares the parts of step time (with idle causes), kernels, operators, collectives, functions
+    and memory. A change is significant if it is above the noise and above ``min_change``. Each file
+    is read once, and one is in memory at a time.
 
     Args:
         before: a trace, a file or a folder, or several of them: the run to compare with.
-        after: the same of the run to look at; it may be of another format.
-        step_name: a regular expression of the slices that are steps.
+        after: the same for the run to judge; it may have another format.
+        step_name: a regular expression; slices whose names match are steps.
         patterns: regular expressions of further kernel names that are communication.
-        min_change: the least change that counts, as a part of the smaller value.
+        min_change: the least significant change, as a fraction of the smaller value.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing of a run can be read.
-        MissingData: nothing in a run can be compared.
-        OptionError: an option makes no sense.
+        InputError: no file of a run can be read.
+        MissingData: a run has no data to compare.
+        OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.diff.compute import DIFF
     from traceanalyzer.run import run

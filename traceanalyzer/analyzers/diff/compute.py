@@ -1,4 +1,4 @@
-"""From each rank's trace to what changed between two runs."""
+"""Data of each rank from other analyzers, compared between two runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,89 +28,91 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import nullable
 from traceanalyzer.trace import Trace, is_cut_off
 
-Found = TypeVar("Found")
+P = TypeVar("P")
 
-#: Columns of a step: what the device, or the main thread, was at.
+#: Columns of a step: busy time and idle causes of the device or main thread.
 BEHAVIOUR = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
 
-#: What costs time where it is recorded, by the kind of its events.
+#: Recorded data with overhead, by the kind of its events.
 _EXTRAS = {
     "python_function": "Python frames (with_stack)",
     "cpu_instant_event": "allocations (profile_memory)",
-    "osrt": "calls of the operating system",
+    "osrt": "operating system calls",
 }
 
-_WINDOWED = "Memory is not compared: its history counts as a whole."
+_WINDOWED = "Memory is not compared: it needs the whole recording."
 
-#: What memory is measured on.
+#: Options of the memory part.
 _PEAK = memory.MEMORY.options()
 _MEMORY = memory.MEMORY.needs(_PEAK)
 
 
 def needs(options: Options) -> Needs:
-    """All that any of the comparisons needs."""
-    asked = [
+    """The data that any of the comparisons needs."""
+    each = [
         steps.needs(steps.STEPS.options(options.step_name)),
         gpu_idle.needs(gpu_idle.GPU_IDLE.options()),
         operators.needs(operators.OPERATORS.options()),
         comm.LAUNCHES,
         *([_MEMORY] if options.with_memory else []),
     ]
-    kinds = frozenset(("sample", "lane")).union(*(one.kinds for one in asked))
-    names = dict.fromkeys(name for one in asked for name in one.names)
+    kinds = frozenset(("sample", "lane")).union(*(one.kinds for one in each))
+    names = dict.fromkeys(name for one in each for name in one.names)
     return Needs(kinds, tuple(names), samples=True)
 
 
 def measure(trace: Trace, options: Options) -> runs.Part:
-    """What other analyzers find in one rank.
+    """Run the other analyzers on one rank.
 
     Args:
-        trace: one rank, read with what the options need.
-        options: what is asked.
+        trace: one rank, read with the needs of the options.
+        options: the options.
 
     Raises:
-        MissingData: there is nothing in it to compare.
+        MissingData: the trace has no data to compare.
         OptionError: a pattern is not a regular expression.
     """
     of_idle = gpu_idle.GPU_IDLE.options(patterns=options.patterns, step_name=options.step_name)
-    idle = _answer(lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
+    idle = _part_or_none(lambda: gpu_idle.GPU_IDLE.part(trace, of_idle))
     of_kernels = kernels.KERNELS.options(patterns=options.patterns)
-    work = _answer(lambda: kernels.measure(trace, of_kernels))
-    calls = _answer(lambda: operators.take(trace, operators.OPERATORS.options()))
+    work = _part_or_none(lambda: kernels.measure(trace, of_kernels))
+    calls = _part_or_none(lambda: operators.take(trace, operators.OPERATORS.options()))
     of_comm = comm.COMM_OUTLIERS.options(patterns=options.patterns)
     of_stacks = flamegraph.FLAMEGRAPH.options(kinds=("sample",))
-    # a snapshot's times are those of the allocator's calls: it is there for its memory
+    # times of a snapshot are those of allocator calls: only its memory counts
     of_steps = steps.STEPS.options(options.step_name)
-    found = None if is_snapshot(trace) else _answer(lambda: steps.measure(trace, of_steps))
-    if found is not None and found.by_kernels:
-        found = None  # where a step begins may differ between the runs
-    marks = None if found is None else found.steps.select("start", "end").unique()
+    steps_part = (
+        None if is_snapshot(trace) else _part_or_none(lambda: steps.measure(trace, of_steps))
+    )
+    if steps_part is not None and steps_part.by_kernels:
+        steps_part = None  # inferred steps may begin elsewhere in the other run
+    marks = None if steps_part is None else steps_part.steps.select("start", "end").unique()
     pieces = device_work(trace, options.patterns)
     part = runs.Part(
         facts=_facts(trace),
-        steps=None if found is None else _with_behaviour(found, idle),
+        steps=None if steps_part is None else _with_behaviour(steps_part, idle),
         idle=idle,
         kernels=work,
         work=None if work is None else _work_by_step(pieces, work, marks),
         operators=None if calls is None else _operators_by_step(calls, marks),
-        comm=_answer(lambda: comm.measure(trace, of_comm)),
-        memory=_answer(lambda: memory.measure(trace, _PEAK, drawn=False, causes=False))
-        if _asks_memory(trace, options)
+        comm=_part_or_none(lambda: comm.measure(trace, of_comm)),
+        memory=_part_or_none(lambda: memory.measure(trace, _PEAK, drawn=False, causes=False))
+        if _compares_memory(trace, options)
         else None,
-        stacks=_answer(lambda: flamegraph.measure(trace, of_stacks)),
+        stacks=_part_or_none(lambda: flamegraph.measure(trace, of_stacks)),
     )
     if not any((part.steps, part.idle, part.kernels, part.memory, part.stacks)):
-        raise MissingData(f"{trace.meta.path}: nothing in it can be compared with another run")
+        raise MissingData(f"{trace.meta.path}: no data that can be compared with another run")
     return part
 
 
 def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Part]) -> result.Diff:
-    """What changed from one run to another.
+    """Compare two runs.
 
     Args:
-        parts: one for each rank of the run to look at.
-        options: what is asked.
-        base: one for each rank of the run to compare with.
+        parts: one for each rank of the run after.
+        options: the options.
+        base: one for each rank of the run before.
     """
     both = (runs.run_of(base), runs.run_of(parts))
     measure = runs.measured(*both, options.min_change)
@@ -149,12 +151,12 @@ DIFF = Analyzer("diff", Options, needs, measure, combine, base="before")
 
 
 def _memory(before: runs.Run, after: runs.Run) -> MemoryDiff | None:
-    held = before.memory and after.memory
-    return diff_of(after.memory, before.memory) if held else None  # type: ignore[arg-type]
+    both = before.memory and after.memory
+    return diff_of(after.memory, before.memory) if both else None  # type: ignore[arg-type]
 
 
 def _shares(before: runs.Run, after: runs.Run) -> FlameGraph | None:
-    """Both runs' sampled stacks in one flamegraph, where they count the same."""
+    """Return the sampled stacks of both runs in one flame graph if their units agree."""
     if not (before.stacks and after.stacks):
         return None
     units = {part.unit for part in (*before.stacks, *after.stacks)}
@@ -165,22 +167,22 @@ def _shares(before: runs.Run, after: runs.Run) -> FlameGraph | None:
 
 
 def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
-    """Functions by their share of all weight, by themselves and with what they call."""
+    """Compare the self and total shares of functions."""
     frame = shares.functions
     counted = shares.unit == "samples" and shares.base is not None
-    own, base = shares.total, shares.base or 1.0
+    after, before = shares.total, shares.base or 1.0
     variance = sum(
         pl.col(name) * (1 - pl.col(name)) / total
-        for name, total in (("base_self_frac", base), ("self_frac", own))
+        for name, total in (("base_self_frac", before), ("self_frac", after))
     )
-    unsure = pl.lit(None, pl.Float64) if not counted else runs.ERRORS * variance**0.5
+    noise = pl.lit(None, pl.Float64) if not counted else runs.ERRORS * variance**0.5
     rows = frame.select(
         "name",
         "place",
         "own",
         pl.when(pl.col("base_total_frac") > 0).then("base_self_frac").alias("before_frac"),
         pl.when(pl.col("total_frac") > 0).then("self_frac").alias("after_frac"),
-        unsure.alias("noise_frac"),
+        noise.alias("noise_frac"),
         before_total_frac="base_total_frac",
         after_total_frac="total_frac",
     )
@@ -188,8 +190,8 @@ def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
 
 
 def _steps(before: runs.Run, after: runs.Run) -> pl.DataFrame:
-    """Every step's time in both runs: run, on, step, number, duration_ns, warm_up."""
-    found = [
+    """Return the times of all steps of both runs: run, on, step, number, duration_ns, warm_up."""
+    frames = [
         run.steps.steps.unique(["rank", "path", "number"], maintain_order=True).select(
             pl.lit(when).alias("run"), "rank", "path", "on", "step", "number", "duration_ns",
             "warm_up",
@@ -197,11 +199,11 @@ def _steps(before: runs.Run, after: runs.Run) -> pl.DataFrame:
         for run, when in ((before, "before"), (after, "after"))
         if run.steps
     ]  # fmt: skip
-    return pl.concat(found) if found else pl.DataFrame()
+    return pl.concat(frames) if frames else pl.DataFrame()
 
 
 def _runs(before: runs.Run, after: runs.Run) -> pl.DataFrame:
-    """One row a run: run, path, files, ranks, steps, format, gpus."""
+    """Return one row per run: run, path, files, ranks, steps, format, gpus."""
     rows = [
         {
             "run": when,
@@ -218,7 +220,7 @@ def _runs(before: runs.Run, after: runs.Run) -> pl.DataFrame:
 
 
 def _common(paths: Sequence[str]) -> str:
-    """The path of the only file, or the folder that all are in."""
+    """Return the path of the only file, or the common folder."""
     if len(paths) == 1:
         return paths[0]
     levels = zip(*(PurePath(path).parts for path in paths), strict=False)
@@ -226,7 +228,7 @@ def _common(paths: Sequence[str]) -> str:
 
 
 def _files(before: runs.Run, after: runs.Run) -> pl.DataFrame:
-    """What was compared: run, path, rank, format, gpus, cut_off."""
+    """Return one row per file: run, path, rank, format, gpus, cut_off."""
     rows = [
         {"run": when, "path": fact.path, "rank": fact.rank, "format": fact.format}
         | {"gpus": ", ".join(sorted(set(fact.gpus))), "cut_off": fact.cut_off}
@@ -236,48 +238,48 @@ def _files(before: runs.Run, after: runs.Run) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides={"rank": pl.Int32})
 
 
-def _asks_memory(trace: Trace, options: Options) -> bool:
+def _compares_memory(trace: Trace, options: Options) -> bool:
     kinds = _MEMORY.kinds - {"cpu_op", "nvtx", "python_function", "user_annotation"}
     recorded = trace.segments.height > 0 or bool(trace.events["kind"].is_in(kinds).any())
     return options.with_memory and recorded
 
 
-def _answer(ask: Callable[[], Found]) -> Found | None:
-    """The answer to a question; None where the file lacks what it needs."""
+def _part_or_none(measure: Callable[[], P]) -> P | None:
+    """Return the part of another analyzer; None if the file lacks the data."""
     try:
-        return ask()
+        return measure()
     except MissingData:
         return None
 
 
 def _facts(trace: Trace) -> runs.Facts:
     kinds = set(trace.events["kind"].unique().cast(pl.String))
-    extras = tuple(said for kind, said in _EXTRAS.items() if kind in kinds)
+    extras = tuple(label for kind, label in _EXTRAS.items() if kind in kinds)
     return runs.Facts(**vars(trace.meta), extras=extras, cut_off=is_cut_off(trace))
 
 
-def _with_behaviour(found: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:
-    """The steps with where they are marked, and why their devices were idle."""
-    rows = found.steps.with_columns(source=pl.lit(found.path), mark="start")
+def _with_behaviour(part: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:
+    """Add the file and start of the steps, and the idle causes of their devices."""
+    rows = part.steps.with_columns(source=pl.lit(part.path), mark="start")
     if idle is None:
         unknown = [pl.lit(None, pl.Int64).alias(name) for name in BEHAVIOUR]
-        return replace(found, steps=rows.drop("busy_ns").with_columns(unknown))
+        return replace(part, steps=rows.drop("busy_ns").with_columns(unknown))
     units = idle.units.select("unit", "device")
-    told = idle.steps.select("unit", "start", *BEHAVIOUR).join(units, on="unit").drop("unit")
+    causes = idle.steps.select("unit", "start", *BEHAVIOUR).join(units, on="unit").drop("unit")
     joined = rows.drop("busy_ns").join(
-        told, on=["device", "start"], how="left", nulls_equal=True, maintain_order="left"
+        causes, on=["device", "start"], how="left", nulls_equal=True, maintain_order="left"
     )
-    return replace(found, steps=joined)
+    return replace(part, steps=joined)
 
 
 def _work_by_step(
     pieces: pl.DataFrame, part: kernels.Part, marks: pl.DataFrame | None
 ) -> pl.DataFrame:
-    """Kernels, copies and sets of each step.
+    """Sum kernels, copies and memsets by step.
 
     Args:
         pieces: :func:`~traceanalyzer.analyzers.common.device_work.device_work` of the rank.
-        part: of the same pieces, in their order.
+        part: the kernels of the same work, in the same order.
         marks: start and end of the steps, which do not overlap; None without any.
 
     Returns:
@@ -287,22 +289,22 @@ def _work_by_step(
     sums = rows.group_by("mark", "kernel").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
-    told = part.kernels[sums["kernel"]].with_columns(pl.col("name").cast(pl.String))
-    named = sums.drop("kernel").hstack(told)
-    alike = named.group_by("mark", "name", "family").agg(pl.col("n", "total_ns").sum())
-    return alike.select("mark", "name", "family", "n", "total_ns")
+    kernels_of_sums = part.kernels[sums["kernel"]].with_columns(pl.col("name").cast(pl.String))
+    named = sums.drop("kernel").hstack(kernels_of_sums)
+    summed = named.group_by("mark", "name", "family").agg(pl.col("n", "total_ns").sum())
+    return summed.select("mark", "name", "family", "n", "total_ns")
 
 
 def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -> pl.DataFrame:
-    """Operators, annotations and calls of each step, without Python frames.
+    """Sum operators, annotations and calls by step, without Python frames.
 
     Args:
-        excerpt: of the rank's trace.
+        excerpt: the excerpt of the rank's trace.
         marks: as for :func:`_work_by_step`.
 
     Returns:
-        mark, name, kind, n, host_ns (time in it less that in the calls it makes), device_ns (work
-        that it launched itself, null where no device work was recorded).
+        mark, name, kind, n, host_ns (self time), device_ns (self device time, null if no device
+        work was recorded).
     """
     tree = call_tree.build(excerpt.calls)
     counted = call_tree.counted_as(tree)
@@ -328,7 +330,7 @@ def _operators_by_step(excerpt: operators.Excerpt, marks: pl.DataFrame | None) -
 
 
 def _mark(times: pl.Series, marks: pl.DataFrame | None) -> pl.Series:
-    """The start of the step that each time lies in; null outside of all."""
+    """Return the start of the step that each time is in; null outside of all steps."""
     if marks is None or marks.is_empty():
         return pl.Series("mark", [None] * times.len(), dtype=pl.Int64)
     ordered = marks.sort("start")

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from traceanalyzer.analyzers.base import AnalyzerOptions, option
 from traceanalyzer.errors import OptionError
 
-#: Smaller changes do not count, however sure they are.
+#: Smaller changes are never significant.
 MIN_CHANGE = 0.02
 
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What changed from one run to another: did it get slower, where, and is that sure?
+    """Compare two runs: did it get slower, where, and is the change significant?
 
     BEFORE and AFTER are a trace each, or a folder of all ranks' traces; they may be of different
     formats.
     """
 
     step_name: str | None = option(
-        None, help="Slices whose names match are the steps.", metavar="REGEX"
+        None, help="Slices whose names match are steps.", metavar="REGEX"
     )
     patterns: Sequence[str] = option(
         (),
@@ -30,7 +30,7 @@ class Options(AnalyzerOptions):
     )
     min_change: float = option(
         MIN_CHANGE,
-        help="The least change that counts, as a part of the smaller value.",
+        help="The least significant change, as a fraction of the smaller value.",
         minimum=0,
         command_line=False,
     )
@@ -46,5 +46,5 @@ class Options(AnalyzerOptions):
 
     @property
     def with_memory(self) -> bool:
-        """Whether memory is compared, whose history counts as a whole."""
+        """Whether memory is compared: only without a time window."""
         return self.window == (None, None)

@@ -1,4 +1,4 @@
-"""What changed from one run to another, by how much, and how sure that is."""
+"""Result of the diff analysis: data, verdict, notes, tables and charts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ from traceanalyzer.units import format_bytes, format_frac, format_ns, format_wei
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diff(Result):
-    """What :func:`traceanalyzer.diff` found.
+    """Result of :func:`traceanalyzer.diff`.
 
-    Frames of times have, behind what names the row, ``before_ns`` and ``after_ns`` (null where a
-    run does not have the row), ``change_ns``, ``change_frac`` (of before), ``noise_ns`` (what may
-    be chance, null where that is not known) and ``state`` (slower, faster, in the noise, no change,
-    new, gone), the largest change first. They are means over the typical steps where steps are
-    compared, else sums of a device's or rank's recording.
+    Frames of times have, after the key columns, ``before_ns`` and ``after_ns`` (null if a run does
+    not have the row), ``change_ns``, ``change_frac`` (of before), ``noise_ns`` (null if unknown)
+    and ``state`` (slower, faster, within noise, no change, new, gone), the largest change first.
+    Times are means over typical steps if steps are compared, else sums of a device's or rank's
+    recording.
 
     Attributes:
-        measure: the number the runs are judged by; None where they cannot be compared.
-        why: why they cannot be; None where they can.
-        parts: ``part``: what the time is made of, adding up to it.
+        measure: the measure that the runs are judged by; None if they cannot be compared.
+        why: why they cannot be compared; None if they can.
+        parts: ``part``: the parts of the time, which add up to it.
         kernels: ``kernel`` (short), ``name``, ``family``, and ``before_n``, ``after_n``.
         families: ``family``, the same.
-        on_device: ``name``, ``kind`` of operators, by the device work that they launch themselves.
-        on_host: the same by the host time that they take themselves.
-        collectives: collective, dtype, message_bytes, group_size, kernel (where the size is not
-            known): medians of single ones.
-        functions: ``name``, ``place``, ``own``, shares of all samples by itself (``before_frac``,
-            ``after_frac``, ``change_frac``, the difference, ``noise_frac``) and with what it calls
+        on_device: ``name``, ``kind`` of operators, by self device time.
+        on_host: the same by self host time.
+        collectives: collective, dtype, message_bytes, group_size, kernel (if the size is unknown):
+            medians of durations.
+        functions: ``name``, ``place``, ``own``, self shares of all samples (``before_frac``,
+            ``after_frac``, ``change_frac``, the difference, ``noise_frac``) and total shares
             (``before_total_frac``, ``after_total_frac``).
-        memory: what holds more or less memory at the peak.
+        memory: changes of the memory live at the peak.
         steps: run, rank, path, on, step, number, duration_ns, warm_up.
-        runs: run, path (what all its files have in common), files, ranks, steps (that count), and
-            format, gpus.
+        runs: run, path (common path of its files), files, ranks, steps (counted ones), format,
+            gpus.
         files: run, path, rank, format, gpus, cut_off.
         flame: the sampled stacks after, compared with those before.
-        remarks: what else is to be known.
+        remarks: remarks on the comparison.
     """
 
     measure: Measure | None
@@ -69,7 +69,7 @@ class Diff(Result):
         return "cannot be compared" if self.measure is None else self.measure.outcome
 
     def view(self) -> View:
-        """The runs; parts of a step, families, kernels, operators, collectives, code, memory."""
+        """Build the view: parts of a step, kernels, operators, collectives, functions, memory."""
         return View(
             title="Did it get slower, and where?",
             verdict=_verdict(self),
@@ -81,13 +81,13 @@ class Diff(Result):
         )
 
     def _flames(self) -> tuple[Flame, ...]:
-        """The difference as a flame graph, where runs are judged by their samples."""
+        """Return the differential flame graph if runs are judged by samples."""
         sampled = self.measure is not None and self.measure.name == "samples"
         return (self.flame,) if sampled and self.flame is not None else ()
 
     def _scalars(self) -> dict[str, Any]:
-        """The measure; in the unit that ``unit`` gives."""
-        said: dict[str, Any] = {"outcome": self.outcome, "why": self.why}
+        """Return the measure, in the unit of ``unit``."""
+        outcome: dict[str, Any] = {"outcome": self.outcome, "why": self.why}
         names = (
             "name", "unit", "before", "after", "change", "change_frac", "noise", "noise_frac",
             "least",
@@ -97,30 +97,30 @@ class Diff(Result):
         if self.memory is not None:
             values["peak_before_bytes"] = self.memory.base_bytes
             values["peak_after_bytes"] = self.memory.peak_bytes
-        return said | values
+        return outcome | values
 
 
-#: A part of the change worth naming, and how many of them.
+#: Least share of the change to name a part, and how many are named.
 _WORTH_FRAC, _NAMED = 0.1, 3
 
-#: A kernel is named where it changed by so much of a step.
+#: Least change of a named kernel, as a fraction of a step.
 _KERNEL_FRAC = 0.01
 
-#: So does a part of it where the whole did not.
+#: The same of a part if the whole did not change.
 _PART_FRAC = 0.05
 
-#: So much more or less of the mean is worth a sentence where the median stays.
+#: Least change of the mean to report if the median did not change.
 _MEAN_FRAC = 0.05
 
-#: Noise beyond this hides what people look for.
-_LOUD_FRAC = 0.1
+#: Noise above this hides relevant changes.
+_NOISY_FRAC = 0.1
 
 _SUBJECTS: dict[Name, str] = {
-    "step": "a step takes",
-    "device": "the devices' span (first start to last end of their work, mean) is",
-    "thread": "the main threads' span (mean) is",
-    "samples": "in all there are",
-    "memory": "the memory peak is",
+    "step": "step time",
+    "device": "span of device work (first start to last end, mean over devices)",
+    "thread": "span of the main threads (mean)",
+    "samples": "total weight",
+    "memory": "memory peak",
 }
 _OUTCOMES = {
     "regression": "Regression",
@@ -130,7 +130,7 @@ _OUTCOMES = {
 
 
 def _verdict(result: Diff) -> str:
-    """The outcome with its size and noise, and what explains it."""
+    """Describe the outcome with its size and noise, and the changes that explain it."""
     measure = result.measure
     if measure is None:
         return f"Cannot be compared: {result.why}."
@@ -148,37 +148,37 @@ def _verdict(result: Diff) -> str:
 def _outcome(measure: Measure) -> str:
     middle = "median; " if measure.name == "step" else ""
     noise = measure.noise_frac
-    sure = "noise not known" if noise is None else f"noise {format_frac(noise)}"
+    spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
     change = "" if measure.change_frac is None else f"{signed_frac(measure.change_frac)}, "
-    loud = (
-        f" Only a change of more than {format_frac(noise)} could be told from chance."
-        if measure.outcome == "no change" and noise is not None and noise > _LOUD_FRAC
+    limit = (
+        f" Only changes above {format_frac(noise)} are significant."
+        if measure.outcome == "no change" and noise is not None and noise > _NOISY_FRAC
         else ""
     )
     outcome = _OUTCOMES[measure.outcome]
     if measure.outcome == "no change" and not _is_small(measure):
-        outcome += " beyond the noise"
-    same = "for the same work " if measure.work != 1 else ""
+        outcome = "No significant change"
+    same = "for the same work, " if measure.work != 1 else ""
     values = (measure.after, measure.before)
     after, before = (format_weight(value, measure.unit) for value in values)
     return (
         f"{outcome}: {same}{_SUBJECTS[measure.name]} {after}, before {before} "
-        f"({middle}{change}{sure}).{loud}"
+        f"({middle}{change}{spread}).{limit}"
     )
 
 
 def _is_small(measure: Measure) -> bool:
-    """Whether the change is below what counts, however sure it is."""
+    """Whether the change is below the least significant change."""
     return abs(measure.change) <= measure.least * min(measure.before, measure.after)
 
 
 def signed_frac(frac: float) -> str:
-    """A change as a percentage with its sign: ``+9.3 %``."""
+    """Format a change as a percentage with its sign: ``+9.3 %``."""
     return f"{'+' if frac >= 0 else '-'}{format_frac(abs(frac))}"
 
 
 def _explained(result: Diff, measure: Measure) -> str:
-    """The parts that grew or shrank with the whole, and those that went against it."""
+    """Describe the parts that changed with the whole, and those that changed against it."""
     if result.parts is None or measure.unit != "ns":
         return ""
     if measure.outcome == "no change":
@@ -191,32 +191,30 @@ def _explained(result: Diff, measure: Measure) -> str:
     along = rows.filter((pl.col("change_ns") > 0) == (whole > 0)).head(_NAMED)
     against = rows.filter((pl.col("change_ns") > 0) != (whole > 0)).head(_NAMED)
     more, less = ("more", "less") if whole > 0 else ("less", "more")
-    named = [
-        f"{format_ns(abs(n))} is {part}" for part, n in along.select("part", "change_ns").rows()
-    ]
-    step = "a typical step" if measure.name == "step" else "it"
-    said = f"Of the {format_ns(abs(whole))} {more} that {step} takes, {listed(named)}."
+    named = [f"{part} {format_ns(abs(n))}" for part, n in along.select("part", "change_ns").rows()]
+    step = "A typical step" if measure.name == "step" else "The run"
+    text = f"{step} takes {format_ns(abs(whole))} {more}: {listed(named)}."
     if against.height:
         others = [
-            f"{format_ns(abs(n))} {less} {part}"
+            f"{part} takes {format_ns(abs(n))} {less}"
             for part, n in against.select("part", "change_ns").rows()
         ]
-        said += f" Against that {listed(others)}."
-    return said
+        text += f" In contrast, {listed(others)}."
+    return text
 
 
 def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
-    """Parts that changed for sure where the whole did not."""
+    """Describe parts with a significant change if the whole has none."""
     rows = parts.filter(
         pl.col("state").is_in(("slower", "faster", runs.NEW, runs.GONE)),
         pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
     ).head(_NAMED)
     named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
-    return f"Yet parts of it changed: {listed(named)}." if named else ""
+    return f"Parts of it changed: {listed(named)}." if named else ""
 
 
 def _mean(result: Diff, measure: Measure) -> str:
-    """Whether slow steps became more or fewer, where the usual one is the same."""
+    """Describe a change of the mean if the median did not change."""
     if measure.name != "step" or measure.outcome != "no change" or not _is_small(measure):
         return ""
     kept = result.steps.filter(~pl.col("warm_up")).group_by("run").agg(pl.col("duration_ns").mean())
@@ -225,8 +223,8 @@ def _mean(result: Diff, measure: Measure) -> str:
     if abs(change) < _MEAN_FRAC:
         return ""
     return (
-        f"Yet the mean of all steps went from {format_ns(means['before'])} to "
-        f"{format_ns(means['after'])} ({signed_frac(change)}): a few slow ones make it."
+        f"The mean of all steps changed from {format_ns(means['before'])} to "
+        f"{format_ns(means['after'])} ({signed_frac(change)}) because of a few slow steps."
     )
 
 
@@ -239,9 +237,9 @@ def _kernels(result: Diff, measure: Measure) -> str:
     ).head(_NAMED - 1)
     if rows.is_empty():
         return ""
-    step = " a step" if measure.name == "step" else ""
+    step = " per step" if measure.name == "step" else ""
     named = [_changed(row, row["kernel"] or "(no name)") for row in rows.iter_rows(named=True)]
-    return f"Of kernels changed most{step}: {'; '.join(named)}."
+    return f"Largest kernel changes{step}: {'; '.join(named)}."
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
@@ -253,7 +251,7 @@ def _changed(row: dict[str, Any], name: str) -> str:
 
 
 def _collectives(result: Diff) -> str:
-    """The kind of collective that changed by the largest factor."""
+    """Describe the kind of collective that changed most."""
     if result.collectives is None:
         return ""
     rows = result.collectives.filter(
@@ -264,8 +262,8 @@ def _collectives(result: Diff) -> str:
     row = rows.row(0, named=True)
     size = f" of {format_bytes(row['message_bytes'])}" if row["message_bytes"] is not None else ""
     return (
-        f"{rows.height} of {result.collectives.height} kinds of collective changed, most "
-        f"{row['collective']}{size}: {format_ns(row['after_ns'])}, before "
+        f"{rows.height} of {result.collectives.height} kinds of collective changed, "
+        f"{row['collective']}{size} most: {format_ns(row['after_ns'])}, before "
         f"{format_ns(row['before_ns'])} (median)."
     )
 
@@ -280,12 +278,12 @@ def _functions(result: Diff) -> str:
         for row in rows.iter_rows(named=True)
     ]
     if not named:
-        return "No function's share of the samples changed by more than chance."
-    return f"Of functions' shares of the samples changed most: {'; '.join(named)}."
+        return "No function's share of samples changed significantly."
+    return f"Largest changes of functions' self shares: {'; '.join(named)}."
 
 
 def _peak(result: Diff, measure: Measure) -> str:
-    """The peak of memory, where it is not what the runs are judged by, and changed."""
+    """Describe the change of the memory peak if runs are not judged by it."""
     memory = result.memory
     if memory is None:
         return ""
@@ -295,26 +293,26 @@ def _peak(result: Diff, measure: Measure) -> str:
     if abs(after - before) <= measure.least * min(before, after):
         return ""
     frac = f" ({signed_frac(after / before - 1)})" if before else ""
-    return f"The memory peak went from {format_bytes(before)} to {format_bytes(after)}{frac}."
+    return f"The memory peak changed from {format_bytes(before)} to {format_bytes(after)}{frac}."
 
 
 def _notes(result: Diff) -> tuple[str, ...]:
-    """How the numbers are meant."""
+    """Describe how the numbers are defined."""
     measure = result.measure
     if measure is None:
         return ()
     least = format_frac(measure.least)
     counts = (
-        f"A change counts where it is more than {least} (--min-change) and more than the noise: "
-        f"{runs.ERRORS} standard errors of the difference."
+        f"A change is significant if it is above {least} (--min-change) and above the noise "
+        f"({runs.ERRORS} standard errors of the difference)."
     )
-    said = [counts]
+    notes = [counts]
     if measure.name == "step" and result.parts is not None:
-        said.append(
-            "Sums a step are means over typical steps, the middle half by their time, so that "
-            "parts add up; kernels and operators count for the step in which they start."
+        notes.append(
+            "Sums per step are means over typical steps (the middle half by time), so parts add "
+            "up. Kernels and operators count for the step in which they start."
         )
-    return tuple(said)
+    return tuple(notes)
 
 
 _TIMES = headings(
@@ -324,84 +322,86 @@ _TIMES = headings(
 _ALIKE = (("before_ns", "after_ns"), ("change_ns", "noise_ns"))
 _COUNTS = {"before_n": "n before", "after_n": "n after"}
 _RUNS = headings("run, path, files, ranks, steps, format, gpus: GPU")
-_FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: cut off")
+_FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: truncated")
 _BARS = 15
 
 
 def _tables(result: Diff) -> tuple[Table, ...]:
-    """What is known of both runs, the most telling first."""
-    found = list(_comparisons(result))
-    compared = Table("runs", "What was compared", result.runs, _told(result.runs, _RUNS))
-    return (*found[:1], compared, *found[1:]) if len(found) > 1 else (compared, *found)
+    """Build the tables: parts first, then the runs, then the others."""
+    tables = list(_comparisons(result))
+    compared = Table("runs", "Compared runs", result.runs, _known_columns(result.runs, _RUNS))
+    return (*tables[:1], compared, *tables[1:]) if len(tables) > 1 else (compared, *tables)
 
 
 def _comparisons(result: Diff) -> Iterator[Table]:
-    step = "a step" if result.measure is not None and result.measure.name == "step" else "in all"
+    step = "per step" if result.measure is not None and result.measure.name == "step" else "total"
     named: tuple[tuple[str, str, pl.DataFrame | None, dict[str, str], bool], ...] = (
-        ("parts", f"What the time is made of, {step}", result.parts, {"part": "part"}, False),
+        ("parts", f"Time breakdown, {step}", result.parts, {"part": "part"}, False),
         ("families", f"Device work by family, {step}", result.families,
          {"family": "family"}, False),
-        ("kernels", f"Kernels, copies and sets, {step}", result.kernels,
+        ("kernels", f"Kernels, copies and memsets, {step}", result.kernels,
          {"kernel": "kernel"}, False),
         ("collectives", "Collectives by kind, medians", result.collectives,
          {"collective": "collective", "dtype": "dtype", "message_bytes": "message",
           "group_size": "ranks", "kernel": "kernel"}, False),
-        ("operators_on_device", f"Operators by the device work they launch, {step}",
+        ("operators_on_device", f"Operators by self device time, {step}",
          result.on_device, {"name": "operator"}, True),
-        ("operators_on_host", f"Operators by their own time on the host, {step}",
+        ("operators_on_host", f"Operators by self host time, {step}",
          result.on_host, {"name": "operator"}, False),
     )  # fmt: skip
     for name, title, frame, keys, detail in named:
         if frame is not None:
-            told = _told(frame, {**keys, **_TIMES, **_COUNTS})
-            yield Table(name, title, frame, told, "nothing in either", detail=detail, alike=_ALIKE)
+            columns = _known_columns(frame, {**keys, **_TIMES, **_COUNTS})
+            yield Table(
+                name, title, frame, columns, "none in either run", detail=detail, alike=_ALIKE
+            )
     if result.functions is not None:
         yield _function_table(result.functions)
     if result.memory is not None:
         lines, _, peaks = result.memory.tables
-        yield Table("memory", "Memory live at the peak, by line of code, what changed",
+        yield Table("memory", "Memory live at the peak by line of code, changes",
                     lines.frame, lines.columns, "nothing changed")  # fmt: skip
         yield Table("peaks", peaks.title, peaks.frame, peaks.columns, detail=True)
-    yield Table("files", "Files", result.files, _told(result.files, _FILES), detail=True)
+    yield Table("files", "Files", result.files, _known_columns(result.files, _FILES), detail=True)
 
 
-def _told(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
-    """The columns of which anything is known; counts only where they differ."""
-    told = known_columns(frame, columns)
+def _known_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns with known values; counts only if they differ."""
+    known = known_columns(frame, columns)
     if frame.is_empty():
-        told = {name: label for name, label in columns.items() if name in frame.columns}
-    if _COUNTS.keys() <= told.keys() and frame["before_n"].equals(frame["after_n"]):
-        return {name: label for name, label in told.items() if name not in _COUNTS}
-    return told
+        known = {name: label for name, label in columns.items() if name in frame.columns}
+    if _COUNTS.keys() <= known.keys() and frame["before_n"].equals(frame["after_n"]):
+        return {name: label for name, label in known.items() if name not in _COUNTS}
+    return known
 
 
 def _function_table(frame: pl.DataFrame) -> Table:
     columns = headings(
         "name: function, place: file:lines, before_frac: before, after_frac: after, "
         "change_frac: change, noise_frac: noise, state: verdict, "
-        "before_total_frac: with callees before, after_total_frac: after"
+        "before_total_frac: total before, after_total_frac: total after"
     )
-    return Table("functions", "Functions by their share of the samples, by themselves", frame,
-                 _told(frame, columns))  # fmt: skip
+    return Table("functions", "Functions by self share of samples", frame,
+                 _known_columns(frame, columns))  # fmt: skip
 
 
 def _charts(result: Diff) -> tuple[Chart, ...]:
-    """Step times of both runs, and the changes of parts and kernels."""
-    found = []
+    """Build charts of step times of both runs, and of changes of parts and kernels."""
+    charts = []
     if result.steps.height and result.measure is not None:
-        found.append(_times(result.steps))
+        charts.append(_times(result.steps))
     for frame, what, label in (
-        (result.parts, "part", "What a step's time is made of: changes"),
+        (result.parts, "part", "Time breakdown: changes"),
         (result.kernels, "kernel", "Kernels: changes"),
     ):
         if frame is not None and (frame["change_ns"] != 0).any():
-            found.append(_changes(frame, what, label))
-    return tuple(found)
+            charts.append(_changes(frame, what, label))
+    return tuple(charts)
 
 
 def _times(steps: pl.DataFrame) -> Chart:
     return Chart(
-        name="steps", title="How long each step takes", mark="scatter",
+        name="steps", title="Step times", mark="scatter",
         frame=steps.select("run", "number", "duration_ns", "warm_up"),
         x="number", y="duration_ns", x_label="step", y_label="time", color="run",
         emphasis="warm_up", emphasis_label="warm-up",

@@ -1,4 +1,4 @@
-"""One run: what each rank's file gives, all ranks together, and the number it is judged by."""
+"""One run: the data of each rank, combined over ranks, and the measure that it is judged by."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Meta
 
-#: Keys of metadata that hold a version.
+#: Metadata keys of versions.
 _SOFTWARE = {
     "cuda_driver_version": "CUDA driver",
     "cuda_runtime_version": "CUDA runtime",
@@ -36,11 +36,11 @@ _SOFTWARE = {
 
 @dataclass(frozen=True)
 class Facts(Meta):
-    """What a file says about itself, as far as that bears on a comparison.
+    """Metadata of a file that is relevant to a comparison.
 
     Attributes:
-        extras: what was recorded beside the usual, and costs time itself.
-        cut_off: the end of the file is missing.
+        extras: recorded data with overhead.
+        cut_off: whether the file is truncated.
     """
 
     extras: tuple[str, ...] = ()
@@ -53,32 +53,32 @@ class Facts(Meta):
 
     @property
     def software(self) -> tuple[str, ...]:
-        """Versions of what ran, as far as the file tells: ``CUDA driver 12080``."""
+        """Versions of the software that the file names: ``CUDA driver 12080``."""
         try:
-            told = json.loads(self.extra or "{}")
+            metadata = json.loads(self.extra or "{}")
         except ValueError:
             return ()
-        if not isinstance(told, dict):
+        if not isinstance(metadata, dict):
             return ()
-        job = told.get("distributedInfo")
-        facts = {**told, **(job if isinstance(job, dict) else {})}
+        job = metadata.get("distributedInfo")
+        facts = {**metadata, **(job if isinstance(job, dict) else {})}
         return tuple(f"{name} {facts[key]}" for key, name in _SOFTWARE.items() if key in facts)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's answers; None where the file lacks what the question needs.
+    """The parts of one rank from other analyzers; None if the file lacks the data.
 
     Attributes:
         facts: how it was recorded.
-        steps: its steps. Their rows have in addition ``source`` (the file), ``mark`` (the step's
-            start in it), and how long the device, or the main thread, was ``busy_ns`` and idle
-            for each cause (``dataloading_ns`` ...), null where that is not known.
+        steps: its steps. Their rows also have ``source`` (the file), ``mark`` (the step's start in
+            it), and how long the device or main thread was ``busy_ns`` and idle by cause
+            (``dataloading_ns`` ...), null if unknown.
         idle: why its devices are idle.
-        kernels: what its devices did.
-        work: that by step: mark (null outside of every step), name, family, n, total_ns.
-        operators: its operators by step: mark, name, kind, n, host_ns and device_ns, both without
-            the calls in them; device_ns null without device work.
+        kernels: device work.
+        work: device work by step: mark (null outside of any step), name, family, n, total_ns.
+        operators: operators by step: mark, name, kind, n, host_ns and device_ns (self times);
+            device_ns null without device work.
         comm: its collectives.
         memory: its memory.
         stacks: its sampled stacks.
@@ -97,14 +97,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Run:
-    """All ranks' answers; None where no rank has one.
+    """The combined results of all ranks; None if no rank has the data.
 
     Attributes:
         facts: how each file was recorded.
         steps: its steps.
         idle: why its devices are idle.
         kernels: what its devices did.
-        work: by step, as of :class:`~.part.Part`, with rank and source.
+        work: by step, as in :class:`Part`, with rank and source.
         operators: the same.
         comm: its collectives.
         memory: its memory.
@@ -123,22 +123,22 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        """How many ranks were recorded; files that do not tell theirs count for one each."""
+        """Number of recorded ranks; files without a rank count as one each."""
         return len({(f.rank, f.path if f.rank is None else "") for f in self.facts})
 
     @property
     def counted(self) -> pl.DataFrame:
-        """The rows of the steps that are no warm-up."""
+        """The rows of the steps without warm-up."""
         return pl.DataFrame() if self.steps is None else self.steps.counted
 
     @property
     def step_count(self) -> int:
-        """How many different steps count; the same one on several ranks is one."""
+        """Number of counted steps; the same step on several ranks counts once."""
         return 0 if self.steps is None else int(self.counted["number"].n_unique())
 
 
 def run_of(parts: Sequence[Part]) -> Run:
-    """The parts of one run put together."""
+    """Combine the parts of one run."""
     parts = sorted(parts, key=_place)
     return Run(
         facts=tuple(part.facts for part in parts),
@@ -154,9 +154,9 @@ def run_of(parts: Sequence[Part]) -> Run:
 
 
 def _combined(parts: Sequence[Part], name: str, analyzer: Analyzer[Any, Any, R]) -> R | None:
-    """The result of an analyzer, whose parts have this name; None where there are none."""
-    own = [getattr(part, name) for part in parts if getattr(part, name)]
-    return analyzer.combine(own, analyzer.options(), ()) if own else None
+    """Combine the parts of an analyzer; None if there are none."""
+    known = [getattr(part, name) for part in parts if getattr(part, name)]
+    return analyzer.combine(known, analyzer.options(), ()) if known else None
 
 
 def _place(part: Part) -> tuple[bool, int, str]:
@@ -171,24 +171,24 @@ def _collectives(parts: Sequence[Part]) -> CommOutliers | None:
 
 
 def _joined(parts: Sequence[Part], name: str) -> pl.DataFrame | None:
-    found = []
+    frames = []
     for part in parts:
         frame: pl.DataFrame | None = getattr(part, name)
         if frame is not None:
             rank = pl.lit(part.facts.rank, pl.Int32).alias("rank")
-            found.append(frame.with_columns(rank, source=pl.lit(part.facts.path)))
-    return pl.concat(found) if found else None
+            frames.append(frame.with_columns(rank, source=pl.lit(part.facts.path)))
+    return pl.concat(frames) if frames else None
 
 
 Outcome = Literal["regression", "improvement", "no change", "cannot be compared"]
 Name = Literal["step", "device", "thread", "samples", "memory"]
 
-#: Families of device work whose number does not tell how much was trained.
+#: Families of device work whose count does not scale with the work.
 _NO_WORK = rf"^mem(?:cpy|set)|^{COMMUNICATION}$"
 
 _OPERATORS = ("operators", "host_ns")
 
-#: Measures, the first that both runs have counts.
+#: Measures; the first that both runs have is used.
 NAMES: tuple[Name, ...] = ("step", "device", "thread", "samples", "memory")
 
 
@@ -198,7 +198,7 @@ class Value:
 
     Attributes:
         value: in ns, bytes or samples.
-        error: its standard error, or None where it is not known.
+        error: its standard error, or None if unknown.
     """
 
     value: float
@@ -216,10 +216,10 @@ class Measure:
         unit: ``ns``, ``bytes``, ``samples`` or empty.
         before: its value before.
         after: its value after.
-        noise: what the difference may be by chance, or None where that is not known.
-        least: the least change that counts, as a part of the smaller value.
-        work: how much work the run after holds, as a multiple of that before; its value and sums
-            are divided by that. 1 where steps are compared.
+        noise: the noise of the difference, or None if unknown.
+        least: the least significant change, as a fraction of the smaller value.
+        work: the work of the run after as a multiple of that before; its value and sums are divided
+            by it. 1 if steps are compared.
     """
 
     name: Name
@@ -232,46 +232,46 @@ class Measure:
 
     @property
     def change(self) -> float:
-        """How much more it is after."""
+        """The value after minus the value before."""
         return self.after - self.before
 
     @property
     def change_frac(self) -> float | None:
-        """That, as a part of the value before."""
+        """The change as a fraction of the value before."""
         return self.change / self.before if self.before else None
 
     @property
     def noise_frac(self) -> float | None:
-        """The noise, as a part of the value before."""
+        """The noise as a fraction of the value before."""
         return None if self.noise is None or not self.before else self.noise / self.before
 
     @property
     def outcome(self) -> Outcome:
-        """More than the noise and the least change is a regression or an improvement."""
+        """The outcome: a significant change is a regression or an improvement."""
         if not is_change(self.before, self.after, self.noise, self.least):
             return "no change"
         return "regression" if self.change > 0 else "improvement"
 
 
 def measured(before: Run, after: Run, least: float) -> Measure | None:
-    """The first measure that both runs have; None where there is none."""
+    """Return the first measure that both runs have; None if there is none."""
     for name in NAMES:
-        unit, own, other = _unit(name, before, after), _value(name, before), _value(name, after)
-        if unit is None or own is None or other is None:
+        unit, base, other = _unit(name, before, after), _value(name, before), _value(name, after)
+        if unit is None or base is None or other is None:
             continue
-        known = own.error is not None and other.error is not None
-        noise = noise_of(own.error, other.error) if known else None
+        known = base.error is not None and other.error is not None
+        noise = noise_of(base.error, other.error) if known else None
         work = work_ratio(before, after, least) if name in ("device", "thread") else 1.0
-        return Measure(name, unit, own.value, other.value / work, noise, least, work)
+        return Measure(name, unit, base.value, other.value / work, noise, least, work)
     return None
 
 
 def work_ratio(before: Run, after: Run, least: float) -> float:
-    """How often what ran in both ran after, as a multiple of how often before.
+    """Return the work after as a multiple of the work before.
 
-    That is the median of kernels' (else operators') ratios, each counted by its time; without
-    copies and communication, whose number is not that of the work. 1 where it is closer to 1 than
-    what counts as a change, or where what ran in both is less than half of either run's time.
+    This is the median of the ratios of kernel counts (else operator counts), weighted by time,
+    without copies and communication, whose counts do not scale with the work. 1 if it is closer to
+    1 than a significant change, or if common kernels take less than half of either run's time.
     """
     table, time = ("work", "total_ns") if before.kernels and after.kernels else _OPERATORS
     rows = [_counts(run, table, time) for run in (before, after)]
@@ -284,12 +284,12 @@ def work_ratio(before: Run, after: Run, least: float) -> float:
     weight = pl.col(time) / whole[0] + pl.col(f"{time}_after") / whole[1]
     ordered = both.select(ratio.alias("ratio"), weight.alias("weight")).sort("ratio")
     reached = ordered["weight"].cum_sum() >= ordered["weight"].sum() / 2
-    found = float(ordered["ratio"][reached.arg_true()[0]])
-    return found if max(found, 1 / found) > 1 + least else 1.0
+    median = float(ordered["ratio"][reached.arg_true()[0]])
+    return median if max(median, 1 / median) > 1 + least else 1.0
 
 
 def _counts(run: Run, table: str, time: str) -> pl.DataFrame:
-    """How often each kernel or operator ran on a device or rank, and for how long in all."""
+    """Return count per device or rank and total time of each kernel or operator."""
     rows: pl.DataFrame = getattr(run, table)
     if table == "work" and run.kernels:
         each = run.kernels.devices.height
@@ -301,7 +301,7 @@ def _counts(run: Run, table: str, time: str) -> pl.DataFrame:
 
 
 def _unit(name: Name, before: Run, after: Run) -> str | None:
-    """The unit of a measure; None where the runs have it in different ones."""
+    """Return the unit of a measure; None if the runs have different units."""
     if name != "samples":
         return "bytes" if name == "memory" else "ns"
     units = {part.unit for run in (before, after) for part in run.stacks}
@@ -309,21 +309,21 @@ def _unit(name: Name, before: Run, after: Run) -> str | None:
 
 
 def _value(name: Name, run: Run) -> Value | None:
-    """A run's measure, or None where it has none."""
+    """Return the value of a measure of a run, or None."""
     if name == "step":
         return _step(run)
     if name in ("device", "thread"):
-        # as gpu-idle has it, so that the parts of the time add up to it
+        # as in gpu-idle, so that the parts of the time add up to it
         idle = run.idle if run.idle and run.idle.on_host == (name == "thread") else None
         return None if idle is None else Value(idle.span_ns / idle.units.height)
     if name == "samples":
         return _samples(run)
-    held = run.memory
-    return None if held is None else Value(float(held.scalars["peak_bytes"]))
+    result = run.memory
+    return None if result is None else Value(float(result.scalars["peak_bytes"]))
 
 
 def _step(run: Run) -> Value | None:
-    """The median over all ranks' steps; steps of one name on several ranks count as one."""
+    """Return the median over all ranks' steps; the same step on several ranks counts once."""
     if run.steps is None:
         return None
     each = run.counted.unique(["rank", "path", "number"])["duration_ns"].sort()
@@ -332,7 +332,7 @@ def _step(run: Run) -> Value | None:
 
 
 def _samples(run: Run) -> Value | None:
-    """All weight; of counted samples chance alone makes it vary by its square root."""
+    """Return the total weight; the standard error of a count of samples is its square root."""
     if not run.stacks:
         return None
     total = float(sum(part.weights[0].sum() for part in run.stacks))
@@ -344,47 +344,47 @@ def _samples(run: Run) -> Value | None:
 
 Floats = npt.NDArray[np.float64]
 
-#: A change within so many standard errors may be chance.
+#: Noise in standard errors of the difference.
 ERRORS = 3
 
-#: One value of so many is left out.
+#: One of this many values is left out.
 _LEFT_OUT = 5
 
-#: What the mean distance of so many normal values is multiplied by: 1 / its mean in 40,000 draws;
-#: from ten values on between 1.72 and 1.95.
+#: Factor of the mean distance by number of normal values: 1 / its mean in 40,000 draws; between
+#: 1.72 and 1.95 for ten values and more.
 _SCALE = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 1.93, 7: 1.88, 8: 1.74, 9: 1.71}
 _SCALE_OF_MANY = 1.85
 
-#: The standard error of a mean over half of n values is the square root of this over n times their
-#: standard deviation; that of the median of all is smaller (1.57).
+#: The standard error of a mean over half of n values is the square root of this over n, times their
+#: standard deviation; the one of the median of all values is smaller (1.57).
 _OF_HALF = 2.0
 
-#: How a row may have changed.
-STATES = ("slower", "faster", "in the noise", "no change", "new", "gone")
+#: States of a row.
+STATES = ("slower", "faster", "within noise", "no change", "new", "gone")
 STATE = pl.Enum(STATES)
 SLOWER, FASTER, UNSURE, SAME, NEW, GONE = STATES
 
 
 def standard_errors(values: Floats, count: int | None = None) -> Floats:
-    """The standard error of what is usual, of each row of values; NaN for fewer than two.
+    """Return the standard error of the typical value of each row; NaN for fewer than two values.
 
     Args:
-        values: a row of values each, one a step.
-        count: how many of them are independent, where not all are.
+        values: rows with one value per step.
+        count: number of independent values, if not all are.
     """
     n = values.shape[1] if count is None else count
     if n < 2:
         return np.full(values.shape[0], np.nan)
     away = np.sort(np.abs(values - np.median(values, axis=1, keepdims=True)), axis=1)
     near = away[:, : away.shape[1] - away.shape[1] // _LEFT_OUT].mean(axis=1)
-    # where most are equal, the few others still tell something
+    # if most values are equal, use all
     spread = _SCALE.get(n, _SCALE_OF_MANY) * np.where(near > 0, near, away.mean(axis=1))
-    found: Floats = np.sqrt(_OF_HALF / n) * spread
-    return found
+    errors: Floats = np.sqrt(_OF_HALF / n) * spread
+    return errors
 
 
 def noise_of(before: Any, after: Any) -> Any:
-    """What a difference may be by chance, from two standard errors: numbers, arrays or columns."""
+    """Return the noise of a difference from two standard errors: numbers, arrays or columns."""
     return ERRORS * (before**2 + after**2) ** 0.5
 
 
@@ -395,13 +395,13 @@ def is_change(before: float, after: float, noise: float | None, least: float) ->
 
 
 def judged(rows: pl.DataFrame, unit: str, least: float) -> pl.DataFrame:
-    """The rows with ``change_*``, ``change_frac`` and ``state``.
+    """Add ``change_*``, ``change_frac`` and ``state`` to the rows.
 
     Args:
-        rows: ``before_*`` and ``after_*`` (null where only the other run has the row), ``noise_*``
-            (null where it is not known).
+        rows: ``before_*`` and ``after_*`` (null if only the other run has the row), ``noise_*``
+            (null if unknown).
         unit: of the values, the suffix of their columns.
-        least: the least change that counts, as a part of the smaller value.
+        least: the least significant change, as a fraction of the smaller value.
     """
     before, after, noise = (pl.col(f"{name}_{unit}") for name in ("before", "after", "noise"))
     change = after.fill_null(0) - before.fill_null(0)
@@ -415,7 +415,7 @@ def judged(rows: pl.DataFrame, unit: str, least: float) -> pl.DataFrame:
 
 
 def judged_shares(rows: pl.DataFrame, least: float) -> pl.DataFrame:
-    """The same for shares of a whole, which change by a difference, to ``more`` or ``less``.
+    """Add ``change_frac`` (the difference) and ``state`` (``more``, ``less`` ...) to shares.
 
     The largest change comes first.
     """
@@ -424,20 +424,22 @@ def judged_shares(rows: pl.DataFrame, least: float) -> pl.DataFrame:
     floor = least * pl.min_horizontal(before, after)
     state = _state(before, after, change, floor, noise).cast(pl.String)
     shares = state.replace({SLOWER: "more", FASTER: "less"})
-    found = rows.with_columns(change_frac=change, state=shares)
-    return found.sort(pl.col("change_frac").abs(), "name", "place", descending=[True, False, False])
+    changed = rows.with_columns(change_frac=change, state=shares)
+    return changed.sort(
+        pl.col("change_frac").abs(), "name", "place", descending=[True, False, False]
+    )
 
 
 def _state(
     before: pl.Expr, after: pl.Expr, change: pl.Expr, floor: pl.Expr, noise: pl.Expr
 ) -> pl.Expr:
-    sure = (change.abs() > floor) & (change.abs() > noise.fill_null(0))
+    significant = (change.abs() > floor) & (change.abs() > noise.fill_null(0))
     cases = (
         (before.is_null(), NEW),
         (after.is_null(), GONE),
-        (sure & (change > 0), SLOWER),
-        (sure, FASTER),
+        (significant & (change > 0), SLOWER),
+        (significant, FASTER),
         (change.abs() > floor, UNSURE),
     )
-    found = [pl.when(holds).then(pl.lit(state)) for holds, state in cases]
-    return pl.coalesce(*found, pl.lit(SAME)).cast(STATE)
+    states = [pl.when(holds).then(pl.lit(state)) for holds, state in cases]
+    return pl.coalesce(*states, pl.lit(SAME)).cast(STATE)

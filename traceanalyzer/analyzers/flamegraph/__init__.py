@@ -1,9 +1,8 @@
-"""Which functions does the time go into? Weighted stacks as a flamegraph.
+"""Where does the time go? Weighted stacks as a flame graph.
 
-In go traces with sampled stacks, or with slices that nest; out comes a ``FlameGraph``, whose
-picture any renderer can draw. ``compute`` takes from a file its call tree and weights (``weights``)
-and adds those of several files up, or compares them with others, and makes the boxes (``tree``);
-``result`` says what they show.
+Inputs are traces with sampled stacks or nested slices. ``weights`` has the call tree and weights of
+a file, ``tree`` adds or compares those of several files and builds the boxes, ``compute`` combines
+both; ``result`` has the data, verdict, notes and tables.
 """
 
 from __future__ import annotations
@@ -34,34 +33,33 @@ def flamegraph(
     title: str | None = None,
     **reading: Unpack[Reading],
 ) -> FlameGraph:
-    """Which functions does the time, or whatever else was sampled, go into?
+    """Return where the time (or other weight) goes, as a flame graph.
 
-    Sampled stacks count with their weight, slices of a trace with their time less that of the
-    slices in them. A function is one frame whatever its line. One file is in memory at a time.
+    Sampled stacks count with their weight, slices of a trace with their self time. All lines of a
+    function are one frame. One file is in memory at a time.
 
     Args:
-        inputs: a trace, a file or a folder, or several of them, added up.
-        base: the same of another run, scaled to the same sum, to compare with.
-        kinds: kinds of events; without any the samples, else ``python_function``, else all slices
-            on threads of the host.
-        threads: only threads of these numbers, or with these words in their name.
-        weight: ``time``, ``count`` or ``bytes``; by default what samples were recorded with, and
-            the time of slices.
-        by: a root for each ``process``, ``thread``, ``rank`` or ``file``.
-        reverse: from the functions that ran up to their callers.
-        focus: a regular expression; only stacks through functions whose name it matches, from the
+        inputs: a trace, a file or a folder, or several of them, which are added.
+        base: the inputs of another run to compare with, scaled to the same sum.
+        kinds: kinds of events; by default samples, else ``python_function``, else all slices on
+            host threads.
+        threads: only threads with these numbers, or with these texts in their names.
+        weight: ``time``, ``count`` or ``bytes``; by default the recorded weight of samples, and the
+            time of slices.
+        by: one root for each ``process``, ``thread``, ``rank`` or ``file``.
+        reverse: inverted (bottom-up), from leaf functions up to their callers.
+        focus: a regular expression; only stacks through functions with matching names, from the
             outermost such function down.
-        min_frac: boxes smaller than this part of everything are summed up, their number and
-            weight shown; by default none as long as they can be drawn, then all but the 5,000
-            heaviest.
-        library_names: whose code stands out; none: the user's own code.
-        title: of the picture.
+        min_frac: boxes smaller than this fraction of the total are merged, with their number and
+            weight; by default none as long as all can be drawn, else all but the 5,000 largest.
+        library_names: libraries to highlight; none: the user's own code.
+        title: title of the picture.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: a file cannot be read.
-        MissingData: there are no stacks, or nothing of what is asked for.
-        OptionError: an option makes no sense, or weights are of several units.
+        MissingData: no stacks or no matching events were recorded.
+        OptionError: an option is invalid, or weights have several units.
     """
     from traceanalyzer.analyzers.flamegraph.compute import FLAMEGRAPH
     from traceanalyzer.run import run

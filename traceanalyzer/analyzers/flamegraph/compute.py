@@ -1,4 +1,4 @@
-"""From the stacks of each file to the flamegraph of all of them."""
+"""Weighted stacks of each file, combined to one flame graph."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import format_frac, format_weight
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS
 
-_SHOWN_FILES = 3
+_TITLE_FILES = 3
 _SNAPSHOT = "memory-snapshot"
 
 
 def needs(options: Options) -> Needs:
-    """The kinds asked for; else samples, slices of the host and allocations."""
+    """The requested kinds; else samples, host slices and allocations."""
     kinds = options.kinds or (*HOST_KINDS, *ALLOCATOR_KINDS)
     return Needs(frozenset(("sample", "lane", *kinds)), samples=True)
 
 
 def measure(trace: Trace, options: Options) -> weights.Part:
-    """A trace's stacks and their weights; of a memory snapshot the bytes live at the peak.
+    """Return a trace's stacks and weights; of a memory snapshot the bytes live at the peak.
 
     Raises:
-        MissingData: there are no such events, or they have no times and a window is asked for.
-        OptionError: there is no such thread, or no such weight.
-        InputError: the trace's tables contradict one another.
+        MissingData: no events match, or they have no times and a window is given.
+        OptionError: there is no such thread or weight.
+        InputError: the trace's tables are inconsistent.
     """
     if not options.kinds and trace.segments.height:
         from traceanalyzer.analyzers.memory.rank_memory import at_peak, is_snapshot
@@ -45,7 +45,7 @@ def measure(trace: Trace, options: Options) -> weights.Part:
         wanted &= _inside(*window)
     rows = trace.events.with_row_index("_row").filter(wanted)
     if rows.is_empty():
-        raise MissingData(f"{trace.meta.path}: no events that are asked for")
+        raise MissingData(f"{trace.meta.path}: no events match the options")
     number = rows["_row"]
     if (rows["kind"] == "sample").all():
         calls = weights.sampled(trace, number, options.weight)
@@ -57,16 +57,16 @@ def measure(trace: Trace, options: Options) -> weights.Part:
 def combine(
     parts: Sequence[weights.Part], options: Options, bases: Sequence[weights.Part] = ()
 ) -> result.FlameGraph:
-    """Where the weight of the files' stacks lies.
+    """Combine the stacks of all files.
 
     Args:
-        parts: of each file; all are added.
-        options: what is drawn. All shares are of the stacks through ``focus``, if that is given.
+        parts: the parts of all files, which are added.
+        options: the options. Shares refer to the stacks through ``focus`` if that is given.
         bases: the parts of a run to compare with, scaled to the same sum. Without any, a file's
             own column "before" is the base.
 
     Raises:
-        InputError: weights of several units.
+        InputError: the weights have several units.
         OptionError: a pattern that no function matches.
         MissingData: the stacks have no weight.
     """
@@ -86,7 +86,7 @@ def combine(
         total=total,
         unit=whole.unit,
         base=whole.base,
-        whose=_whose(options.library_names),
+        code=_code(options.library_names),
         functions=table,
         flame=Flame(
             name="flamegraph",
@@ -104,11 +104,10 @@ def combine(
 
 
 def _of_time(trace: Trace, options: Options) -> weights.Part:
-    """For a report, the stacks of time or samples; bytes of a snapshot answer another question."""
+    """Measure the stacks of time or samples for a report, which excludes bytes of snapshots."""
     if trace.meta.format == _SNAPSHOT:
-        raise MissingData(
-            f"{trace.meta.path}: no stacks of time; {record_hint(trace.meta, 'stack')}"
-        )
+        hint = record_hint(trace.meta, "stack")
+        raise MissingData(f"{trace.meta.path}: no stacks of time were recorded; {hint}")
     return measure(trace, options)
 
 
@@ -127,7 +126,7 @@ FLAMEGRAPH = Analyzer(
 
 
 def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
-    """The events of the kinds asked for, or of those that tell most."""
+    """Select the events of the requested kinds, or of the most specific ones."""
     sampled = pl.col("kind") == "sample"
     slice_ = (pl.col("dur") >= 0) & ~sampled
     if kinds:
@@ -135,12 +134,12 @@ def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
         of_kind = pl.col("kind").cast(pl.String).is_in(kinds)
         only_samples = set(kinds) == {"sample"}
         return of_kind & (sampled if only_samples else slice_)
-    for found in (
+    for candidate in (
         sampled,
         slice_ & (pl.col("kind") == "python_function"),
         slice_ & pl.col("kind").cast(pl.String).is_in(HOST_KINDS),
     ):
-        host = found & pl.col("device").is_null()
+        host = candidate & pl.col("device").is_null()
         if trace.events.select(host.any()).item():
             return host
     hint = record_hint(trace.meta, "stack")
@@ -152,19 +151,19 @@ def _chosen(trace: Trace, kinds: Sequence[str]) -> pl.Expr:
 def _window(
     trace: Trace, since_ns: int | None, until_ns: int | None
 ) -> tuple[int | None, int | None]:
-    """The times asked for on the trace's clock; both None for all of it."""
+    """Return the requested window on the trace's clock; both None without one."""
     if since_ns is None and until_ns is None:
         return None, None
-    told = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
-    start = min(told) if told else trace.events["ts"].min()
+    starts = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
+    start = min(starts) if starts else trace.events["ts"].min()
     if not isinstance(start, int):
-        raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
+        raise MissingData(f"{trace.meta.path}: events have no times; omit --since and --until")
     lo = None if since_ns is None else start + since_ns
     return lo, None if until_ns is None else start + until_ns
 
 
 def _inside(lo: int | None, hi: int | None) -> pl.Expr:
-    """Slices that share time with the window, and samples taken in it."""
+    """Select slices that overlap the window, and samples in it."""
     inside = pl.lit(value=True)
     if lo is not None:
         end = pl.col("ts") + pl.col("dur").fill_null(0)
@@ -174,37 +173,37 @@ def _inside(lo: int | None, hi: int | None) -> pl.Expr:
     return inside.fill_null(value=False)
 
 
-def _whose(libraries: Sequence[str]) -> str:
-    return f"the code of {' or '.join(libraries)}" if libraries else "your own code"
+def _code(libraries: Sequence[str]) -> str:
+    return f"code of {' or '.join(libraries)}" if libraries else "own code"
 
 
 def _title(parts: Sequence[weights.Part]) -> str:
     names = list(dict.fromkeys(part.path for part in parts))
-    more = f" and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
-    return ", ".join(names[:_SHOWN_FILES]) + more
+    more = f" and {len(names) - _TITLE_FILES} more" if len(names) > _TITLE_FILES else ""
+    return ", ".join(names[:_TITLE_FILES]) + more
 
 
 def _subtitle(
     whole: tree.Joined, total: float, options: Options, bases: Sequence[weights.Part]
 ) -> str:
-    said = [format_weight(total, whole.unit)]
+    parts = [format_weight(total, whole.unit)]
     if options.focus:
-        said.append(f"stacks through {options.focus}")
+        parts.append(f"stacks through {options.focus}")
     if options.reverse:
-        said.append("callers below what they call")
+        parts.append("inverted (bottom-up)")
     if bases:
-        said.append(f"compared with {_title(bases)}")
+        parts.append(f"compared with {_title(bases)}")
     elif whole.base is not None:
-        said.append("after, compared with before")
-    return ", ".join(said)
+        parts.append("after, compared with before")
+    return ", ".join(parts)
 
 
 def _focus_fact(focus: str, total: float, everything: tree.Joined) -> str:
     share = format_frac(total / everything.weights[0].sum())
-    return f"Only stacks through functions that match {focus}: {share} of everything recorded."
+    return f"Only stacks through functions that match {focus}: {share} of the recorded weight."
 
 
 def _base_fact(whole: tree.Joined, bases: Sequence[weights.Part]) -> str:
     recorded = format_weight(whole.base or 0, whole.unit)
     of = _title(bases) if bases else 'the files\' column "before"'
-    return f"The base, {of}, has {recorded} in all; its weights are scaled to the same sum."
+    return f"The base ({of}) has {recorded} in total; its weights are scaled to the same sum."

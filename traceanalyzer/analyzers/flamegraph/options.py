@@ -14,16 +14,16 @@ By = Literal["process", "thread", "rank", "file"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Which functions does the time go into? Writes an interactive SVG, or HTML by FILE's suffix.
+    """Show where the time goes: an interactive flame graph as SVG, or HTML by FILE's suffix.
 
-    PATH holds sampled stacks (py-spy raw, collapsed, speedscope), or a trace whose slices nest
-    (Chrome JSON, Parquet); several, or a folder of ranks, are added up.
+    PATH has sampled stacks (py-spy raw, collapsed, speedscope) or is a trace with nested slices
+    (Chrome JSON, Parquet); several, or a folder of ranks, are added.
     """
 
     kinds: Sequence[str] = option(
         (),
         help="Kind of events, such as kernel. Repeatable. Default: samples, else python_function, "
-        "else all of the host.",
+        "else all host slices.",
         flag="--kind",
         metavar="KIND",
         choices=KINDS,
@@ -36,20 +36,20 @@ class Options(AnalyzerOptions):
     )
     weight: Weight | None = option(
         None,
-        help="What makes a box wide. Default: as sampled; of slices, their time.",
+        help="Weight of boxes. Default: as sampled; for slices, their time.",
         choices=get_args(Weight),
     )
     by: By | None = option(
-        None, help="A root for each; else all are added up.", choices=get_args(By)
+        None, help="One root for each. Default: one for all.", choices=get_args(By)
     )
-    reverse: bool = option(False, help="From the functions that ran up to their callers.")
+    reverse: bool = option(False, help="Inverted (bottom-up): from leaf functions up to callers.")
     focus: str | None = option(
-        None, help="Only stacks through matching functions, from there.", metavar="REGEX"
+        None, help="Only stacks through matching functions, from there down.", metavar="REGEX"
     )
     min_frac: float | None = option(
         None,
-        help="Sum up boxes below this part of everything. Default: draw the 5,000 heaviest at "
-        "least.",
+        help="Merge boxes below this fraction of the total. Default: draw at least the 5,000 "
+        "largest.",
         metavar="X",
         minimum=0,
     )
@@ -62,16 +62,20 @@ class Options(AnalyzerOptions):
     )
     library_names: Sequence[str] = option(
         (),
-        help="Code that stands out. Repeatable. Default: your own.",
+        help="Highlight the code of NAME. Repeatable. Default: own code.",
         flag="--library-name",
         metavar="NAME",
     )
-    title: str | None = option(None, help="Of the picture. Default: the files.", metavar="TEXT")
+    title: str | None = option(
+        None, help="Title of the picture. Default: the files.", metavar="TEXT"
+    )
     window: tuple[int | None, int | None] = option(
         (None, None), help="Since and until: slices are cut there.", command_line=False
     )
 
     def __post_init__(self) -> None:
         if self.min_frac is not None and not 0 <= self.min_frac < 1:
-            raise OptionError(f"--min-frac {self.min_frac:g}: is a part of 1, such as 0.001")
+            raise OptionError(
+                f"--min-frac {self.min_frac:g}: must be >= 0 and < 1, for example 0.001"
+            )
         super().__post_init__()

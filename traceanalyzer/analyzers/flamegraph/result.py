@@ -1,4 +1,4 @@
-"""The flamegraph and the functions that weigh most, and what is shown of them."""
+"""Result of the flame graph analysis: functions and boxes, verdict, notes, tables."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from traceanalyzer.analyzers.flamegraph.weights import NO_STACK, TOO_DEEP
 from traceanalyzer.result import Flame, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_weight
 
-#: What counts of a part say, where there is something to count.
+#: Notes on the counts of a part, if not zero.
 _COUNTS = {
-    "unweighted": "Not counted: {} samples whose weight is not above 0.",
+    "unweighted": "Not counted: {} samples with a weight of 0 or less.",
     "overlapping": (
-        "Slices that overlap others of their thread without lying in them: {}. They stand on their "
-        "own, and their time counts beside that of the others."
+        "Slices that overlap others of their thread without nesting: {}. They are separate roots, "
+        "and their time counts in addition."
     ),
 }
 
-#: What frames say that are no functions, by their names.
+#: Notes on frames that are not functions, by name.
 _STAND_INS = {
-    NO_STACK: NO_STACK + " is {} of it: where no frame was seen, or no stack recorded.",
-    TOO_DEEP: TOO_DEEP + " is in {} of it: what lies deeper is not told apart.",
+    NO_STACK: NO_STACK + " has {} of the weight: no frame or no stack was recorded.",
+    TOO_DEEP: TOO_DEEP + " is in {} of the weight: deeper frames are merged.",
 }
 
 _HEADINGS = {"name": "function", "place": "file:lines", "own": "own"}
@@ -31,25 +31,25 @@ _HEADINGS = {"name": "function", "place": "file:lines", "own": "own"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlameGraph(Result):
-    """Where the weight of stacks lies.
+    """Weights of stacks by function and as boxes of a flame graph.
 
     Attributes:
         total: the weight of all stacks.
-        unit: of the weights: ``samples``, ``ns``, ``bytes``, or empty.
-        base: the weight of the run compared with, as it was recorded, or None.
-        whose: whose code is the own, in words.
-        functions: one row a function, the heaviest by itself first.
+        unit: unit of the weights: ``samples``, ``ns``, ``bytes``, or empty.
+        base: the recorded weight of the base run, or None.
+        code: label of the highlighted code: ``own code`` or ``code of torch``.
+        functions: one row per function, the highest self weight first.
         flame: the boxes to draw.
-        least_frac: boxes smaller than this part of everything are summed up.
-        hidden: how many boxes are summed up in others.
-        hidden_frac: how much of everything these weigh.
-        remarks: what was not counted, assumed or missing.
+        least_frac: boxes smaller than this fraction of the total are merged.
+        hidden: number of merged boxes.
+        hidden_frac: their fraction of the total.
+        remarks: remarks on what was not counted, assumed or missing.
     """
 
     total: float
     unit: str
     base: float | None
-    whose: str
+    code: str
     functions: pl.DataFrame
     flame: Flame
     least_frac: float
@@ -58,12 +58,12 @@ class FlameGraph(Result):
     remarks: tuple[str, ...]
 
     def view(self) -> View:
-        """Functions by themselves, as innermost own code, with all they call; changes first."""
+        """Build the view: functions by self, innermost own code and total weight; changes first."""
         return View(
-            title="Which functions does it go into?",
+            title="Where does the time go?",
             verdict=_verdict(self),
             notes=self.remarks,
-            tables=_tables(self.functions, self.unit, self.whose),
+            tables=_tables(self.functions, self.unit, self.code),
             scalars={
                 "total": self.total,
                 "unit": self.unit,
@@ -81,53 +81,53 @@ class FlameGraph(Result):
 
 
 def column(name: str, unit: str) -> str:
-    """``self_ns``, ``total_samples``: a column of weights; without a unit ``self_weight``."""
+    """Return the name of a column of weights: ``self_ns``, ``total_samples``, ``self_weight``."""
     return f"{name}_{unit or 'weight'}"
 
 
 def count_notes(counts: Counter[str], functions: pl.DataFrame) -> tuple[str, ...]:
-    """What was not counted, or stands for something else.
+    """Describe what was not counted or merged.
 
     Args:
-        counts: what the parts counted.
+        counts: the counts of the parts.
         functions: the table of functions.
     """
-    said = [text.format(f"{counts[what]:,}") for what, text in _COUNTS.items() if counts[what]]
+    notes = [text.format(f"{counts[what]:,}") for what, text in _COUNTS.items() if counts[what]]
     stand_ins = functions.filter(pl.col("place").is_null() & pl.col("name").is_in(list(_STAND_INS)))
     for name, frac in stand_ins.select("name", "total_frac").sort("name").iter_rows():
-        said.append(_STAND_INS[name].format(format_frac(frac)))
-    return tuple(said)
+        notes.append(_STAND_INS[name].format(format_frac(frac)))
+    return tuple(notes)
 
 
 # --- verdict ---------------------------------------------------------------------------------
 
 
 def _verdict(result: FlameGraph) -> str:
-    """The answer in a few sentences."""
+    """Describe the functions with the highest self share, own code and changes."""
     functions, unit = result.functions, result.unit
     heaviest = functions.row(0, named=True)
     sentences = [
         f"{format_weight(result.total, unit)} in {format_count(functions.height, 'function')}.",
-        f"The heaviest by itself is {_called(heaviest)}: {format_frac(heaviest['self_frac'])}.",
+        f"{_called(heaviest)} has the highest self share: {format_frac(heaviest['self_frac'])}.",
     ]
     inner = column("inner", unit)
-    own = largest_first(functions.filter("own"), inner, "name", "place")
-    if own.height:
-        most = own.row(0, named=True)
+    own_code = largest_first(functions.filter("own"), inner, "name", "place")
+    if own_code.height:
+        most = own_code.row(0, named=True)
         sentences.append(
-            f"Of {result.whose}, {_called(most)} is most often the innermost: in "
-            f"{format_frac(most['inner_frac'])}, {format_frac(most['self_frac'])} by itself."
+            f"In {result.code}, {_called(most)} is most often the innermost function: "
+            f"{format_frac(most['inner_frac'])} (self {format_frac(most['self_frac'])})."
         )
     elif functions["place"].null_count() == functions.height:
-        sentences.append("Whose code they are cannot be told: the frames name no files.")
+        sentences.append("The frames have no files, so own code is unknown.")
     else:
-        sentences.append(f"No frame is of {result.whose}.")
+        sentences.append(f"No frame is in {result.code}.")
     if result.base is not None:
         sentences.append(_change(functions))
     if result.hidden:
-        least, gone = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
+        least, merged = f"{100 * result.least_frac:.2g} %", format_frac(result.hidden_frac)
         sentences.append(
-            f"Boxes below {least} are summed up: {result.hidden:,} of them, {gone} in all."
+            f"{format_count(result.hidden, 'box', 'es')} below {least} merged ({merged} in total)."
         )
     return " ".join(sentences)
 
@@ -135,9 +135,9 @@ def _verdict(result: FlameGraph) -> str:
 def _change(functions: pl.DataFrame) -> str:
     row = _most_changed(functions).row(0, named=True)
     if not row["change_self_frac"]:
-        return "No function's share differs from the base's."
+        return "No function's share differs from the base."
     return (
-        f"Against the base {_called(row)} changed most by itself: from "
+        f"Largest change of self share against the base: {_called(row)}, from "
         f"{format_frac(row['base_self_frac'])} to {format_frac(row['self_frac'])}."
     )
 
@@ -150,37 +150,37 @@ def _called(function: dict[str, Any]) -> str:
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _tables(frame: pl.DataFrame, unit: str, whose: str) -> tuple[Table, ...]:
-    """The heaviest functions: by themselves, as innermost own code, with all they call.
+def _tables(frame: pl.DataFrame, unit: str, code: str) -> tuple[Table, ...]:
+    """Build the tables: functions by self weight, by innermost own code, by total weight.
 
     Args:
-        frame: what :func:`~.tree.functions` gives.
-        unit: of the weights.
-        whose: whose code is the own: ``your own code`` or ``the code of torch``.
+        frame: result of :func:`~.tree.functions`.
+        unit: unit of the weights.
+        code: label of the highlighted code.
     """
-    own = f"{whose[0].upper()}{whose[1:]}: where stacks leave it, or end in it"
+    innermost = f"Innermost functions in {code}"
     by_inner, by_total = _ranked(frame.filter("own"), "inner", unit), _ranked(frame, "total", unit)
-    made = [
-        _table("by_self", "Heaviest functions by themselves", frame, "self", unit),
-        _table("own_code", own, by_inner, "inner", unit),
-        _table("by_total", "Functions with all that they call", by_total, "total", unit),
+    tables = [
+        _table("by_self", "Functions by self weight", frame, "self", unit),
+        _table("own_code", innermost, by_inner, "inner", unit),
+        _table("by_total", "Functions by total weight", by_total, "total", unit),
     ]
     if "change_self_frac" in frame.columns:
         changed = _most_changed(frame).filter(pl.col("change_self_frac") != 0)
-        shown = {"base_self_frac": "base", "self_frac": "here", "change_self_frac": "change"}
-        shown = {**_HEADINGS, **shown}
-        made.insert(0, Table("changes", "What changed most, by itself", changed, shown))
-    return tuple(made)
+        columns = {"base_self_frac": "base", "self_frac": "here", "change_self_frac": "change"}
+        columns = {**_HEADINGS, **columns}
+        tables.insert(0, Table("changes", "Largest changes of self share", changed, columns))
+    return tuple(tables)
 
 
 def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Table:
-    heads = {"self": "self", "total": "total", "inner": "as innermost"}
+    heads = {"self": "self", "total": "total", "inner": "innermost"}
     other = "total" if by == "self" else "self"
-    shown = {**_HEADINGS, column(by, unit): heads[by], f"{by}_frac": "share"}
-    shown[f"{other}_frac"] = other
+    columns = {**_HEADINGS, column(by, unit): heads[by], f"{by}_frac": "share"}
+    columns[f"{other}_frac"] = other
     if by == "inner":
-        del shown["own"]
-    return Table(name, title, frame, shown, detail=by == "total")
+        del columns["own"]
+    return Table(name, title, frame, columns, detail=by == "total")
 
 
 def _ranked(frame: pl.DataFrame, by: str, unit: str) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""The call tree of all files, the weights of a base beside theirs, and the sums by function."""
+"""The call tree of all files with their weights and those of a base, and sums by function."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,19 +22,19 @@ class Joined(Weighted):
     """Weights of all files.
 
     Attributes:
-        base: the sum of the base's weights as they were recorded, or None; in ``weights`` they are
-            scaled to the same sum.
+        base: the sum of the recorded weights of the base, or None; ``weights`` has them scaled to
+            the same sum.
     """
 
     base: float | None = None
 
 
 def joined(parts: Sequence[Part], bases: Sequence[Part] = ()) -> Joined:
-    """All parts in one tree; ``bases``, or else the columns "before" of the parts, are the base.
+    """Join all parts in one tree; the base is ``bases``, else the columns "before" of the parts.
 
     Raises:
-        InputError: the parts' weights are not of one unit.
-        MissingData: nothing has a weight.
+        InputError: the parts' weights have several units.
+        MissingData: no stack has a weight.
     """
     everything = [*parts, *(_as_base(part) for part in bases)]
     _check(everything)
@@ -64,21 +64,21 @@ def joined(parts: Sequence[Part], bases: Sequence[Part] = ()) -> Joined:
 
 
 def focused(whole: Joined, pattern: str) -> Joined:
-    """Only stacks through functions whose name matches, from the outermost such function down.
+    """Select stacks through functions with matching names, from the outermost one down.
 
     Raises:
-        OptionError: the pattern is no regular expression, or no function is called so.
+        OptionError: the pattern is not a regular expression, or matches no function.
     """
     names = whole.frames["name"].fill_null("")
     try:
         wanted = names.str.contains(pattern).to_numpy()
     except pl.exceptions.ComputeError:
-        raise OptionError(f"--focus {pattern}: is no regular expression") from None
+        raise OptionError(f"--focus {pattern}: is not a regular expression") from None
     forest, node = stack_weights.focus(whole.forest, wanted)
     place = node[whole.node]
     kept = place != stack_weights.ROOT
     if not whole.weights[0, kept].any():
-        raise OptionError(f"--focus {pattern}: no stack goes through a function of that name")
+        raise OptionError(f"--focus {pattern}: no stack has a matching function")
     return replace(
         whole,
         forest=forest,
@@ -89,39 +89,39 @@ def focused(whole: Joined, pattern: str) -> Joined:
 
 
 def functions(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
-    """One row a function that has a weight, the heaviest by itself first, ties by name and place.
+    """Return one row per function with a weight, the highest self weight first.
 
-    ``self_*`` is the weight of the stacks that end in it, ``total_*`` of those that it is in
+    ``self_*`` is the weight of the stacks that end in it, ``total_*`` of those that contain it
     (recursion counts once), ``inner_*`` of those in which it is the innermost own function (null
-    for others). ``*_frac`` are parts of everything; ``base_*`` those of the base, and ``change_*``
-    how much larger they are here.
+    for others). ``*_frac`` are fractions of the total; ``base_*`` those of the base, and
+    ``change_*`` the differences to it. Ties are sorted by name and place.
 
     Args:
         whole: weights on the call tree.
         known: ``name``, ``place``, ``group`` and ``own`` of its functions.
     """
-    own = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
-    alone, within = stack_weights.by_frame(whole.forest, own, known.height)
+    self_weights = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
+    alone, within = stack_weights.by_frame(whole.forest, self_weights, known.height)
     nearest = stack_weights.innermost(whole.forest, known["own"].to_numpy())
     inside = nearest != stack_weights.ROOT
-    inner = stack_weights.added(nearest[inside], own[:, inside], known.height)
-    all_of_it = own[0].sum()
+    inner = stack_weights.added(nearest[inside], self_weights[:, inside], known.height)
+    whole_weight = self_weights[0].sum()
     frame = known.rename({"group": "package"})
     named = {"self": alone, "total": within, "inner": inner}
     columns: list[pl.Series] = []
     for name, weights in named.items():
         columns.append(_weight(column(name, whole.unit), weights[0]))
-        columns.append(pl.Series(f"{name}_frac", weights[0] / all_of_it))
+        columns.append(pl.Series(f"{name}_frac", weights[0] / whole_weight))
     if whole.base is not None:
         for name, weights in named.items():
-            now, before = weights / all_of_it  # the base is scaled to the same sum
+            now, before = weights / whole_weight  # the base is scaled to the same sum
             columns.append(pl.Series(f"base_{name}_frac", before))
             columns.append(pl.Series(f"change_{name}_frac", now - before))
-    theirs = [one.name for one in columns if "inner" in one.name]
+    inner_columns = [one.name for one in columns if "inner" in one.name]
     weighs = within.any(axis=0)
     return (
         frame.with_columns(columns)
-        .with_columns(pl.when("own").then(pl.col(theirs)))
+        .with_columns(pl.when("own").then(pl.col(inner_columns)))
         .filter(pl.Series(weighs))
         .sort(column("self", whole.unit), "name", "place", descending=[True, False, False])
     )
@@ -130,12 +130,12 @@ def functions(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
 def _one_tree(
     parts: Sequence[Part],
 ) -> tuple[pl.DataFrame, stack_weights.Forest, list[intervals.Ints]]:
-    """The functions and calls of all parts, and where the weights of each lie."""
+    """Return the functions and calls of all parts, and the nodes of their weights."""
     if len(parts) == 1:
         return parts[0].frames, parts[0].forest, [parts[0].node]
-    own = pl.concat([part.frames for part in parts])
+    all_frames = pl.concat([part.frames for part in parts])
     lines = pl.col("first").min(), pl.col("last").max()
-    frames, number = numbering.summed_by_text(own, ["name", "file"], *lines)
+    frames, number = numbering.summed_by_text(all_frames, ["name", "file"], *lines)
     nodes = np.cumsum([0, *(part.forest.parent.size for part in parts)])
     used = np.cumsum([0, *(part.frames.height for part in parts)])
     parents = [
@@ -154,16 +154,16 @@ def _check(parts: Sequence[Part]) -> None:
     first = parts[0]
     for other in parts:
         if other.unit != first.unit:
-            units = [unit or "of no known unit" for unit in (other.unit, first.unit)]
+            units = [unit or "an unknown unit" for unit in (other.unit, first.unit)]
             raise InputError(
                 other.path,
-                f"its weights are {units[0]}, those of {first.path} {units[1]}",
-                hint="--kind sample, or --weight count, may make them alike",
+                f"weights are in {units[0]}, those of {first.path} in {units[1]}",
+                hint="--kind sample or --weight count may give the same unit",
             )
 
 
 def _as_base(part: Part) -> Part:
-    """A part whose weights are those of the base."""
+    """Return a part with its weights as those of the base."""
     return replace(part, weights=np.stack([np.zeros_like(part.weights[0]), part.weights[0]]))
 
 
@@ -172,33 +172,33 @@ def _without_base(part: Part) -> Part:
 
 
 def _weight(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> pl.Series:
-    """Whole weights as whole numbers."""
+    """Return a column of weights, as integers if all are whole."""
     series = pl.Series(name, values)
     return series.cast(pl.Int64) if is_whole(series) else series
 
 
 # --- boxes -----------------------------------------------------------------------------------
 
-#: So many boxes, the heaviest, are drawn of a tree that has more than twice as many. Each may have
-#: one more below it that stands for its small callees.
+#: Number of boxes, the largest, that are drawn of a tree with more than twice as many. Each may
+#: have one more below it for its merged small callees.
 BOXES = 5_000
 
-#: Callers are not looked up of what weighs less than this part of everything.
+#: Callers of frames below this fraction of the total are not resolved.
 _NEGLIGIBLE = 1e-5
 
-#: ``aten`` of ``aten::mm``: what colours a frame that has no file.
+#: ``aten`` of ``aten::mm``: the colour group of a frame without a file.
 _NAMESPACE = r"^(?:void )?([A-Za-z_]\w*)::"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The boxes, and what they leave out.
+    """The boxes, and the number and weight of merged ones.
 
     Attributes:
-        frame: as :class:`~traceanalyzer.result.Flame` has it.
-        least_frac: what weighs less than this part of everything is summed up.
-        hidden: how many boxes are.
-        hidden_weight: what they weigh.
+        frame: the frame of :class:`~traceanalyzer.result.Flame`.
+        least_frac: boxes below this fraction of the total are merged.
+        hidden: number of merged boxes.
+        hidden_weight: their weight.
     """
 
     frame: pl.DataFrame
@@ -208,38 +208,37 @@ class Drawn:
 
 
 def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
-    """The boxes.
+    """Build the boxes.
 
     Args:
         whole: weights on the call tree.
         known: for each of its functions ``name``, ``place``, ``group`` and ``own``.
-        options: ``by`` gives a root for each group, ``reverse`` goes from the functions that ran
-            up to their callers, below the groups' roots. What weighs less than ``min_frac`` is
-            summed up; by default nothing as long as it can be drawn, then all but the
-            :data:`BOXES` heaviest.
+        options: ``by`` gives one root per group, ``reverse`` inverts the tree below the roots.
+            Boxes below ``min_frac`` are merged; by default none as long as all can be drawn, else
+            all but the :data:`BOXES` largest.
     """
     min_frac = options.min_frac
     frames, groups = known.height, len(whole.groups)
     if options.by:
         roots = np.arange(frames, frames + groups)
-        forest, own = stack_weights.split(
+        forest, weights = stack_weights.split(
             whole.forest, whole.node, whole.group, whole.weights, roots
         )
         labels = pl.DataFrame({"name": whole.groups, "own": [False] * groups})
         known = pl.concat([known, labels], how="diagonal")
     else:
-        own = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
+        weights = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
         forest = whole.forest
     rest = known.height
-    sums = own.sum(axis=1)
+    sums = weights.sum(axis=1)
     if options.reverse:
         least = _NEGLIGIBLE if min_frac is None else min(min_frac, _NEGLIGIBLE)
         tree = stack_weights.invert(
-            forest, own, sums * least, rest, keep_roots=options.by is not None
+            forest, weights, sums * least, rest, keep_roots=options.by is not None
         )
     else:
-        forest, own = stack_weights.weighted(forest, own)
-        tree = stack_weights.Pruned(forest, own, np.zeros(forest.parent.size, np.int64))
+        forest, weights = stack_weights.weighted(forest, weights)
+        tree = stack_weights.Pruned(forest, weights, np.zeros(forest.parent.size, np.int64))
     size = (stack_weights.totals(tree.forest, tree.own) / sums[:, None]).max(axis=0)
     stays, least_frac = _large(size, min_frac)
     if tree.hidden.any():
@@ -257,17 +256,17 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
 def known_functions(
     frames: pl.DataFrame, library: Callable[[str | None], str | None] | None
 ) -> pl.DataFrame:
-    """What is drawn of each function: ``name``, ``place``, ``group``, and whether it is ``own``.
+    """Return ``name``, ``place``, ``group`` and ``own`` (own code) of each function.
 
     Args:
         frames: ``name``, ``file``, ``first`` and ``last`` line.
-        library: tells the library of a file to stand out; None for the user's own code.
+        library: returns the highlighted library of a file, or None; None for the user's own code.
     """
     is_code = partial(is_own, "") if library is None else lambda file: library(file) is not None
-    own = mapped(frames["file"], is_code, pl.Boolean).fill_null(value=False)
+    own_code = mapped(frames["file"], is_code, pl.Boolean).fill_null(value=False)
     if library is None:  # a module that was typed in
         typed_in = (frames["name"] == "<module>") & (frames["file"] == "<string>")
-        own |= typed_in.fill_null(value=False)
+        own_code |= typed_in.fill_null(value=False)
     first, last = pl.col("first").cast(pl.String), pl.col("last").cast(pl.String)
     lines = pl.when(first == last).then(":" + first).otherwise(":" + first + "-" + last)
     without_file = pl.when(pl.col("file").is_null()).then(pl.col("name").str.extract(_NAMESPACE))
@@ -275,12 +274,12 @@ def known_functions(
         "name",
         place=pl.col("file") + lines.fill_null(""),
         group=pl.coalesce(mapped(frames["file"], package_of), without_file),
-        own=own,
+        own=own_code,
     )
 
 
 def _large(size: stack_weights.Weights, min_frac: float | None) -> tuple[intervals.Bools, float]:
-    """Which boxes to draw, and the size from which they are."""
+    """Return a mask of the boxes to draw, and their least size."""
     if min_frac is not None:
         return size >= min_frac, min_frac
     if size.size <= 2 * BOXES:
@@ -290,23 +289,23 @@ def _large(size: stack_weights.Weights, min_frac: float | None) -> tuple[interva
 
 
 def _boxes(tree: stack_weights.Pruned, known: pl.DataFrame, least_frac: float) -> pl.DataFrame:
-    """One row a box."""
-    forest, own, hidden = tree
-    total = stack_weights.totals(forest, own)
-    # what stands for others is no function: it lies one behind the last
+    """Return one row per box."""
+    forest, weights, hidden = tree
+    total = stack_weights.totals(forest, weights)
+    # merged boxes are not functions: their number is one after the last
     names = pl.concat([known, pl.DataFrame({"own": [False]})], how="diagonal")[forest.frame]
-    words = pl.format("({} frames below {} %)", "hidden", pl.lit(f"{100 * least_frac:.2g}"))
+    label = pl.format("({} frames below {} %)", "hidden", pl.lit(f"{100 * least_frac:.2g}"))
     size, has_parent = forest.parent.size, forest.parent != stack_weights.ROOT
     return pl.DataFrame(
         [
             pl.Series("id", np.arange(size), pl.UInt32),
             intervals.nullable("parent", forest.parent, has_parent).cast(pl.UInt32),
             *names,
-            pl.Series("self", own[0]),
+            pl.Series("self", weights[0]),
             pl.Series("total", total[0]),
             pl.Series("hidden", hidden, pl.UInt32),
             pl.Series("base", total[1] if len(total) > 1 else [None] * size, pl.Float64),
         ]
     ).with_columns(
-        name=pl.when(pl.col("hidden") > 0).then(words).otherwise(pl.col("name").fill_null("")),
+        name=pl.when(pl.col("hidden") > 0).then(label).otherwise(pl.col("name").fill_null("")),
     )

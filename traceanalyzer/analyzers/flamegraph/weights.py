@@ -1,4 +1,4 @@
-"""The weights of one file's stacks: those of samples, and of slices by how they nest."""
+"""Weights of the stacks of one file: of samples, or of nested slices."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,42 +14,42 @@ from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.frames import intervals, nesting, numbering, stack_weights
 from traceanalyzer.trace import Trace
 
-#: Levels of a stack that are told apart; deeper frames become one.
+#: Most levels of a stack; deeper frames are merged.
 DEEPEST = 2_000
 
-#: Stands in a stack for what is not known by name, or not told apart.
+#: Names of frames without a name, or of merged frames.
 NO_STACK = "(no stack)"
 TOO_DEEP = f"(deeper than {DEEPEST:,} frames)"
 
-#: Columns of a table of functions; ``first`` and ``last`` are the lines seen in it.
+#: Columns of a table of functions; ``first`` and ``last`` are lines.
 FRAMES = {"name": pl.String, "file": pl.String, "first": pl.Int32, "last": pl.Int32}
 
-#: What ``--weight`` asks for, in the unit that samples have it.
+#: Unit of samples for each ``--weight``.
 _UNITS = {"time": "ns", "bytes": "bytes"}
 _ADVICE = {
-    "time": "the rate is not recorded; without --weight samples are counted",
-    "bytes": "leave --weight out",
+    "time": "the sampling rate was not recorded; without --weight samples are counted",
+    "bytes": "omit --weight",
 }
 
 _LANES = ("rank", "pid", "tid", "device", "stream")
 
-#: Each step has a name of its own; stacks of all steps belong together.
+#: Each step has a different name; stacks of all steps are merged.
 _STEP = r"^(ProfilerStep)#\d+$"
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Weights at rows of call trees, as they come.
+    """Weights at rows of call trees, unordered.
 
     Attributes:
         frames: ``name``, ``file`` and ``line`` of each row of the trees.
         parent: the calling row of each row, or ROOT.
-        row: the row that each weight lies at; ROOT for a stack without frames.
+        row: the row of each weight; ROOT for a stack without frames.
         weight: the weights.
-        before: which of them are of the run that the file itself compares with.
+        before: mask of the weights of the base run in the same file.
         events: the row of ``events`` of each weight.
-        unit: of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty if not known.
-        counts: what was left out or is odd, by the words of the notes.
+        unit: unit of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty if unknown.
+        counts: counts of what was left out or is unusual, by key of the notes.
     """
 
     frames: pl.DataFrame
@@ -64,17 +64,17 @@ class Calls:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Weights on a call tree, a function being one frame whatever its line.
+    """Weights on a call tree, with one frame per function.
 
     Attributes:
         unit: of the weights.
-        frames: the functions by (name, file), columns :data:`FRAMES`; row numbers are the numbers
-            that ``forest`` has.
+        frames: the functions by (name, file), columns :data:`FRAMES`; ``forest`` has their row
+            numbers.
         forest: the call tree, in order.
         node: the node of each weight.
-        group: the number of the group it belongs to.
-        weights: the weights; the second series, if there is one, is of the run compared with.
-        groups: what the groups are called.
+        group: the group number of each weight.
+        weights: the weights; the second series, if any, is of the base run.
+        groups: labels of the groups.
     """
 
     unit: str
@@ -92,7 +92,7 @@ class Part(Weighted):
 
     Attributes:
         path: the file.
-        counts: what was left out or is odd, by the words of the notes.
+        counts: counts of what was left out or is unusual, by key of the notes.
     """
 
     path: str
@@ -100,7 +100,7 @@ class Part(Weighted):
 
 
 def part(path: str, calls: Calls, group: intervals.Ints, groups: tuple[str, ...]) -> Part:
-    """One file's part, of the weights of its rows and the group of each."""
+    """Build one file's part from the weights of its rows and the group of each."""
     frames, number = _functions(calls.frames)
     rest, no_stack = frames.height, frames.height + 1
     extra = pl.DataFrame({"name": [TOO_DEEP, NO_STACK]})
@@ -128,25 +128,25 @@ def part(path: str, calls: Calls, group: intervals.Ints, groups: tuple[str, ...]
 
 
 def sampled(trace: Trace, rows: pl.Series, weight: str | None) -> Calls:
-    """The stacks of sample events, each with its weight.
+    """Return the stacks of sample events with their weights.
 
     Args:
         trace: the trace.
         rows: its rows of ``events`` to count.
-        weight: ``time``, ``bytes`` or ``count``; None takes the weights as they are recorded.
+        weight: ``time``, ``bytes`` or ``count``; None for the recorded weights.
 
     Raises:
-        OptionError: the samples do not have such a weight.
-        InputError: the table ``stacks`` is no tree.
+        OptionError: the samples do not have this weight.
+        InputError: the table ``stacks`` is not a tree.
     """
     units = {meta.weight_unit for meta in trace.sources}
     unit = trace.meta.weight_unit or ""
     if len(units) > 1:
-        words = ", ".join(sorted(other or "of no known unit" for other in units))
-        raise InputError(trace.meta.path, f"weights are {words}, which cannot be added")
+        several = ", ".join(sorted(other or "unknown" for other in units))
+        raise InputError(trace.meta.path, f"weights have several units ({several})")
     if weight in _UNITS and unit != _UNITS[weight]:
-        has = unit or "of no known unit"
-        raise OptionError(f"--weight {weight}: what the samples count is {has}; {_ADVICE[weight]}")
+        known = unit or "an unknown unit"
+        raise OptionError(f"--weight {weight}: the samples are in {known}; {_ADVICE[weight]}")
     events = trace.events.select(
         "stack", "weight", before=pl.col("category").cast(pl.String).eq_missing("before")
     )
@@ -165,7 +165,9 @@ def sampled(trace: Trace, rows: pl.Series, weight: str | None) -> Calls:
     if (parent >= np.arange(parent.size)).any() or row.max(
         initial=stack_weights.ROOT
     ) >= parent.size:
-        raise InputError(trace.meta.path, "the table of stacks is no tree", hint="convert it again")
+        raise InputError(
+            trace.meta.path, "the table of stacks is not a tree", hint="convert it again"
+        )
     return Calls(
         frames=trace.stacks.select("name", "file", "line"),
         parent=parent,
@@ -181,16 +183,16 @@ def sampled(trace: Trace, rows: pl.Series, weight: str | None) -> Calls:
 def sliced(
     trace: Trace, rows: pl.Series, weight: str | None, window: tuple[int | None, int | None]
 ) -> Calls:
-    """The slices, each with its own time (or bytes, or 1) at its place in the nesting.
+    """Return the slices with self time (or bytes, or 1) at their place in the nesting.
 
     Args:
         trace: the trace.
-        rows: its rows of ``events`` that are the slices wanted, each of some duration.
+        rows: its rows of ``events`` with the selected slices.
         weight: ``time`` (also None), ``bytes`` or ``count``.
         window: start and end on the trace's clock; slices are cut to it.
 
     Raises:
-        MissingData: bytes are asked for, and no slice has any.
+        MissingData: the weight is bytes, and no slice has any.
     """
     wanted = ["name", "bytes", *_LANES]
     slices = trace.events.select(*wanted, start="ts", end=pl.col("ts") + pl.col("dur"))[rows]
@@ -201,16 +203,16 @@ def sliced(
     counts["overlapping"] = int((slices["lane"] > 0).sum())
     if weight == "bytes":
         if slices["bytes"].drop_nulls().is_empty():
-            raise MissingData(f"{trace.meta.path}: none of these events has a size in bytes")
-        own = slices["bytes"].fill_null(0).clip(lower_bound=0)
+            raise MissingData(f"{trace.meta.path}: the events have no sizes in bytes")
+        weights = slices["bytes"].fill_null(0).clip(lower_bound=0)
     else:
-        own = pl.Series(np.ones(slices.height)) if weight == "count" else slices["self_time"]
-    at = np.flatnonzero(own.to_numpy() > 0)
+        weights = pl.Series(np.ones(slices.height)) if weight == "count" else slices["self_time"]
+    at = np.flatnonzero(weights.to_numpy() > 0)
     return Calls(
         frames=_frames(slices["name"]),
         parent=slices["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy(),
         row=at,
-        weight=own.to_numpy()[at].astype(np.float64),
+        weight=weights.to_numpy()[at].astype(np.float64),
         before=np.zeros(at.size, np.bool_),
         events=slices["_event"].gather(at),
         unit={"bytes": "bytes", "count": "events"}.get(weight or "time", "ns"),
@@ -219,21 +221,21 @@ def sliced(
 
 
 def _functions(frames: pl.DataFrame) -> tuple[pl.DataFrame, intervals.Ints]:
-    """The distinct (name, file), sorted, with the first and last line; the number of each row."""
+    """Return distinct (name, file), sorted, with first and last line; the number of each row."""
     first, last = pl.col("line").min().alias("first"), pl.col("line").max().alias("last")
-    found, number = numbering.summed_by_text(frames, ["name", "file"], first, last)
-    return found.select(pl.col(name).cast(dtype) for name, dtype in FRAMES.items()), number
+    distinct, number = numbering.summed_by_text(frames, ["name", "file"], first, last)
+    return distinct.select(pl.col(name).cast(dtype) for name, dtype in FRAMES.items()), number
 
 
 def _frames(names: pl.Series) -> pl.DataFrame:
-    """Name, file and line of slices, by their names."""
+    """Return name, file and line of slices, from their names."""
     distinct = names.unique().to_frame("slice")
     text = pl.col("slice").cast(pl.String)
-    told = python_frame(text).struct
+    parsed = python_frame(text).struct
     known = distinct.with_columns(
-        name=pl.coalesce(told.field("name"), text.str.replace(_STEP, "$1")),
-        file=told.field("file"),
-        line=told.field("line"),
+        name=pl.coalesce(parsed.field("name"), text.str.replace(_STEP, "$1")),
+        file=parsed.field("file"),
+        line=parsed.field("line"),
     )
     return looked_up(names.to_frame("slice"), known, "slice").drop("slice")
 
@@ -241,14 +243,14 @@ def _frames(names: pl.Series) -> pl.DataFrame:
 # --- groups ----------------------------------------------------------------------------------
 
 _KEYS = {"process": ["rank", "pid"], "thread": ["rank", "pid", "tid"], "rank": ["rank"]}
-_SHOWN_THREADS = 5
+_NAMED_THREADS = 5
 
 
 def of_threads(trace: Trace, threads: Sequence[str]) -> pl.Expr:
-    """The events of threads, each told by its number or by a part of its name.
+    """Select the events of threads, by number or by a part of the name.
 
     Raises:
-        OptionError: no thread of the trace is called so; some that there are are named.
+        OptionError: no thread matches; the text has some thread names.
     """
     if not threads:
         return pl.lit(value=True)
@@ -263,14 +265,14 @@ def of_threads(trace: Trace, threads: Sequence[str]) -> pl.Expr:
     chosen = named.filter(wanted)
     if chosen.is_empty():
         some = named.select(pl.coalesce("label", pl.col("tid").cast(pl.String))).to_series()
-        words = ", ".join(sorted(set(some))[:_SHOWN_THREADS]) or "none"
-        raise OptionError(f"--thread {threads[0]}: no such thread; there are {words}")
+        available = ", ".join(sorted(set(some))[:_NAMED_THREADS]) or "none"
+        raise OptionError(f"--thread {threads[0]}: no such thread; available: {available}")
     key = pl.struct(pl.col("pid", "tid").cast(pl.Int64))
     return key.is_in(chosen.select(key).to_series().implode())
 
 
 def groups(trace: Trace, rows: pl.Series, by: str | None) -> tuple[intervals.Ints, tuple[str, ...]]:
-    """The number of the group of each event, and what the groups are called.
+    """Return the group number of each event, and the labels of the groups.
 
     Args:
         trace: the trace.
@@ -280,38 +282,38 @@ def groups(trace: Trace, rows: pl.Series, by: str | None) -> tuple[intervals.Int
     if by is None or (by == "file" and len(trace.sources) == 1):
         return np.zeros(rows.len(), np.int64), (_file(trace.meta.path),)
     keys = _KEYS["rank" if by == "file" else by]
-    found, (number,) = numbering.group_numbers(keys, trace.events.select(keys)[rows])
+    lanes, (number,) = numbering.group_numbers(keys, trace.events.select(keys)[rows])
     if by == "file":
         paths = {meta.rank: _file(meta.path) for meta in trace.sources}
-        labels = [paths.get(rank, _rank(rank)) for rank in found["rank"]]
+        labels = [paths.get(rank, _rank(rank)) for rank in lanes["rank"]]
     elif by == "rank":
-        labels = [_rank(rank) for rank in found["rank"]]
+        labels = [_rank(rank) for rank in lanes["rank"]]
     else:
-        labels = _lane_words(trace, found)
+        labels = _lane_labels(trace, lanes)
     distinct = sorted(set(labels))
     places = np.array([distinct.index(label) for label in labels], np.int64)
     return places[number], tuple(distinct)
 
 
 def _labels(trace: Trace) -> pl.DataFrame:
-    """A label for each process and thread that has one."""
+    """Return the labels of processes and threads."""
     lanes = trace.lanes.select("rank", "pid", "tid", "label").drop_nulls("label")
     return lanes.unique(["rank", "pid", "tid"], keep="first", maintain_order=True)
 
 
-def _lane_words(trace: Trace, lanes: pl.DataFrame) -> list[str]:
-    """``rank 3, process 2311: python train.py, thread 2316: MainThread``."""
+def _lane_labels(trace: Trace, lanes: pl.DataFrame) -> list[str]:
+    """Return labels such as ``rank 3, process 2311: python train.py, thread 2316: MainThread``."""
     known = {(rank, pid, tid): label for rank, pid, tid, label in _labels(trace).iter_rows()}
     several = lanes["rank"].n_unique() > 1
-    words = []
+    labels = []
     for lane in lanes.iter_rows(named=True):
         rank, pid, tid = lane["rank"], lane["pid"], lane.get("tid")
         parts = [_rank(rank)] if several or rank is not None else []
         parts.append(_named("process", pid, known.get((rank, pid, None))))
         if "tid" in lane:
             parts.append(_named("thread", tid, known.get((rank, pid, tid))))
-        words.append(", ".join(parts))
-    return words
+        labels.append(", ".join(parts))
+    return labels
 
 
 def _named(what: str, number: int | None, label: str | None) -> str:

@@ -1,7 +1,7 @@
-"""Counters of the host over time: processor, memory, disk, network, and any other.
+"""Counters of the host over time: CPU, memory, disk, network and others.
 
-``compute`` takes a file's counters, turns those that only count up into rates and puts files
-together; ``result`` holds the numbers and what is shown of them.
+``compute`` reads a file's counters, converts cumulative ones to rates and combines files;
+``result`` has the data, verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 def host_metrics(
     inputs: Inputs, *, counters: str | Sequence[str] = (), **reading: Unpack[Reading]
 ) -> HostMetrics:
-    """How did the host fare: processor, memory, disk, network, and whatever else was counted?
+    """Return host counters over time: CPU, memory, disk, network and others.
 
     One file is in memory at a time.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        counters: regular expressions; only counters whose ``COUNTER/SERIES`` one matches, all
-            without any.
+        counters: regular expressions; only counters with a matching ``COUNTER/SERIES``. Default:
+            all.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no counters were recorded, or none that matches.
-        OptionError: a pattern is no regular expression.
+        InputError: no input can be read.
+        MissingData: no counters were recorded, or none matches.
+        OptionError: a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.host_metrics.compute import HOST_METRICS
     from traceanalyzer.run import run

@@ -1,4 +1,4 @@
-"""From the counters of each file to those of all files."""
+"""Counters of each file, combined over all files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from traceanalyzer.limits import LAST_NS
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.units import NS_PER_S
 
-#: What tells series apart within a file.
+#: Key of a series within a file.
 SERIES = ["rank", "pid", "counter", "series"]
 
 _PROCESS = ["rank", "path", "pid"]
 _WHAT = ["counter", "series", "unit", "rate"]
 
-#: Counters that only count up, from the start of the host.
+#: Counters that are cumulative since the start of the host.
 _CUMULATIVE = r"^(?:disk|network)/"
 
-#: Times from here on (the year 2001) count from the Unix epoch: no clock that starts with a machine
-#: goes so far.
+#: Times from here on (the year 2001) count from the Unix epoch: clocks that start with a machine
+#: are always earlier.
 _UNIX = 10**18
 
-#: What the numbers of a series count, by the end of its name.
+#: Units of series by the end of the name.
 _UNITS = {"_bytes": "bytes", "_percent": "%", "_ms": "ms"}
 
-#: Counters named where none matches.
+#: Number of counters named if none matches.
 _NAMED = 10
 
 
@@ -47,10 +47,10 @@ class Part:
         path: the file.
         started_ns: absolute time of the file's first event, or None.
         readings: rank, pid, process (its name, or null), counter, series, unit, rate (whether it
-            is one), at_ns (from the file's first event), lasted_ns (how long the value held, null
-            for the last of all), value; a row a reading, of rates a row for each but the first;
-            by series and time.
-        resets: times that a counter that only counts up went down.
+            is one), at_ns (from the file's first event), lasted_ns (until the next reading, null
+            for the last one), value; one row per reading (for rates without the first), by series
+            and time.
+        resets: number of times that a cumulative counter went down.
     """
 
     path: str
@@ -60,14 +60,14 @@ class Part:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """The counters whose ``COUNTER/SERIES`` matches a pattern, or all of them.
+    """Return the counters with a ``COUNTER/SERIES`` that matches a pattern, or all of them.
 
-    The disk and network counters of Composer only count up: each becomes the rate between two
-    readings. Where one goes down it was reset; that stretch has no rate.
+    The disk and network counters of Composer are cumulative: they are converted to rates between
+    two readings. A counter that goes down was reset; that interval has no rate.
 
     Raises:
-        MissingData: no counters were recorded, or none that matches.
-        OptionError: a pattern is no regular expression.
+        MissingData: no counters were recorded, or none matches.
+        OptionError: a pattern is not a regular expression.
     """
     path = trace.meta.path
     if trace.counters.is_empty():
@@ -75,24 +75,24 @@ def measure(trace: Trace, options: Options) -> Part:
         raise MissingData(f"{path}: no counters were recorded; {hint}")
     chosen = _chosen(trace, options.counters)
     if chosen.is_empty():
-        there = trace.counters["name"].unique().cast(pl.String).sort().head(_NAMED)
+        available = trace.counters["name"].unique().cast(pl.String).sort().head(_NAMED)
         raise MissingData(
-            f"{path}: no counter matches {' or '.join(map(repr, options.counters))}; there are "
-            f"{', '.join(there)}"
+            f"{path}: no counter matches {' or '.join(map(repr, options.counters))}; available: "
+            f"{', '.join(available)}"
         )
     earliest = chosen["ts"].min()
     start = trace.meta.start_ns if trace.meta.start_ns is not None else int(str(earliest))
     ordered = chosen.sort(*SERIES, "ts", maintain_order=True)
     rising = pl.col("counter").str.contains(_CUMULATIVE)
     rates, resets = _rates(ordered.filter(rising))
-    held = (pl.col("ts").shift(-1) - pl.col("ts")).over(SERIES)
-    plain = ordered.filter(~rising).with_columns(lasted_ns=held, rate=pl.lit(value=False))
+    lasted = (pl.col("ts").shift(-1) - pl.col("ts")).over(SERIES)
+    plain = ordered.filter(~rising).with_columns(lasted_ns=lasted, rate=pl.lit(value=False))
     readings = pl.concat([plain, rates], how="diagonal").sort(*SERIES, "ts", maintain_order=True)
-    told = readings.join(_processes(trace), on=["rank", "pid"], how="left", nulls_equal=True)
+    named = readings.join(_processes(trace), on=["rank", "pid"], how="left", nulls_equal=True)
     return Part(
         path,
         _absolute(start, trace.meta.epoch_ns),
-        told.sort(*SERIES, "ts", maintain_order=True).select(
+        named.sort(*SERIES, "ts", maintain_order=True).select(
             "rank", "pid", "process", "counter", "series", "rate", "lasted_ns", "value",
             unit=_unit(),
             at_ns=pl.col("ts") - start,
@@ -102,7 +102,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
-    """The counters of all files."""
+    """Combine the counters of all files."""
     readings = _named(_moved(parts))
     at = readings["at_ns"]
     first, last = at.min(), at.max()
@@ -122,7 +122,7 @@ HOST_METRICS = Analyzer("host_metrics", Options, needs, measure, combine)
 
 
 def _absolute(time: int, epoch: int | None) -> int | None:
-    """A time since the Unix epoch: clocks that count from there are beyond any other's."""
+    """Return a time since the Unix epoch, or None if the clock has another origin."""
     if epoch is not None:
         return time + epoch
     return time if time >= _UNIX else None
@@ -144,23 +144,23 @@ def _chosen(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 
 
 def _rates(counters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Increase a second between readings, and how often a counter went down instead."""
+    """Return increases per second between readings, and the number of resets."""
     before = pl.col("ts", "value").shift(1).over(SERIES).name.suffix("_before")
     steps = counters.with_columns(before).with_columns(
         lasted_ns=pl.col("ts") - pl.col("ts_before"),
         increase=pl.col("value") - pl.col("value_before"),
     )
     rates = steps.filter(pl.col("lasted_ns") > 0)
-    found = rates.filter(pl.col("increase") >= 0).select(
+    increasing = rates.filter(pl.col("increase") >= 0).select(
         "ts", *SERIES, "lasted_ns",
         value=pl.col("increase") * NS_PER_S / pl.col("lasted_ns"),
         rate=pl.lit(value=True),
     )  # fmt: skip
-    return found, rates.height - found.height
+    return increasing, rates.height - increasing.height
 
 
 def _unit() -> pl.Expr:
-    """By the series' ending: what its numbers count; empty where that is not told."""
+    """Return the unit by the end of the series' name; empty if unknown."""
     series, rate = pl.col("series"), pl.when("rate").then(pl.lit("/s")).otherwise(pl.lit(""))
     known = [pl.when(series.str.ends_with(e)).then(pl.lit(unit)) for e, unit in _UNITS.items()]
     count = pl.when("rate").then(pl.lit("1")).otherwise(pl.lit(""))
@@ -168,7 +168,7 @@ def _unit() -> pl.Expr:
 
 
 def _processes(trace: Trace) -> pl.DataFrame:
-    """The names of processes: rank, pid, process."""
+    """Return the names of processes: rank, pid, process."""
     named = trace.lanes.filter(pl.col("tid").is_null(), pl.col("label").is_not_null())
     return named.select("rank", "pid", process="label").unique(["rank", "pid"], keep="first")
 
@@ -177,24 +177,24 @@ def _processes(trace: Trace) -> pl.DataFrame:
 
 
 def _counters(readings: pl.DataFrame) -> pl.DataFrame:
-    """Each series of each process."""
+    """Summarize each series of each process."""
     value = pl.col("value")
     ends = (value.first().alias("first"), value.last().alias("last"))
     key = ["on", *_PROCESS, "process", *_WHAT]
-    found = readings.group_by(key, maintain_order=True).agg(*_statistics(), *ends)
+    sums = readings.group_by(key, maintain_order=True).agg(*_statistics(), *ends)
     order = ["counter", "series", "rank", "path", "pid"]
-    return found.sort(order).select(*key, "n", "first", "min", "mean", "median", "max", "last")
+    return sums.sort(order).select(*key, "n", "first", "min", "mean", "median", "max", "last")
 
 
 def _series(readings: pl.DataFrame) -> pl.DataFrame:
-    """Each series of all processes."""
+    """Summarize each series over all processes."""
     highest = pl.col("on").get(pl.col("value").arg_max()).alias("max_on")
-    found = readings.group_by(_WHAT, maintain_order=True).agg(*_statistics(), highest)
-    return found.sort("counter", "series")
+    sums = readings.group_by(_WHAT, maintain_order=True).agg(*_statistics(), highest)
+    return sums.sort("counter", "series")
 
 
 def _statistics() -> tuple[pl.Expr, ...]:
-    """The mean over time: each value counts as long as it held; that of the last is not known."""
+    """Return statistics; the mean is weighted by the time until the next reading."""
     value, lasted = pl.col("value"), pl.col("lasted_ns")
     weighted = (value * lasted).sum() / lasted.sum()
     return (
@@ -207,7 +207,7 @@ def _statistics() -> tuple[pl.Expr, ...]:
 
 
 def _moved(parts: Sequence[Part]) -> pl.DataFrame:
-    """All readings, on one clock where all files know the absolute time of theirs."""
+    """Return all readings, on one clock if all files have absolute times."""
     starts = [part.started_ns for part in parts]
     known = [start for start in starts if start is not None]
     one_clock = len(known) == len(parts) and max(known) - min(known) <= LAST_NS
@@ -221,14 +221,14 @@ def _moved(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def _named(readings: pl.DataFrame) -> pl.DataFrame:
-    """The readings with what their process is called: its rank or file, its name where need be."""
+    """Add a label for the process of each reading: rank or file, with its name if needed."""
     key = ["rank", "path"]
     files = readings.select(key).unique(maintain_order=True)
-    found = readings.select(*_PROCESS, "process").unique(maintain_order=True)
-    found = found.join(files.with_columns(places.places(files)), on=key, nulls_equal=True)
+    processes = readings.select(*_PROCESS, "process").unique(maintain_order=True)
+    processes = processes.join(files.with_columns(places.places(files)), on=key, nulls_equal=True)
     alone = files.height == 1 and files["rank"][0] is None
-    own = pl.coalesce("process", pl.format("process {}", "pid"))
-    both = own if alone else pl.concat_str("on", own, separator=" ")
+    name = pl.coalesce("process", pl.format("process {}", "pid"))
+    both = name if alone else pl.concat_str("on", name, separator=" ")
     needed = (pl.len().over(key) > 1) | alone
-    told = found.select(*_PROCESS, on=pl.when(needed).then(both).otherwise("on"))
-    return readings.join(told, on=_PROCESS, how="left", maintain_order="left", nulls_equal=True)
+    labels = processes.select(*_PROCESS, on=pl.when(needed).then(both).otherwise("on"))
+    return readings.join(labels, on=_PROCESS, how="left", maintain_order="left", nulls_equal=True)

@@ -8,7 +8,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How did the host fare: processor, memory, disk, network, and what else was counted.
+    """Show host counters over time: CPU, memory, disk, network and others.
 
     PATH is a trace, several of them, or a folder.
     """

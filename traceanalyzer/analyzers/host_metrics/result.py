@@ -1,4 +1,4 @@
-"""The counters of the host, and what is shown of them."""
+"""Result of the host metrics analysis: data, verdict, notes, tables and charts."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +10,11 @@ from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_times
 
-#: Processors this busy (in percent) have nothing left for more loader workers.
+#: CPUs this busy (in percent) have no capacity for more DataLoader workers.
 BUSY_PERCENT = 95
 
 
-#: Metrics of GPUs, by the names that nsys gives them.
+#: GPU metrics by their names in nsys.
 _GPU_METRICS = {
     "sm": r"(?i)^SMs? Active",
     "tensor": r"(?i)^Tensor Active",
@@ -24,7 +24,7 @@ _GPU_METRICS = {
 
 
 def gpu_metrics_text(row: dict[str, Any]) -> str:
-    """``SM active 18 %, tensor active 0 %, DRAM 92 %`` of a row of :meth:`HostMetrics.gpus`."""
+    """Format a row of :meth:`HostMetrics.gpus`: ``SM active 18 %, tensor active 0 %``."""
     labels = {"sm_frac": "SM active", "tensor_frac": "tensor active", "dram_frac": "DRAM"}
     known = {name: label for name, label in labels.items() if row[name] is not None}
     return ", ".join(f"{label} {format_frac(row[name])}" for name, label in known.items())
@@ -32,19 +32,19 @@ def gpu_metrics_text(row: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostMetrics(Result):
-    """How the host fared.
+    """Host counters over time.
 
     Attributes:
         span_ns: from the earliest reading to the last.
-        counters: a row a series of a process: on (the rank, process or file), rank, path, pid,
-            process, counter, series, unit (``bytes``, ``%``, ``ms``; with ``/s`` a rate; empty
-            where not known), rate, n (readings, or stretches between two), first, min, mean
-            (weighted by time), median, max, last.
-        series: the same for all processes together: counter, series, unit, rate, n, min, mean,
-            median, max, max_on (where the highest was read).
+        counters: one row per series of a process: on (the rank, process or file), rank, path, pid,
+            process, counter, series, unit (``bytes``, ``%``, ``ms``; with ``/s`` a rate; empty if
+            unknown), rate, n (readings, or intervals between two), first, min, mean (weighted by
+            time), median, max, last.
+        series: the same over all processes: counter, series, unit, rate, n, min, mean, median, max,
+            max_on (label of the maximum).
         readings: on, rank, path, pid, counter, series, unit, rate, at_ns (from the file's first
             event), lasted_ns, value.
-        resets: times that a counter that only counts up went down.
+        resets: number of times that a cumulative counter went down.
     """
 
     span_ns: int
@@ -54,9 +54,9 @@ class HostMetrics(Result):
     resets: int
 
     def view(self) -> View:
-        """All series in raw units; sizes, rates and all others as people read them; lines."""
+        """Build the view: series in base units; sizes, rates and others formatted; line charts."""
         return View(
-            title="How did the host fare?",
+            title="How busy was the host?",
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
@@ -65,16 +65,16 @@ class HostMetrics(Result):
         )
 
     def busy_processors(self) -> tuple[float, float] | None:
-        """Share of the time in which processors were that busy, and their mean load in percent."""
+        """Return the share of time with CPUs this busy, and their mean load in percent."""
         readings = self._readings("cpu", "cpu_percent").drop_nulls("lasted_ns")
-        held = int(readings["lasted_ns"].sum())
-        if not held:
+        total = int(readings["lasted_ns"].sum())
+        if not total:
             return None
         busy = int(readings.filter(pl.col("value") >= BUSY_PERCENT)["lasted_ns"].sum())
-        return busy / held, self.series.filter(pl.col("series") == "cpu_percent")["mean"][0]
+        return busy / total, self.series.filter(pl.col("series") == "cpu_percent")["mean"][0]
 
     def fullest_memory(self) -> dict[str, Any] | None:
-        """The reading at which most memory was used: ``value`` of ``total`` bytes, ``frac``."""
+        """Return the reading with the most memory used: ``value`` of ``total`` bytes, ``frac``."""
         series = ("used_bytes", "available_bytes")
         used, available = (self._readings("memory/virtual", name) for name in series)
         keys = ["on", "path", "at_ns"]
@@ -86,7 +86,7 @@ class HostMetrics(Result):
         return full.row(0, named=True) if full.height else None
 
     def most_swap(self) -> dict[str, Any] | None:
-        """The row of ``counters`` with most swap in use; None where there is none."""
+        """Return the row of ``counters`` with most swap in use, or None."""
         used = self.counters.filter(
             (pl.col("counter") == "memory/swap")
             & (pl.col("series") == "used_bytes")
@@ -96,19 +96,17 @@ class HostMetrics(Result):
         return order.row(0, named=True) if order.height else None
 
     def busiest_disk(self) -> dict[str, Any] | None:
-        """The row of ``series`` of the disk that was busy for most of the time, in ms a second."""
-        found = self.series.filter(
+        """Return the row of ``series`` of the busiest disk, in ms per second, or None."""
+        disks = self.series.filter(
             pl.col("counter").str.starts_with("disk/"), pl.col("series") == "busy_time_ms"
         ).sort("max", "counter", descending=[True, False], nulls_last=True)
-        return found.row(0, named=True) if found.height and found["max"][0] is not None else None
+        return disks.row(0, named=True) if disks.height and disks["max"][0] is not None else None
 
     def gpus(self) -> pl.DataFrame:
-        """What GPUs did while they worked, of GPU metrics; empty without any.
-
-        Means over the readings at which SMs were active.
+        """Return means of GPU metrics over the readings with active SMs; empty without any.
 
         Returns:
-            gpu, sm_frac, tensor_frac, dram_frac (read or write, the greater), null where not
+            gpu, sm_frac, tensor_frac, dram_frac (the larger one of read and write), null if not
             recorded.
         """
         names = {part: pl.col("counter").str.contains(name) for part, name in _GPU_METRICS.items()}
@@ -130,16 +128,16 @@ class HostMetrics(Result):
         )
 
     def _readings(self, counter: str, series: str) -> pl.DataFrame:
-        """The readings of one series."""
+        """Return the readings of one series."""
         return self.readings.filter(pl.col("counter") == counter, pl.col("series") == series)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
 
-#: From this share of the time on, busy processors are worth naming; always from this mean on.
+#: Least share of time with busy CPUs to report.
 _BUSY_FRAC = 0.05
 
-#: Memory this full leaves no room for the file cache, and soon none for the program.
+#: Memory this full has no room for the file cache, and soon none for the program.
 _FULL_FRAC = 0.9
 
 #: A disk that is busy for this share of the time is at its limit.
@@ -147,34 +145,33 @@ _DISK_BUSY_MS = 800
 
 
 def _verdict(result: HostMetrics) -> str:
-    """What stands out of processors, memory, swap, the allocator, disks and networks."""
+    """Describe problems of CPUs, memory, swap, the allocator and disks, and the highest rates."""
     tests = (_processors, _memory, _swap, _retries, _disks)
     alarming = sentences(*(test(result) for test in tests))
     return sentences(alarming or _nothing(result), *_busiest(result))
 
 
 def _notes(result: HostMetrics) -> tuple[str, ...]:
-    """How means are made, and what has no rate."""
-    said = []
+    """Describe how means are computed, and what has no rate."""
+    notes = []
     if result.readings.height:
-        said.append("Means are over time: each reading holds until the next.")
+        notes.append("Means are weighted by time: each reading counts until the next.")
     if result.counters["rate"].any():
-        said.append("Disk and network counters only count up: shown is the increase a second.")
+        notes.append("Disk and network counters are cumulative: values are increases per second.")
     if result.resets:
         times = format_times(result.resets)
-        said.append(f"A counter that only counts up went down {times}: no rate there.")
-    return tuple(said)
+        notes.append(f"A cumulative counter was reset {times}: there is no rate at that point.")
+    return tuple(notes)
 
 
 def _processors(result: HostMetrics) -> str:
-    found = result.busy_processors()
-    if found is None or found[0] < _BUSY_FRAC:
+    busy = result.busy_processors()
+    if busy is None or busy[0] < _BUSY_FRAC:
         return ""
-    share, mean = found
+    share, mean = busy
     return (
-        f"The host's processors were at {BUSY_PERCENT} % or more for {format_frac(share)} "
-        f"of the time ({mean:.0f} % on average): whatever runs on the host competes, data loading "
-        "and the launching of kernels among it."
+        f"Host CPUs were at {BUSY_PERCENT} % or more for {format_frac(share)} of the time "
+        f"({mean:.0f} % on average): data loading and kernel launches compete for them."
     )
 
 
@@ -198,13 +195,13 @@ def _swap(result: HostMetrics) -> str:
 
 
 def _retries(result: HostMetrics) -> str:
-    found = result.counters.filter(pl.col("series") == "alloc_retries")
-    more = (found["last"] - found["first"]).sum()
+    rows = result.counters.filter(pl.col("series") == "alloc_retries")
+    more = (rows["last"] - rows["first"]).sum()
     if not more:
         return ""
     return (
-        f"PyTorch's CUDA allocator had to free its cache and try again {more:.0f} "
-        f"{'time' if more == 1 else 'times'}: device memory is short."
+        f"PyTorch's CUDA allocator freed its cache and retried {more:.0f} "
+        f"{'time' if more == 1 else 'times'}: device memory is nearly full."
     )
 
 
@@ -213,34 +210,35 @@ def _disks(result: HostMetrics) -> str:
     if disk is None or disk["max"] < _DISK_BUSY_MS:
         return ""
     return (
-        f"{disk['counter'].removeprefix('disk/')} was busy for {format_frac(disk['max'] / 1000)} "
-        f"of the time at worst, {format_frac(disk['mean'] / 1000)} on average."
+        f"{disk['counter'].removeprefix('disk/')} was busy for up to "
+        f"{format_frac(disk['max'] / 1000)} of the time, {format_frac(disk['mean'] / 1000)} on "
+        "average."
     )
 
 
 def _busiest(result: HostMetrics) -> list[str]:
-    """The disk and the network with the highest rate."""
-    said = []
+    """Describe the disk and the network with the highest rate."""
+    texts = []
     for family in ("disk", "network"):
-        found = result.series.filter(
+        rates = result.series.filter(
             pl.col("counter").str.starts_with(f"{family}/"),
             pl.col("unit") == "bytes/s",
             pl.col("mean") > 0,
         ).sort("mean", "counter", "series", descending=[True, False, False])
-        if found.height:
-            top = found.row(0, named=True)
-            said.append(
+        if rates.height:
+            top = rates.row(0, named=True)
+            texts.append(
                 f"{top['counter'].partition('/')[2]} had the highest {family} rate: "
-                f"{top['series'].removesuffix('_bytes')} {format_bytes(top['mean'])} a second, up "
-                f"to {format_bytes(top['max'])}."
+                f"{top['series'].removesuffix('_bytes')} {format_bytes(top['mean'])}/s on average, "
+                f"up to {format_bytes(top['max'])}/s."
             )
-    return said
+    return texts
 
 
 def _nothing(result: HostMetrics) -> str:
     return (
-        f"{format_count(result.series.height, 'series', '')} of counters over "
-        f"{format_ns(result.span_ns)}; nothing in them is known to be a fault."
+        f"{format_count(result.series.height, 'counter series', '')} over "
+        f"{format_ns(result.span_ns)}; no known problem."
     )
 
 
@@ -250,34 +248,39 @@ _STATISTICS = ("min", "mean", "median", "max")
 
 
 def _tables(result: HostMetrics) -> tuple[Table, ...]:
-    """Each series of each process in raw units; then sizes, rates and others of all processes."""
+    """Build the tables: series by process in base units; sizes, rates and others in total."""
     unit = pl.col("unit")
     sizes = _table(result, "sizes", "Memory and other sizes", unit == "bytes", "_bytes")
-    rates = _table(result, "rates", "Bytes a second", unit == "bytes/s", "_bytes")
+    rates = _table(result, "rates", "Bytes per second", unit == "bytes/s", "_bytes")
     other = _table(result, "others", "Other counters", ~unit.is_in(("bytes", "bytes/s")), "")
     return (_counters(result), *(t for t in (other, sizes, rates) if t.frame.height))
 
 
 def _counters(result: HostMetrics) -> Table:
     names = ("on", "counter", "series", "unit", "n", "first", *_STATISTICS, "last")
-    title = "Every series of every process, in base units"
+    title = "All series by process, in base units"
     columns = {name: name for name in names}
     return Table("counters", title, result.counters, columns, detail=True)
 
 
 def _table(result: HostMetrics, name: str, title: str, chosen: pl.Expr, suffix: str) -> Table:
-    """The series of a unit; columns with a suffix that tells it."""
+    """Build the table of a unit; the suffix of columns has the unit."""
     several = result.counters["on"].n_unique() > 1
-    shown = {stat: f"{stat}{suffix}" for stat in _STATISTICS}
+    statistics = {stat: f"{stat}{suffix}" for stat in _STATISTICS}
     frame = result.series.filter(chosen).select(
-        "counter", "series", "unit", "n", *(pl.col(s).alias(c) for s, c in shown.items()), "max_on"
+        "counter",
+        "series",
+        "unit",
+        "n",
+        *(pl.col(s).alias(c) for s, c in statistics.items()),
+        "max_on",
     )
     columns = {
         "counter": "counter",
         "series": "series",
         **({} if suffix else {"unit": "unit"}),
         "n": "n",
-        **{column: stat for stat, column in shown.items()},
+        **{column: stat for stat, column in statistics.items()},
         **({"max_on": "max on"} if several else {}),
     }
     return Table(name, title, frame, columns)
@@ -285,11 +288,11 @@ def _table(result: HostMetrics, name: str, title: str, chosen: pl.Expr, suffix: 
 
 # --- charts --------------------------------------------------------------------------------
 
-#: Devices of one kind are drawn below one another on one scale.
+#: Devices of one kind share a chart and scale.
 _FAMILY = r"^(disk|network)/"
 
-#: Counts of operations say less than the bytes they move.
-_LESS_TELLING = "1/s"
+#: Unit of operation counts, which are less informative than bytes.
+_OPERATIONS_UNIT = "1/s"
 
 _LABELS = {
     "bytes": "size",
@@ -301,22 +304,22 @@ _LABELS = {
 
 
 def _charts(result: HostMetrics) -> tuple[Chart, ...]:
-    """A chart for each counter, disks and networks together, with a panel a series, a line a rank.
+    """Build one chart per counter family, with one panel per series and one line per rank.
 
-    What never changes is left out, and so are rates of operations, unless there is nothing else.
+    Constant series and rates of operations are left out, unless there is nothing else.
     """
     changing = result.series.filter(pl.col("max") > pl.col("min"))
-    telling = changing.filter(pl.col("unit") != _LESS_TELLING)
-    chosen = next((s for s in (telling, changing, result.series) if s.height), result.series)
+    informative = changing.filter(pl.col("unit") != _OPERATIONS_UNIT)
+    chosen = next((s for s in (informative, changing, result.series) if s.height), result.series)
     family = pl.coalesce(pl.col("counter").str.extract(_FAMILY), "counter")
     groups = chosen.select("counter", "series", "unit", family=family)
-    found = []
+    charts = []
     for family_name, unit in (
         groups.select("family", "unit").unique(maintain_order=True).iter_rows()
     ):
         members = groups.filter(pl.col("family") == family_name, pl.col("unit") == unit)
-        found.append(_chart(result, family_name, unit, members))
-    return tuple(found)
+        charts.append(_chart(result, family_name, unit, members))
+    return tuple(charts)
 
 
 def _chart(result: HostMetrics, family: str, unit: str, members: pl.DataFrame) -> Chart:

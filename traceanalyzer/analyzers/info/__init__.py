@@ -1,6 +1,6 @@
-"""What is in these files: format, rank, time, events by kind, communication, what was lost.
+"""Contents of files: format, rank, time, events by kind, communication, dropped events.
 
-``compute`` describes each file and adds them up, ``result`` is the answer.
+``compute`` describes each file, combines all and has the result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def info(
     skipped: Iterable[tuple[str, str]] = (),
     **reading: Unpack[Reading],
 ) -> Info:
-    """What is in these files: format, rank, host, time, events by kind, communication, losses?
+    """Describe files: format, rank, host, time, events by kind, communication, dropped events.
 
-    One file is in memory at a time. Among several, a file that cannot be read is listed with the
-    reason instead of ending it all, as are those of ``skipped``.
+    One file is in memory at a time. If there are several, files that cannot be read are listed with
+    the reason, as are those of ``skipped``.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        skipped: (path, reason) of files that the caller has left out already.
+        skipped: (path, reason) of files that the caller has already skipped.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -40,7 +40,7 @@ def info(
     from traceanalyzer.run import collect, truncated_notes, with_notes
 
     items, foreign = each_and_foreign(inputs)
-    found = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
-    unread = [(one.path, one.why) for one in found.skipped]
-    result = INFO.combine(found.parts, Options((*skipped, *foreign, *unread)), ())
-    return with_notes(result, truncated_notes(found.truncated))
+    collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
+    unread = [(one.path, one.why) for one in collected.skipped]
+    result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())
+    return with_notes(result, truncated_notes(collected.truncated))

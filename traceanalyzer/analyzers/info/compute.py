@@ -1,4 +1,4 @@
-"""What each file is and holds, and what all of them do."""
+"""Description of each file, combined over all files, and the result of the info analysis."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _SEVERITIES = ("error", "data_loss", "notice", "info")
 
 
 def needs(_options: Options) -> Needs:
-    """Everything."""
+    """All events and columns."""
     return Needs(frozenset(), samples=True, everything=True)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is told of one trace: rows of the frames of :class:`Info`."""
+    """Rows of one trace for the frames of :class:`Info`."""
 
     files: list[dict[str, Any]]
     contents: list[dict[str, Any]]
@@ -55,19 +55,21 @@ class Part:
 
 
 def measure(trace: Trace, _options: Options) -> Part:
-    """What one trace is and holds."""
+    """Describe one trace."""
     part = Part([], [], [], [])
-    for meta, own in _by_source(trace):
-        part.files.append(_file(meta, own.events))
-        part.contents.append(_content(meta, own))
-        part.kinds.extend(_kinds(own))
-        part.issues.extend({"path": meta.path, **row} for row in own.issues.drop("rank").to_dicts())
-        part.issues.extend({"path": meta.path, **row} for row in _overlapping(own.events))
+    for meta, part_trace in _by_source(trace):
+        part.files.append(_file(meta, part_trace.events))
+        part.contents.append(_content(meta, part_trace))
+        part.kinds.extend(_kinds(part_trace))
+        part.issues.extend(
+            {"path": meta.path, **row} for row in part_trace.issues.drop("rank").to_dicts()
+        )
+        part.issues.extend({"path": meta.path, **row} for row in _overlapping(part_trace.events))
     return part
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Info:
-    """What all traces are and hold."""
+    """Combine the descriptions of all traces."""
     return Info(
         files=_frame(_FILES, (row for part in parts for row in part.files)),
         contents=_frame(_CONTENTS, (row for part in parts for row in part.contents)),
@@ -84,14 +86,14 @@ INFO = Analyzer("info", Options, needs, measure, combine, split_ranks=False, eve
 
 
 def _by_source(trace: Trace) -> Iterator[tuple[Meta, Trace]]:
-    """A trace of several joined ranks as one trace a rank again."""
+    """Split a trace of several joined ranks into one trace per rank."""
     if len(trace.sources) == 1:
         yield trace.meta, trace
         return
     for meta in trace.sources:
-        own = pl.col("rank").eq_missing(pl.lit(meta.rank, dtype=pl.Int32))
-        part = trace.select(own, own)
-        yield meta, replace(part, issues=trace.issues.filter(own))
+        of_rank = pl.col("rank").eq_missing(pl.lit(meta.rank, dtype=pl.Int32))
+        part = trace.select(of_rank, of_rank)
+        yield meta, replace(part, issues=trace.issues.filter(of_rank))
 
 
 def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def _file(meta: Meta, events: pl.DataFrame) -> dict[str, Any]:
 def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     events = trace.events
     start = _whole(events["ts"].min())
-    weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # how long a sample is
+    weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # duration of a sample
     length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
     end = _whole(events.select((pl.col("ts") + length).max()).item())
     communication = events.filter(_is_communication(events["name"]))
@@ -133,8 +135,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
 
 
 def _overlapping(events: pl.DataFrame) -> list[dict[str, Any]]:
-    """A finding when host slices of a thread cross, so that neither lies in the other."""
-    # a thread leaves a core whatever it is doing; async slices overlap by nature
+    """Report host slices of a thread that overlap without nesting."""
+    # scheduling is independent of calls; async slices may overlap
     calls = pl.col("tid").is_not_null() & ~pl.col("kind").is_in(("sched", "async"))
     slices = events.filter(calls, pl.col("dur") >= 0)
     spans = slices.select("pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"))
@@ -147,7 +149,7 @@ def _overlapping(events: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _is_communication(names: pl.Series) -> pl.Expr:
-    """Communication kernels, and the host events that run a collective themselves."""
+    """Select communication kernels, and host events that run a collective."""
     distinct = names.drop_nulls().unique().cast(pl.String)
     kernels = distinct.filter(distinct.str.contains(vocabulary.COMMUNICATION_PATTERN))
     on_host = [n for n in distinct if n.startswith(vocabulary.HOST_COLLECTIVE_PREFIXES)]
@@ -214,33 +216,33 @@ def _worst_first(issues: pl.DataFrame) -> pl.DataFrame:
 
 # --- result ----------------------------------------------------------------------------------
 
-#: Severities of issues that are losses.
+#: Severities of issues with dropped events.
 LOSSES = ("error", "data_loss")
 
-_FILES_SHOWN = headings(
+_FILE_HEADINGS = headings(
     "rank, world_size: of, format, version, host, devices, start_utc: start (UTC)"
 )
-_CONTENTS_SHOWN = headings(
+_CONTENT_HEADINGS = headings(
     "span_ns: span, steps, events, communication, communication_ns: comm. sum, lost"
 )
-_KINDS_SHOWN = headings("kind, files, events, sum_ns: sum of durations")
-_ISSUES_SHOWN = headings("severity, code: finding, count, first")
-_NOTE = "A sum of durations counts nested and concurrent events each in full."
+_KIND_HEADINGS = headings("kind, files, events, sum_ns: sum of durations")
+_ISSUE_HEADINGS = headings("severity, code: finding, count, first")
+_NOTE = "Sums of durations include nested and concurrent events in full."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Info(Result):
-    """What :func:`traceanalyzer.info` found.
+    """Result of :func:`traceanalyzer.info`.
 
     Attributes:
-        files: a row a source file: what it says about itself. ``epoch_ns`` is the absolute time of
-            its first event.
-        contents: a row a source file: how much is in it. ``communication`` counts communication
+        files: one row per source file: its metadata. ``epoch_ns`` is the absolute time of its first
+            event.
+        contents: one row per source file: its contents. ``communication`` counts communication
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
-            durations, ``lost`` counts what findings of severity data_loss or error lost.
-        kinds: a row an event kind over all files; ``sum_ns`` adds up durations, nested ones too.
-            The pseudo-kinds counter and flow count readings and arrow points.
-        issues: what was odd or lost, a row a file and finding.
+            durations, ``lost`` counts dropped events (findings of severity data_loss or error).
+        kinds: one row per event kind over all files; ``sum_ns`` adds durations, also of nested
+            events. The pseudo-kinds counter and flow count readings and arrow points.
+        issues: one row per file and finding of the parser.
         skipped: files that were not read, and why.
     """
 
@@ -251,7 +253,7 @@ class Info(Result):
     skipped: pl.DataFrame
 
     def view(self) -> View:
-        """Files, contents, kinds and issues; skipped files where there are any."""
+        """Build the view: files, contents, kinds, issues and skipped files."""
         return View(
             title="What is in these files?",
             verdict=_verdict(self),
@@ -264,7 +266,7 @@ class Info(Result):
 
 
 def _verdict(result: Info) -> str:
-    """One sentence on each: the files and ranks, the events, the losses, the skipped."""
+    """Describe files and ranks, events, dropped events and skipped files."""
     skipped = result.skipped.height
     return sentences(
         _which(result.files, result.contents["steps"].drop_nulls()),
@@ -305,7 +307,7 @@ def _lost(issues: pl.DataFrame) -> str:
     if lost.is_empty():
         return ""
     codes = ", ".join(sorted(lost["code"].unique()))
-    return f"{format_count(lost['path'].n_unique(), 'file')} lost events ({codes})."
+    return f"Dropped events in {format_count(lost['path'].n_unique(), 'file')} ({codes})."
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -320,17 +322,17 @@ def _tables(result: Info) -> tuple[Table, ...]:
     named = {"file": "file"}
     title = f"Files in {folder}" if folder else "Files"
     tables = (
-        Table("files", title, files, named | known_columns(files, _FILES_SHOWN)),
-        Table("contents", "Contents", contents, named | known_columns(contents, _CONTENTS_SHOWN)),
-        Table("kinds", "Events by kind", result.kinds, _KINDS_SHOWN),
-        Table("issues", "Odd or lost", issues, named | _ISSUES_SHOWN),
+        Table("files", title, files, named | known_columns(files, _FILE_HEADINGS)),
+        Table("contents", "Contents", contents, named | known_columns(contents, _CONTENT_HEADINGS)),
+        Table("kinds", "Events by kind", result.kinds, _KIND_HEADINGS),
+        Table("issues", "Issues", issues, named | _ISSUE_HEADINGS),
     )
-    unread = Table("skipped", "Skipped files", skipped, named | {"reason": "why"})
+    unread = Table("skipped", "Skipped files", skipped, named | {"reason": "reason"})
     return (*tables, unread) if skipped.height else tables
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """The folder that all files lie in, with its slash; empty for a single file or none."""
+    """Return the common folder with its slash; empty for a single file or none."""
     if len(paths) < 2:
         return ""
     start = commonprefix(paths)  # noqa: RUF071 - by characters, then back to a slash

@@ -8,9 +8,9 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What files hold: format, rank, host, time, events by kind, communication, losses.
+    """Describe files: format, rank, host, time, events by kind, communication, dropped events.
 
-    PATH is a file or a folder, searched recursively; foreign files are listed and skipped.
+    PATH is a file or a folder (searched recursively; other files are listed and skipped).
     """
 
     skipped: Iterable[tuple[str, str]] = option(

@@ -1,7 +1,7 @@
-"""Kernel, copy and memset time by family and by name, and by what launched them.
+"""Kernel, copy and memset time by family, name, device, stream, operator or annotation.
 
-``compute`` measures each rank's device work and combines all ranks; ``result`` holds the numbers
-and what is shown of them. Families and short names are in ``analyzers/common``.
+``compute`` measures each rank's device work and combines all ranks; ``result`` has the data,
+verdict, notes, tables and charts. Families and short names are in ``analyzers/common``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def kernels(
     patterns: str | Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Kernels:
-    """Which kernels, copies and sets take the devices' time, by family and by name?
+    """Return which kernels, copies and memsets take device time, by family and by name.
 
-    Of files only device work is read, and what launched it where that is asked.
+    Only device work is read, and launch calls if grouped by operator or annotation.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
@@ -35,9 +35,9 @@ def kernels(
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no device work was recorded, or not what kernels are to be grouped by.
-        OptionError: ``by`` is none of these, or a pattern is not a regular expression.
+        InputError: no input can be read.
+        MissingData: device work or the data to group by was not recorded.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.kernels.compute import KERNELS
     from traceanalyzer.run import run

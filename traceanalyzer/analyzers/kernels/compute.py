@@ -1,4 +1,4 @@
-"""From the device work of each rank to the kernels of all ranks."""
+"""Kernel statistics of each rank, combined over all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from traceanalyzer.vocabulary import (
 if TYPE_CHECKING:
     from traceanalyzer.run import Reader
 
-#: Columns that tell the groups of a ``By`` apart, the outer ones first.
+#: Columns to group by for each ``By``, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
     None: (),
     "rank": ("rank",),
@@ -42,24 +42,24 @@ GROUP: dict[By | None, tuple[str, ...]] = {
     "annotation": ("annotation",),
 }
 
-#: What the busy time and the span that shares are of belong to: the device of the row where that
-#: is told, else all devices.
+#: Columns of the scope of shares: busy time and span are of the row's rank or device if grouped by
+#: it, else of all devices.
 _SCOPE: dict[By | None, tuple[str, ...]] = {
     "rank": ("rank",),
     "device": ("rank", "device"),
     "stream": ("rank", "device"),
 }
 
-#: In the names of PyTorch's own annotations, which it recorded as operators until 2021.
-OWN_MARK = "#"
+#: Part of the names of PyTorch's annotations, which it recorded as operators until 2021.
+PYTORCH_MARK = "#"
 
 
 def needs(options: Options) -> Needs:
-    """Device work, and what launched it where kernels are grouped by that."""
+    """Device work, and launch calls with operators or annotations if grouped by those."""
     if options.by == "operator":
         return Needs({*DEVICE_WORK, *LAUNCH_KINDS, "cpu_op"})
     if options.by == "annotation":
-        return Needs({*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS}, (OWN_MARK,))
+        return Needs({*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS}, (PYTORCH_MARK,))
     unused = {"pid", "tid", "stream", "correlation", "external_id", "bytes"}
     return Needs({*DEVICE_WORK}, unused=tuple(unused - {options.by}))
 
@@ -70,17 +70,17 @@ class Part:
 
     Attributes:
         path: the file.
-        work: one row a piece: kernel (row of ``kernels``), length_ns, and what tells its group
-            where that was asked: rank, device, stream, or the operator or annotation around it.
-        kernels: name and family of each kernel, copy and set.
-        devices: one row a device: rank, path, device, n, total_ns, busy_ns, span_ns.
-        unfinished: pieces without an end, which are not counted.
+        work: one row per device event: kernel (row of ``kernels``), length_ns, and the columns to
+            group by: rank, device, stream, or the operator or annotation around its launch.
+        kernels: name and family of each kernel, copy and memset.
+        devices: one row per device: rank, path, device, n, total_ns, busy_ns, span_ns.
+        unfinished: number of device events without an end, which are not counted.
         before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
-        replays: of kernels that graphs replayed their row of ``work`` and
-            :data:`~.common.replays.CONTEXTS`; launchers: what :func:`~.common.replays.known` gives
-            of the others. None unless grouped by operator.
-        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None
-            where nobody asked for it.
+        replays: kernels replayed by graphs: their row of ``work`` and
+            :data:`~.common.replays.CONTEXTS`; launchers: the result of
+            :func:`~.common.replays.known` for the others. None unless grouped by operator.
+        by_step: device, step, name, blocks, n, total_ns of kernels without communication; None if
+            not requested.
     """
 
     path: str
@@ -95,24 +95,24 @@ class Part:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """The device work of one rank.
+    """Return the device work of one rank.
 
     Raises:
-        MissingData: no device work was recorded, or not what tells the groups apart.
+        MissingData: device work or the data to group by was not recorded.
         OptionError: a pattern is not a regular expression.
     """
     _require(trace, DEVICE_WORK)
     work = device_work(trace, options.patterns)
     if work.is_empty():
-        raise MissingData(f"{trace.meta.path}: no device work that was recorded ever ends")
+        raise MissingData(f"{trace.meta.path}: all recorded device work lacks an end time")
     before = launching.launched_before(trace, work)
     length = (pl.col("end") - pl.col("start")).alias("length_ns")
     recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
     unfinished = recorded - work.height
-    told = [name for name in GROUP[options.by] if name in work.columns]
+    keys = [name for name in GROUP[options.by] if name in work.columns]
     number, kernels = _kernels(work)
     devices = _devices(trace, work)
-    rows = work.select(*told, length).with_columns(number)
+    rows = work.select(*keys, length).with_columns(number)
     part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
     if options.by not in ("operator", "annotation"):
         return part
@@ -122,7 +122,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
-    """As :func:`measure`, with the kernels of each step.
+    """Return the part of :func:`measure` with the kernels of each step.
 
     Raises:
         MissingData: no device work was recorded.
@@ -134,7 +134,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
-    """The kernels of all ranks, summed up by family and by name."""
+    """Sum the kernels of all ranks by family and by name."""
     work, kernels = _joined(parts)
     work, replayed, matched = _with_operators_of_replays(work, parts)
     devices = pl.concat([part.devices for part in parts]).sort(
@@ -142,7 +142,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
     group = GROUP[options.by]
     scope = _scopes(devices, _SCOPE.get(options.by, ()))
-    brief = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
+    labels = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
     families, names = _summed(work, kernels, group, scope)
     return Kernels(
         by=options.by,
@@ -159,16 +159,16 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         replayed_matched_ns=int(matched["length_ns"].sum()),
         families=families,
         names=names.insert_column(
-            len(group), mapped(names["name"].cast(pl.String), brief.__getitem__).alias("kernel")
+            len(group), mapped(names["name"].cast(pl.String), labels.__getitem__).alias("kernel")
         ).with_columns(pl.col("name").cast(pl.String)),
         groups=_groups(work, kernels, group, scope) if group else None,
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
-        by_step=_by_step(parts, brief),
+        by_step=_by_step(parts, labels),
     )
 
 
 def refine(result: Kernels, _options: Options, reader: Reader) -> Kernels:
-    """Reads what tells how much work was launched before the recordings started."""
+    """Read how much work was launched before the recordings started."""
     read_ns = launching.read_launched_before(result.beginnings, reader)
     before_ns = launching.known_ns((result.launched_before_ns, read_ns))
     return replace(result, launched_before_ns=before_ns, beginnings=())
@@ -189,12 +189,12 @@ KERNELS = Analyzer(
 
 
 def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """How often each kernel ran with each size of grid, by the step that launched it."""
+    """Count the kernels by name, grid size and the step that launched them."""
     steps = step_marks(trace).select("step", "start", "end").sort("start")
     rows = launching.launch_rows(trace, work)
     launched = trace.events["ts"].gather(intervals.nullable("ts", rows, rows != nesting.ROOT))
-    asked = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
-    number = linking.label_by_interval(asked, steps)["interval"]
+    moments = pl.DataFrame({"ts": launched.zip_with(launched.is_not_null(), work["start"])})
+    number = linking.label_by_interval(moments, steps)["interval"]
     kernels = work.select("event", "device", "name", "sort", length=pl.col("end") - pl.col("start"))
     kernels = kernels.with_columns(step=steps["step"].gather(number))
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
@@ -207,7 +207,7 @@ def _kernels_of_steps(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
-    """The kernel that each piece of work is of, ``kernel``, and name and family of the kernels."""
+    """Return the kernel number of each device event, and name and family of the kernels."""
     keys = ["kind", "name", "sort"]
     first, number = numbering.numbered([work[key] for key in keys])
     distinct = work.select(keys)[first]
@@ -215,14 +215,14 @@ def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
         COMMUNICATION if sort == COMMUNICATION else OTHER if name is None else family(name, kind)
         for kind, name, sort in distinct.iter_rows()
     ]
-    told = distinct.select("name", pl.Series("family", families, dtype=pl.String))
-    return pl.Series("kernel", number), told
+    kernels = distinct.select("name", pl.Series("family", families, dtype=pl.String))
+    return pl.Series("kernel", number), kernels
 
 
 def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
-    """The innermost operator or annotation around each piece's launch call, by name.
+    """Return the name of the innermost operator or annotation around each launch call.
 
-    Work that no such call tells of belongs to the operator of its external id.
+    Work without such a call belongs to the operator with its external id.
     """
     by_id = of == "operator" and work["external_id"].null_count() < work.height
     if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
@@ -249,12 +249,12 @@ def _slices(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
 
 
 def _innermost(points: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
-    """The row of the innermost slice around each point (pid, tid, ts)."""
+    """Return the row of the innermost slice around each point (pid, tid, ts)."""
     return holding.innermost(points, holding.hold(slices, ("pid", "tid")), ("pid", "tid"))
 
 
 def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:
-    """The part with kernels that graphs replayed, and with what identifies their operators."""
+    """Add the kernels that graphs replayed, and the data that identifies their operators."""
     rows = replays.contexts(trace, work, launching.launch_rows(trace, work)).with_columns(
         part.work["operator"], part.work["length_ns"], row=pl.int_range(pl.len(), dtype=pl.UInt32)
     )
@@ -271,7 +271,7 @@ def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:
 
 
 def _with_graph_launches(names: pl.Series, launched: pl.DataFrame) -> pl.Series:
-    """The operators of work; for graphs without an operator the call that launched the graph."""
+    """Return the operators of work; for graphs without one, the call that launched the graph."""
     graphs = launched.filter(pl.col("launch_name").cast(pl.String).str.contains("GraphLaunch"))
     calls = pl.repeat(None, names.len(), dtype=pl.String, eager=True)
     calls = calls.scatter(graphs["work"], graphs["launch_name"].cast(pl.String))
@@ -279,7 +279,7 @@ def _with_graph_launches(names: pl.Series, launched: pl.DataFrame) -> pl.Series:
 
 
 def _require(trace: Trace, kinds: Sequence[str]) -> None:
-    """The error that says how to record these kinds, where there is none."""
+    """Raise the error with a recording hint if none of these kinds was recorded."""
     if not trace.events["kind"].is_in(kinds).any():
         trace.require(*kinds)
 
@@ -290,16 +290,18 @@ def _operators(trace: Trace) -> pl.Expr:
 
 
 def _annotations(trace: Trace) -> pl.Expr:
-    """The user's ranges and PyTorch's own, without steps; those of inference engines included."""
-    marks = pl.col("name").cast(pl.String).str.contains(OWN_MARK, literal=True)
-    own = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
-    names = trace.events.lazy().filter(own).select(pl.col("name").unique()).collect()
+    """Select the annotations of user and PyTorch, without steps except of inference engines."""
+    marks = pl.col("name").cast(pl.String).str.contains(PYTORCH_MARK, literal=True)
+    annotated = pl.col("kind").is_in(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
+    names = trace.events.lazy().filter(annotated).select(pl.col("name").unique()).collect()
     kept = ~is_step(names) | named(names, [f"^(?:{ENGINE_STEP})$"])
-    named_otherwise = names.filter(kept)["name"].drop_nulls()
-    if named_otherwise.is_empty():
+    wanted = names.filter(kept)["name"].drop_nulls()
+    if wanted.is_empty():
         hint = record_hint(trace.meta, "user_annotation")
-        raise MissingData(f"{trace.meta.path}: no annotation but steps was recorded; {hint}")
-    return own & pl.col("name").is_in(named_otherwise.implode())
+        raise MissingData(
+            f"{trace.meta.path}: no annotations other than steps were recorded; {hint}"
+        )
+    return annotated & pl.col("name").is_in(wanted.implode())
 
 
 def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
@@ -315,48 +317,50 @@ def _devices(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _joined(parts: Sequence[Part]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The work of all parts, its kernels numbered alike, and those kernels."""
+    """Return the work of all parts with common kernel numbers, and those kernels."""
     each = [part.kernels for part in parts]
     first, number = numbering.numbered(pl.concat(each).get_columns())
-    held, below = [], 0
+    frames, offset = [], 0
     for part in parts:
-        own = number[below : below + part.kernels.height]
-        below += part.kernels.height
-        held.append(part.work.with_columns(kernel=pl.Series(own[part.work["kernel"].to_numpy()])))
-    return pl.concat(held), pl.concat(each)[first]
+        numbers = number[offset : offset + part.kernels.height]
+        offset += part.kernels.height
+        frames.append(
+            part.work.with_columns(kernel=pl.Series(numbers[part.work["kernel"].to_numpy()]))
+        )
+    return pl.concat(frames), pl.concat(each)[first]
 
 
-def _by_step(parts: Sequence[Part], brief: Mapping[str, str]) -> pl.DataFrame | None:
-    """How often each rank ran each kernel in each step and how long that took, of all parts."""
-    found = [
+def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame | None:
+    """Count the kernels of all parts by rank, step and name, with their time."""
+    frames = [
         part.by_step.with_columns(
             rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
         )
         for part in parts
         if part.by_step is not None
     ]
-    if len(found) < len(parts):
+    if len(frames) < len(parts):
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
-    rows = pl.concat(found).group_by(keys).agg(pl.col("n", "total_ns").sum())
-    kernel = mapped(rows["name"], brief.__getitem__).alias("kernel")
-    named_so = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
-    return named_so.sort(pl.all())
+    rows = pl.concat(frames).group_by(keys).agg(pl.col("n", "total_ns").sum())
+    kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
+    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
+    return labelled.sort(pl.all())
 
 
 def _with_operators_of_replays(
     work: pl.DataFrame, parts: Sequence[Part]
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """The work of all parts with the operators of kernels that graphs replayed.
+    """Add the operators of kernels that graphs replayed to the work of all parts.
 
     Returns:
         The work, the replayed kernels, and those of them with an operator.
     """
-    each, below = [pl.DataFrame(schema={"row": pl.UInt32, "length_ns": pl.Int64})], 0
+    each, offset = [pl.DataFrame(schema={"row": pl.UInt32, "length_ns": pl.Int64})], 0
     for part in parts:
         if part.replays is not None:
-            each.append(part.replays.with_columns(pl.col("row") + below))
-        below += part.work.height
+            each.append(part.replays.with_columns(pl.col("row") + offset))
+        offset += part.work.height
     replayed = pl.concat(each, how="diagonal")
     known = [part.launchers for part in parts if part.launchers is not None]
     if replayed.is_empty() or not known:
@@ -374,31 +378,31 @@ def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 def _summed(
     work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One row for each family and for each name of each group, the largest total first.
+    """Sum the work by family and by name within each group, the largest total first.
 
     Args:
-        work: pieces of work, with ``kernel``.
+        work: one row per device event, with ``kernel``.
         kernels: name and family of each kernel.
-        group: the columns of ``work`` that tell groups apart.
-        scope: what shares are of.
+        group: the columns of ``work`` to group by.
+        scope: busy time and span that shares refer to.
     """
-    number, told = work["kernel"].to_numpy(), kernels
+    number, labels = work["kernel"].to_numpy(), kernels
     if group:
         first, number = numbering.numbered([*(work[key] for key in group), work["kernel"]])
-        own = work.select(*group, "kernel")[first]
-        told = own.drop("kernel").hstack(kernels[own["kernel"]])
-    first, within = numbering.numbered(told.drop("name").get_columns())
+        keys = work.select(*group, "kernel")[first]
+        labels = keys.drop("kernel").hstack(kernels[keys["kernel"]])
+    first, within = numbering.numbered(labels.drop("name").get_columns())
     by_name, by_family = _statistics(work["length_ns"], number, within)
     return (
-        _with_shares(_in_ns(told.drop("name")[first], by_family), (*group, "family"), scope),
-        _with_shares(_in_ns(told, by_name), (*group, "name", "family"), scope),
+        _with_shares(_in_ns(labels.drop("name")[first], by_family), (*group, "family"), scope),
+        _with_shares(_in_ns(labels, by_name), (*group, "name", "family"), scope),
     )
 
 
 def _statistics(
     values: pl.Series, number: numbering.Numbers, within: numbering.Numbers
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Statistics of the values of each group, and of each group of groups.
+    """Return statistics of the values of each group, and of each group of groups.
 
     Args:
         values: whole numbers, none of them null.
@@ -416,7 +420,7 @@ def _statistics(
     outer = fine.with_columns(pl.Series(within).gather(fine["group"]).alias("group"))
     ends = {"min": pl.col("min").min(), "max": pl.col("max").max()}
     coarse = outer.group_by("group").agg(pl.col("n", "total").sum(), **ends)
-    # by themselves quantiles of millions of values take a third less time
+    # separate aggregations: quantiles of millions of values take a third less time
     quantiles = {"median": value.median(), "p99": value.quantile(0.99, "linear")}
     of_fine = rows.group_by("group").agg(**quantiles)
     of_coarse = (
@@ -428,23 +432,23 @@ def _statistics(
     )
 
 
-def _in_ns(told: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
-    """What is told of each row, and its statistics in whole nanoseconds."""
-    statistics = found.with_columns(mean=pl.col("total") / pl.col("n"))
+def _in_ns(labels: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
+    """Join the labels of each row and its statistics in whole nanoseconds."""
+    statistics = sums.with_columns(mean=pl.col("total") / pl.col("n"))
     order = ("mean", "min", "median", "p99", "max")
     columns = [whole(pl.col(name)).alias(f"{name}_ns") for name in order]
-    return told.hstack(statistics.select("n", pl.col("total").alias("total_ns"), *columns))
+    return labels.hstack(statistics.select("n", pl.col("total").alias("total_ns"), *columns))
 
 
 def _groups(
     work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
 ) -> pl.DataFrame:
-    """One row a group, with the family that takes most of it."""
+    """Return one row per group, with the family that takes most of its time."""
     families = work.group_by(*group, "kernel").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("length_ns").sum()
     )
-    told = families.with_columns(kernels["family"].gather(families["kernel"]))
-    summed = told.group_by(*group, "family").agg(pl.col("n", "total_ns").sum())
+    labelled = families.with_columns(kernels["family"].gather(families["kernel"]))
+    summed = labelled.group_by(*group, "family").agg(pl.col("n", "total_ns").sum())
     ordered = summed.sort("total_ns", "family", descending=[True, False])
     total = pl.col("total_ns").sum()
     sums = ordered.group_by(group, maintain_order=True).agg(

@@ -11,10 +11,10 @@ By = Literal["device", "stream", "rank", "operator", "annotation"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Which kernels, copies and sets take the time of the devices, by family and by name.
+    """Show which kernels, copies and memsets take device time, by family and by name.
 
     PATH is a trace, several of them, or a folder.
     """
 
-    by: By | None = option(None, help="Tell kernels apart by this too.", choices=get_args(By))
+    by: By | None = option(None, help="Also group by this.", choices=get_args(By))
     patterns: Sequence[str] = patterns()

@@ -1,8 +1,8 @@
-"""How fast the host feeds the device: delays, queues, launch-bound stretches, synchronisation.
+"""Launch overhead: launch delays, queues, launch-bound stretches, synchronising calls.
 
-``calls`` joins device work to launch calls and follows the queues, ``stretches`` finds when devices
-wait for launches and what synchronising calls cost, ``compute`` measures a rank and joins all
-ranks; ``result`` holds the numbers and what is shown of them.
+``calls`` joins device work to launch calls and measures the queues, ``stretches`` finds
+launch-bound time and the cost of synchronising calls, ``compute`` measures a rank and combines all
+ranks; ``result`` has the data, verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 def launches(
     inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]
 ) -> Launches:
-    """How fast does the host feed the device?
+    """Return how fast the host launches device work.
 
-    How long work waits after its launch call, how many launches wait in each stream's queue, when
-    the device runs out of work again and again, and what synchronising calls cost. One file is in
-    memory at a time.
+    The result has the delay from launch call to start, the launch queue of each stream,
+    launch-bound time, and the cost of synchronising calls. One file is in memory at a time.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        step_name: a regular expression of the slices that are steps.
+        step_name: a regular expression; slices whose names match are steps.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no device work was recorded, or not the calls that launched it.
-        OptionError: ``step_name`` is no regular expression.
+        InputError: no input can be read.
+        MissingData: device work or its launch calls were not recorded.
+        OptionError: ``step_name`` is not a regular expression.
     """
     from traceanalyzer.analyzers.launches.compute import LAUNCHES
     from traceanalyzer.run import run

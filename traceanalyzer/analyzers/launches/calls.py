@@ -1,4 +1,4 @@
-"""Launch calls with the device work that they started, and the queue of each stream."""
+"""Launch calls with the device work that they launched, and the queue of each stream."""
 
 import numpy as np
 import polars as pl
@@ -10,57 +10,56 @@ from traceanalyzer.frames import intervals, numbering
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
-#: What tells devices apart: the file too, since it may not tell its rank.
+#: Key of a device; with the file, as a file may have no rank.
 DEVICE = ["rank", "path", "device"]
 
-#: What tells streams apart: each process has its own.
+#: Key of a stream of a rank: each process has separate streams.
 STREAM = ["device", "process", "stream"]
 
-#: A stream's line is drawn with at most three times as many changes.
+#: The line of a stream has at most three times as many changes.
 _PARTS = 300
 
-#: A queue is full where launch calls block: they take this many times as long as those into a
-#: short queue, and at least so long. CUDA's limit, about 1,022 launches, varies.
+#: A queue is full if launch calls block: they take at least this many times as long as those into a
+#: short queue, and at least this long. CUDA's limit, about 1,022 launches, varies.
 _BLOCKED_FACTOR = 5
 _BLOCKED_NS = 10_000
 #: Shorter queues are never full.
 _LEAST_FULL = 100
 
-#: A kernel that runs shorter than this costs about as much to launch as it runs.
+#: The launch of a kernel shorter than this takes about as long as the kernel.
 SHORT_KERNEL_NS = 10_000
 
-#: Calls that are there to start device work; those of host functions start none.
+#: Calls that launch device work; launches of host functions do not.
 LAUNCHING = r"(?i)(?:launch|memcpy|memset)"
 _HOST_FUNCTION = r"(?i)hostfunc"
 
-#: What CUDA and the profiler record of launch calls that are held up.
+#: Kind of the overhead that CUDA and the profiler record in blocked launch calls.
 OVERHEAD = "overhead"
 
-#: Calls of the driver that load the code of kernels, within the launch call that needs it.
+#: Driver calls that load kernel code, within the launch call that needs it.
 _LOADING_CALLS = r"^cu(?:da)?(?:Module(?:Load|GetFunction)|Library(?:Load|GetKernel)|FuncGetAttr)"
 
 _CALL = ("launch", "launch_name", "launch_start", "launch_end")
 
 
 def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """Device work with what was before it, and with its launch call where that was recorded.
+    """Add to device work the end of earlier work and, if recorded, its launch call.
 
     Args:
-        trace: of one rank.
+        trace: the trace of one rank.
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`, by start.
 
     Returns:
-        kind, name, device, process (its own pid, null where the file does not tell), stream,
-        start, end; rank_free, device_free and stream_free (when all earlier work of the rank, the
-        device, the stream had ended; null for the first); launch (row of ``events``), launch_pid,
-        launch_tid, launch_name, launch_start, launch_end, null where no call is known. A row for
-        each of ``work``.
+        kind, name, device, process (pid of the work, or null), stream, start, end; rank_free,
+        device_free and stream_free (when all earlier work of the rank, the device, the stream had
+        ended; null for the first); launch (row of ``events``), launch_pid, launch_tid, launch_name,
+        launch_start, launch_end, null if no call is known. One row per row of ``work``.
     """
-    found = launches(trace, work).drop_nulls("launch_end")
-    calls = found.select(*_CALL, launch_pid="pid", launch_tid="tid")
-    if found.height < work.height:
+    launched = launches(trace, work).drop_nulls("launch_end")
+    calls = launched.select(*_CALL, launch_pid="pid", launch_tid="tid")
+    if launched.height < work.height:
         calls = pl.DataFrame(
-            [column.gather(_places(found["work"], work.height)) for column in calls]
+            [column.gather(_places(launched["work"], work.height)) for column in calls]
         )
     ended = pl.col("end").cum_max().shift(1)
     return work.select(
@@ -74,25 +73,25 @@ def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _places(rows: pl.Series, height: int) -> pl.Series:
-    """Of each number below ``height`` its place among the rows, null where it is not there."""
+    """Return the position of each number below ``height`` in ``rows``, or null."""
     place, known = np.zeros(height, np.uint32), np.zeros(height, np.bool_)
     place[rows], known[rows] = np.arange(rows.len()), True
     return intervals.nullable("place", place, known)
 
 
 def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
-    """One row for each launch call that started work, by the start of its first piece.
+    """Return one row per launch call with device work, by the start of its first event.
 
-    A graph launch is one call with many pieces.
+    A graph launch is one call with many device events.
 
     Args:
         work: rows of :func:`with_launches`.
 
     Returns:
         launch, pid, tid, launch_name, launch_start, launch_end; device, process, stream and start
-        of the first piece, pieces (how many there are), call_ns, delay_ns (from the end of the call
-        to the start of the first piece, 0 where that started earlier) and waited (whether earlier
-        work of its stream had not ended when the call had).
+        of the first device event, pieces (number of device events), call_ns, delay_ns (from the end
+        of the call to the start of the first event, at least 0) and waited (whether earlier work of
+        the stream was still running at the end of the call).
     """
     columns = ("device", "process", "stream", "start", "stream_free")
     launched = work.select(*_CALL, "launch_pid", "launch_tid", *columns).drop_nulls("launch")
@@ -113,17 +112,17 @@ def launch_calls(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> pl.DataFrame:
-    """Launch calls with the time in which code was loaded and in which the queue was full.
+    """Add the time of code loading and of a full queue to launch calls.
 
     Args:
-        trace: of one rank.
+        trace: the trace of one rank.
         calls: rows of :func:`launch_calls`.
         runtime: rows of :func:`runtime_calls`.
 
     Returns:
         The calls with loading_ns and full_ns: the part of the call during recorded overhead of that
-        sort on any thread, whose thread Kineto does not record, and in driver calls that load code
-        on the same thread.
+        kind on any thread (Kineto does not record the thread), and for loading_ns during driver
+        calls that load code on the same thread.
     """
     overhead = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0).select(
         "name", start="ts", end=pl.col("ts") + pl.col("dur")
@@ -139,7 +138,7 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
 
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
-    """All calls of the runtime and the driver: event, pid, tid, name, start, end; by start."""
+    """Return all runtime and driver calls by start: event, pid, tid, name, start, end."""
     call = pl.col("kind").is_in(LAUNCH_KINDS) & (pl.col("dur") >= 0)
     event = trace.events.select(call).to_series().arg_true()
     return trace.events.select("pid", "tid", "name", "ts", "dur")[event].select(
@@ -148,7 +147,7 @@ def runtime_calls(trace: Trace) -> pl.DataFrame:
 
 
 def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:
-    """How many launch calls started no work that was recorded.
+    """Count the launch calls without recorded device work.
 
     Args:
         runtime: rows of :func:`runtime_calls`.
@@ -157,32 +156,31 @@ def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:
     text = pl.col("name").cast(pl.String)
     launching = text.str.contains(LAUNCHING) & ~text.str.contains(_HOST_FUNCTION)
     names = runtime.select(pl.col("name").unique().drop_nulls()).filter(launching)["name"]
-    # work may be joined to a call of any name
-    own = calls.filter(pl.col("launch_name").is_in(names.implode())).height
-    return runtime.filter(pl.col("name").is_in(names.implode())).height - own
+    # work may have a launch call of any name
+    with_work = calls.filter(pl.col("launch_name").is_in(names.implode())).height
+    return runtime.filter(pl.col("name").is_in(names.implode())).height - with_work
 
 
 # --- queues --------------------------------------------------------------------------------
 
 
 def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """The queue's length of each stream from each moment at which it changed.
+    """Return the queue length of each stream after each change.
 
-    A launch enters the queue of its stream when its call starts and leaves it when its first piece
-    of work starts, so the length is launches started less works started. A graph launch counts
-    once, in the stream of its first piece.
+    A launch enters the queue of its stream when its call starts and leaves it when its first device
+    event starts. A graph launch counts once, in the stream of its first event.
 
     Args:
         calls: rows of :func:`launch_calls`.
         work: the rank's device work.
 
     Returns:
-        queue (its number), device, process, stream, ts, length, lasted (to the next change, at last
-        to the end of the stream's last work); by queue and ts, a row for each moment of a change.
+        queue (its number), device, process, stream, ts, length, lasted (until the next change or
+        the end of the stream's last work); by queue and ts, one row per time of a change.
     """
     groups, (group, of_work) = numbering.group_numbers(STREAM, calls, work)
     leave = calls["start"].to_numpy()
-    # work that seems to start before its call: the clocks differ
+    # work may seem to start before its call: the clocks differ
     enter = np.minimum(calls["launch_start"].to_numpy(), leave)
     both, time = np.tile(group, 2), np.concatenate([enter, leave])
     order = intervals.stable_order(both, time)
@@ -208,12 +206,12 @@ def queue_changes(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def streams(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Each stream's queue, from its first launch call to the end of its last work.
+    """Summarize each stream's queue, from its first launch call to the end of its last work.
 
     Returns:
-        device, process, stream, launches, mean_queue (weighted by time), max_queue, queue_ns (the
-        time looked at), empty_ns (how long nothing waited) and full_ns (how long launch calls
-        blocked because the queue was full, see :func:`blocked_ns`).
+        device, process, stream, launches, mean_queue (weighted by time), max_queue, queue_ns
+        (measured time), empty_ns (time without a waiting launch) and full_ns (time in which launch
+        calls blocked because the queue was full, see :func:`blocked_ns`).
     """
     length, lasted = pl.col("length"), pl.col("lasted")
     whole = lasted.sum()
@@ -233,15 +231,15 @@ def streams(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """How long launch calls of each queue blocked because it was full.
+    """Return how long launch calls of each queue blocked because it was full.
 
-    A call blocks if the profiler recorded so for half of it or more, or if it takes at least
-    :data:`_BLOCKED_NS` and :data:`_BLOCKED_FACTOR` times the median of calls of its name into
-    queues of less than half the stream's greatest length, while the queue has at least half that
-    length. Calls that load code do not block.
+    A call blocks if the profiler recorded so for at least half of it. It also blocks if its queue
+    has at least half of the stream's maximal length and the call takes at least
+    :data:`_BLOCKED_NS` and :data:`_BLOCKED_FACTOR` times the median of calls of the same name into
+    shorter queues. Calls that load code do not block.
 
     Returns:
-        queue, full_ns (summed durations of the calls that block); queues without any are left out.
+        queue, full_ns (summed durations of blocked calls); only queues with blocked calls.
     """
     longest = changes.group_by("queue").agg(pl.col(STREAM).first(), most=pl.col("length").max())
     if longest.filter(pl.col("most") >= _LEAST_FULL).is_empty() and not calls["full_ns"].sum():
@@ -262,11 +260,11 @@ def blocked_ns(changes: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def drawn(changes: pl.DataFrame) -> pl.DataFrame:
-    """Few points of each stream that show the course of its queue, its extremes exactly.
+    """Reduce the changes to few points per stream for a chart, with exact extremes.
 
-    Of each of some hundred equal parts of a stream's time the longest and the shortest queue, each
-    where it was first reached, and the last one. A change is two points of one time: the length
-    before it and after.
+    A stream's time is divided into :data:`_PARTS` equal parts. Each part keeps the first longest,
+    the first shortest and the last queue. A change is two points at the same time: the length
+    before and after it.
 
     Returns:
         device, process, stream, ts, length; in order.
@@ -287,8 +285,8 @@ def drawn(changes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _firsts(values: intervals.Ints, starts: intervals.Ints) -> intervals.Ints:
-    """Where the largest value of each part is first reached; parts begin at ``starts``."""
+    """Return the position of the first maximum of each part; parts begin at ``starts``."""
     size = values.size
-    # the value decides, then the place, the first ahead
+    # order by value, then by position, the first ahead
     ranked = values * size + np.arange(size, 0, -1) - 1
     return size - 1 - np.maximum.reduceat(ranked, starts) % size

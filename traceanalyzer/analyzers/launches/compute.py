@@ -1,4 +1,4 @@
-"""From the launches of each rank to those of all ranks."""
+"""Launch statistics of each rank, combined over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS
 #: A launch call that takes longer than this is slow.
 SLOW_CALL_NS = 50_000
 
-#: Work that starts later than this after its launch call is late: it had to wait for something.
+#: Work that starts later than this after its launch call is late: it waited for something.
 LATE_NS = 100_000
 
 #: Lower bounds of the classes of delays above 0, from 1 us to 1 s.
@@ -32,7 +32,7 @@ _CLASSES = ("0", "> 0", *map(format_ns, _BOUNDS))
 
 
 def needs(_options: Options) -> Needs:
-    """Device work, launch calls, and what tells where in the program they were made."""
+    """Device work, launch calls, and the operators, annotations and frames around them."""
     kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function"}
     kinds.add(launching.OVERHEAD)
     return Needs(kinds, step_marks.MARK_NAMES, unused=("external_id", "bytes"))
@@ -45,23 +45,22 @@ class Part:
     Attributes:
         rank: or None.
         path: the file.
-        calls: each launch call that started work: device, launch_name, pieces, call_ns, delay_ns,
-            waited, loading_ns (of call_ns, in which CUDA loaded code), annotation, operator,
-            waiting_ns (of the device for it, in stretches).
+        calls: one row per launch call with device work: device, launch_name, pieces, call_ns,
+            delay_ns, waited, loading_ns (part of call_ns in which CUDA loaded code), annotation,
+            operator, waiting_ns (wait of the device for it in stretches).
         devices: device, start, end, idle_ns, work, launched_work, kernels, short_kernels, short_ns.
-        streams: what :func:`~traceanalyzer.analyzers.launches.calls.streams` gives.
-        queue: what :func:`~traceanalyzer.analyzers.launches.calls.drawn` gives.
-        stretches: what :func:`~traceanalyzer.analyzers.launches.stretches.stretches` gives, with
+        streams: result of :func:`~traceanalyzer.analyzers.launches.calls.streams`.
+        queue: result of :func:`~traceanalyzer.analyzers.launches.calls.drawn`.
+        stretches: result of :func:`~traceanalyzer.analyzers.launches.stretches.stretches` with
             step, annotation and operator.
-        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; none where no
-            step is marked or found.
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
+        steps: device, step, start, step_ns, stretch_ns, waiting_ns, launches; empty without steps.
+        steps_by_kernels: steps are inferred from repeating kernels.
         short: kernels by name: kernels, short_kernels, short_ns.
-        synchronising: what :func:`~traceanalyzer.analyzers.launches.stretches.by_place` gives.
-        without_work: launch calls that started nothing that was recorded.
-        work_ns: time of the device work, summed up; before_ns: of that without a launch call.
-        clock_odd: pieces of work that seem to start before their call.
-        after_last: synchronising calls after the last launch, which are not counted.
+        synchronising: result of :func:`~traceanalyzer.analyzers.launches.stretches.by_place`.
+        without_work: number of launch calls without recorded device work.
+        work_ns: time of the device work; before_ns: of the work without a launch call.
+        clock_odd: number of launches whose work seems to start before the call.
+        after_last: number of synchronising calls after the last launch, which are not counted.
     """
 
     rank: int | None
@@ -84,7 +83,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What is looked at of one rank, without the trace.
+    """The data needed of one rank, without the trace.
 
     Attributes:
         rank: or None.
@@ -92,11 +91,11 @@ class Excerpt:
         work: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_launches`.
         calls: rows of :func:`~traceanalyzer.analyzers.launches.calls.with_overhead`.
         waits: rows of :func:`~traceanalyzer.analyzers.launches.stretches.synchronising_calls`.
-        python: of each of them the Python frame that made it.
-        places: the slices that tell operators and annotations.
+        python: the Python frame of each of ``waits``.
+        places: slices of operators and annotations.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
-        without_work: launch calls that started nothing that was recorded.
-        after_last: synchronising calls after the last launch.
+        without_work: number of launch calls without recorded device work.
+        after_last: number of synchronising calls after the last launch.
     """
 
     rank: int | None
@@ -112,11 +111,11 @@ class Excerpt:
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
-    """The few columns of a trace that count, so that it can be freed.
+    """Extract the needed columns of a trace, so that it can be freed.
 
     Raises:
-        MissingData: no device work, or not the calls that launched it.
-        OptionError: ``step_name`` is no regular expression.
+        MissingData: device work or its launch calls were not recorded.
+        OptionError: ``step_name`` is not a regular expression.
     """
     steps = step_patterns.steps(trace, options.step_name)
     work = launching.with_launches(trace, device_work.device_work(trace))
@@ -125,7 +124,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     if work["launch"].null_count() == work.height:
         hint = record_hint(trace.meta, "device work")
         raise MissingData(
-            f"{trace.meta.path}: no launch call belongs to the recorded device work; {hint}"
+            f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
     waits, after_last = stretching.synchronising_calls(runtime, work)
@@ -147,27 +146,27 @@ def take(trace: Trace, options: Options) -> Excerpt:
 
 
 def measure(excerpt: Excerpt, _options: Options) -> Part:
-    """One rank's launches, queues, stretches and synchronising calls."""
+    """Measure the launches, queues, stretches and synchronising calls of one rank."""
     work, calls = excerpt.work, excerpt.calls
     launched, waited = _placed(excerpt)
     changes = launching.queue_changes(calls, work)
     idle = stretching.device_gaps(work)
     gaps = stretching.launch_gaps(idle, excerpt.waits)
-    found = stretching.stretches(gaps, idle, work)
-    where = stretching.most_launched_in(found, calls, launched)
+    stretches = stretching.stretches(gaps, idle, work)
+    where = stretching.most_launched_in(stretches, calls, launched)
     length = pl.col("end") - pl.col("start")
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
         calls=calls.select(
             "device", "launch_name", "pieces", "call_ns", "delay_ns", "waited", "loading_ns",
-            **launched, waiting_ns=stretching.waiting_for(calls, gaps, found),
+            **launched, waiting_ns=stretching.waiting_for(calls, gaps, stretches),
         ),
         devices=_by_device(work),
         streams=launching.streams(changes, calls),
         queue=launching.drawn(changes),
         stretches=_in_steps(where, excerpt.steps),
-        steps=_measured_steps(excerpt, found, gaps),
+        steps=_measured_steps(excerpt, stretches, gaps),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         short=_short_kernels(work),
         synchronising=stretching.by_place(stretching.costs(excerpt.waits, work), waited),
@@ -180,7 +179,7 @@ def measure(excerpt: Excerpt, _options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
-    """The launches of all ranks."""
+    """Combine the launches of all ranks."""
     calls, stretches = joined(parts, "calls"), _stretches(parts)
     devices = _devices(parts, calls, stretches)
     on = devices.select(*DEVICE, "on")
@@ -232,7 +231,7 @@ LAUNCHES = Analyzer("launches", Options, needs, measure, combine, take=take)
 
 
 def _placed(excerpt: Excerpt) -> tuple[dict[str, pl.Series], dict[str, pl.Series]]:
-    """Annotation and operator of each launch call; the same and more of each synchronising call."""
+    """Return annotation and operator of launch calls, with Python frames of synchronising calls."""
     places, calls, waits = excerpt.places, excerpt.calls, excerpt.waits
     launched_at = calls.select("pid", "tid", start="launch_start")
     both = _moments(pl.concat([launched_at, waits.select("pid", "tid", "start")]))
@@ -244,12 +243,12 @@ def _placed(excerpt: Excerpt) -> tuple[dict[str, pl.Series], dict[str, pl.Series
 
 
 def _moments(calls: pl.DataFrame) -> pl.DataFrame:
-    """When and on which threads calls start."""
+    """Return start times and threads of calls."""
     return calls.select("pid", "tid", ts="start")
 
 
 def _by_device(work: pl.DataFrame) -> pl.DataFrame:
-    """Each device's span and how much of it was busy, and what there was to launch."""
+    """Return the span, idle time and kernel counts of each device."""
     idle = (pl.col("start") - pl.col("device_free")).clip(0).sum()
     length = pl.col("end") - pl.col("start")
     kernel = pl.col("kind") == "kernel"
@@ -271,7 +270,7 @@ def _by_device(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
-    """Kernels by name: how many, how many of them short, and how long these ran in all."""
+    """Count kernels and short kernels by name, with the total time of short ones."""
     length = pl.col("end") - pl.col("start")
     short = length < launching.SHORT_KERNEL_NS
     return (
@@ -282,28 +281,28 @@ def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _in_steps(found: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The step in which each stretch began."""
-    places = linking.label_by_interval(found.select(ts="start"), steps)["interval"]
-    return found.with_columns(steps["step"].gather(places).alias("step"))
+def _in_steps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add the step in which each stretch began."""
+    places = linking.label_by_interval(stretches.select(ts="start"), steps)["interval"]
+    return stretches.with_columns(steps["step"].gather(places).alias("step"))
 
 
-def _measured_steps(excerpt: Excerpt, found: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Launches of each step, and how much of it lies in stretches and their gaps, by device.
+def _measured_steps(excerpt: Excerpt, stretches: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
+    """Measure launches, stretches and gaps of each step by device.
 
-    A launch belongs to the step of its call, or of its work where steps are found by kernels.
+    A launch belongs to the step of its call, or of its work if steps are inferred from kernels.
     """
     steps = excerpt.steps
     at = "start" if step_patterns.by_kernels(steps) else "launch_start"
     launched = excerpt.calls.select("device", ts=at)
     devices = gaps.select("device").unique()
     rows = steps.select("step", "start", "end").join(devices, how="cross")
-    waiting = intervals.intersect(gaps, found, ["device"])
+    waiting = intervals.intersect(gaps, stretches, ["device"])
     within = linking.label_by_interval(launched, steps)["interval"]
     counts = launched.select("device", step=steps["step"].gather(within))
     measured = rows.with_columns(
         step_ns=pl.col("end") - pl.col("start"),
-        stretch_ns=intervals.overlap_with(rows, found, ["device"])["overlap"],
+        stretch_ns=intervals.overlap_with(rows, stretches, ["device"])["overlap"],
         waiting_ns=intervals.overlap_with(rows, waiting, ["device"])["overlap"],
     ).join(counts.group_by("device", "step").agg(launches=pl.len()), ["device", "step"], "left")
     return measured.drop("end").sort("device", "start")
@@ -313,14 +312,13 @@ def _measured_steps(excerpt: Excerpt, found: pl.DataFrame, gaps: pl.DataFrame) -
 
 
 def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Delays and durations of launch calls, in groups.
+    """Return statistics of delays and durations of launch calls by group.
 
     Returns:
         ``by``, launches, pieces, mean_, median_, p99_ and max_delay_ns, late, waited_frac, mean_,
-        median_ and max_call_ns, slow_calls, loading_calls (slow ones that mostly load code),
-        loading_ns (how long these load it), waiting_ns (how long devices waited for them, in
-        stretches); without ``by`` one row. The percentile is a delay that occurred: the nearest to
-        its rank.
+        median_ and max_call_ns, slow_calls, loading_calls (slow calls that mostly load code),
+        loading_ns (of these calls), waiting_ns (wait of devices in stretches); one row without
+        ``by``. The percentile is not interpolated: it is the nearest delay.
     """
     delay, call, loading = (pl.col(name) for name in ("delay_ns", "call_ns", "loading_ns"))
     slow = call > SLOW_CALL_NS
@@ -346,15 +344,17 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def _named(frame: pl.DataFrame, on: pl.DataFrame) -> pl.DataFrame:
-    """The rows with what their devices are called."""
+    """Add the label of the device to the rows."""
     return frame.join(on, on=DEVICE, how="left", maintain_order="left", nulls_equal=True)
 
 
 def _devices(parts: Sequence[Part], calls: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     counts = ("stretches", "stretch_ns", "launches", "late", "slow_calls", "waiting_ns")
     devices = joined(parts, "devices").with_columns(span_ns=pl.col("end") - pl.col("start"))
-    held = stretches.group_by(DEVICE).agg(stretches=pl.len(), stretch_ns=pl.col("length_ns").sum())
-    for sums in (delay_columns(calls, DEVICE), held):
+    of_stretches = stretches.group_by(DEVICE).agg(
+        stretches=pl.len(), stretch_ns=pl.col("length_ns").sum()
+    )
+    for sums in (delay_columns(calls, DEVICE), of_stretches):
         devices = devices.join(sums, on=DEVICE, how="left", nulls_equal=True)
     measured = devices.with_columns(pl.col(counts).fill_null(0)).sort(DEVICE)
     return measured.select(
@@ -371,21 +371,21 @@ def _devices(parts: Sequence[Part], calls: pl.DataFrame, stretches: pl.DataFrame
 
 
 def _streams(parts: Sequence[Part]) -> pl.DataFrame:
-    """Those with most launches first."""
-    found = joined(parts, "streams").select(
+    """Return the streams of all ranks, those with most launches first."""
+    streams = joined(parts, "streams").select(
         *DEVICE, "process", "stream", "launches", "mean_queue", "max_queue", "queue_ns",
         empty_frac=ratio("empty_ns", "queue_ns"),
         full_frac=ratio("full_ns", "queue_ns"),
     )  # fmt: skip
-    return found.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
+    return streams.sort("launches", *DEVICE, "process", "stream", descending=[True] + [False] * 5)
 
 
 def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
-    """Those in which a device waited most first."""
+    """Return the stretches of all ranks, those with the longest wait first."""
     begun = joined(parts, "devices").select(*DEVICE, origin="start")
-    found = joined(parts, "stretches").join(begun, on=DEVICE, nulls_equal=True, how="left")
+    stretches = joined(parts, "stretches").join(begun, on=DEVICE, nulls_equal=True, how="left")
     length = pl.col("end") - pl.col("start")
-    return found.select(
+    return stretches.select(
         *DEVICE, "step", "gaps", "pieces", "busy_ns", "waiting_ns", "synchronised_ns", "annotation",
         "operator",
         at_ns=pl.col("start") - pl.col("origin"),
@@ -396,8 +396,8 @@ def _stretches(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def _steps(parts: Sequence[Part]) -> pl.DataFrame:
-    found = joined(parts, "steps").sort(*DEVICE, "start")
-    return found.select(
+    steps = joined(parts, "steps").sort(*DEVICE, "start")
+    return steps.select(
         *DEVICE, "step", "step_ns", "stretch_ns", "waiting_ns", pl.col("launches").fill_null(0),
         stretch_frac=ratio("stretch_ns", "step_ns"),
         waiting_frac=ratio("waiting_ns", "step_ns"),
@@ -405,23 +405,23 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
-    """By place over all ranks; those that leave devices idle longest first."""
+    """Sum the synchronising calls of all ranks by place, most device idle time first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
-    found = joined(parts, "synchronising").group_by(stretching.PLACE).agg(sums, ranks=pl.len())
+    places = joined(parts, "synchronising").group_by(stretching.PLACE).agg(sums, ranks=pl.len())
     idle = pl.col("idle_ns") + pl.col("idle_after_ns")
     order = [idle, pl.col("host_ns"), *map(pl.col, stretching.PLACE)]
-    return found.sort(order, descending=[True, True] + [False] * len(stretching.PLACE)).select(
+    return places.sort(order, descending=[True, True] + [False] * len(stretching.PLACE)).select(
         *stretching.PLACE, "ranks", "n", "host_ns", "idle_ns", "idle_after_ns"
     )
 
 
 def _short(parts: Sequence[Part]) -> pl.DataFrame:
-    """Short kernels by name over all ranks, the most frequent first."""
+    """Sum the short kernels of all ranks by name, the most frequent first."""
     kernels = int(joined(parts, "devices")["kernels"].sum())
     sums = pl.col("kernels", "short_kernels", "short_ns").sum()
     named = joined(parts, "short").with_columns(pl.col("name").cast(pl.String))
-    found = named.group_by("name").agg(sums)
-    return found.with_columns(
+    summed = named.group_by("name").agg(sums)
+    return summed.with_columns(
         short_frac=ratio("short_kernels", "kernels"),
         share_frac=ratio("short_kernels", pl.lit(kernels)),
         mean_ns=ratio("short_ns", "short_kernels"),
@@ -429,9 +429,9 @@ def _short(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def _delays(calls: pl.DataFrame) -> pl.DataFrame:
-    """How many launches had a delay of which class, apart by whether earlier work was before them.
+    """Count the launches by class of delay and by whether earlier work was queued before them.
 
-    A class is named for its lower bound; those between the lowest and the highest are all there.
+    The label of a class is its lower bound. Empty classes between others are included.
     """
     number = np.searchsorted([0, 1, *_BOUNDS], calls["delay_ns"].to_numpy(), side="right") - 1
     numbered = calls.select("waited").with_columns(number=pl.Series(number, dtype=pl.UInt32))
@@ -440,30 +440,30 @@ def _delays(calls: pl.DataFrame) -> pl.DataFrame:
     grid = pl.DataFrame({"number": range(lowest, highest + 1)}, schema={"number": pl.UInt32}).join(
         pl.DataFrame({"waited": [False, True]}), how="cross"
     )
-    told = grid.join(counted, on=["number", "waited"], how="left").sort("number", "waited")
-    names = pl.Series(_CLASSES).gather(told["number"])
-    return told.select(names.alias("delay"), "waited", pl.col("n").fill_null(0))
+    classes = grid.join(counted, on=["number", "waited"], how="left").sort("number", "waited")
+    names = pl.Series(_CLASSES).gather(classes["number"])
+    return classes.select(names.alias("delay"), "waited", pl.col("n").fill_null(0))
 
 
 def _queue(parts: Sequence[Part]) -> pl.DataFrame:
-    """The course of each queue, from its device's first launch call."""
+    """Return the queue lengths over time, from each device's first launch call."""
     start = pl.col("ts").min().over(DEVICE)
     return joined(parts, "queue").select(
         *DEVICE, "process", "stream", "length", at_ns=pl.col("ts") - start
     )
 
 
-def _most_first(found: pl.DataFrame, *first: str) -> pl.DataFrame:
-    """By the columns, then by the number of launches, the most first; ties by name."""
-    name = found.columns[0]
+def _most_first(rows: pl.DataFrame, *first: str) -> pl.DataFrame:
+    """Sort by the columns, then by number of launches, in descending order; ties by name."""
+    name = rows.columns[0]
     order = [*first, "launches", name]
-    return found.with_columns(pl.col(name).cast(pl.String)).sort(
+    return rows.with_columns(pl.col(name).cast(pl.String)).sort(
         order, descending=[True] * (len(order) - 1) + [False], nulls_last=True
     )
 
 
 def _places(calls: pl.DataFrame) -> pl.DataFrame:
-    """How long each device waited for launches in which annotation, or else operator."""
+    """Return the wait of each device for launches by annotation, or else by operator."""
     names = pl.col("annotation", "operator").cast(pl.String)
     waiting = calls.filter(pl.col("waiting_ns") > 0).with_columns(names)
     sums = waiting.group_by(*DEVICE, place=pl.coalesce("annotation", "operator")).agg(

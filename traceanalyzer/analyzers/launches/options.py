@@ -7,7 +7,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How fast does the host feed the device: delays, queues, launch-bound time, synchronisation.
+    """Show how fast the host launches work: delays, queues, launch-bound time, synchronisation.
 
     PATH is a trace, several of them, or a folder.
     """

@@ -1,4 +1,4 @@
-"""The launches of all ranks, and their verdict."""
+"""Result of the launches analysis: data, verdict, notes, tables and charts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +13,16 @@ from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-#: From this share of the recorded time on, waiting for launches is a fault worth naming, and the
-#: fault of a training.
+#: Waiting for launches of at least this share of the recorded time is partly or fully launch-bound.
 _SOME, _MUCH = 0.05, 0.2
 
-#: From this share of the recorded time on, idleness of another cause is worth naming.
+#: Least share of the recorded time to report idleness of another cause.
 _IDLE = 0.1
 
-#: From this share on one thing explains another.
+#: Least share to report something as the main part.
 _MOST = 0.5
 
-#: From this share of the recorded time on, what synchronising calls cost is worth telling.
+#: Least share of the recorded time to report the cost of synchronising calls.
 _WORTH = 0.01
 
 _FASTER = (
@@ -51,17 +50,17 @@ _COLUMNS = {
         empty_frac: empty, full_frac: calls block""",
     "calls": f"""launch_name: launch call, {_DELAYS}, late: > 100 us, {_CALL},
         max_call_ns: max call, slow_calls: > 50 us, loading_calls: load code""",
-    "graphs": f"""launch_name: launch call, launches, pieces: pieces of work,
+    "graphs": f"""launch_name: launch call, launches, pieces: device events,
         median_delay_ns: median delay to the first, max_delay_ns: max, {_CALL},
         max_call_ns: max call""",
-    "short": """name: kernel, short_kernels: short, short_frac: of its kind,
-        share_frac: of all kernels, short_ns: time in all, mean_ns: mean""",
+    "short": """name: kernel, short_kernels: short, short_frac: of this kernel,
+        share_frac: of all kernels, short_ns: total time, mean_ns: mean""",
     "operators": f"operator, waiting_ns: device waits, {_DELAYS}, {_QUEUED}, {_CALL}",
     "steps": """on: device, step, step_ns: length, launches, stretch_frac: in stretches,
         waiting_ns: waits for launches, waiting_frac: of the step""",
 }
 
-#: Streams whose queues are drawn: those with most launches.
+#: Number of streams in the queue chart: those with most launches.
 _STREAMS = 6
 
 _SCALARS = (
@@ -75,54 +74,53 @@ _SCALARS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Launches(Result):
-    """How fast the host feeds the device.
+    """Launch delays, queues, launch-bound stretches and synchronising calls.
 
-    Times in ns. A *stretch* is a stretch of time in which a device ran out of work again and again
-    because the host launched too slowly; *waiting* is the device's idleness in the gaps of
-    stretches that ended with a launch.
+    Times are in ns. In a *stretch* a device repeatedly runs out of work because the host launches
+    too slowly; *waiting* is the device's idle time in the gaps of stretches that end with a launch.
 
     Attributes:
         span_ns: first start to last end of device work, summed over devices.
         idle_ns: time in which a device ran nothing, summed over devices.
         stretch_ns: length of all stretches; waiting_ns: waiting in them; synchronised_ns: the part
-            of waiting in gaps in which the host was in a synchronising call.
-        launches: launch calls that started work.
-        median_delay_ns, p99_delay_ns: from the end of the call to the start of the work; null
+            of waiting in gaps with the host in a synchronising call.
+        launches: number of launch calls with device work.
+        median_delay_ns, p99_delay_ns: from the end of the call to the start of the work; None
             without launches.
-        slow_calls: launch calls of more than 50 us; loading_calls: those that load the code of
-            kernels for half of their time or more, loading_ns: how long.
+        slow_calls: launch calls of more than 50 us; loading_calls: those that load kernel code for
+            at least half of their time, loading_ns: time of the loading.
         kernels, short_kernels: all kernels, and those shorter than 10 us.
-        synchronising_ns: time of the host in synchronising calls; synchronising_idle_ns and
-            synchronising_after_ns: idleness of devices in them, and after them.
-        devices: a row a device: on (what it is called), rank, path, device, span_ns, idle_ns,
+        synchronising_ns: host time in synchronising calls; synchronising_idle_ns and
+            synchronising_after_ns: device idle time during and after them.
+        devices: one row per device: on (its label), rank, path, device, span_ns, idle_ns,
             stretches, stretch_ns, busy_frac, stretch_frac, waiting_ns,
             waiting_frac, launches, the delays' mean_, median_, p99_ and max_delay_ns, late (after
             more than 100 us), waited_frac (share of launches behind earlier work of their stream),
             mean_call_ns, slow_calls (of more than 50 us), kernels, short_frac, median_call_ns,
-            unlaunched (pieces of work without a launch call).
+            unlaunched (device events without a launch call).
         streams: rank, path, device, process, stream, launches, mean_queue, max_queue, empty_frac,
             full_frac.
         stretches: rank, path, device, step, at_ns (from the start of the device's work), length_ns,
             gaps, pieces, busy_frac, waiting_ns, synchronised_frac, annotation, operator.
         synchronising: calls in which the host waited for a device, by place: call, operator,
-            annotation, python, ranks (how many), n, host_ns, idle_ns, idle_after_ns.
+            annotation, python, ranks (their number), n, host_ns, idle_ns, idle_after_ns.
         calls: by name of the launch call: launches, pieces, delays and calls as in ``devices``.
-        graphs: the same for calls that started several pieces of work.
-        operators: the same by operator (null: in none), with waiting_ns: how long devices waited
-            for its launches, in stretches.
+        graphs: the same for calls with several device events.
+        operators: the same by operator (null: outside of any), with waiting_ns: wait of devices
+            for its launches in stretches.
         places: rank, path, device, place (annotation, or else operator), waiting_ns.
         short: kernels by name: name, short_kernels, short_frac (of the kernels of that name),
             share_frac (of all kernels), short_ns.
-        steps: rank, path, device, step, step_ns, launches (calls in the
-            step that started work), stretch_frac, waiting_ns, waiting_frac.
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
-        delays: waited, delay (a class), n: how many launches waited how long.
-        queue: rank, path, device, process, stream, at_ns, length: the course of each queue.
-        unlaunched: pieces of device work without a launch call; launched_before_ns: their time,
-            summed up, and work_ns that of all work.
-        without_work: launch calls without device work.
-        after_last: synchronising calls after the last launch, not counted.
-        clock_odd: launches whose work seems to start before their call.
+        steps: rank, path, device, step, step_ns, launches (calls in the step with device work),
+            stretch_frac, waiting_ns, waiting_frac.
+        steps_by_kernels: steps are inferred from repeating kernels.
+        delays: waited, delay (a class), n: number of launches by delay.
+        queue: rank, path, device, process, stream, at_ns, length: queue length over time.
+        unlaunched: number of device events without a launch call; launched_before_ns: their time,
+            work_ns: time of all device work.
+        without_work: number of launch calls without device work.
+        after_last: number of synchronising calls after the last launch, which are not counted.
+        clock_odd: number of launches whose work seems to start before the call.
     """
 
     span_ns: int
@@ -162,9 +160,9 @@ class Launches(Result):
     clock_odd: int
 
     def view(self) -> View:
-        """Devices, stretches, synchronising calls, streams, launch calls; queues and delays."""
+        """Build the view: tables of devices, stretches and calls; charts of queues and delays."""
         return View(
-            title="How fast does the host feed the device?",
+            title="How fast does the host launch work?",
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
@@ -177,7 +175,7 @@ class Launches(Result):
 
 
 def _verdict(result: Launches) -> str:
-    """Whether launches hold the devices up, how long they take, what synchronising costs."""
+    """Describe whether devices are launch-bound, launch delays and the cost of synchronising."""
     order = result.devices.sort("waiting_ns", *DEVICE, descending=[True] + [False] * 3)
     worst = order.row(0, named=True)
     bound = (worst["waiting_frac"] or 0) >= _SOME
@@ -191,32 +189,32 @@ def _verdict(result: Launches) -> str:
 
 
 def _notes(result: Launches) -> tuple[str, ...]:
-    """What was not counted, and how to read the numbers."""
-    said = [FOUND_BY_KERNELS] if result.steps_by_kernels else []
+    """Describe what was not counted, and how to read the numbers."""
+    notes = [FOUND_BY_KERNELS] if result.steps_by_kernels else []
     if result.synchronising_after_ns:
-        said.append(
-            "Idle after a synchronising call lasts until the next piece of work: what the host did "
-            "in between made it long, not only the call."
+        notes.append(
+            "Idle time after a synchronising call lasts until the next device work. It includes "
+            "what the host does in between."
         )
     if 0 < result.loading_ns < _WORTH * result.span_ns:
-        said.append(_loading(result))
-    said += note_launched_before(result.launched_before_ns, result.work_ns)
+        notes.append(_loading(result))
+    notes += note_launched_before(result.launched_before_ns, result.work_ns)
     if result.without_work:
         calls = format_count(result.without_work, "launch call")
-        said.append(f"{calls} without device work in the recording.")
+        notes.append(f"{calls} without device work in the recording.")
     if result.after_last:
         calls = format_count(result.after_last, "synchronising call")
-        said.append(
-            f"{calls} after the last launch, such as "
-            "the profiler's own at the end of the recording: not counted."
+        notes.append(
+            f"Not counted: {calls} after the last launch, such as the profiler's call at the end "
+            "of the recording."
         )
     if result.clock_odd:
         odd = format_count(result.clock_odd, "launch", "es")
-        said.append(
-            f"{odd} whose work starts before the call: the "
-            "clocks of host and device differ; the delay counts as 0."
+        notes.append(
+            f"{odd} with work that starts before the call, as the clocks of host and device "
+            "differ; the delay counts as 0."
         )
-    return tuple(said)
+    return tuple(notes)
 
 
 # --- waiting for launches --------------------------------------------------------------------
@@ -224,50 +222,50 @@ def _notes(result: Launches) -> tuple[str, ...]:
 
 def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     much = device["waiting_frac"] >= _MUCH
-    own = _of(result.stretches, device)
-    synchronised = int(own["synchronised_ns"].sum()) / int(own["waiting_ns"].sum())
+    stretches = _of(result.stretches, device)
+    synchronised = int(stretches["synchronised_ns"].sum()) / int(stretches["waiting_ns"].sum())
     after = f"; {format_frac(synchronised)} of that around synchronising calls" * (synchronised > 0)
     cure = _UNSYNCHRONISED if synchronised >= _MOST else _FASTER
     return (
-        f"{'Launch-bound' if much else 'Launch-bound in part'}: {_whose(result, device)} runs out "
-        f"of work again and again in {format_count(own.height, 'stretch', 'es')}, "
-        f"{format_frac(device['stretch_frac'])} of the recorded time{_in_steps(result, device)}, "
-        f"and in their gaps waits {format_ns(device['waiting_ns'])} "
-        f"({format_frac(device['waiting_frac'])} of the time) for the host's next launch"
-        f"{_mostly(_of(result.places, device))}{after}. That is the most that faster launching can "
-        f"save; what may help is {cure}.{_others(result)}{_other_idleness(device)}"
+        f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "
+        f"waits {format_ns(device['waiting_ns'])} ({format_frac(device['waiting_frac'])} of the "
+        f"recorded time) for the host's next launch{_mostly(_of(result.places, device))}{after}. "
+        f"It repeatedly runs out of work in {format_count(stretches.height, 'stretch', 'es')} "
+        f"({format_frac(device['stretch_frac'])} of the recorded time){_in_steps(result, device)}. "
+        f"Faster launching saves at most that wait. Try {cure}."
+        f"{_others(result)}{_other_idleness(device)}"
     )
 
 
 def _others(result: Launches) -> str:
-    """How many devices are held up, where there are several."""
+    """Count the launch-bound devices if there are several."""
     devices = result.devices
     if devices.height == 1:
         return ""
-    held = devices.filter(pl.col("waiting_frac") >= _SOME).height
-    return f" {held} of {devices.height} devices are held up so, this one for longest."
+    bound = devices.filter(pl.col("waiting_frac") >= _SOME).height
+    return f" {bound} of {devices.height} devices are launch-bound, this one most."
 
 
 def _other_idleness(device: Mapping[str, Any]) -> str:
-    """Idleness that is no matter of launching, where it is more."""
+    """Report idleness of other causes if there is more of it."""
     other = 1 - device["busy_frac"] - device["waiting_frac"]
     if other < max(_IDLE, device["waiting_frac"]):
         return ""
-    return f" It is idle for {format_frac(other)} of the time for other reasons: gpu-idle tells."
+    return f" It is idle for {format_frac(other)} of the time for other reasons: see gpu-idle."
 
 
 def _in_steps(result: Launches, device: Mapping[str, Any]) -> str:
     steps = _of(result.steps, device)
-    held = steps.filter(pl.col("waiting_frac") >= _SOME)
-    if held.is_empty():
+    bound = steps.filter(pl.col("waiting_frac") >= _SOME)
+    if bound.is_empty():
         return ""
-    if held.height == steps.height:
+    if bound.height == steps.height:
         return f", in all {steps.height} steps" if steps.height > 1 else ""
-    return f", in {held.height} of {steps.height} steps"
+    return f", in {bound.height} of {steps.height} steps"
 
 
 def _mostly(places: pl.DataFrame) -> str:
-    """The range or operator whose launches were waited for most."""
+    """Name the annotation or operator with the longest wait for launches."""
     named = places.drop_nulls("place")
     if named.is_empty():
         return ""
@@ -277,28 +275,28 @@ def _mostly(places: pl.DataFrame) -> str:
 
 def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
     waits = device["waiting_frac"] or 0
-    said = (
-        f"{_whose(result, device)} waits for the host's next launch in {format_frac(waits)} of the "
-        "recorded time"
+    waiting = (
+        f"{_device_label(result, device)} waits for the host's next launch for "
+        f"{format_frac(waits)} of the recorded time"
         if waits
-        else "no device runs out of work again and again for want of launches"
+        else "no device repeatedly runs out of work because of launches"
     )
     idlest = result.devices.sort("idle_ns", *DEVICE, descending=[True] + [False] * 3)
     idle = idlest.row(0, named=True)
     free = 1 - (1 if idle["busy_frac"] is None else idle["busy_frac"])
     time = "it" if waits else "the recorded time"
     other = (
-        f", though {_whose(result, idle)} is idle in {_nearly(free)} of {time}: gpu-idle tells why"
+        f"; {_device_label(result, idle)} is idle for {_nearly(free)} of {time} (see gpu-idle)"
         if free - (idle["waiting_frac"] or 0) >= _IDLE
         else ""
     )
-    return f"Not launch-bound: {said}{other}."
+    return f"Not launch-bound: {waiting}{other}."
 
 
 def _nearly(frac: float) -> str:
-    """A share; one that is less than all is not told as all of it."""
-    told = format_frac(frac)
-    return "more than 99.9 %" if frac < 1 and told == format_frac(1) else told
+    """Format a share; one below 1 is never printed as 100 %."""
+    text = format_frac(frac)
+    return "more than 99.9 %" if frac < 1 and text == format_frac(1) else text
 
 
 def _delays(result: Launches, device: Mapping[str, Any]) -> str:
@@ -307,18 +305,16 @@ def _delays(result: Launches, device: Mapping[str, Any]) -> str:
     n, delay, waited = (device[key] for key in ("launches", "median_delay_ns", "waited_frac"))
     of_which = "" if result.devices.height == 1 else f" of {device['on']}"
     if n == 1:
-        whose = f"The one launch{of_which}" if of_which else "Its one launch"
-        queued = " It was queued behind earlier work, which is no fault." * (waited > 0)
-        return f"{whose} started {format_ns(delay)} after its call.{queued}"
-    launches = f"the {n:,} launches{of_which}" if of_which else f"its {n:,} launches"
+        queued = " It was queued behind earlier work, which is normal." * (waited > 0)
+        return f"The only launch{of_which} started {format_ns(delay)} after its call.{queued}"
     queued = (
-        f" {format_frac(waited)} of them were queued behind earlier work, which is no fault."
+        f" {format_frac(waited)} of launches were queued behind earlier work, which is normal."
         if waited >= _SOME
         else ""
     )
     return (
-        f"Half of {launches} started within {format_ns(delay)} of their call, 99 % within "
-        f"{format_ns(device['p99_delay_ns'])}.{queued}"
+        f"Launch delay{of_which}: median {format_ns(delay)}, p99 "
+        f"{format_ns(device['p99_delay_ns'])} ({n:,} launches).{queued}"
     )
 
 
@@ -327,20 +323,20 @@ def _short(device: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{format_frac(device['short_frac'])} of its kernels are shorter than "
-        f"{format_ns(SHORT_KERNEL_NS)}, while a launch call takes "
-        f"{format_ns(device['median_call_ns'])} (median)."
+        f"{format_ns(SHORT_KERNEL_NS)}; the median launch call takes "
+        f"{format_ns(device['median_call_ns'])}."
     )
 
 
 def _loading(result: Launches) -> str:
-    """Why the first launches are slow."""
+    """Report launches that are slow because they load kernel code."""
     if not result.loading_calls:
         return ""
     return (
         f"Module loading slows down {result.loading_calls:,} of "
         f"{format_count(result.slow_calls, 'launch call')} over 50 us "
         f"({format_ns(result.loading_ns)} in total): CUDA loads the code of a kernel at its first "
-        "launch. Warm-up steps, or CUDA_MODULE_LOADING=EAGER, load it before the part that counts."
+        "launch. Warm-up steps, or CUDA_MODULE_LOADING=EAGER, load it before the measured part."
     )
 
 
@@ -348,35 +344,35 @@ def _loading(result: Launches) -> str:
 
 
 def _synchronising(result: Launches) -> str:
-    found = result.synchronising
+    places = result.synchronising
     idle = result.synchronising_idle_ns + result.synchronising_after_ns
-    if found.is_empty():
+    if places.is_empty():
         return ""
-    counted = format_count(int(found["n"].sum()), "synchronising call")
+    counted = format_count(int(places["n"].sum()), "synchronising call")
     if idle < _WORTH * result.span_ns:
-        leave = "leaves" if found["n"].sum() == 1 else "leave"
-        return f"{counted} {leave} the devices idle for {format_ns(idle)} in all."
-    worst = found.row(0, named=True)
+        leave = "leaves" if places["n"].sum() == 1 else "leave"
+        return f"{counted} {leave} the devices idle for {format_ns(idle)} in total."
+    worst = places.row(0, named=True)
     where = worst["operator"] or worst["annotation"] or worst["python"]
     place = f" in {where}" if where else ""
     return (
-        f"In {counted} the host spent {format_ns(result.synchronising_ns)}; devices were idle for "
+        f"The host spent {format_ns(result.synchronising_ns)} in {counted}; devices were idle for "
         f"{format_ns(result.synchronising_idle_ns)} of it, and for "
-        f"{format_ns(result.synchronising_after_ns)} after it until there was work again. "
-        f"{format_ns(worst['idle_ns'] + worst['idle_after_ns'])} of that idleness is at "
-        f"{worst['call']}{place}, {format_count(worst['n'], 'time')}."
+        f"{format_ns(result.synchronising_after_ns)} afterwards until the next work. "
+        f"{format_ns(worst['idle_ns'] + worst['idle_after_ns'])} of that idle time is at "
+        f"{worst['call']}{place} ({format_count(worst['n'], 'call')})."
     )
 
 
-# --- words -----------------------------------------------------------------------------------
+# --- devices ---------------------------------------------------------------------------------
 
 
 def _of(frame: pl.DataFrame, device: Mapping[str, Any]) -> pl.DataFrame:
     return frame.filter(*(pl.col(name).eq_missing(device[name]) for name in DEVICE))
 
 
-def _whose(result: Launches, device: Mapping[str, Any]) -> str:
-    """``the device``, or which of several."""
+def _device_label(result: Launches, device: Mapping[str, Any]) -> str:
+    """Return ``the device``, or the label of one of several."""
     return "the device" if result.devices.height == 1 else str(device["on"])
 
 
@@ -384,13 +380,13 @@ def _whose(result: Launches, device: Mapping[str, Any]) -> str:
 
 
 def _tables(result: Launches) -> tuple[Table, ...]:
-    """Devices, stretches, synchronising calls, streams, launch calls, short kernels; details."""
-    graphs = "Launch calls that started several pieces of work"
+    """Build the tables; those by operator and step are details."""
+    graphs = "Launch calls that started several device events"
     return (
         _table(result, "devices", "Devices"),
-        _table(result, "stretches", "Stretches in which a device ran out of work again and again"),
-        _table(result, "synchronising", "Calls in which the host waits for the device"),
-        _table(result, "streams", "Launches waiting in each stream"),
+        _table(result, "stretches", "Launch-bound stretches"),
+        _table(result, "synchronising", "Synchronising calls"),
+        _table(result, "streams", "Launch queues of streams"),
         _table(result, "calls", "Launch calls"),
         *([_table(result, "graphs", graphs)] if result.graphs.height else []),
         _table(result, "short", "Kernels shorter than 10 us"),
@@ -402,7 +398,7 @@ def _tables(result: Launches) -> tuple[Table, ...]:
 
 
 def _table(result: Launches, name: str, title: str, **more: Any) -> Table:
-    """One table; what tells devices or ranks apart only where there are several devices."""
+    """Build a table; with columns of devices and ranks only if there are several devices."""
     left_out = [] if result.devices.height > 1 or name == "devices" else ["on", "ranks"]
     left_out += [] if result.loading_calls else ["loading_calls"]
     labels = headings(_COLUMNS[name])
@@ -424,10 +420,10 @@ def _queues(result: Launches) -> Chart:
     if result.devices.height > 1:
         label = pl.format("{}, {}", "on", label)
     more = result.streams.height - chosen.height
-    busiest = f" (the {chosen.height} streams with most launches)" if more else ""
+    busiest = f" ({chosen.height} streams with most launches)" if more else ""
     return Chart(
         "queue",
-        f"Launches waiting in each stream{busiest}",
+        f"Launch queues of streams{busiest}",
         "line",
         frame.select("at_ns", "length", label.alias("queue")),
         x="at_ns",
@@ -439,16 +435,16 @@ def _queues(result: Launches) -> Chart:
 
 
 def _delay_classes(result: Launches) -> Chart:
-    words = (
+    labels = (
         pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
     )
     return stacked(
         "delays",
-        "Delay from launch call to start, by what was before it",
-        result.delays.with_columns(words.alias("waited_for")),
+        "Delay from launch call to start, by what the launch waited for",
+        result.delays.with_columns(labels.alias("waited_for")),
         "delay",
         y="n",
-        x_label="delay: from this up to the next",
+        x_label="delay (lower bound)",
         y_label="launches",
         color="waited_for",
     )

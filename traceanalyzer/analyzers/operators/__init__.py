@@ -1,8 +1,8 @@
-"""Which operators take the time: calls, host and device time, memory, as PyTorch sums them up.
+"""Operator statistics as in PyTorch's ``key_averages``: calls, host and device time, memory.
 
-``call_tree`` builds the calls of each thread and gives them device work and memory, ``compute``
-sums up a rank's calls by operator and joins all ranks, ``result`` holds the numbers and what is
-shown of them.
+``call_tree`` builds the call tree of each thread and assigns device work and memory to the calls,
+``compute`` sums the calls of a rank by operator and combines the ranks, ``result`` has the data,
+verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ def operators(
     group_by_stack: int = 0,
     **reading: Unpack[Reading],
 ) -> Operators:
-    """Which operators take the time, as PyTorch's ``key_averages`` sums them up?
+    """Return which operators take the time, as PyTorch's ``key_averages`` does.
 
-    One file is in memory at a time; the ranks are summed up.
+    One file is in memory at a time; the ranks are summed.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        sort_by: the column to sort by, the largest first; None for self device time where there is
+        sort_by: the column to sort by, in descending order; None for self device time if there is
             device work, else self host time.
-        group_by_input_shape: calls with other input shapes are other rows.
-        group_by_stack: calls from other Python frames are other rows: so many of the innermost
-            count; 0 for none.
+        group_by_input_shape: also group by input shapes.
+        group_by_stack: also group by this many innermost Python frames; 0 for none.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no operators were recorded, or not what is asked for.
-        OptionError: there is nothing of that name to sort by.
+        InputError: no input can be read.
+        MissingData: operators or the requested data were not recorded.
+        OptionError: ``sort_by`` is not a known column.
     """
     from traceanalyzer.analyzers.operators.compute import OPERATORS
     from traceanalyzer.run import run

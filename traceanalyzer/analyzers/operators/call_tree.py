@@ -1,4 +1,4 @@
-"""The calls of each thread as PyTorch builds them: who made which, their device work and memory."""
+"""The call tree of each thread as in PyTorch, with the device work and memory of each call."""
 
 from dataclasses import dataclass
 
@@ -12,31 +12,31 @@ from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
 
-#: Slices that code was given a name by, and what device work is counted for.
+#: Slices that name a part of the program; device work is counted for them.
 MARKED = ("cpu_op", *ANNOTATION_KINDS)
 
 #: Python frames, where they were recorded.
 FRAMES = "python_function"
 
-#: Slices of traces that know none of these.
+#: Slices of traces without any of these.
 OTHER = "other"
 
-#: Calls that operators make: rows of their own, as PyTorch has them, but without device work.
+#: Runtime calls of operators: separate rows, as in PyTorch, but without device work.
 CALLS = tuple(kind for kind in HOST_KINDS if kind not in (*MARKED, FRAMES, OTHER, "osrt"))
 
 #: All of these.
 HOST = (*MARKED, FRAMES, OTHER, *CALLS)
 
-#: Instants that tell of allocations.
+#: Instants of allocations and frees.
 ALLOCATIONS = "cpu_instant_event"
 
-#: c10's device types whose memory is the host's: CPU, MKLDNN, IDEEP.
+#: c10 device types with host memory: CPU, MKLDNN, IDEEP.
 _HOST_TYPES = (0, 2, 5)
 
-#: Between the frames of a stack, the innermost first.
+#: Separator of the frames of a stack, the innermost first.
 BETWEEN = "; "
 
-#: Bookkeeping of autograd and of the profiler: PyTorch counts it as its caller's own time.
+#: Bookkeeping of autograd and the profiler: PyTorch counts it as self time of the caller.
 _UNNAMED = (
     "profiler::_record_function_enter",
     "profiler::_record_function_enter_new",
@@ -48,53 +48,52 @@ _UNNAMED = (
 
 
 def build(calls: pl.DataFrame) -> pl.DataFrame:
-    """What holds each of :func:`all_calls`.
+    """Add the parent of each call of :func:`all_calls`.
 
     Returns:
-        The calls, each with ``depth``, ``parent`` (row), and ``self_time``, which adds up to the
-        time in which the thread was in any call.
+        The calls with ``depth``, ``parent`` (row) and ``self_time``, which adds up to the time in
+        which the thread was in any call.
     """
     return holding.hold(calls, ["thread"])
 
 
 def counted_as(tree: pl.DataFrame) -> nesting.Rows:
-    """The call that each call is counted as: itself but for an operator, the only one in its like.
+    """Return the call that each call is counted as (a row number).
 
-    PyTorch takes a call whose only call has the same name for one with it: a wrapper and what it
-    wraps. A function that calls itself is called again.
+    That is the call itself, except for an operator that is the only call of a call of the same
+    name: as in PyTorch it is merged with its caller. Recursive functions are not merged.
     """
     parent, name = holding.parents(tree), tree["name"].to_physical().to_numpy()
     is_operator = (tree["kind"] == "cpu_op").to_numpy()
-    held = np.flatnonzero((parent != nesting.ROOT) & is_operator).astype(np.int32)
-    like = held[name[held] == name[parent[held]]]
-    calls = np.bincount(parent[held], minlength=tree.height)
-    again = like[calls[parent[like]] == 1]
-    found = np.arange(tree.height, dtype=np.int32)
-    found[again] = parent[again]
-    while (further := found[found] != found).any():
-        found[further] = found[found[further]]
-    return found
+    nested = np.flatnonzero((parent != nesting.ROOT) & is_operator).astype(np.int32)
+    same_name = nested[name[nested] == name[parent[nested]]]
+    calls = np.bincount(parent[nested], minlength=tree.height)
+    merged = same_name[calls[parent[same_name]] == 1]
+    target = np.arange(tree.height, dtype=np.int32)
+    target[merged] = parent[merged]
+    while (chained := target[target] != target).any():
+        target[chained] = target[target[chained]]
+    return target
 
 
 def unclosed(trace: Trace) -> int:
-    """Operators and annotations that never end, and are not counted; NVTX marks need no end."""
+    """Count the operators and annotations without an end; NVTX marks need none."""
     open_ended = pl.col("kind").is_in(MARKED) & (pl.col("kind") != "nvtx") & pl.col("dur").is_null()
     return trace.events.filter(open_ended).height
 
 
 def all_calls(trace: Trace) -> pl.DataFrame:
-    """Every call of a rank's threads, in the order of the trace.
+    """Return every call of a rank's threads, in the order of the trace.
 
-    Calls are operators, annotations, NVTX ranges, Python frames and the runtime calls they make; in
-    traces without any of these but the last, all other host slices. The steps of the profiler have
-    one name.
+    Calls are operators, annotations, NVTX ranges, Python frames and their runtime calls; in traces
+    with runtime calls only, all other host slices. All profiler steps get the same name.
 
     Returns:
         ``event`` (row of ``events``), ``kind``, ``name``, ``external_id``, ``thread`` (a number),
         ``start``, ``end``.
 
     Raises:
-        MissingData: no call was recorded.
+        MissingData: no calls were recorded.
     """
     on_host = pl.col("device").is_null() & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
     of_kind = pl.col("kind") == OTHER
@@ -124,12 +123,12 @@ def all_calls(trace: Trace) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes allocated less bytes freed.
+    """Bytes allocated minus bytes freed.
 
     Attributes:
-        host: by each call itself, or None where no allocation of the host's memory was recorded.
-        device: by each call itself, or None where none of a device's was.
-        outside: in no call, host and device.
+        host: host memory of each call without its nested calls; None if not recorded.
+        device: device memory of each call without its nested calls; None if not recorded.
+        outside: host and device memory outside of any call.
     """
 
     host: intervals.Ints | None
@@ -138,15 +137,15 @@ class Memory:
 
 
 def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
-    """All device work that has an end, with the call that launched it.
+    """Return all device work that has an end, with the call that launched it.
 
     Args:
-        trace: of one rank.
+        trace: the trace of one rank.
         calls: the rows of ``events`` that are calls, in order.
 
     Returns:
-        external_id, call (the place of its launch in ``calls``, null where that was not recorded or
-        is none of them), start, length_ns, and the columns of :func:`~.common.replays.contexts`.
+        external_id, call (the position of its launch in ``calls``, null if it is not there), start,
+        length_ns, and the columns of :func:`~.common.replays.contexts`.
     """
     work = device_work.device_work(trace)
     events, launch = calls.to_numpy(), launching.launch_rows(trace, work)
@@ -161,7 +160,7 @@ def launched_work(trace: Trace, calls: pl.Series) -> pl.DataFrame:
 
 
 def captured_calls(trace: Trace, calls: pl.Series) -> pl.DataFrame:
-    """Launch calls that a graph captured: call (place in ``calls``), external_id, start, place."""
+    """Return captured launch calls: call (position in ``calls``), external_id, start, place."""
     places = pl.DataFrame({"event": calls}).with_row_index("call")
     captured = replays.captured(trace).join(places, on="event")
     unknown = (pl.lit(None, pl.Int64).alias(name) for name in ("external_id", "start"))
@@ -169,10 +168,10 @@ def captured_calls(trace: Trace, calls: pl.Series) -> pl.DataFrame:
 
 
 def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
-    """The call that each piece of device work is counted for, a row of ``tree`` or :data:`ROOT`.
+    """Return the call that each piece of device work counts for: a row of ``tree`` or :data:`ROOT`.
 
     That is the innermost operator or annotation around the launch call, else the innermost Python
-    frame. Other work belongs to the operator of its external id.
+    frame. Work without either belongs to the operator with its external id.
 
     Args:
         work: rows of :func:`launched_work`.
@@ -182,16 +181,16 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
     caller = np.full(work.height, nesting.ROOT, np.int32)
     for kinds in (*MARKED, OTHER), (FRAMES,):
         wanted = tree["kind"].is_in(kinds).to_numpy()
-        still = np.flatnonzero((caller == nesting.ROOT) & (call != nesting.ROOT))
-        if still.size and wanted.any():
-            caller[still] = holding.nearest(tree, wanted)[call[still]]
+        open_work = np.flatnonzero((caller == nesting.ROOT) & (call != nesting.ROOT))
+        if open_work.size and wanted.any():
+            caller[open_work] = holding.nearest(tree, wanted)[call[open_work]]
     named = pl.col("kind").is_in((*MARKED, OTHER))
     ids = tree.select("start", external_id=pl.when(named).then("external_id"))
     return launching.with_told_by_id(caller, work, ids)
 
 
 def device_time(work: pl.DataFrame, caller: nesting.Rows, height: int) -> intervals.Ints:
-    """The device work in ns that is counted for each of so many calls; see :func:`callers`."""
+    """Return the device time in ns of each of ``height`` calls; see :func:`callers`."""
     known = caller != nesting.ROOT
     length = np.zeros(height, np.int64)
     np.add.at(length, caller[known], work["length_ns"].to_numpy()[known])
@@ -199,43 +198,43 @@ def device_time(work: pl.DataFrame, caller: nesting.Rows, height: int) -> interv
 
 
 def instants_of(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
-    """All allocations: thread (as of ``calls``, null for others), ts, bytes, of_host."""
-    told = trace.memory_totals.filter(pl.col("device_type").is_not_null())
+    """Return all allocations: thread (as in ``calls``, null for others), ts, bytes, of_host."""
+    totals = trace.memory_totals.filter(pl.col("device_type").is_not_null())
     first = calls.group_by("thread").agg(pl.col("event").first())
     threads = first.select("thread").hstack(trace.events.select("pid", "tid")[first["event"]])
-    instants = trace.events.select("pid", "tid", "ts", "bytes")[told["event"]]
+    instants = trace.events.select("pid", "tid", "ts", "bytes")[totals["event"]]
     instants = columns.looked_up(instants, threads, ["pid", "tid"])
-    of_host = told["device_type"].is_in(_HOST_TYPES).alias("of_host")
+    of_host = totals["device_type"].is_in(_HOST_TYPES).alias("of_host")
     return instants.select("thread", "ts", pl.col("bytes").fill_null(0), of_host)
 
 
 def allocations(instants: pl.DataFrame, tree: pl.DataFrame) -> Memory:
-    """What each call itself allocated and freed, by the time and thread of :func:`instants_of`."""
+    """Return the memory of each call from the time and thread of :func:`instants_of`."""
     if instants.is_empty():
         return Memory(None, None, 0)
     inner = holding.innermost(instants, tree, ["thread"])
     size, of_host = instants["bytes"], instants["of_host"]
     host, device = (
-        _summed(inner.filter(kept), size.filter(kept), tree.height) if kept.any() else None
-        for kept in (of_host, ~of_host)
+        _summed(inner.filter(mask), size.filter(mask), tree.height) if mask.any() else None
+        for mask in (of_host, ~of_host)
     )
     return Memory(host, device, int(size.filter(inner.is_null()).sum()))
 
 
 def _summed(inner: pl.Series, size: pl.Series, height: int) -> intervals.Ints:
     known = inner.is_not_null()
-    own = np.zeros(height, np.int64)
-    np.add.at(own, inner.filter(known).to_numpy(), size.filter(known).to_numpy())
-    return own
+    sums = np.zeros(height, np.int64)
+    np.add.at(sums, inner.filter(known).to_numpy(), size.filter(known).to_numpy())
+    return sums
 
 
 # --- Python frames -------------------------------------------------------------------------
 
 
 def python_stacks(tree: pl.DataFrame, frames: int) -> pl.Series:
-    """The names of so many innermost Python frames around each call, null where there is none.
+    """Return the names of this many innermost Python frames around each call; null if none.
 
-    A frame is not around itself. Operators of the backward pass run in a thread without frames.
+    A frame does not count as around itself. Backward operators run in a thread without frames.
     """
     around = holding.nearest(tree, (tree["kind"] == FRAMES).to_numpy())
     names = tree["name"].cast(pl.String)

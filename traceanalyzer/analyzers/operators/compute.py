@@ -1,4 +1,4 @@
-"""From the calls of each rank to the operators of all ranks."""
+"""Operator statistics of each rank, combined over all ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from traceanalyzer.frames import holding, intervals, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
-#: Sums of a row; null where nothing of the sort was recorded.
+#: Sums of each row; null if the data was not recorded.
 SUMS = (
     "calls", "self_host_ns", "total_host_ns", "self_device_ns", "total_device_ns",
     "self_host_memory_bytes", "total_host_memory_bytes",
     "self_device_memory_bytes", "total_device_memory_bytes",
 )  # fmt: skip
 
-#: What is told of the time of the host and of the device.
+#: Time columns of the host and of the device.
 _TIMES = ("self_{}_ns", "self_{}_frac", "total_{}_ns", "total_{}_frac", "mean_{}_ns")
 
-#: What is missing where there is nothing to sort by, and the kind that would tell.
+#: Name of the missing data if there is nothing to sort by, and the event kind that has it.
 _LACKING = {
     "device": ("device work", "kernel"),
     "memory": ("allocation of that kind", "cpu_instant_event"),
 }
 
-#: What may be missing or unknown in the end, in the words of :func:`record_hint`.
+#: Data that may be missing, as :func:`record_hint` names it.
 _MAY_LACK = ("kernel", "cpu_instant_event", "other code")
 
 
 def needs(options: Options) -> Needs:
-    """Calls of the host, device work and allocations; input shapes where they are asked for."""
+    """Host calls, device work and allocations; input shapes if requested."""
     columns = ("input_dims",) if options.group_by_input_shape else ()
     kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
     return Needs(kinds, columns=columns, unused=("category",))
@@ -48,19 +48,19 @@ class Part:
     """One rank's operators.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, or None if the file has none.
         path: the file.
-        rows: the keys of the options, and :data:`SUMS`.
-        running: ``name``, ``kind`` and ``self_host_ns`` in the threads that run operators.
-        device_ns: all device work, summed; None where there is none.
-        unlaunched_ns: part of it that no call is known for.
-        replays: kernels that graphs replayed: :data:`~.common.replays.CONTEXTS`, ``row`` (of
-            ``rows``, which they are counted for; null: none), ``n`` and ``length_ns``.
-        launchers: what :func:`~.common.replays.known` gives of the others.
-        threads: threads that made calls.
-        outside_bytes: allocated less freed in no call.
-        unclosed: operators without an end, which are not counted.
-        hints: how the profiler that wrote the file records what it lacks, by kind.
+        rows: one row per operator: the keys of the options and :data:`SUMS`.
+        running: ``name``, ``kind`` and ``self_host_ns`` of the threads that run operators.
+        device_ns: time of all device work; None if there is none.
+        unlaunched_ns: part of it without a known call.
+        replays: kernels replayed by graphs: :data:`~.common.replays.CONTEXTS`, ``row`` (the row of
+            ``rows`` that they count for, or null), ``n`` and ``length_ns``.
+        launchers: the result of :func:`~.common.replays.known` for the others.
+        threads: number of threads with calls.
+        outside_bytes: bytes allocated minus bytes freed outside of any call.
+        unclosed: number of operators without an end, which are not counted.
+        hints: how the profiler that wrote the file records missing data, by kind.
     """
 
     rank: int | None
@@ -79,18 +79,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What is looked at of one rank, without the trace.
+    """The data needed of one rank, without the trace.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, or None if the file has none.
         path: the file.
-        calls: rows of :func:`.call_tree.all_calls` without ``event``, with ``input_dims`` where
-            rows are told apart by them.
+        calls: rows of :func:`.call_tree.all_calls` without ``event``, with ``input_dims`` if
+            grouped by it.
         work: rows of :func:`.call_tree.launched_work`.
         captured: rows of :func:`.call_tree.captured_calls`.
         instants: rows of :func:`.call_tree.instants_of`.
-        unclosed: operators without an end, which are not counted.
-        hints: how the profiler that wrote the file records what it lacks, by kind.
+        unclosed: number of operators without an end, which are not counted.
+        hints: how the profiler that wrote the file records missing data, by kind.
     """
 
     rank: int | None
@@ -104,10 +104,10 @@ class Excerpt:
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
-    """The few columns of a trace that count, so that it can be freed.
+    """Extract the needed columns of a trace, so that it can be freed.
 
     Raises:
-        MissingData: no operator was recorded, or not what rows are to be told apart by.
+        MissingData: no operators were recorded, or not the data to group by.
     """
     calls = call_tree.all_calls(trace)
     event = calls["event"]
@@ -130,7 +130,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
 
 
 def measure(excerpt: Excerpt, options: Options) -> Part:
-    """The operators of one rank."""
+    """Return the operators of one rank."""
     work, tree = excerpt.work, call_tree.build(excerpt.calls)
     caller = call_tree.callers(work, tree)
     device = call_tree.device_time(work, caller, tree.height)
@@ -140,12 +140,12 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     columns = _keys(tree, options, counted)
     first, row = numbering.numbered(columns.get_columns())
     keys = columns[first].with_columns(pl.col("name", "kind").cast(pl.String))
-    own = counted == np.arange(tree.height)
+    is_counted = counted == np.arange(tree.height)
     self_host = tree["self_time"].to_numpy()
     sums = [
-        _summed("calls", own.astype(np.int64), row, keys),
+        _summed("calls", is_counted.astype(np.int64), row, keys),
         _summed("self_host_ns", self_host, row, keys),
-        _summed("total_host_ns", (tree["end"] - tree["start"]).to_numpy() * own, row, keys),
+        _summed("total_host_ns", (tree["end"] - tree["start"]).to_numpy() * is_counted, row, keys),
     ]
     for name, values in (
         ("device_ns", device if work.height else None),
@@ -153,7 +153,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         ("device_memory_bytes", memory.device),
     ):
         sums.append(_summed(f"self_{name}", values, row, keys))
-        total = None if values is None else holding.with_descendants(values, tree) * own
+        total = None if values is None else holding.with_descendants(values, tree) * is_counted
         sums.append(_summed(f"total_{name}", total, row, keys))
     runs = _runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)
@@ -181,10 +181,10 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
 def combine(
     parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
 ) -> result.Operators:
-    """The operators of all ranks, summed by row.
+    """Sum the operators of all ranks by row.
 
     Raises:
-        MissingData: what rows are to be sorted by was not recorded.
+        MissingData: the data to sort by was not recorded.
     """
     busy = [part.device_ns for part in parts if part.device_ns is not None]
     device_ns = sum(busy) if busy else None
@@ -242,7 +242,7 @@ def _input_shapes(trace: Trace) -> pl.Series:
 def _summed(
     name: str, values: intervals.Ints | None, row: numbering.Numbers, keys: pl.DataFrame
 ) -> pl.Series:
-    """The sum of the values of each row, exactly; null where there are none."""
+    """Return the exact integer sum of the values of each row; null without values."""
     if values is None:
         return pl.Series(name, [None] * keys.height, dtype=pl.Int64)
     total = np.zeros(keys.height, np.int64)
@@ -251,9 +251,9 @@ def _summed(
 
 
 def _runs_operators(tree: pl.DataFrame) -> intervals.Bools:
-    """Which calls are in a thread that runs operators; in any, where no thread does.
+    """Return a mask of the calls in threads that run operators; all calls if no thread does.
 
-    Threads that only wait for others, or for the network, are in Python or in an annotation.
+    Threads that only wait for other threads or the network have Python frames or annotations only.
     """
     threads = tree["thread"].filter(tree["kind"] == "cpu_op").unique()
     if threads.is_empty():
@@ -262,7 +262,7 @@ def _runs_operators(tree: pl.DataFrame) -> intervals.Bools:
 
 
 def _keys(tree: pl.DataFrame, options: Options, counted: nesting.Rows) -> pl.DataFrame:
-    """The columns that tell rows apart, of the call that each one is counted as."""
+    """Return the columns to group by, of the call that each one is counted as."""
     columns = [tree["name"], tree["kind"].gather(counted)]
     if options.group_by_input_shape:
         columns.append(tree["input_dims"].gather(counted))
@@ -277,9 +277,9 @@ def _replays(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launchers(work: pl.DataFrame, captured: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
-    """The operators (null: none) of kernels that were launched one by one, and of those captured.
+    """Return the operators (or null) of kernels launched one by one and of captured kernels.
 
-    Annotations that contain a launch are no operators of it.
+    Annotations around a launch do not count as its operator.
     """
     rows = [work.filter(~pl.col("replayed")), captured]
     known = pl.concat([replays.known(one.drop_nulls("row"), ["row"]) for one in rows])
@@ -294,28 +294,28 @@ def _launchers(work: pl.DataFrame, captured: pl.DataFrame, keys: pl.DataFrame) -
 def _matched_replays(
     parts: Sequence[Part], keys: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Replayed kernels whose operator is known, and their device time as rows of sums.
+    """Return replayed kernels with a known operator, and their device time as rows of sums.
 
-    The self time moves from the launch of the graph to the operator; the total time of the launch
-    and of what contains it stays.
+    The self time moves from the graph launch to the operator; the total times of the graph launch
+    and of the calls around it do not change.
     """
     first = np.cumsum([0, *(part.rows.height for part in parts)])  # row of each part's first row
     each = pl.concat(
         part.replays.with_columns(pl.col("row") + begin)
         for part, begin in zip(parts, first, strict=False)
     )
-    found = replays.resolved(each, [part.launchers for part in parts], keys)
+    matches = replays.resolved(each, [part.launchers for part in parts], keys)
     time = pl.col("length_ns")
-    resolved = found.select(*keys, self_device_ns=time, total_device_ns=time)
-    left = found.drop_nulls("row")
-    launch = pl.concat(part.rows.select(keys) for part in parts)[left["row"]]
-    moved = launch.with_columns(self_device_ns=-left["length_ns"])
-    sums = pl.concat([parts[0].rows.clear(), resolved, moved], how="diagonal_relaxed")
-    return found, sums
+    resolved = matches.select(*keys, self_device_ns=time, total_device_ns=time)
+    with_row = matches.drop_nulls("row")
+    launch = pl.concat(part.rows.select(keys) for part in parts)[with_row["row"]]
+    from_launches = launch.with_columns(self_device_ns=-with_row["length_ns"])
+    sums = pl.concat([parts[0].rows.clear(), resolved, from_launches], how="diagonal_relaxed")
+    return matches, sums
 
 
 def _added(frames: Sequence[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
-    """One row for each combination of the keys; a sum of nulls is null."""
+    """Sum the rows by the keys; a sum of nulls is null."""
     rows = pl.concat(frames)
     return rows.group_by(keys).agg(sum_if_known(name) for name in rows.columns if name not in keys)
 
@@ -328,7 +328,7 @@ def _require(rows: pl.DataFrame, sort_by: SortBy, part: Part) -> None:
 
 
 def _with_shares(rows: pl.DataFrame, host_ns: int, device_ns: int | None) -> pl.DataFrame:
-    """The rows with means of a call, and with shares of all host time and all device work."""
+    """Add means per call and shares of all host time and all device work."""
     keys = [name for name in rows.columns if name not in SUMS]
     added: list[pl.Expr] = []
     for side, whole in (("host", host_ns), ("device", device_ns)):

@@ -10,42 +10,40 @@ SortBy = Literal[
     "self_host_memory", "total_host_memory", "self_device_memory", "total_device_memory",
 ]  # fmt: skip
 
-#: What rows can be sorted by.
+#: Columns that rows can be sorted by.
 SORT_BY: tuple[SortBy, ...] = get_args(SortBy)
 
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Which operators take the time, as PyTorch's key_averages sums them up.
+    """Show which operators take the time, as PyTorch's key_averages does.
 
-    PATH is a trace, several of them, or a folder; ranks are summed up.
+    PATH is a trace, several of them, or a folder; ranks are summed.
     """
 
     sort_by: SortBy | None = option(
         None,
-        help=f"One of {', '.join(SORT_BY)}. Default: self_device, without device work self_host.",
+        help=f"One of {', '.join(SORT_BY)}. Default: self_device; without device work self_host.",
         metavar="COLUMN",
         choices=SORT_BY,
     )
-    group_by_input_shape: bool = option(
-        default=False, help="Calls with other input shapes are other rows."
-    )
+    group_by_input_shape: bool = option(default=False, help="Also group by input shapes.")
     group_by_stack: int = option(
         0,
-        help="Calls from other Python code are other rows: the N innermost frames count.",
+        help="Also group by the N innermost Python frames.",
         metavar="N",
         minimum=0,
     )
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that tell rows apart."""
+        """The columns to group by."""
         shape = ("input_dims",) if self.group_by_input_shape else ()
         return ("name", "kind", *shape, *(("stack",) if self.group_by_stack else ()))
 
 
 def sort_column(sort_by: SortBy) -> str:
-    """The column of the result to sort by."""
+    """Return the column of the result to sort by."""
     return (
         sort_by if sort_by == "calls" else f"{sort_by}_{'bytes' if 'memory' in sort_by else 'ns'}"
     )

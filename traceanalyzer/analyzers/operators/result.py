@@ -1,4 +1,4 @@
-"""The operators of all ranks, and what is shown of them."""
+"""Result of the operators analysis: data, verdict, notes, tables and charts."""
 
 import re
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators import call_tree, options
 from traceanalyzer.result import Chart, Result, Table, View
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _NAMED = 3
 
-#: How PyTorch calls the wait for a data loader or pipe.
+#: PyTorch's names of the wait for a DataLoader or DataPipe.
 LOADER = re.compile(r"enumerate\(Data\w+\)#")
 
 _KEYS = {"name": "operator", "input_dims": "input shapes", "stack": "called from"}
@@ -28,9 +28,9 @@ _HOST = headings(
     "self_host_ns: self host, self_host_frac: of host, total_host_ns: total host, "
     "mean_host_ns: host/call"
 )
-#: Columns that give way where both sides are told, and where rows have more than a name.
-_LESS_TOLD = ("mean_host_ns",)
-_LEAST_TOLD = ("total_device_ns", "self_host_frac", "mean_host_ns")
+#: Columns left out if host and device are shown, and if rows have more keys than the name.
+_DROPPED_FOR_BOTH = ("mean_host_ns",)
+_DROPPED_FOR_KEYS = ("total_device_ns", "self_host_frac", "mean_host_ns")
 _MEMORY = headings(
     "self_device_memory_bytes: self device, total_device_memory_bytes: total device, "
     "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
@@ -45,29 +45,29 @@ _RANKS = {"calls": "calls", "threads": "threads", "host_ns": "host", "device_ns"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Operators(Result):
-    """What each operator cost, all calls and ranks together.
+    """Time and memory of each operator, summed over calls and ranks.
 
     Attributes:
-        sort_by: what the rows are sorted by.
-        n_calls: calls counted.
+        sort_by: the column that rows are sorted by.
+        n_calls: number of calls.
         host_ns: time in which threads were in any call, summed over the threads of all ranks.
-        device_ns: device work, summed; None where none was recorded.
-        unlaunched_ns: part of it that no operator is known for.
-        outside_bytes: allocated less freed outside of every call.
-        unclosed: operators without an end, which are not counted.
-        replayed: kernels that CUDA or HIP graphs replayed; replayed_ns: their device time.
+        device_ns: time of all device work; None if none was recorded.
+        unlaunched_ns: part of it without a known operator.
+        outside_bytes: bytes allocated minus bytes freed outside of any call.
+        unclosed: number of operators without an end, which are not counted.
+        replayed: number of kernels replayed by CUDA or HIP graphs; replayed_ns: their device time.
         replayed_matched: those counted for the operator that launches them in a capture or a step
             without replay; replayed_matched_ns: their device time.
-        operators: one row an operator: ``name``, ``kind``, ``input_dims`` and ``stack`` where rows
-            are told apart by them, ``calls``, then ``self_``, ``total_`` and ``mean_`` of
-            ``host_ns`` and ``device_ns``, ``self_`` and ``total_`` shares ``host_frac`` and
-            ``device_frac``, ``self_`` and ``total_`` of ``host_memory_bytes`` and
-            ``device_memory_bytes``. Null where nothing of the sort was recorded.
+        operators: one row per operator: ``name``, ``kind``, ``input_dims`` and ``stack`` if grouped
+            by them, ``calls``, then ``self_``, ``total_`` and ``mean_`` of ``host_ns`` and
+            ``device_ns``, ``self_`` and ``total_`` shares ``host_frac`` and ``device_frac``,
+            ``self_`` and ``total_`` of ``host_memory_bytes`` and ``device_memory_bytes``. Null if
+            the data was not recorded.
         running: ``name``, ``kind`` and ``self_host_ns``, as in ``operators``, of the threads that
-            run operators: without those that only wait in Python, or for the network.
-        ranks: one row a file and rank: ``rank``, ``path``, ``calls``, ``threads``, ``host_ns``,
+            run operators, without those that only wait in Python or for the network.
+        ranks: one row per file and rank: ``rank``, ``path``, ``calls``, ``threads``, ``host_ns``,
             ``device_ns``.
-        code_hint: what shows the code that no call accounts for.
+        code_hint: how to record the code outside of any call.
     """
 
     sort_by: options.SortBy
@@ -87,7 +87,7 @@ class Operators(Result):
     code_hint: str = ""
 
     def view(self) -> View:
-        """Operators, their memory where it was recorded, ranks where there are several; bars."""
+        """Build the view: operators, memory if recorded, ranks if there are several; bars."""
         return View(
             title="Which operators take the time?",
             verdict=_verdict(self),
@@ -102,138 +102,136 @@ class Operators(Result):
 
 
 def _verdict(result: Operators) -> str:
-    """Where the device's and the host's time went, and what that says."""
-    said = []
+    """Describe which operators take device and host time."""
+    parts = []
     if result.device_ns:
-        said.append(_launched(result, result.device_ns))
+        parts.append(_launched(result, result.device_ns))
     host_ns = int(result.running["self_host_ns"].sum())
     threads = "" if host_ns == result.host_ns else " that run operators"
     heaviest = _heaviest(result.running, "self_host_ns", host_ns)
-    longest = f", by self time longest in {heaviest}" if heaviest else ""
-    said.append(
-        f"The host's threads{threads} were in calls for {format_ns(host_ns)} in sum{longest}."
-    )
-    return " ".join([*said, *_meaning(result)])
+    longest = f"; highest self time: {heaviest}" if heaviest else ""
+    parts.append(f"Host threads{threads} spent {format_ns(host_ns)} in calls{longest}.")
+    return " ".join([*parts, *_meaning(result)])
 
 
 def _launched(result: Operators, device_ns: int) -> str:
     ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
     heaviest = _heaviest(ordered, "self_device_ns", device_ns)
-    told = (
-        f"most was launched by {heaviest}"
-        if heaviest
-        else "none was launched by a recorded operator"
+    launchers = (
+        f"most launched by {heaviest}" if heaviest else "none launched by a recorded operator"
     )
-    return f"Of {format_ns(device_ns)} of device work {told}."
+    return f"Device work takes {format_ns(device_ns)}, {launchers}."
 
 
 def _heaviest(rows: pl.DataFrame, column: str, whole: int) -> str:
-    told = rows.filter(pl.col(column) > 0).head(_NAMED)
+    largest = rows.filter(pl.col(column) > 0).head(_NAMED)
     parts = [
         f"{name} ({format_ns(value)}, {format_frac(value / whole)})"
-        for name, value in told.select("name", column).iter_rows()
+        for name, value in largest.select("name", column).iter_rows()
     ]
     return ", ".join(parts)
 
 
 def _meaning(result: Operators) -> Iterator[str]:
-    """What self time of the heaviest call is, where that is not plain."""
+    """Explain the self time of the call with most of it, where the name does not."""
     row = result.running.row(0, named=True)
     name = row["name"]
     if LOADER.match(name):
-        costs = "; traceanalyzer gpu-idle says what it costs" * _idleness_known(result)
-        yield f"That is the wait for the next batch{costs}."
+        costs = "; traceanalyzer gpu-idle shows its cost" * _idleness_known(result)
+        yield f"{name} is the wait for the next batch{costs}."
     elif row["kind"] in ("user_annotation", "nvtx") or name == ANY_STEP:
         yield (
-            f"Self time of {name} is other code, or waiting, that no operator accounts for; "
-            f"{result.code_hint} shows which."
+            f"Self time of {name} is code or waiting outside of any operator; "
+            f"{result.code_hint} shows which code."
         )
     elif row["kind"] in call_tree.CALLS and "ynchronize" in name:
-        yield f"{name} is the host waiting for the device, not work of its own."
+        yield f"{name} is the host waiting for the device, not host work."
 
 
 def _idleness_known(result: Operators) -> bool:
-    """Whether gpu-idle has work to judge by: a device's, or else operators of the host."""
+    """Whether gpu-idle can analyze the trace: it needs device work or host operators."""
     calls = result.operators.filter(pl.col("kind") == "cpu_op")["name"]
     return result.device_ns is not None or calls.str.contains(OPERATOR).any()
 
 
 def _notes(result: Operators) -> tuple[str, ...]:
-    """What was not counted, and how shares are meant."""
+    """Describe what was not counted, and how shares are defined."""
     counted = (
-        "Self is without the calls made in it, total with them. Shares of host time are of all "
-        "threads' self times together; a call within a call of its own name counts twice in total."
+        "Self time excludes nested calls, total time includes them. Host shares are fractions of "
+        "the self time of all threads. A call nested in a call of the same name counts twice in "
+        "total time."
     )
     if (result.operators["kind"] == "cpu_op").any():
         counted += (
-            " An operator (cpu_op) that is the only call in a call of its own name is one with it."
+            " An operator (cpu_op) that is the only call in a call of the same name is merged with "
+            "it."
         )
-    said = [counted]
+    notes = [counted]
     idle_ns = result.host_ns - int(result.running["self_host_ns"].sum())
     if idle_ns:
-        said.append(
-            f"{format_ns(idle_ns)} of host time is of threads that run no operators: they wait, or "
-            "talk to the network."
+        notes.append(
+            f"{format_ns(idle_ns)} of host time is in threads that run no operators: they wait or "
+            "communicate over the network."
         )
     if result.device_ns and result.unlaunched_ns:
         share = format_frac(result.unlaunched_ns / result.device_ns)
-        said.append(
+        notes.append(
             f"{format_ns(result.unlaunched_ns)} ({share}) of device work is in no row: its launch "
-            "was not recorded, or lies outside of every operator."
+            "was not recorded or is outside of any operator."
         )
     if result.outside_bytes:
         done = "allocated" if result.outside_bytes > 0 else "freed"
-        said.append(
-            f"{format_bytes(abs(result.outside_bytes))} were {done} outside of every call, and are "
-            "in no row."
+        notes.append(
+            f"{format_bytes(abs(result.outside_bytes))} were {done} outside of any call and are in "
+            "no row."
         )
-    said += replays.note(
+    notes += replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
     )
     if result.unclosed:
-        said.append(f"{result.unclosed} operators never end and are not counted.")
+        notes.append(f"Not counted: {format_count(result.unclosed, 'operator')} without an end.")
     if "stack" in result.operators.columns:
         alone = result.operators["stack"].is_null() & (result.operators["kind"] != call_tree.FRAMES)
         if alone.any():
-            said.append(
-                "Operators of the backward pass run in a thread without Python frames; their rows "
-                "have no stack."
+            notes.append(
+                "Backward operators run in a thread without Python frames; their rows have no "
+                "stack."
             )
-    return tuple(said)
+    return tuple(notes)
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
 def _tables(result: Operators) -> tuple[Table, ...]:
-    """Operators, memory and ranks; memory first where rows are sorted by it."""
+    """Build the tables of operators, memory and ranks; memory first if rows are sorted by it."""
     rows = result.operators
     keys = {name: label for name, label in _KEYS.items() if name in rows.columns}
     both = result.device_ns is not None
-    left_out = _LEAST_TOLD if len(keys) > 1 else _LESS_TOLD if both else ()
+    left_out = _DROPPED_FOR_KEYS if len(keys) > 1 else _DROPPED_FOR_BOTH if both else ()
     times = {"calls": "calls", **(_DEVICE if both else {}), **_HOST}
     times = {name: label for name, label in times.items() if name not in left_out}
-    found = [Table("operators", "Operators", rows, {**keys, **times})]
+    tables = [Table("operators", "Operators", rows, {**keys, **times})]
     memory = {name: label for name, label in _MEMORY.items() if rows[name].is_not_null().any()}
     if "memory" in result.sort_by:
-        found.insert(0, _memory(rows, keys, memory))
+        tables.insert(0, _memory(rows, keys, memory))
     elif memory:
-        held = rows.sort(*memory, "name", descending=[True] * len(memory) + [False])
+        largest = rows.sort(*memory, "name", descending=[True] * len(memory) + [False])
         used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
-        found.append(_memory(held.filter(used), keys, memory))
+        tables.append(_memory(largest.filter(used), keys, memory))
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}
-        found.append(table_of_known("ranks", "Ranks", result.ranks, columns))
-    return tuple(found)
+        tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
+    return tuple(tables)
 
 
 def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) -> Table:
-    shown = {**keys, "calls": "calls", **memory}
-    return Table("memory", "Memory allocated less freed", rows, shown)
+    columns = {**keys, "calls": "calls", **memory}
+    return Table("memory", "Memory allocated minus freed", rows, columns)
 
 
 def _charts(result: Operators) -> tuple[Chart, ...]:
-    """Bars of the heaviest operators, on the host of the threads that run operators."""
+    """Build bars of the operators with most time; host time is of threads that run operators."""
     host = _chart(result.running, "self_host_ns", "self host time")
     if result.device_ns is None:
         return (host,)

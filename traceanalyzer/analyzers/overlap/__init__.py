@@ -1,7 +1,7 @@
-"""How much of the communication is hidden behind compute, and what the rest of it costs.
+"""Overlap of communication and compute, and the cost of exposed communication.
 
-``compute`` measures each rank's devices, over time too, and combines all ranks; ``result`` holds
-the numbers and what is shown of them.
+``compute`` measures each rank's devices, also over time, and combines all ranks; ``result`` has the
+data, verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def overlap(
     patterns: str | Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Overlap:
-    """How much of the communication is hidden behind compute, and what the rest of it costs.
+    """Return how much communication is overlapped with compute, and the cost of the rest.
 
-    Of files only device work and annotations are read.
+    Only device work and annotations are read.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        by: what is told first: ``device``, ``step`` or ``stream``.
+        by: the rows of the first table: ``device``, ``step`` or ``stream``.
         patterns: regular expressions of further kernel names that are communication.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: a file cannot be read.
-        MissingData: no device work in the inputs, or no steps are marked and they are asked for.
-        OptionError: ``by`` is none of these, or a pattern is not a regular expression.
+        MissingData: no device work was recorded, or no steps are marked and ``by`` is ``step``.
+        OptionError: ``by`` is unknown, or a pattern is not a regular expression.
     """
     from traceanalyzer.analyzers.overlap.compute import OVERLAP
     from traceanalyzer.run import run

@@ -1,4 +1,4 @@
-"""From the device work of each rank to the parts of all devices' time: whole and over time."""
+"""Device time of all ranks by part (compute, communication, copies, idle), also over time."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset({*DEVICE_WORK, "user_annotation", "nvtx"})
 
-#: Most stretches that a rank's recording is measured in, and that a picture shows.
+#: Most stretches that a rank's recording is measured in, and that a chart shows.
 FINE, COARSE = 2_000, 200
 
 _STREAM = (*DEVICE, "stream")
 _SORTS = (device_work.COMPUTE, device_work.COMMUNICATION, device_work.MEMORY)
 
 _NO_WORK = (
-    "{path}: no device work was recorded, so nothing can overlap; {hint}. Of runs without a GPU "
-    "comm-outliers compares the collectives and gpu-idle looks at the main thread"
+    "{path}: no device work was recorded, so nothing can overlap; {hint}. For runs without a GPU "
+    "use comm-outliers (collectives) and gpu-idle (main thread)"
 )
 _NO_STEPS = (
     "{paths}: no steps are marked, and no sequence of kernels repeats; {hint} and name them with "
@@ -54,22 +54,22 @@ def needs(_options: Options) -> Needs:
 class Part:
     """One rank's device time.
 
-    All frames have rank, device, start and end, and but for ``streams`` the columns of
+    All frames have rank, device, start and end, and except ``streams`` the columns of
     :func:`~traceanalyzer.analyzers.common.device_work.measure_parts`.
 
     Attributes:
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
-        devices: a row a device, from its first start to its last end.
-        steps: a row a step and device.
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
-        streams: a row a stream: stream, events, busy_ns, compute_ns, communication_ns, memory_ns
-            (of this stream alone), alone_ns (no other stream of the device running).
-        stretches: a row a device and stretch of time, see :func:`stretches`.
-        unfinished: pieces of work without an end, which are not counted.
+        devices: one row per device, from its first start to its last end.
+        steps: one row per step and device.
+        steps_by_kernels: steps are inferred from repeating kernels.
+        streams: one row per stream: stream, events, busy_ns, compute_ns, communication_ns,
+            memory_ns (of this stream), alone_ns (no other stream of the device running).
+        stretches: one row per device and stretch of time, see :func:`stretches`.
+        unfinished: number of device events without an end, which are not counted.
         before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
         step_hint: how steps are marked for the profiler that wrote the file.
-        exposed: why communication is exposed; None where none is.
+        exposed: why communication is exposed; None without exposed communication.
     """
 
     path: str
@@ -86,10 +86,10 @@ class Part:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """The device time of a trace of one rank.
+    """Measure the device time of one rank.
 
     Raises:
-        MissingData: the trace holds no device work.
+        MissingData: the trace has no device work.
         OptionError: a pattern is not a regular expression.
     """
     work = device_work.device_work(trace, options.patterns)
@@ -118,7 +118,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def more(parts: Sequence[Part], _options: Options) -> Needs | None:
-    """The launch calls too, where they may show why communication is exposed."""
+    """Request launch calls too if they may show why communication is exposed."""
     wanting = [p.devices for p in parts if p.exposed and not p.exposed.knows_launches]
     if wanting and _is_much(pl.concat(wanting)):
         return Needs(_KINDS | {*LAUNCH_KINDS}, MARK_NAMES, unused=("external_id", "bytes"))
@@ -126,10 +126,10 @@ def more(parts: Sequence[Part], _options: Options) -> Needs | None:
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
-    """The device time of all ranks.
+    """Combine the device time of all ranks.
 
     Raises:
-        MissingData: ``by`` is ``step`` and no rank marks any.
+        MissingData: ``by`` is ``step`` and no rank has steps.
     """
     one_clock = _one_clock(parts)
     whole, steps, streams = (
@@ -141,10 +141,10 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         raise MissingData(_NO_STEPS.format(paths=paths, hint=parts[0].step_hint))
     return Overlap(
         by=options.by,
-        devices=_shares(_one_a_device(whole, ["rank", "device"])),
+        devices=_shares(_one_per_device(whole, ["rank", "device"])),
         steps=_shares(steps),
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
-        streams=_one_a_device(streams, ["rank", "device", "stream"]).with_columns(
+        streams=_one_per_device(streams, ["rank", "device", "stream"]).with_columns(
             alone_frac=ratio("alone_ns", "busy_ns")
         ),
         timeline=_shares(_sorted(timeline(measured, one_clock=one_clock))),
@@ -158,14 +158,14 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 
 def _is_much(devices: pl.DataFrame) -> bool:
-    """Whether exposed communication is worth looking into."""
+    """Whether exposed communication is long enough to look for reasons."""
     columns = (f"{part}_ns" for part in device_work.PARTS)
     whole = devices.select(pl.sum_horizontal(columns).sum()).item()
     return bool(devices["exposed_communication_ns"].sum() > SMALL_FRAC * whole)
 
 
 def refine(result: Overlap, _options: Options, reader: Reader) -> Overlap:
-    """Reads what tells how much work was launched before the recordings started."""
+    """Read how much work was launched before the recordings started."""
     read_ns = launching.read_launched_before(result.beginnings, reader)
     before_ns = launching.known_ns((result.launched_before_ns, read_ns))
     return replace(result, launched_before_ns=before_ns, beginnings=())
@@ -178,7 +178,7 @@ OVERLAP = Analyzer("overlap", Options, needs, measure, combine, more=more, refin
 
 
 def _streams(work: pl.DataFrame) -> pl.DataFrame:
-    """How long each stream was busy, with what, and how long it alone was."""
+    """Measure how long each stream was busy, with what, and how long no other stream was."""
     runs = intervals.union(work, (*_STREAM, "sort"))
     busy = intervals.union(runs, _STREAM)
     crowd = intervals.overlap_with(busy, intervals.crowded(busy, DEVICE), DEVICE)
@@ -198,7 +198,7 @@ def _streams(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def stretches(span: pl.DataFrame, epoch_ns: int | None) -> pl.DataFrame:
-    """Where to measure a rank's devices: on the absolute clock, where known, cut at 10^k ns.
+    """Return the time windows to measure a rank's devices in, cut at 10^k ns of absolute time.
 
     Args:
         span: rank, device, start and end of each device's work.
@@ -224,10 +224,9 @@ def stretches(span: pl.DataFrame, epoch_ns: int | None) -> pl.DataFrame:
 
 
 def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFrame:
-    """One frame of all parts, ``at_ns`` and ``span_ns`` for start and end, by rank and file.
+    """Join a frame of all parts by rank and file, with ``at_ns`` and ``span_ns``.
 
-    Time is counted from the first device work of all, or of each file where they do not share a
-    clock.
+    Times start at the first device work of all files, or of each file if they do not share a clock.
     """
     frames: list[pl.DataFrame] = [getattr(part, name) for part in parts]
     part = np.repeat(np.arange(len(parts)), [frame.height for frame in frames])
@@ -252,7 +251,7 @@ def _joined(parts: Sequence[Part], name: str, *, one_clock: bool) -> pl.DataFram
 
 
 def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
-    """When the device work of each part begins and ends, in absolute time where that is known."""
+    """Return begin and end of the device work of each part, in absolute time if known."""
     epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
     begins = pl.Series([part.devices["start"].min() for part in parts], dtype=pl.Int64)
     ends = pl.Series([part.devices["end"].max() for part in parts], dtype=pl.Int64)
@@ -260,16 +259,16 @@ def _extents(parts: Sequence[Part]) -> tuple[pl.Series, pl.Series]:
 
 
 def _one_clock(parts: Sequence[Part]) -> bool:
-    """Whether all files tell absolute times, or none does, and all recorded some one moment."""
+    """Whether all files have absolute times, or none has, and their recordings overlap."""
     epochs = {part.epoch_ns is None for part in parts}
     begins, ends = _extents(parts)
     return len(epochs) == 1 and bool((begins.max() <= ends).all())
 
 
-def _one_a_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Rows of one rank's device from several recordings, such as profiler cycles, summed up.
+def _one_per_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Sum the rows of one device over several recordings, such as profiler cycles.
 
-    The time between the recordings is in none of the sums. Files without a rank stay apart.
+    The time between recordings is not included. Files without a rank are not merged.
     """
     path = pl.when(pl.col("rank").is_null()).then("path")
     grouped = frame.group_by(*keys, file=path, maintain_order=True)
@@ -282,7 +281,7 @@ def _sorted(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _absolute(part: Part, name: str, *, one_clock: bool) -> pl.DataFrame:
-    """A frame of a part with its path, on the clock that all share, if they do."""
+    """Return a frame of a part with its path, on the common clock if there is one."""
     frame: pl.DataFrame = getattr(part, name)
     epoch = (part.epoch_ns or 0) if one_clock else 0
     return frame.with_columns(pl.col("start", "end") + epoch, path=pl.lit(part.path))
@@ -297,12 +296,12 @@ def _shares(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def timeline(measured: Sequence[pl.DataFrame], *, one_clock: bool) -> pl.DataFrame:
-    """The ranks' stretches put together to at most :data:`COARSE` + 1 of 1, 2 or 5 times 10^k ns.
+    """Merge the stretches to at most :data:`COARSE` + 1 of 1, 2 or 5 times 10^k ns.
 
     Args:
-        measured: for each rank rank, path, device, start, end and measures, absolute times if
-            ``one_clock``.
-        one_clock: the times of all are on one clock; else each rank's begin with 0.
+        measured: for each rank a frame of rank, path, device, start, end and measures, in absolute
+            times if ``one_clock``.
+        one_clock: all times are on one clock; otherwise each rank's times begin with 0.
 
     Returns:
         rank, path, device, at_ns, span_ns and the measures, summed.

@@ -11,15 +11,15 @@ By = Literal["device", "step", "stream"]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How much of the communication is hidden behind compute, and what the rest of it costs.
+    """Show how much communication is overlapped with compute, and what the rest costs.
 
-    Each device's time is taken apart: compute, communication without compute beside it, copies with
-    neither beside them, and idle. PATH is a trace, several of them, or a folder.
+    Each device's time is divided into compute, exposed communication (no compute running), exposed
+    copies (neither running) and idle. PATH is a trace, several of them, or a folder.
     """
 
     by: By = option(
         "device",
-        help="What the first table has a row for.",
+        help="Rows of the first table.",
         choices=get_args(By),
         show_default=True,
     )

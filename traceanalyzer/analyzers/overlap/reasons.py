@@ -3,12 +3,11 @@
 The exposed time of a collective is its duration without the time in which compute runs on the same
 device. It is divided in this order:
 
-- ``waiting``: up to its wait time, which is known where other ranks are given;
-- ``shared_stream``: compute is launched on the stream of the collective, so they take turns;
-- ``launched_late``: the launch call began when all earlier compute of the device had ended;
-- ``after_compute``: launched in time, but it started when all earlier compute had ended, on which
-  it depends;
-- ``other``: it started beside compute, but took longer;
+- ``waiting``: up to its wait time, which is known if other ranks are given;
+- ``shared_stream``: compute is launched on the same stream, so the two cannot overlap;
+- ``launched_late``: the launch call began after all earlier compute of the device had ended;
+- ``after_compute``: launched in time, but it started only after all earlier compute had ended;
+- ``other``: it started during compute, but took longer;
 - ``unknown``: its launch call was not recorded.
 """
 
@@ -46,10 +45,10 @@ class Exposed:
     """The collectives of one rank with exposed communication.
 
     Attributes:
-        communication: them, as comm-outliers measures them.
+        communication: the collectives, as comm-outliers measures them.
         streams: device, stream of each stream that compute runs on.
-        launched: device, stream, start (absolute) of each collective with a launch call, and
-            ``late``: it was launched when earlier compute had ended, ``after``: it started then.
+        launched: device, stream, start (absolute) of each collective with a launch call, with
+            ``late`` (launched after earlier compute had ended) and ``after`` (started after that).
         knows_launches: launch calls of communication kernels were read.
     """
 
@@ -60,11 +59,11 @@ class Exposed:
 
 
 def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Exposed:
-    """What tells why the communication of one rank is exposed.
+    """Collect the data on why the communication of one rank is exposed.
 
     Args:
-        trace: of one rank.
-        work: its device work, of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        trace: the trace of one rank.
+        work: its device work, from :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
         patterns: regular expressions of further kernel names that are communication.
     """
     part = measure_communication(trace, CommOptions(patterns=patterns))
@@ -90,7 +89,7 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
 
 
 def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
-    """The exposed time of all ranks by reason, the largest first.
+    """Divide the exposed time of all ranks by reason, the largest first.
 
     Returns:
         reason, exposed_ns (sum over collectives), collectives, streams (of these collectives) and
@@ -134,7 +133,7 @@ def divide(parts: Sequence[Exposed]) -> pl.DataFrame:
 
 
 def _waits(parts: Sequence[collectives.Part]) -> pl.DataFrame:
-    """Every collective with path, device, stream, ``absolute`` start, exposed_ns, waiting_ns."""
+    """Return all collectives: path, device, stream, ``absolute`` start, exposed_ns, waiting_ns."""
     if not any(part.instances.height for part in parts):
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}

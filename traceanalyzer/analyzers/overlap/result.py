@@ -1,4 +1,4 @@
-"""The parts of device time by device, step and stream, and what is shown of them."""
+"""Result of the overlap analysis: data, verdict, notes, tables and charts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,10 +24,10 @@ from traceanalyzer.analyzers.overlap.reasons import (
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-#: Less of the devices' time is not worth working on.
+#: Smaller shares of device time are not worth optimizing.
 SMALL_FRAC = 0.05
 
-#: Ranks that differ by less expose equally much.
+#: Ranks that differ by less have equal exposed communication.
 _APART_FRAC = 0.1
 
 #: A stretch of time in which a device is busy for less is a row of ``low_utilisation``.
@@ -37,59 +37,59 @@ _PARTS = ", ".join(f"{name}: {label}" for name, label in PART_NAMES.items())
 
 _OF_COMMUNICATION = {"exposed_communication_ns", "communication_ns", "overlap_frac"}
 
-_WHOLE = "communication_ns: communication, overlap_frac: hidden by compute"
+_WHOLE = "communication_ns: communication, overlap_frac: overlapped"
 
-#: Reasons for less are left out of sentences.
+#: Reasons with smaller shares are not named.
 _NAMED_FRAC = 0.02
 
 _REASONS = {
     WAITING: "{share} is wait time for other ranks ({n})",
-    SHARED: "{share} shares a stream with compute, so that they take turns ({n} on {streams})",
+    SHARED: "{share} runs on the same stream as compute ({n} on {streams})",
     LATE: "{share} was launched after earlier compute had ended ({n})",
     AFTER: "{share} started after the compute that it depends on ({n})",
-    OTHER: "{share} took longer than the compute beside it ({n})",
+    OTHER: "{share} took longer than the overlapping compute ({n})",
     UNKNOWN: "{share} has no recorded launch ({n})",
 }
 
 _ADVICE = {
-    WAITING: "Find the straggler first: comm-outliers names it.",
-    SHARED: "Run collectives on a stream of their own (async_op=True, or torch.cuda.stream).",
-    LATE: "Launch collectives before the compute that can run beside them (prefetch shards, "
-    "gradient buckets during backward), and launch faster.",
-    AFTER: "Start it earlier, while there is compute that does not depend on it: gradients in "
-    "several buckets during backward (DDP bucket_cap_mb, no all_reduce by hand after backward), "
-    "prefetched shards (FSDP forward_prefetch, backward_prefetch), micro-batches.",
-    OTHER: "Give the device more compute beside it (prefetch shards, pipeline micro-batches), or "
-    "move fewer bytes.",
+    WAITING: "Find the straggler first: see comm-outliers.",
+    SHARED: "Run collectives on a separate stream (async_op=True, or torch.cuda.stream).",
+    LATE: "Launch collectives before the compute that can overlap with them (prefetch shards, "
+    "gradient buckets during backward), and reduce launch overhead.",
+    AFTER: "Start communication earlier, while independent compute remains: several gradient "
+    "buckets during backward (DDP bucket_cap_mb, no manual all_reduce after backward), prefetched "
+    "shards (FSDP forward_prefetch, backward_prefetch), micro-batches.",
+    OTHER: "Overlap more compute with it (prefetch shards, pipeline micro-batches), or communicate "
+    "fewer bytes.",
     UNKNOWN: "Record launch calls (ProfilerActivity.CPU, nsys --trace=cuda).",
 }
 
-_ALL_RANKS = "The files of all ranks show how much of it is wait time (comm-outliers)."
+_ALL_RANKS = "Pass the files of all ranks to see how much of it is wait time (comm-outliers)."
 
 _SORTS = {"compute_ns": "compute", "communication_ns": "communication", "memory_ns": "copies"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Overlap(Result):
-    """How much communication is hidden behind compute, and what devices' time is made of.
+    """Overlap of communication with compute, and the parts of device time.
 
     ``devices``, ``steps`` and ``timeline`` have the columns of
     :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` and span_ns, the sum of the
-    four parts; overlap_frac, hidden communication of communication, null where there is none;
-    utilisation_frac, busy of span; compute_frac, compute of span; rank, path, device, at_ns.
+    four parts; overlap_frac (overlapped communication over communication, null without any);
+    utilisation_frac (busy over span); compute_frac (compute over span); rank, path, device, at_ns.
 
     Attributes:
-        by: what is told first.
-        devices: a row a device, from its first start to its last end.
-        steps: a row a step and device.
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
-        streams: a row a stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
+        by: the rows of the first table.
+        devices: one row per device, from its first start to its last end.
+        steps: one row per step and device.
+        steps_by_kernels: steps are inferred from repeating kernels.
+        streams: one row per stream: events, busy_ns, compute_ns, communication_ns, memory_ns,
             alone_ns, alone_frac, span_ns from its first start to its last end.
-        timeline: a row a device and stretch of time, see :func:`~.compute.timeline`.
-        unfinished: pieces of device work without an end, not counted.
-        launched_before_ns: time of the device work that was launched before the recording started,
-            summed up; None where that is not known, or can be but a small part.
-        reasons: why communication is exposed, see :func:`~.reasons.divide`; empty where it is less
+        timeline: one row per device and stretch of time, see :func:`~.compute.timeline`.
+        unfinished: number of device events without an end, which are not counted.
+        launched_before_ns: time of device work launched before the recording started; None if
+            unknown or at most a small part.
+        reasons: why communication is exposed, see :func:`~.reasons.divide`; empty if it is less
             than 5 % of the time.
         beginnings: first device work whose launch calls were not read.
     """
@@ -106,10 +106,10 @@ class Overlap(Result):
     beginnings: tuple[Beginning, ...] = ()
 
     def view(self) -> View:
-        """The tables of ``by`` first; the parts as bars, and how busy devices were over time."""
+        """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
         sums = self._sums()
         return View(
-            title="How much of the communication is hidden behind compute?",
+            title="How much communication is overlapped with compute?",
             verdict=_verdict(self, sums),
             notes=_notes(self),
             tables=_tables(self),
@@ -119,7 +119,7 @@ class Overlap(Result):
 
     @property
     def low(self) -> pl.DataFrame:
-        """The rows of ``timeline`` in which a device was busy for less than half of the time."""
+        """Rows of ``timeline`` in which a device was busy for less than half of the time."""
         return self.timeline.filter(pl.col("utilisation_frac") < LOW_FRAC)
 
     def _sums(self) -> dict[str, Any]:
@@ -138,45 +138,42 @@ class Overlap(Result):
 
 
 def _verdict(result: Overlap, sums: Mapping[str, Any]) -> str:
-    """How much communication is exposed, what that costs, what else the time goes to."""
+    """Describe the parts of device time, exposed communication and its reasons."""
     if not sums["span_ns"]:
-        return "All recorded device work is of no duration: there is nothing to measure."
+        return "All recorded device work has zero duration: nothing to measure."
     communication = _communication(result, sums)
-    return sentences(_made_of(result, sums), communication, _copies(sums), _idle(sums))
+    return sentences(_breakdown(result, sums), communication, _copies(sums), _idle(sums))
 
 
-def _made_of(result: Overlap, sums: Mapping[str, Any]) -> str:
-    """The parts, as shares of the whole."""
+def _breakdown(result: Overlap, sums: Mapping[str, Any]) -> str:
+    """Format the parts as shares of the span."""
     compute, communication, copies, idle = (
         format_frac(sums[f"{part}_ns"] / sums["span_ns"]) for part in PARTS
     )
     devices = count_devices(result.devices)
-    time = "the recorded device time" if devices == 1 else f"the recorded time of {devices} devices"
+    time = "Recorded device time" if devices == 1 else f"Recorded time of {devices} devices"
     exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
-    return (
-        f"Compute takes {compute} of {time}, {exposed}exposed copies {copies}; for {idle} nothing "
-        "runs."
-    )
+    return f"{time}: compute {compute}, {exposed}exposed copies {copies}, idle {idle}."
 
 
 def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     exposed, whole = sums["exposed_communication_ns"], sums["communication_ns"]
     if not whole:
-        return "No communication ran on the device, so there is none to hide."
+        return "No communication ran on the device."
     if not exposed:
-        return "All communication is hidden behind compute: it costs no time."
+        return "All communication is overlapped with compute."
     opening = (
-        f"Of the communication {format_frac(sums['overlap_frac'])} is hidden behind compute, the "
-        f"other {format_ns(exposed)} of {format_ns(whole)} are exposed."
+        f"{format_frac(sums['overlap_frac'])} of communication time is overlapped with compute; "
+        f"{format_ns(exposed)} of {format_ns(whole)} is exposed."
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
-        return f"{opening} Hiding more of it would gain little."
+        return f"{opening} More overlap would gain little."
     text = sentences(why_exposed(result), advice(result))
-    return f"{opening} No more than that can be saved. {text}{_ranks(result)}"
+    return f"{opening} At most that much can be saved. {text}{_ranks(result)}"
 
 
 def why_exposed(result: Overlap) -> str:
-    """The share of each reason in the exposed communication; empty where none is known."""
+    """Format the share of each reason in the exposed communication; empty if unknown."""
     parts = [
         _REASONS[row["reason"]].format(
             share=format_frac(row["share_frac"]),
@@ -190,11 +187,11 @@ def why_exposed(result: Overlap) -> str:
 
 
 def advice(result: Overlap, *, waits: bool = True) -> str:
-    """What to do about the largest reason, and what more files would show.
+    """Return the advice for the largest reason, and whether more files would help.
 
     Args:
-        result: of overlap.
-        waits: wait time for other ranks may be the largest reason.
+        result: the result of overlap.
+        waits: whether wait time for other ranks may be the largest reason.
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
@@ -210,7 +207,7 @@ def _streams(row: Mapping[str, Any]) -> str:
 
 
 def _ranks(result: Overlap) -> str:
-    """Which ranks expose most and least, where they differ."""
+    """Name the ranks with most and least exposed communication if they differ."""
     ranks = (
         result.devices.drop_nulls("rank")
         .group_by("rank")
@@ -225,9 +222,9 @@ def _ranks(result: Overlap) -> str:
     if most["share"] - least["share"] < _APART_FRAC:
         return ""
     return (
-        f" Rank {most['rank']} exposes most ({format_frac(most['share'])} of its time), rank "
-        f"{least['rank']} least ({format_frac(least['share'])}): the rank with least is often the "
-        "one that the others wait for."
+        f" Rank {most['rank']} has the most exposed communication ({format_frac(most['share'])} of "
+        f"its time), rank {least['rank']} the least ({format_frac(least['share'])}): the rank with "
+        "the least is often the straggler."
     )
 
 
@@ -236,9 +233,8 @@ def _copies(sums: Mapping[str, Any]) -> str:
     if share < SMALL_FRAC:
         return ""
     return (
-        f"Copies and sets during which neither compute nor communication runs cost "
-        f"{format_frac(share)}: on a stream of their own (non_blocking=True) they run beside "
-        "compute; pageable host memory must be pinned for that."
+        f"Exposed copies and memsets take {format_frac(share)}: run them on a separate stream "
+        "(non_blocking=True, with pinned host memory) to overlap them with compute."
     )
 
 
@@ -247,28 +243,32 @@ def _idle(sums: Mapping[str, Any]) -> str:
     if idle < SMALL_FRAC:
         return ""
     more = sums["idle_ns"] > sums["exposed_communication_ns"] > 0
-    return f"{'More is lost to idleness' if more else 'Devices are idle too'}: gpu-idle tells why."
+    return f"{'Idle time is larger' if more else 'Devices are also idle'}: see gpu-idle."
 
 
 def _notes(result: Overlap) -> tuple[str, ...]:
-    """What counts as what, and what is not counted."""
+    """Describe definitions, and what is not counted."""
     adding_up = (
         "Compute, exposed communication, exposed copies and idle add up to the span, from a "
-        "device's first work to its last; work that runs beside compute is hidden."
+        "device's first work to its last. Work that runs at the same time as compute is overlapped."
     )
     notes = [adding_up]
     if result.by == "step" and result.steps_by_kernels:
         notes.append(FOUND_BY_KERNELS)
     if result.by == "step":
-        notes.append("Device work counts for the step in which it runs, not that launched it.")
+        notes.append(
+            "Device work counts for the step in which it runs, not the one that launched it."
+        )
     if low := result.low.height:
         width, stretches = max(result.timeline["span_ns"]), result.timeline.height
         notes.append(
-            f"Of {stretches:,} stretches of {format_ns(width)} {low:,} are busy for less than half "
-            "of the time; --top all lists them, gpu-idle tells why."
+            f"{low:,} of {stretches:,} intervals of {format_ns(width)} are busy for less than half "
+            "of the time; --top all lists them, gpu-idle shows the causes."
         )
     if result.unfinished:
-        notes.append(f"Not counted: {result.unfinished:,} pieces of device work without an end.")
+        notes.append(
+            f"Not counted: {format_count(result.unfinished, 'device event')} without an end."
+        )
     busy = int(result.streams["busy_ns"].sum())
     return (*notes, *note_launched_before(result.launched_before_ns, busy))
 
@@ -277,12 +277,12 @@ def _notes(result: Overlap) -> tuple[str, ...]:
 
 
 def _tables(result: Overlap) -> tuple[Table, ...]:
-    """What is asked for by ``by``; the others, and when devices were little busy, in detail."""
+    """Build the table of ``by``; the others and those of low utilisation are details."""
     busy, shares = "utilisation_frac: busy", f"{_PARTS}, {_WHOLE}"
-    low = "Stretches busy for less than half of the time"
+    low = "Intervals busy for less than half of the time"
     streams = """device, stream, events, busy_ns: busy, compute_ns: compute,
         communication_ns: communication, memory_ns: copies, alone_ns: no other stream busy,
-        alone_frac: share of its busy"""
+        alone_frac: share of busy"""
     columns = {
         "devices": f"device, span_ns: span, {shares}, {busy}",
         "steps": f"device, step, span_ns: time, {shares}",
@@ -300,15 +300,15 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
 
 
 def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
-    """The columns that say something; the file where ranks are not told apart by number."""
+    """Build a table without empty columns; with the file if ranks are not unique."""
     devices, frame = result.devices, getattr(result, name.removesuffix("_utilisation"))
     empty = "no steps are marked" if name == "steps" else "none"
     keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
     if devices["path"].n_unique() > 1 and not told_by_rank(devices):
         frame = frame.with_columns(file=short_paths(frame["path"]))
         keys = {"file": "file", **keys}
-    silent = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
-    rest = {name: label for name, label in headings(columns).items() if name not in silent}
+    empty_columns = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
+    rest = {name: label for name, label in headings(columns).items() if name not in empty_columns}
     return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"})
 
 
@@ -316,15 +316,15 @@ def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
 
 
 def _charts(result: Overlap) -> tuple[Chart, ...]:
-    """Stacked parts of what comes first, and each device's shares over time."""
+    """Build charts of the parts by ``by``, and of each device's shares over time."""
     return (_parts(result), *([_timeline(result)] if result.timeline.height else []))
 
 
 def _parts(result: Overlap) -> Chart:
     title, rows, parts = {
-        "device": ("What the devices' time is made of", result.devices, PART_NAMES),
-        "step": ("What the steps' time is made of", result.steps, PART_NAMES),
-        "stream": ("What each stream was busy with", result.streams, _SORTS),
+        "device": ("Device time breakdown", result.devices, PART_NAMES),
+        "step": ("Step time breakdown", result.steps, PART_NAMES),
+        "stream": ("Stream time breakdown", result.streams, _SORTS),
     }[result.by]
     frame = rows.with_columns(places(rows))
     if result.by == "device":
@@ -334,13 +334,13 @@ def _parts(result: Overlap) -> Chart:
 
 
 def _timeline(result: Overlap) -> Chart:
-    """Shares of each stretch; what is missing to 100 % is idle."""
+    """Build the chart of shares over time; the rest to 100 % is idle."""
     frame = result.timeline.with_columns(places(result.timeline))
     busy = {name: label for name, label in PART_NAMES.items() if label != IDLE}
     shares = frame.with_columns(pl.col(name) / pl.col("span_ns") for name in busy)
     return stacked(
         "utilisation",
-        "How busy each device was over time",
+        "Device utilisation over time",
         by_part(shares, ["on", "at_ns"], busy, "share_frac"),
         "at_ns",
         y="share_frac",

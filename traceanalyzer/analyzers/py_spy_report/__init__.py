@@ -1,12 +1,11 @@
-"""Which code was running: leaf frames of sampled stacks, tagged by the library that called them.
+"""Leaf frames of sampled stacks, tagged by the library that called them.
 
-In go traces with ``sample`` events; out comes a ``LeafPaths``. ``compute`` says of each frame
-whether it counts and which library it is of, and makes of one trace the rows that it then joins
-and ranks.
+The input are traces with ``sample`` events. ``compute`` selects the frames that count, finds their
+library, and combines the rows of all files; ``result`` has the data, verdict, notes and tables.
 
 The method is that of itwinai's ``generate-py-spy-report``: a stack counts for its leaf, and is
-tagged by the innermost frame of the library. Unlike there, every sample counts unless it is asked
-to be left out: those of module code, of idle processes, of stacks without frames.
+tagged by the innermost frame of the library. In contrast, all samples count by default: also those
+of module code, of idle processes and of stacks without frames.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ def py_spy_report(
     rate: float | None = None,
     **reading: Unpack[Reading],
 ) -> LeafPaths:
-    """Which code was running when a sampling profiler looked, and whose it is.
+    """Return which code was running at the samples, and which library owns it.
 
-    A stack counts for its leaf frame, and is tagged by the innermost frame of a library, as
-    :mod:`traceanalyzer.analyzers.py_spy_report` says. Any format with sampled stacks will do.
+    A stack counts for its leaf frame, and is tagged by the innermost frame of a library, see
+    :mod:`traceanalyzer.analyzers.py_spy_report`. All formats with sampled stacks are supported.
 
     Args:
-        inputs: a trace, a file or a folder, or several of them. Of a folder or of several, what
-            cannot be read or has no samples is skipped and named.
-        library_names: whose frames to look for, the first listed wins; none: the user's own code,
-            which is what lies outside of the standard library and the installed packages.
+        inputs: a trace, a file or a folder, or several of them. In a folder or several inputs,
+            files that cannot be read or have no samples are skipped and reported.
+        library_names: libraries to tag by, the first listed wins; none: the user's own code, which
+            is all code outside the standard library and the installed packages.
         match: ``component``: whole components of a path; ``substring``: anywhere in the path.
         aggregate_leaf_paths: one row for equal paths instead of one for each line of the file.
-        group_by: sum by ``function``, ``line``, ``file``, ``module`` or ``library``: self, and
-            total with what it calls.
-        by: rows apart for each ``process``, ``thread``, ``rank`` or ``file``.
-        drop_module: leave out module-level code, as itwinai's report does.
-        exclude_idle_process: leave out samples without any Python frame.
-        rate: samples a second; then the answer is in seconds.
+        group_by: self and total sums by ``function``, ``line``, ``file``, ``module`` or
+            ``library``.
+        by: also group by ``process``, ``thread``, ``rank`` or ``file``.
+        drop_module: ignore module-level code, as itwinai's report does.
+        exclude_idle_process: ignore samples without a Python frame.
+        rate: samples per second; the result is then in seconds.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: no file can be read.
-        MissingData: no samples.
-        OptionError: an option makes no sense.
+        MissingData: no samples were recorded.
+        OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.py_spy_report.compute import PY_SPY_REPORT
     from traceanalyzer.run import run

@@ -1,4 +1,4 @@
-"""From the sampled stacks of each file to one report: frames, paths, sums, processes."""
+"""Sampled stacks of each file, combined to one report: frames, paths, sums, processes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from traceanalyzer.frames import intervals, numbering, stack_weights
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_weight
 
-#: Names of a leaf that is no Python frame.
+#: Name of a leaf without a Python frame.
 _NO_FRAME = "(no Python frame)"
-#: What is summed up as one, in sums: nothing but a runaway recursion goes so deep.
+#: Name of merged frames in sums: only a runaway recursion is this deep.
 _DEEPER = "(deeper than 10,000 frames)"
 _DEEPEST = 10_000
 
@@ -38,18 +38,18 @@ def needs(_options: Options) -> Needs:
 
 @dataclass(frozen=True)
 class Part:
-    """One file's contribution.
+    """The report of one file.
 
     Attributes:
         path: the file.
         unit: of the weights, or None.
-        rows: ``group`` (what ``by`` asks for, null without), :data:`PATH`, :data:`LIBRARY`,
-            ``library`` (the matching name) and ``samples``; in the file's order.
-        groups: ``group``, ``key``, ``path``, ``self`` and ``total`` where sums are asked for.
+        rows: ``group`` (of ``by``, or null), :data:`PATH`, :data:`LIBRARY`, ``library`` (the
+            matching name) and ``samples``; in the file's order.
+        groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         processes: ``pid``, ``command``, ``role``, ``samples``.
-        total: all weights that count.
-        idle: those without any Python frame, counted or not.
-        left_out: what is not in ``total``.
+        total: the sum of counted weights.
+        idle: weight of samples without a Python frame, counted or not.
+        left_out: weight of samples that are not in ``total``.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Part:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """What one file contributes.
+    """Return the report of one file.
 
     Raises:
         MissingData: the trace has no samples.
@@ -96,16 +96,17 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> LeafPaths:
-    """The report over all parts.
+    """Combine the reports of all files.
 
     Raises:
-        InputError: the files count different things.
-        OptionError: the rate makes no sense.
+        InputError: the files have different units.
+        OptionError: the rate is invalid.
     """
     for part in parts:
         if part.unit != parts[0].unit:
-            counts = f"counts {part.unit or 'something'}, {parts[0].path} {parts[0].unit or 'not'}"
-            raise InputError(part.path, counts, hint="give files that count the same")
+            units = f"weights are in {part.unit or 'an unknown unit'}, those of {parts[0].path} in "
+            units += parts[0].unit or "an unknown unit"
+            raise InputError(part.path, units, hint="pass files with the same unit")
     unit, scale = _unit(parts[0].unit or "", options.rate)
     total = math.fsum(part.total for part in parts) * scale
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
@@ -150,7 +151,7 @@ PY_SPY_REPORT = Analyzer(
 )
 
 
-# --- whose each frame of a file is -----------------------------------------------------------
+# --- libraries of frames ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,18 +159,18 @@ class Frames:
     """Distinct frames, and the call tree over them.
 
     Attributes:
-        shown: a row a distinct frame: ``name``, ``path``, ``line`` as the report shows them, and
-            its ``file`` as the profiler wrote it.
-        frame: each node's row of ``shown``.
+        distinct: one row per distinct frame: ``name``, ``path``, ``line`` as in the report, and its
+            ``file`` as the profiler wrote it.
+        frame: each node's row of ``distinct``.
         parent: each node's caller, :data:`ROOT` for a root; callers come first.
-        kept: frames that count; the others are passed over.
-        library: each frame's place in the list of libraries asked for, :data:`ROOT` for no match.
-            Where none is asked for, 0 for the user's own code.
-        child: nodes that are the entry of a child process.
-        worker: nodes that are the loop of a DataLoader worker.
+        kept: mask of the frames that count; the others are skipped.
+        library: each frame's index in the list of libraries, :data:`ROOT` for no match. Without a
+            list, 0 for the user's own code.
+        child: mask of the nodes that are the entry of a child process.
+        worker: mask of the nodes that are the loop of a DataLoader worker.
     """
 
-    shown: pl.DataFrame
+    distinct: pl.DataFrame
     frame: intervals.Ints
     parent: intervals.Ints
     kept: intervals.Bools
@@ -179,19 +180,19 @@ class Frames:
 
 
 def frames_of(trace: Trace, options: Options) -> Frames:
-    """The frames of a trace, and which of them are the library's.
+    """Return the frames of a trace, and their libraries.
 
-    A forked process has its parent's frames above its own; those are cut off, so that the parent's
-    code does not count what the child does (not under ``match="substring"``, where the
-    reference's numbers are wanted).
+    The stacks of a forked process begin with the frames of its parent; these are removed, so that
+    the parent's code does not count the child's samples (not with ``match="substring"``, to match
+    the numbers of the reference).
     """
     stacks = trace.stacks
     rows = stacks.select("name", "file", "line")
     first, frame = numbering.numbered(rows.get_columns())
-    distinct = rows[first].with_columns(pl.col("name", "file").cast(pl.String))
+    unique = rows[first].with_columns(pl.col("name", "file").cast(pl.String))
     file = pl.col("file").fill_null("")
     is_entry = pl.col("name").str.contains(r"^(?:.*\._bootstrap|_bootstrap|main)$")
-    roles = distinct.select(
+    roles = unique.select(
         child=(file.str.contains(_PROCESS) & is_entry).fill_null(value=False),
         worker=(file.str.contains(_WORKER) & (pl.col("name") == "_worker_loop")).fill_null(
             value=False
@@ -202,54 +203,55 @@ def frames_of(trace: Trace, options: Options) -> Frames:
     if options.match != "substring":
         parent = np.where(is_child, stack_weights.ROOT, parent)
     frozen = file.str.contains("frozen importlib", literal=True)
-    shown = distinct.select(  # as itwinai's report has them: frozen modules are ``built-in``
+    distinct = unique.select(  # as in itwinai's report: frozen modules are ``built-in``
         pl.col("name").fill_null(""),
         pl.when(frozen).then(pl.lit(BUILT_IN)).otherwise("file").alias("path"),
         pl.when(frozen).then(-1).otherwise("line").cast(pl.Int64).alias("line"),
         pl.col("file"),
     )
     return Frames(
-        shown=shown,
+        distinct=distinct,
         frame=frame.astype(np.int64),
         parent=parent,
-        kept=_kept(shown, options),
-        library=_library(shown, options),
+        kept=_kept(distinct, options),
+        library=_library(distinct, options),
         child=is_child,
         worker=is_worker,
     )
 
 
-def _kept(shown: pl.DataFrame, options: Options) -> intervals.Bools:
+def _kept(distinct: pl.DataFrame, options: Options) -> intervals.Bools:
     if not options.drop_module:
-        return np.ones(shown.height, np.bool_)
+        return np.ones(distinct.height, np.bool_)
     texts = pl.concat_str(pl.col("name"), pl.col("path").fill_null(""), separator="\n")
-    held: intervals.Bools = (
-        shown.select(texts.str.contains(_MODULE, literal=True)).to_series().to_numpy()
+    in_module: intervals.Bools = (
+        distinct.select(texts.str.contains(_MODULE, literal=True)).to_series().to_numpy()
     )
-    return ~held
+    return ~in_module
 
 
-def _library(shown: pl.DataFrame, options: Options) -> intervals.Ints:
-    """Which of the libraries asked for each frame belongs to."""
+def _library(distinct: pl.DataFrame, options: Options) -> intervals.Ints:
+    """Return the index of the requested library of each frame, or :data:`ROOT`."""
     if not options.library_names:
-        own = map(libraries.is_own, shown["name"].to_list(), shown["file"].to_list())
-        return np.array([0 if is_own else stack_weights.ROOT for is_own in own], np.int64)
+        frames = zip(distinct["name"].to_list(), distinct["file"].to_list(), strict=True)
+        codes = [0 if libraries.is_own(*frame) else stack_weights.ROOT for frame in frames]
+        return np.array(codes, np.int64)
     by = libraries.by_substring if options.match == "substring" else libraries.by_component
     match = by(options.library_names)
-    paths = shown["path" if options.match == "substring" else "file"].to_list()
+    paths = distinct["path" if options.match == "substring" else "file"].to_list()
     place = {name: number for number, name in enumerate(options.library_names)}
-    told = {
+    numbers = {
         path: stack_weights.ROOT if (name := match(path)) is None else place[name]
         for path in set(paths)
     }
-    return np.array([told[path] for path in paths], np.int64)
+    return np.array([numbers[path] for path in paths], np.int64)
 
 
 # --- one file --------------------------------------------------------------------------------
 
 
 def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
-    """The samples that count: a comparison of two recordings has those of the first in it too."""
+    """Return the samples with weights, without those of the base of a comparison."""
     before = (pl.col("category") == "before").fill_null(value=False)
     return samples.filter(~before).with_columns(pl.col("weight").fill_null(1.0))
 
@@ -257,30 +259,30 @@ def _weighted(samples: pl.DataFrame) -> pl.DataFrame:
 def _at(values: intervals.Ints, node: intervals.Ints) -> intervals.Ints:
     if not values.size:
         return node
-    found: intervals.Ints = np.where(node == stack_weights.ROOT, stack_weights.ROOT, values[node])
-    return found
+    taken: intervals.Ints = np.where(node == stack_weights.ROOT, stack_weights.ROOT, values[node])
+    return taken
 
 
 def _rows(
     frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, options: Options
 ) -> pl.DataFrame:
-    """A row a sample, or a row for each leaf and library frame that are shown alike."""
-    found = _library_nodes(frames, leaf, max(len(options.library_names), 1))
+    """Return one row per sample, or per leaf and library frame with equal texts."""
+    library_nodes = _library_nodes(frames, leaf, max(len(options.library_names), 1))
     numbers = pl.DataFrame(
-        {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, found)}
+        {"group": labels, "leaf": _at(frames.frame, leaf), "lib": _at(frames.frame, library_nodes)}
     ).with_columns(samples=weight)
     if options.aggregate_leaf_paths:
-        one = _alike(frames.shown)
-        alike = [pl.Series(name, _at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
+        one = _first_equal(frames.distinct)
+        merged = [pl.Series(name, _at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
         keys = ("group", "leaf", "lib")
-        groups = numbers.with_columns(alike).group_by(keys, maintain_order=True)
+        groups = numbers.with_columns(merged).group_by(keys, maintain_order=True)
         numbers = groups.agg(pl.col("samples").sum())
     lib = numbers["lib"].to_numpy()
     named = _at(frames.library, lib)
     names = pl.Series(options.library_names or ("own code",), dtype=pl.String)
     at_leaf, at_lib = _row_of(numbers["leaf"]), _row_of(numbers["lib"])
-    leaves = [frames.shown[name].gather(at_leaf) for name in PATH]
-    callers = [frames.shown[name].gather(at_lib) for name in PATH]
+    leaves = [frames.distinct[name].gather(at_leaf) for name in PATH]
+    callers = [frames.distinct[name].gather(at_lib) for name in PATH]
     return numbers.select("group", "samples").with_columns(
         leaves[0].fill_null(_NO_FRAME),
         *leaves[1:],
@@ -289,33 +291,33 @@ def _rows(
     )
 
 
-def _alike(shown: pl.DataFrame) -> intervals.Ints:
-    """For each frame the first one that is shown alike."""
-    _, (same,) = numbering.group_numbers(PATH, shown)
+def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:
+    """Return for each frame the first one with equal texts."""
+    _, (same,) = numbering.group_numbers(PATH, distinct)
     _, first = np.unique(same, return_index=True)
     one: intervals.Ints = first[same]
     return one
 
 
 def _row_of(numbers: pl.Series) -> pl.Series:
-    """Row numbers with null for :data:`ROOT`."""
+    """Return row numbers with null for :data:`ROOT`."""
     known = pl.when(pl.col("n") != stack_weights.ROOT).then("n")
     return numbers.alias("n").to_frame().select(known.cast(pl.UInt32)).to_series()
 
 
 def _library_nodes(frames: Frames, leaf: intervals.Ints, libraries_asked: int) -> intervals.Ints:
-    """The innermost node of the first listed library that is in the stack."""
-    found: intervals.Ints = np.full(leaf.size, stack_weights.ROOT)
+    """Return the innermost node of the first listed library in the stack."""
+    nodes: intervals.Ints = np.full(leaf.size, stack_weights.ROOT)
     for number in range(libraries_asked):
         wanted = (frames.library == number) & frames.kept
         if wanted.any():
             inner = _at(stack_weights.nearest(frames.parent, wanted[frames.frame]), leaf)
-            found = np.where(found == stack_weights.ROOT, inner, found)
-    return found
+            nodes = np.where(nodes == stack_weights.ROOT, inner, nodes)
+    return nodes
 
 
 def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
-    """What each sample's row says where rows are kept apart."""
+    """Return the group label of each sample."""
     if by is None:
         return pl.repeat(None, samples.height, dtype=pl.String, eager=True).alias("group")
     if by == "file":
@@ -323,8 +325,8 @@ def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
     if by == "rank":
         return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
     key = ["pid"] if by == "process" else ["pid", "tid"]
-    told = _named_lanes(trace, by)
-    joined = columns.looked_up(samples.select(key), told, key)
+    lanes = _named_lanes(trace, by)
+    joined = columns.looked_up(samples.select(key), lanes, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
     unknown = pl.lit(f"(no {by})")
@@ -346,7 +348,7 @@ def _named_lanes(trace: Trace, by: By) -> pl.DataFrame:
 def _processes(
     samples: pl.DataFrame, trace: Trace, frames: Frames, node: intervals.Ints
 ) -> pl.DataFrame:
-    """Each process's samples and what it is, as its stacks tell."""
+    """Return each process's samples and its role, from its stacks."""
     role = np.zeros(node.size, np.int64)
     for number, flags in ((1, frames.child), (2, frames.worker)):
         if flags.any():
@@ -370,34 +372,35 @@ def _processes(
 def _sums(
     frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, group_by: GroupBy
 ) -> pl.DataFrame:
-    """Self and total by what is asked for; a stack that holds one several times counts once."""
-    keys = frames.shown.select(_key(frames.shown, group_by))
+    """Return self and total sums; repeated frames of a stack count once."""
+    keys = frames.distinct.select(_key(frames.distinct, group_by))
     special = pl.DataFrame({"key": [_DEEPER, _NO_FRAME]})
     distinct = pl.concat([keys, special], how="diagonal").unique(maintain_order=True)
     numbers = columns.looked_up(keys, distinct.with_row_index("number"), keys.columns)["number"]
     parent, frame = _kept_tree(frames, numbers.cast(pl.Int64).to_numpy())
     forest, place = stack_weights.merge(parent, frame, _DEEPEST, distinct.height - 2)
     at = _at(np.append(place, stack_weights.ROOT)[_renumbered(frames)], leaf)
-    found = [_no_sums(keys)]
+    frames_of_groups = [_no_sums(keys)]
     for label in labels.unique(maintain_order=True):
         mine = labels.eq_missing(label).to_numpy()
         node, inside = at[mine], weight.to_numpy()[mine]
-        own = np.bincount(
+        self_weights = np.bincount(
             node[node != stack_weights.ROOT], inside[node != stack_weights.ROOT], forest.parent.size
         )
-        alone, total = stack_weights.by_frame(forest, own[None].astype(np.float64), distinct.height)
+        float_weights = self_weights[None].astype(np.float64)
+        alone, total = stack_weights.by_frame(forest, float_weights, distinct.height)
         for sums in (alone, total):
             sums[0, -1] += inside[node == stack_weights.ROOT].sum()
-        found.append(
+        frames_of_groups.append(
             distinct.with_columns(
                 pl.lit(label, pl.String).alias("group"),
                 pl.Series("self", alone[0]),
                 pl.Series("total", total[0]),
             )
             .filter(pl.col("total") > 0)
-            .select(found[0].columns)
+            .select(frames_of_groups[0].columns)
         )
-    return pl.concat(found)
+    return pl.concat(frames_of_groups)
 
 
 def _no_sums(keys: pl.DataFrame) -> pl.DataFrame:
@@ -406,7 +409,7 @@ def _no_sums(keys: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kept_tree(frames: Frames, number: intervals.Ints) -> tuple[intervals.Ints, intervals.Ints]:
-    """The tree of the frames that count, and what each is summed up by."""
+    """Return the tree of the counted frames, and the number that each is summed by."""
     kept = frames.kept[frames.frame]
     above = np.full(frames.parent.size, stack_weights.ROOT)
     inner = frames.parent != stack_weights.ROOT
@@ -419,13 +422,13 @@ def _kept_tree(frames: Frames, number: intervals.Ints) -> tuple[intervals.Ints, 
 
 
 def _renumbered(frames: Frames) -> intervals.Ints:
-    """The row of each kept node among the kept ones."""
+    """Return the row of each kept node among the kept nodes."""
     numbers: intervals.Ints = np.cumsum(frames.kept[frames.frame]) - 1
     return numbers
 
 
-def _key(shown: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
-    """The columns that a sum is for."""
+def _key(distinct: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
+    """Return the columns to sum by."""
     path = pl.col("path")
     if group_by == "function":
         return [pl.col("name").alias("key"), path]
@@ -443,7 +446,7 @@ def _key(shown: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
             .fill_null("(no file)")
             .alias("key")
         ]
-    packages = [libraries.package_of(file) or "(scripts)" for file in shown["file"].to_list()]
+    packages = [libraries.package_of(file) or "(scripts)" for file in distinct["file"].to_list()]
     return [pl.Series("key", packages, dtype=pl.String)]
 
 
@@ -451,21 +454,21 @@ def _key(shown: pl.DataFrame, group_by: GroupBy) -> list[pl.Expr | pl.Series]:
 
 
 def _unit(unit: str, rate: float | None) -> tuple[str, float]:
-    """The unit shown, and what weights are multiplied by."""
+    """Return the unit of the result, and the factor of weights."""
     if rate is None or unit == "ns":
         return unit, 1.0
     if unit != "samples":
-        raise OptionError(f"seconds are for samples, and this file counts {unit or 'something'}")
+        raise OptionError(f"rate needs weights in samples (got {unit or 'an unknown unit'})")
     if not (math.isfinite(rate) and rate > 0):
-        raise OptionError(f"a rate of {rate:g} samples a second makes no sense")
+        raise OptionError(f"rate must be > 0 and finite (got {rate:g})")
     return "ns", NS_PER_S / rate
 
 
 def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
-    found = pl.concat([part.groups for part in parts if part.groups is not None])
-    keys = [name for name in found.columns if name not in ("self", "total")]
+    sums = pl.concat([part.groups for part in parts if part.groups is not None])
+    keys = [name for name in sums.columns if name not in ("self", "total")]
     return (
-        found.group_by(keys, maintain_order=True)
+        sums.group_by(keys, maintain_order=True)
         .agg(pl.col("self", "total").sum() * scale)
         .sort("self", "total", *keys, descending=[True, True, *[False] * len(keys)])
         .with_columns(self_frac=_share("self", total), total_frac=_share("total", total))
@@ -473,11 +476,11 @@ def _groups(parts: Sequence[Part], total: float, scale: float) -> pl.DataFrame:
 
 
 def _whole(frame: pl.DataFrame) -> pl.DataFrame:
-    """Weights as whole numbers where all of them are."""
-    found = [name for name in ("samples", "self", "total") if name in frame.columns]
-    if not all(columns.is_whole(frame[name]) for name in found):
+    """Cast weights to integers if all are whole."""
+    names = [name for name in ("samples", "self", "total") if name in frame.columns]
+    if not all(columns.is_whole(frame[name]) for name in names):
         return frame
-    return frame.with_columns(pl.col(found).cast(pl.Int64))
+    return frame.with_columns(pl.col(names).cast(pl.Int64))
 
 
 def _share(name: str, total: float) -> pl.Expr:
@@ -485,18 +488,18 @@ def _share(name: str, total: float) -> pl.Expr:
 
 
 def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
-    """``53.05% (7468)``, as itwinai's report writes it."""
+    """Return texts such as ``53.05% (7468)``, as in itwinai's report."""
     percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
     count = _texts(paths["samples"], lambda value: f"({_count(value, unit)})")
     return percent + " " + count
 
 
 def _count(weight: float, unit: str) -> str:
-    """Samples without their unit and commas, as itwinai's report has them."""
+    """Format samples without unit and commas, as in itwinai's report."""
     return format_weight(weight, unit) if unit in ("ns", "bytes") else f"{weight:.12g}"
 
 
 def _texts(values: pl.Series, write: Callable[[float], str]) -> pl.Series:
-    """Numbers as text, each distinct one written once."""
+    """Format numbers, each distinct one once."""
     texts = {value: write(value) for value in values.unique()}
     return values.replace_strict(texts, default=None, return_dtype=pl.String)

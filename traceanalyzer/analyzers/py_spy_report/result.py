@@ -1,4 +1,4 @@
-"""Leaf paths or sums, whose code they belong to, and what is shown of them."""
+"""Result of the py-spy report: leaf paths or sums, verdict, notes and tables."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,37 +8,36 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import known_columns
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_frac, format_weight
+from traceanalyzer.units import format_count, format_frac, format_weight
 
-#: The path columns of the report; those of the library are null where none is in the stack.
+#: The path columns of the report; those of the library are null if it is not in the stack.
 PATH = ("name", "path", "line")
 LIBRARY = ("library_function_name", "library_function_path", "library_function_line")
 MAIN = "main process"
 
-_NOT_FOUND = "Not Found"
+_NO_LIBRARY = "Not Found"
 
-#: The ending of a column's name that makes a table show a unit.
+#: Suffixes of column names by unit.
 _SUFFIXES = {"ns": "_ns", "bytes": "_bytes"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeafPaths(Result):
-    """What :func:`traceanalyzer.py_spy_report` found.
+    """Result of :func:`traceanalyzer.py_spy_report`.
 
     Attributes:
-        options: what was asked.
-        total_samples: weight of all stacks that count, in ``unit``.
+        options: the options.
+        total_samples: weight of all counted stacks, in ``unit``.
         unit: ``samples``, ``ns`` or ``bytes``, or empty.
-        tagged_samples: those with a frame of the library, or of the user's own code.
-        idle_samples: those without any Python frame.
-        left_out_samples: what is not in ``total_samples``.
-        paths: a row a path, or a line of the file: ``group``, ``name``, ``path``, ``line``,
+        tagged_samples: weight with a frame of the library, or of the user's own code.
+        idle_samples: weight without a Python frame.
+        left_out_samples: weight that is not in ``total_samples``.
+        paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
             ``library_function_name``, ``library_function_path``, ``library_function_line``,
             ``library``, ``samples``, ``samples_frac``, ``proportion``; most samples first.
-        groups: sums, where asked for: ``group``, ``key``, ``path``, ``line``, ``self``,
-            ``self_frac``, ``total``, ``total_frac``; most ``self`` first.
-        leaf: the leaf with most samples in all its stacks: ``name``, ``path``, ``line``,
-            ``samples``.
+        groups: sums if requested: ``group``, ``key``, ``path``, ``line``, ``self``, ``self_frac``,
+            ``total``, ``total_frac``; most ``self`` first.
+        leaf: the leaf with most samples: ``name``, ``path``, ``line``, ``samples``.
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
@@ -54,7 +53,7 @@ class LeafPaths(Result):
     processes: pl.DataFrame
 
     def view(self) -> View:
-        """Sums where asked for, else paths; processes where there are several."""
+        """Build the view: sums if requested, else paths; processes if there are several."""
         return View(
             title="Which code was running?",
             verdict=_verdict(self),
@@ -67,24 +66,24 @@ class LeafPaths(Result):
 
 
 def _verdict(result: LeafPaths) -> str:
-    """How much is the library's, and the heaviest path."""
+    """Describe the share of the library, and the most frequent leaf."""
     if not result.total_samples:
-        return "No sample counts."
+        return "No samples are counted."
     share = format_frac(result.tagged_samples / result.total_samples)
     leaf = result.leaf
     where = f" ({_place(leaf['path'], leaf['line'])})" if leaf["path"] else ""
-    whose = f", {share} with {_library(result)} on the stack."
+    tagged = f", {share} with {_library(result)} on the stack."
     if not result.tagged_samples and result.paths["path"].null_count() == result.paths.height:
-        whose = ". Whose code was running cannot be told: the frames name no files."
+        tagged = ". The frames have no files, so own code is unknown."
     return (
-        f"{format_weight(result.total_samples, result.unit)}{whose} "
-        f"Most often {leaf['name']}{where} was running: {_of_total(result, leaf['samples'])}."
+        f"{format_weight(result.total_samples, result.unit)}{tagged} "
+        f"The most frequent leaf is {leaf['name']}{where}: {_of_total(result, leaf['samples'])}."
     )
 
 
 def _library(result: LeafPaths) -> str:
     names = result.options.library_names
-    return " or ".join(names) if names else "the user's own code"
+    return " or ".join(names) if names else "own code"
 
 
 def _of_total(result: LeafPaths, weight: float) -> str:
@@ -97,14 +96,14 @@ def _place(path: str, line: int | None) -> str:
 
 
 def _notes(result: LeafPaths) -> tuple[str, ...]:
-    """What was matched, what is not counted."""
+    """Describe what was matched, and what is not counted."""
     missing = result.total_samples - result.tagged_samples
     notes = [f"{_matched(result)}; {_of_total(result, missing)} had no match."]
     if result.idle_samples:
         left_out = result.options.exclude_idle_process or result.options.drop_module
-        said = "left out" if left_out else "counted as (no Python frame)"
+        handled = "left out" if left_out else "counted as (no Python frame)"
         notes.append(
-            f"{format_weight(result.idle_samples, result.unit)} without any Python frame: {said}."
+            f"{format_weight(result.idle_samples, result.unit)} without a Python frame: {handled}."
         )
     if result.options.drop_module and result.left_out_samples > result.idle_samples:
         more = result.left_out_samples - result.idle_samples
@@ -112,8 +111,8 @@ def _notes(result: LeafPaths) -> tuple[str, ...]:
     workers = result.processes.filter(pl.col("role") != MAIN)
     if workers.height and result.options.match != "substring":
         notes.append(
-            f"{workers.height} child processes: the stacks of those that were forked begin "
-            "where their own code does, so that their parent's functions do not count it."
+            f"{format_count(workers.height, 'child process', 'es')}: stacks of forked processes "
+            "start at the entry of the child, without the frames of the parent."
         )
     return tuple(notes)
 
@@ -121,17 +120,17 @@ def _notes(result: LeafPaths) -> tuple[str, ...]:
 def _matched(result: LeafPaths) -> str:
     names = ", ".join(result.options.library_names)
     if not names:
-        return "Own code is every file outside of the standard library and the installed packages"
+        return "Own code is every file outside the standard library and the installed packages"
     if result.options.match == "substring":
-        return f"A frame is matched when its path contains {names}"
-    return f"A frame is matched when {names} is a whole component of its path"
+        return f"A frame matches if its path contains {names}"
+    return f"A frame matches if {names} is a whole component of its path"
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
 def _tables(result: LeafPaths) -> tuple[Table, ...]:
-    """Sums where asked for, else paths; processes where there are several."""
+    """Build the tables: sums if requested, else paths; processes if there are several."""
     tables = [_paths(result) if result.groups is None else _groups(result, result.groups)]
     known = result.processes["pid"].is_not_null() | (result.processes["role"] != MAIN)
     if result.processes.height > 1 and known.any():
@@ -152,7 +151,7 @@ def _paths(result: LeafPaths) -> Table:
             **{name: name for name in (*PATH, *LIBRARY)},
             "proportion": "proportion (n)",
         },
-        missing=dict.fromkeys(LIBRARY if lined else LIBRARY[:2], _NOT_FOUND),
+        missing=dict.fromkeys(LIBRARY if lined else LIBRARY[:2], _NO_LIBRARY),
         whole=True,
     )
 
@@ -176,12 +175,12 @@ def _processes(result: LeafPaths) -> Table:
 
 def _groups(result: LeafPaths, groups: pl.DataFrame) -> Table:
     by = result.options.group_by or "function"
-    shown = {"key": by if by != "line" else "function", "path": "path", "line": "line"}
+    labels = {"key": by if by != "line" else "function", "path": "path", "line": "line"}
     frame, weight = _weights(result.unit, groups, "self", "total")
     unit = f" {result.unit}" if result.unit not in _SUFFIXES else ""
     columns = {
         **known_columns(groups, {"group": result.options.by or "group"}),
-        **{name: label for name, label in shown.items() if name in groups.columns},
+        **{name: label for name, label in labels.items() if name in groups.columns},
         weight["self"]: f"self{unit}",
         "self_frac": "self",
         weight["total"]: f"total{unit}",
@@ -192,7 +191,7 @@ def _groups(result: LeafPaths, groups: pl.DataFrame) -> Table:
 
 
 def _weights(unit: str, frame: pl.DataFrame, *names: str) -> tuple[pl.DataFrame, dict[str, str]]:
-    """The frame with its weights under names that tell their unit, and those names."""
+    """Rename the weight columns with a suffix for the unit, and return the new names."""
     suffix = _SUFFIXES.get(unit, "")
-    shown = {name: f"{name}{suffix}" for name in names}
-    return frame.with_columns(pl.col(n).alias(s) for n, s in shown.items()), shown
+    renamed = {name: f"{name}{suffix}" for name in names}
+    return frame.with_columns(pl.col(n).alias(s) for n, s in renamed.items()), renamed

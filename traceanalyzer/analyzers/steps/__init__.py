@@ -1,7 +1,7 @@
-"""How long steps take, how much that varies, and what the slow ones spend it on.
+"""Step times, their variation, and the parts of slow steps.
 
 ``compute`` finds each rank's steps and their parts, and joins ranks and recordings; ``statistics``
-says what is usual and what stands out; ``result`` holds the numbers and what is shown of them.
+has warm-up detection and statistics; ``result`` has the data, verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def steps(
     step_every: str | None = None,
     **reading: Unpack[Reading],
 ) -> Steps:
-    """How long steps take, how much that varies, and what the slow ones spend it on.
+    """Return step times, their variation, and the parts of slow steps.
 
-    Of files only device work and what may mark steps are read.
+    Only device work and slices that may mark steps are read.
 
     Args:
         inputs: a trace, a file or a folder, or several of them. Several files of one rank whose
@@ -33,7 +33,7 @@ def steps(
         step_name: a regular expression; host slices whose name it matches are the steps. Default:
             see :func:`~traceanalyzer.analyzers.common.step_marks.step_marks`.
         step_every: a regular expression; a step begins at each kernel whose name it matches.
-            Default, where no steps are marked:
+            Default if no steps are marked:
             see :func:`~traceanalyzer.analyzers.common.step_patterns.repeated`.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 

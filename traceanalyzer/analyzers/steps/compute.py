@@ -1,4 +1,4 @@
-"""From each rank's trace its steps and the parts of each; from those the steps of all ranks."""
+"""Steps of each rank and their parts, combined over all ranks."""
 
 import re
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from traceanalyzer.vocabulary import DEVICE_WORK
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
 
-#: What Composer calls the slices of the loop around a batch. The loader runs before its batch.
+#: Names of Composer's slices of the loop around a batch. The loader runs before its batch.
 HOST_PARTS = {
     "dataloader": r"^(?:event/dataloader|dataloader/)",
     "forward": r"^(?:event/)?forward$",
     "backward": r"^(?:event/)?backward$",
 }
 
-#: Annotations that name what is done within a step, so never one.
+#: Annotations of something within a step, which are never a step.
 _NO_STEP = re.compile(r"(?i)^(?:[nrx]ccl:|gloo:|Optimizer\.|enumerate\(|callback/|algorithm/)")
 
-#: Names suggested where no steps are marked.
+#: Number of names suggested if no steps are marked.
 _SUGGESTED = 5
 
-#: Nobody gives a step a longer name.
+#: Longer names are not suggested as steps.
 _LONGEST = 60
 
 _NUMBERED = re.compile(r" \[\d+\]$")
 
 
 def needs(options: Options) -> Needs:
-    """Device work and what marks steps: more where steps may be any slices of the host."""
+    """Device work and slices that may mark steps: all host slices if ``step_name`` is given."""
     if options.step_name is None:
         return Needs({*DEVICE_WORK, *_ANNOTATIONS}, step_marks.MARK_NAMES)
     return Needs({*DEVICE_WORK, *step_marks.MARK_KINDS})
@@ -52,16 +52,16 @@ class Part:
     """One rank's steps.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, or None if the file has none.
         path: the file.
         epoch_ns: absolute time of the trace's ts 0, or None.
-        steps: a row for each step and device, a row for each step where no device work was
-            recorded: device, step, start, end, the columns of
+        steps: one row per step and device, or per step without device work: device, step, start,
+            end, the columns of
             :func:`~traceanalyzer.analyzers.common.device_work.measure_parts` (null without device
-            work), and ``dataloader_ns`` (since the step before had ended), ``forward_ns``,
-            ``backward_ns`` (within the step), null where Composer did not record them.
-        by_kernels: the steps are not marked but begin at kernels.
-        only_slow: rows of :func:`~.slow_steps.only_slow`; None where nobody asked for it.
+            work), and ``dataloader_ns`` (since the end of the previous step), ``forward_ns``,
+            ``backward_ns`` (within the step), null if Composer did not record them.
+        by_kernels: the steps are inferred from kernels, not marked.
+        only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
     """
 
     rank: int | None
@@ -73,7 +73,7 @@ class Part:
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """The steps of a trace of one rank.
+    """Return the steps of one rank.
 
     Raises:
         MissingData: no steps are marked, or no slice's name matches ``step_name``.
@@ -94,12 +94,12 @@ def measure(trace: Trace, options: Options) -> Part:
         .join(measured.drop("rank", "end"), on=["step", "start"], how="left")
         .sort("start", "device")
     )
-    found = step_patterns.by_kernels(marks)
-    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=found)
+    by_kernels = step_patterns.by_kernels(marks)
+    return Part(trace.meta.rank, trace.meta.path, trace.meta.epoch_ns, steps, by_kernels=by_kernels)
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
-    """As :func:`measure`, with what only slow steps have.
+    """Return the part of :func:`measure` with slices that only slow steps have.
 
     Raises:
         MissingData: no steps are marked.
@@ -109,14 +109,14 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 
 
 def _marks(trace: Trace, options: Options) -> pl.DataFrame:
-    """Marked steps; by kernels where these are asked for, or nothing is marked or asked for."""
+    """Return the marked steps, or those inferred from kernels if requested or none is marked."""
     if options.step_every is not None:
         return step_patterns.repeated(trace, options.step_every)
     return step_patterns.steps(trace, options.step_name)
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Steps:
-    """The steps of all ranks, and how ranks differ."""
+    """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
     rows = phases.with_phases(joined(parts))
     on = places.places(rows.drop("device"))
@@ -154,7 +154,7 @@ STEPS = Analyzer(
 
 
 def _host_parts(trace: Trace, marks: pl.DataFrame) -> pl.DataFrame:
-    """How long each of :data:`HOST_PARTS` ran on the step's thread; null where it never did."""
+    """Return how long each of :data:`HOST_PARTS` ran on the step's thread; null if never."""
     lane = ["pid", "tid"]
     slices = trace.events.select(
         "kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur")
@@ -175,13 +175,13 @@ def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Se
 
 
 def _no_steps(trace: Trace, step_name: str | None) -> str:
-    """What to record or to ask for instead."""
+    """Return the error text with a recording hint and suggestions."""
     hint = record_hint(trace.meta, "step")
     text = (
         f"no steps are marked, and no sequence of kernels repeats; {hint} and name them with "
-        "--step-name REGEX, or name a kernel that runs once a step with --step-every REGEX"
+        "--step-name REGEX, or name a kernel that runs once per step with --step-every REGEX"
         if step_name is None
-        else f"no slice of the host matches --step-name {step_name!r}"
+        else f"no host slice matches --step-name {step_name!r}"
     )
     names = _suggestions(trace)
     maybe = f". Annotations that may be steps: {', '.join(names)}" if names else ""
@@ -189,7 +189,7 @@ def _no_steps(trace: Trace, step_name: str | None) -> str:
 
 
 def _suggestions(trace: Trace) -> list[str]:
-    """The most frequent annotations, numbers in them left out."""
+    """Return the most frequent annotations, with numbers replaced."""
     marks = trace.events.filter(pl.col("kind").is_in(_ANNOTATIONS), pl.col("dur") > 0)
     plain = mapped(marks["name"], _without_numbers).drop_nulls().alias("name")
     counts = plain.filter(plain.str.len_chars() <= _LONGEST).value_counts(name="n")
@@ -205,10 +205,10 @@ def _without_numbers(name: str) -> str | None:
 
 
 def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
-    """The parts whose marks count, and a note for each other.
+    """Select the parts with the steps to count, and return a note for each other part.
 
-    Composer and PyTorch's profiler mark the same steps of a rank in files of their own. As in one
-    file, PyTorch's marks count, else Composer's batches, else steps found by kernels.
+    Composer and PyTorch's profiler mark the same steps of a rank in separate files. As in one
+    file, PyTorch's marks count, else Composer's batches, else steps inferred from kernels.
     """
 
     def order(part: Part) -> int:
@@ -228,16 +228,16 @@ def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
 
 
 def joined(parts: Sequence[Part]) -> pl.DataFrame:
-    """All steps by rank and time.
+    """Join the steps of all parts by rank and time.
 
     Files of one rank whose steps do not overlap in time are parts of one recording, as Composer and
-    torch.profiler's schedule write them. Rank and path together tell recordings apart.
+    torch.profiler's schedule write them. Rank and path are the key of a recording.
 
     Returns:
         rank, path (of the recording's first file), number (of the step in its recording, from 0),
-        the columns of :attr:`Part.steps` with ``at_ns`` (since the recording's first
-        step) and ``duration_ns`` for start and end, and ``before_ns``, the time since the step
-        before had ended, null for the first.
+        the columns of :attr:`Part.steps` with ``at_ns`` (since the recording's first step) and
+        ``duration_ns`` for start and end, and ``before_ns``, the time since the end of the
+        previous step, null for the first.
     """
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     recordings = [
@@ -249,7 +249,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def _recordings(parts: list[Part]) -> list[list[Part]]:
-    """The files of one rank: together in order of time, or each for itself."""
+    """Group the files of one rank: one recording in order of time, or one recording per file."""
     if parts[0].rank is None:
         return [[part] for part in parts]
     known = all(part.epoch_ns is not None for part in parts)
@@ -290,7 +290,7 @@ def _one(recording: Sequence[Part]) -> pl.DataFrame:
 
 
 def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
-    """Names that several files use are numbered through all of them: ``event/batch [7]``."""
+    """Number step names across files if several files use them: ``event/batch [7]``."""
     plain = rows.with_columns(plain=mapped(rows["step"], lambda name: _NUMBERED.sub("", name)))
     nth = pl.col("start").rank("dense").over("plain")
     again = pl.format("{} [{}]", "plain", nth)

@@ -7,21 +7,21 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, option
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """How long steps take, how much that varies, and what the slow ones spend it on.
+    """Show step times, their variation, and the parts of slow steps.
 
-    PATH is a trace, several of them, or a folder: of one rank, of all ranks, or a file for each
-    batch, as Composer writes them.
+    PATH is a trace, several of them, or a folder: of one rank, of all ranks, or one file per batch,
+    as Composer writes them.
     """
 
     step_name: str | None = option(
         None,
-        help="Slices of the host whose names match are the steps. Default: ProfilerStep#, else "
-        "annotations like '## train', else batches of Composer.",
+        help="Host slices whose names match are steps. Default: ProfilerStep#, else "
+        "annotations like '## train', else Composer's batches.",
         metavar="REGEX",
     )
     step_every: str | None = option(
         None,
-        help="A step begins at each kernel whose name matches. Default, where no steps are marked: "
+        help="A step begins at each kernel whose name matches. Default if no steps are marked: "
         "the sequence of kernels that repeats.",
         metavar="REGEX",
     )

@@ -1,4 +1,4 @@
-"""Steps of inference engines by phase and batch size, as their annotations name them."""
+"""Steps of inference engines by phase and batch size, from their annotations."""
 
 import re
 
@@ -7,7 +7,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.vocabulary import ENGINE_STEP
 
-#: What steps of an engine are compared by.
+#: Columns that steps of an engine are grouped by.
 PHASE = ("phase", "batch")
 PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
 
@@ -16,7 +16,7 @@ _MODES = {"extend": PREFILL}
 
 
 def phase_of(name: str) -> tuple[str, int] | None:
-    """The phase of an engine's step and its number of requests; None for any other step.
+    """Return the phase of an engine's step and its number of requests; None for other steps.
 
     A step of vLLM with prefill and decode requests is mixed; its batch counts both.
     """
@@ -33,7 +33,7 @@ def phase_of(name: str) -> tuple[str, int] | None:
 
 
 def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps with ``phase`` and ``batch``, null where no inference engine marks them."""
+    """Add ``phase`` and ``batch`` to steps, null for steps not of an inference engine."""
     names = steps["step"].unique().to_list()
     rows = [(name, *(phase_of(name) or (None, None))) for name in names]
     schema = {"step": pl.String, "phase": pl.String, "batch": pl.Int64}
@@ -42,10 +42,10 @@ def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_phase(steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps of engines by phase and batch size, over all ranks.
+    """Summarize the steps of engines by phase and batch size, over all ranks.
 
     Args:
-        steps: a row for each step and device, with ``phase`` and ``batch``.
+        steps: one row per step and device, with ``phase`` and ``batch``.
 
     Returns:
         phase, batch (requests in a step), steps (of all ranks), total_ns, total_frac (of all these
@@ -65,11 +65,11 @@ def by_phase(steps: pl.DataFrame) -> pl.DataFrame:
     )
     known = rows.drop_nulls("idle_ns").group_by(PHASE)
     idle = known.agg(idle_frac=pl.col("idle_ns").sum() / length.sum())
-    found = sums.join(idle, on=PHASE, how="left").sort(
+    ordered = sums.join(idle, on=PHASE, how="left").sort(
         "total_ns", *PHASE, descending=[True, False, False]
     )
-    whole = pl.lit(int(found["total_ns"].sum()))
-    return found.select(
+    whole = pl.lit(int(ordered["total_ns"].sum()))
+    return ordered.select(
         *PHASE, "steps", "total_ns", total_frac=ratio("total_ns", whole),
         **{name: pl.col(name) for name in ("mean_ns", "median_ns", "min_ns", "max_ns")},
         idle_frac=pl.col("idle_frac"),

@@ -1,4 +1,4 @@
-"""Every step with its parts, what is usual on each rank, and what is shown of them."""
+"""Result of the steps analysis: data, verdict, notes, tables and charts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from traceanalyzer.analyzers.steps import statistics
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-#: A step longer than its rank's median by more, ranks that differ by more, are worth a sentence.
+#: Least excess of a step over its rank's median, or difference between ranks, to report.
 APART_FRAC = 0.1
 
-#: So much of the time between steps, or of a part, is worth a sentence.
+#: Least share of the time between steps, or of a part, to report.
 _WORTH_FRAC = 0.05
 
-#: What grew, in words, and which command looks further into it.
+#: Sentence for the part that grew most, with the command for details.
 _FURTHER = {
-    "compute": "compute grew most, by {} (kernels and operators tell which)",
-    "communication": "exposed communication grew most, by {} (comm-outliers tells who was late)",
-    "copies": "exposed copies grew most, by {} (overlap tells more)",
-    "idle": "idleness grew most, by {} (gpu-idle tells why)",
+    "compute": "compute grew most, by {} (see kernels and operators)",
+    "communication": "exposed communication grew most, by {} (see comm-outliers)",
+    "copies": "exposed copies grew most, by {} (see overlap)",
+    "idle": "idle time grew most, by {} (see gpu-idle)",
     "forward": "forward grew most, by {}",
     "backward": "backward grew most, by {}",
 }
@@ -32,7 +32,7 @@ _GROWN = {"grown": "grew most", "grown_ns": "by"}
 
 _RANKS = display.headings(
     """steps, median_ns: median, mean_ns: mean, std_ns: std, cv_frac: std / mean, min_ns: min,
-    max_ns: max, between_ns: between steps, between_frac: of all time"""
+    max_ns: max, between_ns: between steps, between_frac: share of time"""
 )
 
 _PHASES = display.headings(
@@ -40,21 +40,21 @@ _PHASES = display.headings(
     mean_ns: mean, min_ns: min, max_ns: max, idle_frac: idle"""
 )
 
-#: Time between steps that is worth a column.
+#: Least share of time between steps for a column.
 _BETWEEN_FRAC = 0.01
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steps(Result):
-    """How long steps take, what is usual, and what stands out.
+    """Step times, their statistics and their parts.
 
     Attributes:
-        steps: a row for each step and device: the columns of :func:`~.compute.joined` and
-            :func:`~.statistics.judged`, and ``on``, what its rank is called.
+        steps: one row per step and device: the columns of :func:`~.compute.joined` and
+            :func:`~.statistics.judged`, and ``on``, the label of its rank.
         ranks: see :func:`~.statistics.ranks`, and ``on``.
-        common: the steps that several ranks have, see :func:`~.statistics.common`.
+        common: steps that several ranks have, see :func:`~.statistics.common`.
         phases: steps of an inference engine by phase and batch, see :func:`~.phases.by_phase`.
-        by_kernels: steps are not marked but begin at kernels.
+        by_kernels: steps are inferred from kernels, not marked.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
             diagnosis or report.
     """
@@ -68,12 +68,12 @@ class Steps(Result):
 
     @property
     def counted(self) -> pl.DataFrame:
-        """The rows of ``steps`` that are no warm-up."""
+        """Rows of ``steps`` without warm-up."""
         return self.steps.filter(~pl.col("warm_up"))
 
     @property
     def parts(self) -> dict[str, str]:
-        """Columns of ``steps`` that hold time, and what to call them."""
+        """Columns of ``steps`` with nonzero time, and their labels."""
         return {
             name: label
             for name, label in (device_work.PART_NAMES | statistics.HOST_PARTS).items()
@@ -81,7 +81,7 @@ class Steps(Result):
         }
 
     def view(self) -> View:
-        """The steps' times and their parts, over all ranks and by rank."""
+        """Build the view: step times and parts, over all ranks and by rank."""
         sums = _sums(self)
         return View(
             title="How long do steps take, and what makes some slower?",
@@ -94,7 +94,7 @@ class Steps(Result):
 
 
 def _sums(result: Steps) -> dict[str, Any]:
-    """Over all steps that are no warm-up."""
+    """Return sums over all steps without warm-up."""
     each = result.counted.unique(["rank", "path", "number"])["duration_ns"]
     return {
         "step_count": each.len(),
@@ -110,8 +110,8 @@ def _sums(result: Steps) -> dict[str, Any]:
 
 
 def _verdict(result: Steps, sums: Mapping[str, Any]) -> str:
-    """The usual step and its parts, what stands out, and how ranks differ."""
-    usual = (_usual(result, sums), _phases(result), _made_of(result), _warm_up(result))
+    """Describe the median step and its parts, the slowest step, and differences of ranks."""
+    usual = (_usual(result, sums), _phases(result), _breakdown(result), _warm_up(result))
     return display.sentences(*usual, _slowest(result, sums), _between(result), _apart(result))
 
 
@@ -121,11 +121,11 @@ def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
     if count == ranks:
         subject = "The only step" if ranks == 1 else f"The only step of each of {ranks} ranks"
         middle = " (median)" if ranks > 1 else ""
-        return f"{subject} takes {usual}{middle}: of more it could be told how much they vary."
+        return f"{subject} takes {usual}{middle}; the variation is unknown."
     over = f" on {ranks} ranks" if ranks > 1 else ""
     vary = (
-        f" They vary by {format_frac(sums['cv_frac'])} (standard deviation over mean"
-        f"{', the typical rank' if ranks > 1 else ''})."
+        f" Variation: {format_frac(sums['cv_frac'])} (standard deviation / mean"
+        f"{', median rank' if ranks > 1 else ''})."
         if sums["cv_frac"] is not None
         else ""
     )
@@ -136,7 +136,7 @@ def _usual(result: Steps, sums: Mapping[str, Any]) -> str:
 
 
 def _phases(result: Steps) -> str:
-    """The usual step of each phase of an inference engine."""
+    """Describe the median step of each phase of an inference engine."""
     each = result.counted.drop_nulls("phase").unique(["rank", "path", "number"])
     sums = each.group_by("phase").agg(n=pl.len(), median_ns=pl.col("duration_ns").median())
     texts = [
@@ -146,8 +146,8 @@ def _phases(result: Steps) -> str:
     return f"By phase (median): {display.listed(texts)}." if texts else ""
 
 
-def _made_of(result: Steps) -> str:
-    """Shares of the counted steps' time on devices."""
+def _breakdown(result: Steps) -> str:
+    """Describe the shares of device time in the counted steps."""
     rows = result.counted.drop_nulls("compute_ns")
     whole = int(rows["duration_ns"].sum())
     if not whole:
@@ -158,24 +158,28 @@ def _made_of(result: Steps) -> str:
         if name in device_work.PART_NAMES
     }
     labels = [f"{label} {format_frac(s)}" for label, s in shares.items() if s >= _WORTH_FRAC]
-    hint = " (gpu-idle tells why)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
-    return f"Of that time on the device {display.listed(labels)}{hint}." if labels else ""
+    hint = " (see gpu-idle)" if shares.get("idle", 0) >= _WORTH_FRAC else ""
+    return f"Device time: {display.listed(labels)}{hint}." if labels else ""
 
 
 def _warm_up(result: Steps) -> str:
-    gone = result.steps.filter("warm_up").unique(["rank", "path", "number"], maintain_order=True)
-    if gone.is_empty():
+    excluded = result.steps.filter("warm_up").unique(
+        ["rank", "path", "number"], maintain_order=True
+    )
+    if excluded.is_empty():
         return ""
-    worst = gone.sort("ratio", "rank", "number", descending=[True, False, False]).row(0, named=True)
+    worst = excluded.sort("ratio", "rank", "number", descending=[True, False, False]).row(
+        0, named=True
+    )
     times = f"{worst['ratio']:.3g} times the median"
-    if gone.height == 1:
+    if excluded.height == 1:
         took = format_ns(worst["duration_ns"])
-        return f"{worst['step']} before them took {took}, {times}: warm-up, not counted."
-    return f"{gone.height} first steps took up to {times}: warm-up, not counted."
+        return f"{worst['step']} took {took}, {times}: warm-up, not counted."
+    return f"{excluded.height} steps at the start took up to {times}: warm-up, not counted."
 
 
 def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
-    """The step that exceeds the median by most, of several ranks their median step, and by what."""
+    """Describe the step that exceeds the median most (of ranks: the median rank), and its cause."""
     if sums["step_count"] == result.ranks.height:
         return ""
     several = result.common.height > 0
@@ -185,15 +189,15 @@ def _slowest(result: Steps, sums: Mapping[str, Any]) -> str:
     )
     worst = rows.row(0, named=True)
     if worst["ratio"] < 1 + APART_FRAC:
-        return "No step stands out."
+        return "No step is much slower than the median."
     where = " on the median rank" if several else ""
     return (
-        f"The slowest, {worst['step']}, took {format_ns(worst['duration_ns'])}{where}, "
-        f"{worst['ratio']:.3g} times the median{_because(result, worst)}."
+        f"The slowest step, {worst['step']}, took {format_ns(worst['duration_ns'])}{where}, "
+        f"{worst['ratio']:.3g} times the median{_cause(result, worst)}."
     )
 
 
-def _because(result: Steps, row: Mapping[str, Any]) -> str:
+def _cause(result: Steps, row: Mapping[str, Any]) -> str:
     if not result.parts:
         return "; gpu-idle shows what the main thread did"
     if row["grown"] is None:
@@ -202,7 +206,7 @@ def _because(result: Steps, row: Mapping[str, Any]) -> str:
 
 
 def _between(result: Steps) -> str:
-    """Time that no step is marked in, and what of it Composer's loader took."""
+    """Describe the time between steps, and the part of it in Composer's data loader."""
     ranks = result.ranks.sort("between_frac", "rank", descending=[True, False], nulls_last=True)
     most = ranks.row(0, named=True)
     if (most["between_frac"] or 0) < _WORTH_FRAC:
@@ -211,56 +215,56 @@ def _between(result: Steps) -> str:
         pl.col("rank").eq_missing(pl.lit(most["rank"], pl.Int32)), pl.col("path") == most["path"]
     )
     loading = int(rows.unique("number").sort("number").slice(1)["dataloader_ns"].sum())
-    where = f"On {most['on']}" if result.ranks.height > 1 else "Another"
+    where = f" on {most['on']}" if result.ranks.height > 1 else ""
     loader = f", {format_ns(loading)} of it in the data loader" if loading else ""
     return (
-        f"{where} {format_ns(most['between_ns'])}, {format_frac(most['between_frac'])} of the "
-        f"time, lie between the steps{loader}."
+        f"Time between steps{where}: {format_ns(most['between_ns'])} "
+        f"({format_frac(most['between_frac'])} of the time){loader}."
     )
 
 
 def _apart(result: Steps) -> str:
-    """The step in which ranks are furthest apart."""
+    """Describe the step in which ranks differ most."""
     if result.common.is_empty():
         return ""
     rows = result.common.sort("spread_ns", "step", descending=[True, False])
     widest = rows.row(0, named=True)
     if widest["spread_frac"] < APART_FRAC:
-        return "Ranks take about equally long."
+        return "Step times of ranks are about equal."
     return (
-        f"Ranks are furthest apart in {widest['step']}: {widest['slowest']} took "
+        f"Ranks differ most in {widest['step']}: {widest['slowest']} took "
         f"{format_ns(widest['max_ns'])}, the median rank {format_ns(widest['duration_ns'])}."
     )
 
 
 def _notes(result: Steps) -> tuple[str, ...]:
-    """What belongs to a step, and what is not counted."""
+    """Describe what belongs to a step, and what is not counted."""
     notes = []
     if result.by_kernels:
         notes.append(
-            "No steps are marked: a step is one repeat of a sequence of kernels, from the first "
-            "kernel of a repeat to that of the next. --step-every REGEX names the kernel that "
-            "begins a step, --step-name REGEX slices of the host."
+            "No steps are marked: a step is one repeat of a sequence of kernels, from its first "
+            "kernel to that of the next repeat. Use --step-every REGEX for the kernel that begins "
+            "a step, or --step-name REGEX for host slices that are steps."
         )
     elif result.steps["compute_ns"].null_count() < result.steps.height:
         notes.append(
-            "A step is what the host marks. Device work counts for the step in which it runs; a "
-            "device lags behind its host, so that some of it was launched in the step before."
+            "Steps are marked on the host. Device work counts for the step in which it runs; as "
+            "the device lags behind the host, some of it was launched in the previous step."
         )
     elif result.parts:
-        notes.append("No device work was recorded: the parts are what Composer marks on the host.")
+        notes.append("No device work was recorded: the parts are Composer's host marks.")
     else:
         notes.append(
-            "No device work was recorded, so that steps have no parts here; gpu-idle looks at the "
-            "main thread."
+            "No device work was recorded, so steps have no breakdown; gpu-idle analyzes the main "
+            "thread."
         )
     if result.steps.select("rank", "path", "device").n_unique() > result.ranks.height:
-        notes.append("Ranks with several devices have a row for each; a step's time is the same.")
+        notes.append("Ranks with several devices have one row per device with the same step time.")
     if result.ranks["warm_up"].sum():
         notes.append(
             f"A first step is warm-up if it takes more than {statistics.WARM_UP_FACTOR:g} times "
-            f"the median of the steps after it ({statistics.LEAST_AFTER} at least) and more than "
-            "three quarters of them; medians and the like are without it."
+            f"the median of the steps after it (at least {statistics.LEAST_AFTER}) and more than "
+            "three quarters of them. Statistics exclude warm-up."
         )
     return tuple(notes)
 
@@ -269,7 +273,7 @@ def _notes(result: Steps) -> tuple[str, ...]:
 
 
 def _tables(result: Steps, sums: Mapping[str, Any]) -> tuple[Table, ...]:
-    """Phases; steps, the slowest first, those of several ranks together; ranks; each rank's."""
+    """Build the tables of phases, of steps over all ranks, of ranks, and of steps by rank."""
     by_phase = "Steps of the inference engine by phase and batch size"
     phases = display.table_of_known("phases", by_phase, result.phases, _PHASES)
     return (*((phases,) if result.phases.height else ()), *_step_tables(result, sums))
@@ -326,7 +330,7 @@ def _common(result: Steps) -> Table:
         "duration_ns": "median",
         "ratio": "x median",
         "slowest": "slowest",
-        "max_ns": "its time",
+        "max_ns": "max",
         **result.parts,
         **_GROWN,
     }
@@ -336,7 +340,7 @@ def _common(result: Steps) -> Table:
 
 
 def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
-    """The columns that tell ranks apart, where there are several."""
+    """Return the columns that identify ranks if there are several."""
     known = {"rank": "rank"} if _has_data(result.ranks, "rank") else {}
     if result.ranks.height == 1 or places.told_by_rank(result.ranks):
         return frame, known
@@ -344,7 +348,7 @@ def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, s
 
 
 def _has_data(frame: pl.DataFrame, name: str) -> bool:
-    """Whether a column holds anything but nulls."""
+    """Whether a column has any value but null."""
     return frame[name].null_count() < frame.height
 
 
@@ -352,7 +356,7 @@ def _has_data(frame: pl.DataFrame, name: str) -> bool:
 
 
 def _charts(result: Steps) -> tuple[Chart, ...]:
-    """Times by rank, and the parts stacked, where they are known."""
+    """Build charts of step times by rank and of their parts if known."""
     return (_times(result), *([_parts(result)] if result.parts else []))
 
 
@@ -362,7 +366,7 @@ def _times(result: Steps) -> Chart:
     several = result.ranks.height > 1
     return Chart(
         name="times",
-        title="How long each step takes",
+        title="Step times",
         mark="line" if several else "bar",  # bars begin at 0
         frame=each.select("step", "duration_ns", "warm_up", color),
         x="step",
@@ -377,9 +381,9 @@ def _times(result: Steps) -> Chart:
 
 def _parts(result: Steps) -> Chart:
     frame = result.steps.with_columns(places.places(result.steps))
-    # all of a device's parts, so that each has its colour whatever else there is
+    # all parts of a device, so that each part always has the same colour
     parts = device_work.PART_NAMES if "compute_ns" in result.parts else result.parts
     rows = display.by_part(frame, ["on", "step"], parts)
     panel = "on" if frame["on"].n_unique() > 1 else None
-    title = "What the steps' time is made of"
+    title = "Step time breakdown"
     return display.stacked("parts", title, rows, "step", panel=panel)

@@ -1,4 +1,4 @@
-"""What the host runs in slow steps and in no other: checkpoints, evaluation, compilation."""
+"""Host slices that only slow steps have: checkpoints, evaluation, compilation."""
 
 import math
 
@@ -8,19 +8,19 @@ from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS
 
-#: A step that takes so many times the median is slow.
+#: A step that takes more than this many times the median is slow.
 SLOW = 1.1
 
-#: Slices of less of what a slow step takes beyond the median are left out ...
+#: Least share of the excess of a slow step over the median, for slices to count ...
 _LEAST_FRAC = 0.3
 
-#: ... and those that take more of it in the median step.
+#: ... and most share of their time in other steps.
 _ELSEWHERE_FRAC = 0.2
 
-#: Kinds of slices, what people named first: of slices of one duration the first counts.
+#: Kinds of slices, user-named ones first: of nested slices of equal duration the first counts.
 _KINDS = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy", "cpu_op", *LAUNCH_KINDS)
 
-#: Slices whose times differ by less are one in the other.
+#: Slices whose times differ by less are taken as nested.
 _NESTED_FRAC = 0.1
 
 _SCHEMA = {
@@ -33,15 +33,15 @@ _SCHEMA = {
 
 
 def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """What the host runs in slow steps and hardly in others, with at least 30 % of their excess.
+    """Return host slices of slow steps, rare in others, with at least 30 % of the excess time.
 
     Args:
-        trace: of one rank.
+        trace: the trace of one rank.
         steps: step, start, end.
 
     Returns:
         step, kind, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of
-        nested slices of about one duration one is kept.
+        nested slices of about the same duration one is kept.
     """
     each = steps.select("step", "start", "end").unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
@@ -64,8 +64,10 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         .group_by("name")
         .agg(usual=pl.col("total_ns").sum() / max(each.height - slow.height, 1))
     )
-    there = sums.join(slow.select("step", "over"), on="step").join(usual, on="name", how="left")
-    kept = there.filter(
+    candidates = sums.join(slow.select("step", "over"), on="step").join(
+        usual, on="name", how="left"
+    )
+    kept = candidates.filter(
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
@@ -73,7 +75,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
-    """Of slices of a step that take about as long one, the longest first."""
+    """Keep one of the slices of a step with about the same duration, the longest first."""
     order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
     ranked = rows.with_columns(order=order).sort(
         "total_ns", "step", "name", descending=[True, False, False]
@@ -84,5 +86,5 @@ def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
     return one.first().sort("total_ns", "step", "name", descending=[True, False, False])
 
 
-#: Slices that are shorter than the least by so many times are not summed up.
+#: Slices that are this many times shorter than the least excess are not summed.
 _MANY = 100

@@ -1,4 +1,4 @@
-"""What is usual: warm-up told apart, the spread of each rank and among ranks, what grew."""
+"""Warm-up detection, statistics of step times per rank and among ranks, parts that grew."""
 
 from collections.abc import Collection, Sequence
 from statistics import median
@@ -8,27 +8,27 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_work import PART_NAMES
 from traceanalyzer.analyzers.steps.phases import PHASE
 
-#: What Composer's host did within a batch.
+#: Parts of a batch that Composer marks on the host.
 HOST_PARTS = {"forward_ns": "forward", "backward_ns": "backward"}
 
-#: What a part is called that grew; of communication and copies only what is exposed takes time.
+#: Labels of parts that grew; communication and copies mean their exposed parts.
 _SHORT = {n: label.removeprefix("exposed ") for n, label in (PART_NAMES | HOST_PARTS).items()}
 
-#: What tells recordings apart.
+#: Key of a recording.
 RECORDING = ("rank", "path")
 
-#: A first step that takes longer than so many medians of those after it, and than three quarters
-#: of them, is warm-up ...
+#: A first step that takes longer than this many times the median of the steps after it, and longer
+#: than three quarters of them, is warm-up ...
 WARM_UP_FACTOR = 1.5
 
-#: ... if there are at least so many after it; and so many may be in a row.
+#: ... if at least this many steps follow; and most warm-up steps in a row.
 LEAST_AFTER, MOST_WARM_UP = 2, 10
 
-_GONE = pl.col("warm_up")
+_WARM_UP = pl.col("warm_up")
 
 
 def warm_up(durations: Sequence[int]) -> int:
-    """How many of the first steps take much longer than the ones after."""
+    """Count the first steps that take much longer than those after them."""
     most = max(min(MOST_WARM_UP, len(durations) - LEAST_AFTER), 0)
     for first in range(most):
         after = sorted(durations[first + 1 :])
@@ -39,18 +39,18 @@ def warm_up(durations: Sequence[int]) -> int:
 
 
 def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
-    """The steps with ``warm_up``, and how they differ from their recording's usual.
+    """Add ``warm_up`` to the steps, and how they differ from their recording's median.
 
     Args:
-        steps: see :func:`~.joining.joined`, with ``phase`` and ``batch``: steps of an inference
-            engine are compared with those of the same, and are no warm-up.
-        parts: columns of ``steps`` that its duration is made of.
+        steps: see :func:`~.compute.joined`, with ``phase`` and ``batch``: steps of an inference
+            engine are compared within phase and batch, and are never warm-up.
+        parts: columns of ``steps`` with the parts of its duration.
 
     Returns:
-        ``steps`` with warm_up; ratio, the duration over the median of the steps that are no
-        warm-up; and, for steps longer than that, grown, the part that exceeds its own median
-        by most (compute, communication and copies mean their exposed parts, idle, forward,
-        backward), and grown_ns, by how much; null where no parts are known.
+        ``steps`` with warm_up; ratio, the duration over the median of the steps without warm-up;
+        and, for steps longer than that, grown, the part that exceeds its median most (compute,
+        communication, copies, idle, forward, backward; exposed parts only), and grown_ns, by how
+        much; null if no parts are known.
     """
     leading = {
         key: warm_up(rows.unique("number").sort("number")["duration_ns"].to_list())
@@ -65,15 +65,17 @@ def judged(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
     )
     marked = steps.join(counts, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
     marked = marked.with_columns(warm_up=pl.col("number") < pl.col("_leading")).drop("_leading")
-    usual = pl.col("duration_ns").filter(~_GONE).median().over(*RECORDING, *PHASE)
+    usual = pl.col("duration_ns").filter(~_WARM_UP).median().over(*RECORDING, *PHASE)
     return marked.with_columns(
         ratio=pl.col("duration_ns") / usual, **_growth(parts, usual, [*RECORDING, *PHASE, "device"])
     )
 
 
 def _growth(parts: Collection[str], usual: pl.Expr, lane: Sequence[str]) -> dict[str, pl.Expr]:
-    """``grown`` and ``grown_ns``: of rows longer than usual the part that exceeds its median."""
-    more = {part: pl.col(part) - pl.col(part).filter(~_GONE).median().over(lane) for part in parts}
+    """Return ``grown`` and ``grown_ns``: the part of longer rows that exceeds its median most."""
+    more = {
+        part: pl.col(part) - pl.col(part).filter(~_WARM_UP).median().over(lane) for part in parts
+    }
     most = pl.max_horizontal(*more.values()) if more else pl.lit(None, pl.Float64)
     longer = (pl.col("duration_ns") > usual) & (most > 0)
     which = pl.coalesce(
@@ -87,18 +89,18 @@ def _growth(parts: Collection[str], usual: pl.Expr, lane: Sequence[str]) -> dict
 
 
 def ranks(steps: pl.DataFrame) -> pl.DataFrame:
-    """One row a recording, over its steps that are no warm-up.
+    """Summarize the steps of each recording, without warm-up.
 
     Returns:
-        rank, path, steps (how many count), warm_up (how many do not); mean_ns, median_ns, std_ns
-        (of the sample, null for a single step), min_ns, max_ns of the durations; cv_frac, std over
-        mean; between_ns, the time between these steps, and between_frac, its share of the time
-        from the first's start to the last's end.
+        rank, path, steps (their number), warm_up (number of excluded steps); mean_ns, median_ns,
+        std_ns (of the sample, null for a single step), min_ns, max_ns of the durations; cv_frac,
+        std over mean; between_ns, the time between these steps, and between_frac, its share of the
+        time from the first start to the last end.
     """
     each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True)
-    kept = each.filter(~_GONE)
+    kept = each.filter(~_WARM_UP)
     length = pl.col("duration_ns")
-    # what lies before the first step that counts is not between any two
+    # the time before the first counted step is not between two steps
     inner = pl.col("before_ns").slice(1).sum()
     table = kept.group_by(RECORDING, maintain_order=True).agg(
         steps=pl.len().cast(pl.Int64),
@@ -110,9 +112,9 @@ def ranks(steps: pl.DataFrame) -> pl.DataFrame:
         between_ns=inner,
         _all=length.sum() + inner,
     )
-    gone = each.group_by(RECORDING).agg(warm_up=_GONE.sum().cast(pl.Int64))
+    excluded = each.group_by(RECORDING).agg(warm_up=_WARM_UP.sum().cast(pl.Int64))
     return (
-        table.join(gone, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
+        table.join(excluded, on=RECORDING, how="left", nulls_equal=True, maintain_order="left")
         .with_columns(
             cv_frac=pl.col("std_ns") / pl.col("mean_ns"),
             between_frac=pl.col("between_ns") / pl.col("_all"),
@@ -122,19 +124,19 @@ def ranks(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def common(steps: pl.DataFrame, parts: Collection[str]) -> pl.DataFrame:
-    """The steps that two recordings or more have, over all of them; without warm-up.
+    """Summarize the steps that at least two recordings have, without warm-up.
 
     Args:
-        steps: see :func:`judged`, and ``on``, what each row's rank is called.
-        parts: columns of ``steps`` that its duration is made of.
+        steps: see :func:`judged`, and ``on``, the label of the rank.
+        parts: columns of ``steps`` with the parts of its duration.
 
     Returns:
-        One row a step, in their order: step, ranks (how many), duration_ns (their median), slowest
-        (``on`` of the one that took longest, the first of several), max_ns, spread_ns (max_ns less
-        the median), spread_frac (of the median); the parts' means over ranks and devices; ratio,
-        duration_ns over its own median, grown and grown_ns as in :func:`judged`.
+        One row per step, in their order: step, ranks (their number), duration_ns (the median),
+        slowest (``on`` of the slowest, the first of several), max_ns, spread_ns (max_ns minus the
+        median), spread_frac (of the median); the means of parts over ranks and devices; ratio,
+        duration_ns over the median of all steps, grown and grown_ns as in :func:`judged`.
     """
-    each = steps.filter(~_GONE)
+    each = steps.filter(~_WARM_UP)
     length = pl.col("duration_ns")
     table = (
         each.unique([*RECORDING, "number"], keep="first", maintain_order=True)

@@ -1,7 +1,7 @@
-"""What is copied and set, by direction, memory and size, how fast, and whether kernels hide it.
+"""Copies and memsets by direction, memory and size, their bandwidth and overlap with kernels.
 
-``compute`` measures each rank's copies and sets and sums up all ranks; ``result`` holds the
-numbers, what is worth changing, and what is shown of them.
+``compute`` measures each rank's copies and memsets and sums over all ranks; ``result`` has the
+data, findings, verdict, notes, tables and charts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
-    """What is copied and set, by direction, memory and size, how fast, and is it hidden?
+    """Return copies and memsets by direction, memory and size, their bandwidth and overlap.
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: no copy or set was recorded.
+        InputError: no input can be read.
+        MissingData: no copies or memsets were recorded.
     """
     from traceanalyzer.analyzers.transfers.compute import TRANSFERS
     from traceanalyzer.run import run

@@ -1,4 +1,4 @@
-"""From the copies and sets of each rank to those of all ranks."""
+"""Copies and memsets of each rank, combined over all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,12 @@ from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, sum_if_known, whole
 from traceanalyzer.analyzers.common.device_work import DEVICE
 from traceanalyzer.analyzers.transfers.options import Options
-from traceanalyzer.analyzers.transfers.result import Transfers, findings_of, size_class, with_ways
+from traceanalyzer.analyzers.transfers.result import (
+    Transfers,
+    findings_of,
+    size_class,
+    with_directions,
+)
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, record_hint
@@ -21,23 +26,23 @@ _DEVICE = ("rank", "path", "device")
 
 
 def needs(_options: Options) -> Needs:
-    """Copies and sets, and the kernels that may run beside them."""
+    """Copies and memsets, and the kernels that may overlap with them."""
     unused = ("category", "pid", "tid", "stream", "correlation", "external_id")
     return Needs({*DEVICE_WORK, PAGE_FAULT}, unused=unused)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's copies and sets.
+    """One rank's copies and memsets.
 
     Attributes:
         path: the file.
-        moves: a row a copy or set that has an end: rank, device, direction, memory, moved_bytes,
-            dur_ns, exposed_ns (in which no kernel ran on its device; null where no kernel was
-            recorded).
-        devices: a row a device: rank, path, device, span_ns (of its work), busy_ns (in which at
-            least one copy or set ran), alone_ns (the part of it without a kernel, or null).
-        unfinished: copies and sets without an end.
+        moves: one row per copy or memset with an end: rank, device, direction, memory, moved_bytes,
+            dur_ns, exposed_ns (without a kernel running on the device; null without recorded
+            kernels).
+        devices: one row per device: rank, path, device, span_ns (of its work), busy_ns (in which at
+            least one copy or memset ran), alone_ns (the part of it without a kernel, or null).
+        unfinished: number of copies and memsets without an end.
         faults: rank, path, on_gpu, n, total_ns of page faults of managed memory.
     """
 
@@ -49,10 +54,10 @@ class Part:
 
 
 def measure(trace: Trace, _options: Options) -> Part:
-    """The copies and sets of a trace of one rank.
+    """Return the copies and memsets of one rank.
 
     Raises:
-        MissingData: there is none that has an end.
+        MissingData: no copies or memsets with an end were recorded.
     """
     of_moves = pl.col("kind").is_in(_MOVES)
     ends = pl.col("dur") >= 0
@@ -62,19 +67,21 @@ def measure(trace: Trace, _options: Options) -> Part:
     ).filter(trace.events.select(of_moves & ends).to_series())  # fmt: skip
     if moves.is_empty():
         hint = record_hint(trace.meta, "device work")
-        raise MissingData(f"{trace.meta.path}: no copy or set was recorded; {hint}")
+        raise MissingData(f"{trace.meta.path}: no copies or memsets were recorded; {hint}")
     is_work = trace.events.select(pl.col("kind").is_in(DEVICE_WORK) & ends).to_series()
     work = trace.events.select(*DEVICE, "kind", **interval).filter(is_work)
     kernels = intervals.union(work.filter(~of_moves), DEVICE)
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
-    hidden = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
-    exposed = (pl.col("dur_ns") - hidden["overlap"]) if known else pl.lit(None, pl.Int64)
-    told = with_ways(moves.with_columns(exposed_ns=exposed))
+    overlapped = intervals.overlap_with(moves.select(*DEVICE, "start", "end"), kernels, DEVICE)
+    exposed = (pl.col("dur_ns") - overlapped["overlap"]) if known else pl.lit(None, pl.Int64)
+    directed = with_directions(moves.with_columns(exposed_ns=exposed))
     recorded = int(trace.events.select(of_moves.sum()).item())
     path = pl.lit(trace.meta.path).alias("path")
     return Part(
         path=trace.meta.path,
-        moves=told.select(*DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"),
+        moves=directed.select(
+            *DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"
+        ),
         devices=_copying(work, moves, kernels if known else None).select(
             "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
         ),
@@ -84,7 +91,7 @@ def measure(trace: Trace, _options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Transfers:
-    """The copies and sets of all ranks, summed up by direction, memory and size."""
+    """Sum the copies and memsets of all ranks by direction, memory and size."""
     moves = pl.concat(
         part.moves.with_columns(pl.lit(part.path).alias("path"), size_class()) for part in parts
     )
@@ -118,7 +125,7 @@ TRANSFERS = Analyzer("transfers", Options, needs, measure, combine)
 
 
 def _faults(trace: Trace) -> pl.DataFrame:
-    """Page faults of managed memory: rank, on_gpu, n, total_ns."""
+    """Count page faults of managed memory: rank, on_gpu, n, total_ns."""
     faults = trace.events.filter(pl.col("kind") == PAGE_FAULT)
     on_gpu = pl.col("device").is_not_null()
     return faults.group_by("rank", on_gpu=on_gpu).agg(
@@ -127,30 +134,30 @@ def _faults(trace: Trace) -> pl.DataFrame:
 
 
 def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:
-    """How long each device copied, and for how much of that it did nothing else."""
+    """Return how long each device copied, and how long without a kernel."""
     length = pl.col("end") - pl.col("start")
     copying = intervals.union(moves, DEVICE)
     if kernels is None:
         alone_ns = pl.lit(None, pl.Int64)
     else:
-        # a difference of the two would sort millions of kernels among some copies
+        # the overlap is faster than a difference, which would sort millions of kernels
         copying = intervals.overlap_with(copying, kernels, DEVICE)
         alone_ns = (length - pl.col("overlap")).sum()
     busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
     moved = moves.select(DEVICE).unique()
     span = work.group_by(DEVICE).agg(span_ns=pl.col("end").max() - pl.col("start").min())
     joined = moved.join(span, on=DEVICE, how="left", nulls_equal=True)
-    found = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
-    # a device all of whose copies are of no duration
+    devices = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
+    # devices with copies of zero duration only
     zero = pl.col("busy_ns", *(() if kernels is None else ("alone_ns",))).fill_null(0)
-    return found.with_columns(zero)
+    return devices.with_columns(zero)
 
 
 # --- all ranks -----------------------------------------------------------------------------
 
 
 def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """One row for each combination of the keys, the largest total first."""
+    """Sum the moves by the keys, the largest total first."""
     dur, size = pl.col("dur_ns"), pl.col("moved_bytes")
     sized_ns = dur.filter(size.is_not_null()).sum()
     sums = moves.group_by(keys).agg(
@@ -160,7 +167,7 @@ def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
         min_ns=dur.min(),
         median_ns=whole(dur.median()),
         max_ns=dur.max(),
-        # bytes a nanosecond are 10^9 bytes a second
+        # bytes per ns = 10^9 bytes per s
         rate_gbps=pl.when(sized_ns > 0).then(size.sum() / sized_ns),
         exposed_n=(pl.col("exposed_ns") > 0).sum().cast(pl.Int64),
         exposed_ns=sum_if_known("exposed_ns"),

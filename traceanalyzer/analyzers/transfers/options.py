@@ -7,7 +7,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What is copied and set, by direction, memory and size, how fast, and is it hidden?
+    """Show copies and memsets by direction, memory and size, their bandwidth and overlap.
 
     PATH is a trace, several of them, or a folder.
     """

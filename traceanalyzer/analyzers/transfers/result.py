@@ -1,4 +1,4 @@
-"""The copies and sets of all ranks, and what is shown of them."""
+"""Result of the transfers analysis: data, verdict, notes, tables and charts."""
 
 import re
 from collections.abc import Iterator
@@ -15,20 +15,20 @@ from traceanalyzer.analyzers.common.places import places
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
-#: What a set is called among directions.
+#: Direction of a memset.
 SET = "set"
 #: The direction of a copy without a name.
-NAMELESS = "not told"
+NAMELESS = "unknown"
 
 _BOUNDS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
-#: Copies of fewer bytes are small: the time is that of starting them.
+#: Copies of fewer bytes are small: latency dominates.
 SMALL_BYTES = _BOUNDS[1]
 
-_WORDS = tuple(map(format_bytes, _BOUNDS))
+_BOUND_LABELS = tuple(map(format_bytes, _BOUNDS))
 _CLASSES = (
-    f"< {_WORDS[0]}",
-    *(f"{low} - {high}" for low, high in pairwise(_WORDS)),
-    f">= {_WORDS[-1]}",
+    f"< {_BOUND_LABELS[0]}",
+    *(f"{low} - {high}" for low, high in pairwise(_BOUND_LABELS)),
+    f">= {_BOUND_LABELS[-1]}",
 )
 #: The classes of small copies.
 SMALL_SIZES = _CLASSES[: _BOUNDS.index(SMALL_BYTES) + 1]
@@ -46,20 +46,20 @@ MIGRATIONS = "migrations"
 #: The findings, and what to do about each.
 ADVICE = {
     PAGEABLE: "pin the host memory (pin_memory=True, tensor.pin_memory()) and copy with "
-    "non_blocking=True; traceanalyzer api tells how long they hold the host up",
-    EXPOSED: "copies between host and device from pinned memory, non_blocking=True, on a stream of "
-    "their own could run beside kernels of the step before",
-    MIGRATIONS: "prefetch managed memory before kernels use it (cudaMemPrefetchAsync), tell the "
-    "driver where it stays (cudaMemAdvise), or allocate with cudaMalloc and copy once; kernels and "
-    "host threads stop at each page fault until the pages have migrated",
-    SMALL: "gather them into one buffer and copy that once: each costs some microseconds whatever "
-    "its size",
+    "non_blocking=True; traceanalyzer api shows how long these copies block the host",
+    EXPOSED: "copy between host and pinned memory with non_blocking=True on a separate stream to "
+    "overlap with kernels of the previous step",
+    MIGRATIONS: "prefetch managed memory before kernels use it (cudaMemPrefetchAsync), set its "
+    "location (cudaMemAdvise), or allocate with cudaMalloc and copy once; kernels and host threads "
+    "stall at each page fault until the pages have migrated",
+    SMALL: "gather them into one buffer and copy that once: each copy costs some microseconds "
+    "regardless of its size",
 }
 
 #: Exposed copies that need not be pinned.
 _ADVICE_PINNED = (
-    "start them earlier, with non_blocking=True on a stream of their own, so that they run beside "
-    "kernels of the step before"
+    "start them earlier, with non_blocking=True on a separate stream, to overlap with kernels of "
+    "the previous step"
 )
 _NEVER_PAGEABLE = r"Pinned|Managed"
 
@@ -80,17 +80,17 @@ _PAGEABLE = "Pageable"
 _HOST = r"^(?:HtoD|DtoH|HtoA|AtoH)$"
 #: Directions of migrations of managed memory.
 _UVM = "UVM "
-#: Fewer small copies than this are no pattern.
+#: Least number of small copies for a finding.
 _MANY = 100
-#: From this share of its copies on, a direction is one of small copies.
+#: Least share of small copies of a direction for a finding.
 _MOSTLY = 0.5
 
 _NAMED = 3
 
-#: From this share of the devices' time on, copies are worth a sentence.
+#: Least share of device time to report copies.
 _WORTH_FRAC = 0.01
 
-#: Greater rates are told without decimals.
+#: Rates above this are formatted without decimals.
 _GREAT_GBPS = 100
 
 _WAY = "direction, memory"
@@ -100,39 +100,38 @@ _FINDINGS = headings("finding, what, n, moved_bytes: moved, total_ns: time, expo
 _COPIES = headings(f"{_WAY}, {_AMOUNT}, min_ns: min, median_ns: median, max_ns: max, {_SPEED}")
 _SIZES = headings(f"{_WAY}, size, {_AMOUNT}, median_ns: median, {_SPEED}")
 _DEVICES = headings(
-    f"""on: device, {_AMOUNT}, busy_ns: busy copying, busy_frac: of its span,
-    alone_ns: without a kernel, alone_frac: share of its span"""
+    f"""on: device, {_AMOUNT}, busy_ns: busy copying, busy_frac: of span,
+    alone_ns: without a kernel, alone_frac: share of span"""
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transfers(Result):
-    """What is copied and set, how fast, and what of it no kernel hides.
+    """Result of the transfers analysis: copies and memsets, bandwidth and overlap.
 
-    Rows of ``copies``, ``sizes`` and ``by_device`` have n, moved_bytes (null where no size was
-    recorded), total_ns, min_ns, median_ns, max_ns, rate_gbps (bytes over time, in 10^9 bytes a
-    second), exposed_n and exposed_ns (copies, and their time, while no kernel ran on the device;
-    exposed_ns is null where no kernel was recorded) and exposed_frac (of total_ns).
+    Rows of ``copies``, ``sizes`` and ``by_device`` have n, moved_bytes (null if not recorded),
+    total_ns, min_ns, median_ns, max_ns, rate_gbps (bytes over time, in 10^9 bytes per second),
+    exposed_n and exposed_ns (copies, and their time, while no kernel ran on the device; exposed_ns
+    is null without recorded kernels) and exposed_frac (of total_ns).
 
     Attributes:
-        n: copies and sets.
-        moved_bytes: their sizes, summed.
-        total_ns: their durations, summed.
+        n: number of copies and memsets.
+        moved_bytes: the sum of their sizes.
+        total_ns: the sum of their durations.
         span_ns: first start to last end of device work, summed over devices.
-        alone_ns: time in which a device copies or sets and runs no kernel, summed over devices;
-            None where no kernel was recorded.
-        findings: a row a finding: finding, what, n, moved_bytes, total_ns, exposed_ns, advice.
+        alone_ns: time in which a device runs copies or memsets but no kernel, summed over devices;
+            None without recorded kernels.
+        findings: one row per finding: finding, what, n, moved_bytes, total_ns, exposed_ns, advice.
         copies: by direction (``HtoD`` ...; ``set``) and memory; the largest total first.
         sizes: the same by size, a class.
-        devices: a row a device: rank, path, device, n, moved_bytes, total_ns, span_ns (first to
-            last device work), busy_ns (in which anything is copied or set), alone_ns (the part of
-            it in which no kernel runs), busy_frac and alone_frac (of the span).
+        devices: one row per device: rank, path, device, n, moved_bytes, total_ns, span_ns (first to
+            last device work), busy_ns (in which a copy or memset runs), alone_ns (the part of it
+            without a kernel), busy_frac and alone_frac (of the span).
         by_device: ``copies`` by rank, path and device.
-        unsized: copies and sets of which no size was recorded.
-        unfinished: copies and sets without an end, not counted.
-        faults: page faults of managed memory: rank, path, on_gpu, n (of a GPU: groups of faults
-            that were handled together), total_ns (summed; 0 on a CPU, where no duration is
-            recorded).
+        unsized: number of copies and memsets without a recorded size.
+        unfinished: number of copies and memsets without an end, which are not counted.
+        faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
+            were handled together), total_ns (0 on a CPU, where durations are not recorded).
     """
 
     n: int
@@ -150,9 +149,9 @@ class Transfers(Result):
     faults: pl.DataFrame
 
     def view(self) -> View:
-        """Findings, copies and sets by direction and memory, by size, by device; time by size."""
+        """Build the view: findings, copies and memsets by direction, size and device; charts."""
         return View(
-            title="What is copied, how fast, and is it hidden?",
+            title="What is copied, how fast, and is it overlapped?",
             verdict=_verdict(self),
             notes=_notes(self),
             tables=_tables(self),
@@ -163,14 +162,14 @@ class Transfers(Result):
         )
 
 
-# --- what is found -------------------------------------------------------------------------
+# --- findings ------------------------------------------------------------------------------
 
 
-def with_ways(moves: pl.DataFrame) -> pl.DataFrame:
-    """Adds the way of copies and sets by their ``name``.
+def with_directions(moves: pl.DataFrame) -> pl.DataFrame:
+    """Add direction and memory of copies and memsets from their ``name``.
 
-    direction is ``HtoD`` or the like, ``set``, or the whole name where it does not tell; memory is
-    ``Pinned -> Device`` or the like, null where the name does not tell.
+    The direction is for example ``HtoD``, ``set`` for memsets, or the whole name if unknown; the
+    memory is for example ``Pinned -> Device``, or null if unknown.
     """
     distinct = moves["name"].unique().drop_nulls()
     matches = [(name, _NAME.match(name)) for name in distinct.cast(pl.String)]
@@ -179,13 +178,13 @@ def with_ways(moves: pl.DataFrame) -> pl.DataFrame:
         for name, m in matches
     ]
     types = {"name": pl.String, "direction": pl.String, "memory": pl.String}
-    told = pl.DataFrame(rows, schema=types, orient="row").with_columns(name=distinct)
-    found = moves.join(told, on="name", how="left")
-    return found.with_columns(pl.col("direction").fill_null(NAMELESS))
+    parsed = pl.DataFrame(rows, schema=types, orient="row").with_columns(name=distinct)
+    joined = moves.join(parsed, on="name", how="left")
+    return joined.with_columns(pl.col("direction").fill_null(NAMELESS))
 
 
 def size_class() -> pl.Expr:
-    """The class of size of each row's ``moved_bytes``."""
+    """Return the size class of ``moved_bytes``."""
     size = pl.col("moved_bytes")
     place = pl.sum_horizontal((size >= bound).cast(pl.UInt8) for bound in _BOUNDS)
     known = place.replace_strict(dict(enumerate(_CLASSES)), return_dtype=pl.String)
@@ -193,7 +192,7 @@ def size_class() -> pl.Expr:
 
 
 def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.DataFrame:
-    """One row a finding and way: direction and memory.
+    """Return one row per finding, direction and memory.
 
     Args:
         copies: sums by direction and memory.
@@ -201,7 +200,7 @@ def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.D
         span_ns: first start to last end of work, summed over devices.
 
     Returns:
-        finding, what, n, moved_bytes, total_ns, exposed_ns (null where it is not known), advice.
+        finding, what, n, moved_bytes, total_ns, exposed_ns (null if unknown), advice.
     """
     rows = [
         *_of_pageable(copies),
@@ -209,25 +208,25 @@ def findings_of(copies: pl.DataFrame, sizes: pl.DataFrame, span_ns: int) -> pl.D
         *_of_exposed(copies, span_ns),
         *_of_small(copies, sizes),
     ]
-    told = [{"advice": ADVICE[row["finding"]], **row} for row in rows]
-    return pl.DataFrame(told, schema=_SCHEMA)
+    with_advice = [{"advice": ADVICE[row["finding"]], **row} for row in rows]
+    return pl.DataFrame(with_advice, schema=_SCHEMA)
 
 
 def _of_pageable(copies: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    own = copies.filter(pl.col("memory").str.contains(_PAGEABLE), pl.col("direction") != SET)
-    for row in own.rows(named=True):
+    pageable = copies.filter(pl.col("memory").str.contains(_PAGEABLE), pl.col("direction") != SET)
+    for row in pageable.rows(named=True):
         yield {"finding": PAGEABLE, "what": _way_of(row), **_sums(row)}
 
 
 def _of_migrations(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
-    own = copies.filter(pl.col("direction").str.starts_with(_UVM))
-    for row in own.filter(pl.col("total_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
+    migrations = copies.filter(pl.col("direction").str.starts_with(_UVM))
+    for row in migrations.filter(pl.col("total_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
         yield {"finding": MIGRATIONS, "what": _way_of(row), **_sums(row)}
 
 
 def _of_exposed(copies: pl.DataFrame, span_ns: int) -> Iterator[dict[str, Any]]:
-    own = copies.filter(pl.col("direction").str.contains(_HOST), pl.col("exposed_ns") > 0)
-    for row in own.filter(pl.col("exposed_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
+    exposed = copies.filter(pl.col("direction").str.contains(_HOST), pl.col("exposed_ns") > 0)
+    for row in exposed.filter(pl.col("exposed_ns") >= _WORTH_FRAC * span_ns).rows(named=True):
         pinned = re.search(_NEVER_PAGEABLE, row["memory"] or "")
         advice = {"advice": _ADVICE_PINNED} if pinned else {}
         yield {
@@ -265,38 +264,37 @@ def _sums(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(result: Transfers) -> str:
-    """What is copied, at what cost, and what to change."""
-    ways = [_way(row) for row in result.copies.head(_NAMED).rows(named=True)]
+    """Describe what is copied, its time, and the findings."""
+    parts = [_way(row) for row in result.copies.head(_NAMED).rows(named=True)]
     of = f"{format_bytes(result.moved_bytes)} in " if result.moved_bytes else ""
-    subject = "1 copy or set moves" if result.n == 1 else f"{result.n:,} copies and sets move"
+    subject = "1 copy or memset moves" if result.n == 1 else f"{result.n:,} copies and memsets move"
     took = f"{subject} {of}{format_ns(result.total_ns)}"
-    took += f": {', '.join(ways)}."
+    took += f": {', '.join(parts)}."
     return sentences(took, _exposed(result), _migrating(result), _pageable(result), _small(result))
 
 
 def _way(row: dict[str, Any]) -> str:
-    """Direction, memory and time; the bandwidth where copies are large enough to have one."""
+    """Format direction, memory and time, and the bandwidth if copies are not small."""
     memory = f" ({row['memory']})" if row["memory"] else ""
-    told = f"{row['direction']}{memory} {format_ns(row['total_ns'])}"
+    text = f"{row['direction']}{memory} {format_ns(row['total_ns'])}"
     rate = row["rate_gbps"]
     if rate is None or row["moved_bytes"] < SMALL_BYTES * row["n"]:
-        return told
-    return f"{told} at {rate:,.0f} GB/s" if rate >= _GREAT_GBPS else f"{told} at {rate:.3g} GB/s"
+        return text
+    return f"{text} at {rate:,.0f} GB/s" if rate >= _GREAT_GBPS else f"{text} at {rate:.3g} GB/s"
 
 
 def _exposed(result: Transfers) -> str:
-    """How much of the devices' time copies take for themselves."""
+    """Describe the time of exposed copies."""
     if result.alone_ns is None or not result.span_ns:
         return ""
     share = format_frac(result.alone_ns / result.span_ns)
-    took = f"{format_ns(result.alone_ns)}, {share} of the devices' time"
-    found = f"While no kernel runs, copies and sets take {took}"
-    hideable = result.findings.filter(pl.col("finding") == EXPOSED)
-    return f"{found}: {hideable['advice'][0]}." if hideable.height else f"{found}."
+    text = f"Exposed copies and memsets take {format_ns(result.alone_ns)} ({share} of device time)"
+    findings = result.findings.filter(pl.col("finding") == EXPOSED)
+    return f"{text}: {findings['advice'][0]}." if findings.height else f"{text}."
 
 
 def _migrating(result: Transfers) -> str:
-    """Migrations of managed memory and page faults."""
+    """Describe migrations of managed memory and page faults."""
     rows = result.findings.filter(pl.col("finding") == MIGRATIONS)
     if rows.is_empty():
         return ""
@@ -307,7 +305,7 @@ def _migrating(result: Transfers) -> str:
 
 
 def page_faults(faults: pl.DataFrame) -> str:
-    """``; 500 groups of GPU page faults take 20 ms``; empty without any."""
+    """Format page faults: ``; 500 groups of GPU page faults take 20 ms``; empty without any."""
     sums = faults.group_by("on_gpu").agg(pl.col("n", "total_ns").sum()).sort("on_gpu")
     texts = [
         f"{format_count(n, 'group')} of GPU page faults {'take' if n > 1 else 'takes'} "
@@ -330,58 +328,62 @@ def _pageable(result: Transfers) -> str:
 
 
 def _small(result: Transfers) -> str:
-    """Small copies, where they take a share of the time worth a sentence."""
+    """Describe small copies if they take a notable share of the time."""
     rows = result.findings.filter(pl.col("finding") == SMALL)
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     if not total or total < _WORTH_FRAC * result.span_ns:
         return ""
     size = format_bytes(SMALL_BYTES)
     advice = ADVICE[SMALL]
-    return f"{n:,} copies are of less than {size} ({format_ns(total)}): {advice}."
+    return f"{n:,} copies are smaller than {size} ({format_ns(total)}): {advice}."
 
 
 def _notes(result: Transfers) -> tuple[str, ...]:
-    """How numbers are meant, and what was not counted."""
-    said = []
+    """Describe how numbers are defined, and what was not counted."""
+    notes = []
     if result.devices["alone_ns"].null_count():
-        said.append("Where no kernel was recorded, it is not known what hides copies.")
+        notes.append("Without recorded kernels the overlap of copies is unknown.")
     if result.alone_ns is not None:
-        said.append(
-            "Exposed is the time of copies and sets in which no kernel ran on their device; "
-            "communication kernels hide them too."
+        notes.append(
+            "Exposed is the time of copies and memsets without a kernel running on the device; "
+            "communication kernels count as kernels."
         )
     if result.unsized:
-        said.append(f"{result.unsized:,} copies or sets tell no size: they have no bandwidth.")
+        notes.append(
+            f"{result.unsized:,} copies or memsets have no recorded size, so no bandwidth."
+        )
     if result.unfinished:
-        said.append(f"Not counted: {result.unfinished:,} copies or sets without an end.")
-    return tuple(said)
+        notes.append(f"Not counted: {result.unfinished:,} copies or memsets without an end.")
+    return tuple(notes)
 
 
 # --- tables and charts ---------------------------------------------------------------------
 
 
 def _tables(result: Transfers) -> tuple[Table, ...]:
-    """Findings, copies and sets by direction and memory, by size, by device."""
+    """Build the tables: findings, copies and memsets by direction, by size, by device."""
     devices = result.devices.with_columns(places(result.devices))
     tables = [
         table_of_known("findings", "Findings", result.findings, _FINDINGS),
-        table_of_known("copies", "Copies and sets", result.copies, _COPIES),
+        table_of_known("copies", "Copies and memsets", result.copies, _COPIES),
         table_of_known("sizes", "By size", result.sizes, _SIZES),
         table_of_known("devices", "Devices", devices, _DEVICES),
     ]
     if devices.height > 1:
-        own = result.by_device.with_columns(places(result.by_device))
+        by_device = result.by_device.with_columns(places(result.by_device))
         columns = {"on": "device", **_COPIES}
-        table = table_of_known("by_device", "Copies and sets by device", own, columns, detail=True)
+        table = table_of_known(
+            "by_device", "Copies and memsets by device", by_device, columns, detail=True
+        )
         tables.append(table)
     return tuple(tables)
 
 
 def _charts(result: Transfers) -> tuple[Chart, ...]:
-    """Time and bandwidth by class of size."""
-    words = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
-    frame = result.sizes.with_columns(way=pl.concat_str(words)).sort("size", "way")
-    title = "Time of copies and sets by size"
+    """Build charts of time and bandwidth by size class."""
+    parts = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
+    frame = result.sizes.with_columns(way=pl.concat_str(parts)).sort("size", "way")
+    title = "Time of copies and memsets by size"
     total = stacked("total", title, frame, "size", y="total_ns", y_label="total", color="way")
     rate = Chart(
         name="bandwidth",
