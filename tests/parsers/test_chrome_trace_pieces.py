@@ -285,7 +285,7 @@ def work(text: bytes) -> int:
 
         return count
 
-    names = ("value_end", "mended", "decode_event", "decode_events")
+    names = ("value_end", "repaired", "decode_event", "decode_events")
     functions = {name: counted(getattr(recover, name)) for name in names}
     with patched(recover, _FREE=0, **functions):
         recover.recover(text, final=True)
@@ -318,4 +318,4 @@ def test_sound_tokens_are_left_as_they_are(tokens: list[bytes]) -> None:
         decoded = decode.decode_any(text)
     except decode.BAD_TEXT:
         return
-    assert decode.decode_any(recover.mended(text, recover.Faults(0))) == decoded
+    assert decode.decode_any(recover.repaired(text, recover.Faults(0))) == decoded

@@ -82,9 +82,9 @@ def test_little_memory_is_taken(path):
     data = path.read_bytes()
     made = new()
     made.feed(data)
-    assert made.held <= 2 * len(data) + (1 << 18)
+    assert made.allocated_bytes <= 2 * len(data) + (1 << 18)
     made.close()
-    assert made.held == 0
+    assert made.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)

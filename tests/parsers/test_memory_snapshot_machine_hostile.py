@@ -190,10 +190,10 @@ def test_bombs_stay_small(name):
     try:
         for start in range(0, len(data), 1 << 16):
             made.feed(data[start : start + (1 << 16)])
-            assert made.held <= 2 * min(start + (1 << 16), len(data)) + (32 << 20)
+            assert made.allocated_bytes <= 2 * min(start + (1 << 16), len(data)) + (32 << 20)
         made.close()
     except Refused:
-        assert made.held <= 2 * len(data) + (32 << 20)
+        assert made.allocated_bytes <= 2 * len(data) + (32 << 20)
 
 
 @compiled
@@ -305,7 +305,7 @@ def test_a_claim_of_length_takes_no_memory():
         for slow in (False, True):
             made = new(slow=slow)
             made.feed(b"\x80\x04X" + struct.pack("<I", 16 << 20) + b"x" * 100)
-            assert made.held < 1 << 16
+            assert made.allocated_bytes < 1 << 16
             assert not made.close().complete
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -322,7 +322,7 @@ def test_a_dense_file_of_torch_fits_its_bound():
     assert len(body) == 30 * events
     made = new()
     made.feed(b"\x80\x02" + head + body + b"e.")
-    assert made.held < 2 * len(body)
+    assert made.allocated_bytes < 2 * len(body)
     found = made.close()
     assert found.tables[1][0] == events
     addresses = memoryview(found.tables[1][1]["addr"]).cast("Q")
