@@ -164,7 +164,7 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
         return frame
     new_rows = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
     join_type: Literal["left", "inner"] = "left" if name == "flows" else "inner"
-    joined = frame.join(new_rows, on="event", join_type=join_type, maintain_order="left")
+    joined = frame.join(new_rows, on="event", how=join_type, maintain_order="left")
     return joined.with_columns(event="_new").drop("_new")
 
 
