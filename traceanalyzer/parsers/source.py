@@ -13,7 +13,7 @@ from typing import IO, Any
 from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
-from traceanalyzer.vocabulary import CUT_OFF
+from traceanalyzer.vocabulary import TRUNCATED
 
 HEAD_BYTES = 1 << 16  # some writers put pages of metadata before the events
 _READ = 1 << 20
@@ -168,7 +168,7 @@ class Source:
                 read += len(data) - len(rest)
                 data, inflater = rest, None if inflater.eof else inflater
         if inflater is not None:
-            self.damage = f"gzip stream ends early, at byte {read}: {CUT_OFF}"
+            self.damage = f"gzip stream ends early, at byte {read}: {TRUNCATED}"
 
     def _up_to_damage(self, start: int, given: int) -> Iterator[bytes]:
         """Yield the bytes of a gzip member up to its damage, after the first ``given`` bytes."""
