@@ -26,12 +26,8 @@ from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 #: Called with (bytes read, total bytes) while a file is read.
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
-<<<<<<< HEAD
 T = TypeVar("T")
-#: One input or several: traces in memory, files, folders.
-=======
 #: One or several inputs: traces in memory, files, folders.
->>>>>>> 8c0626a (Top-level modules: plain names, docstrings and messages)
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 _COLUMNS = ("args", "input_dims")
@@ -148,7 +144,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
 def found_inputs(
     paths: PathLike | Sequence[PathLike],
 ) -> tuple[Found[str], list[tuple[str, str]]]:
-    """As :func:`find_inputs`, but marked as complete, so that nobody looks for them again."""
+    """Like :func:`find_inputs`, but marked as complete, so that files are not searched again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -173,29 +169,17 @@ def each(inputs: Inputs) -> Sequence[Trace | str]:
     return each_and_foreign(inputs)[0]
 
 
-<<<<<<< HEAD
 def each_and_foreign(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
-    """As :func:`each`, and what of folders is left out, with the reason."""
+    """Like :func:`each`, plus the skipped files of folders with the reason."""
     if isinstance(inputs, Found):
         return inputs, []
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
     paths, foreign = found_inputs(files) if files else ((), [])
-    found: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
-    # a file that is named twice counts once; traces are told apart by who they are
-    alike = {one if isinstance(one, str) else id(one): one for one in found}
-    return Found(alike.values()), foreign
-=======
-def each_and_foreign(inputs: Inputs) -> tuple[list[Trace | str], list[tuple[str, str]]]:
-    """Like :func:`each`, plus the skipped files of folders with the reason."""
-    items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
-    files = [item for item in items if not isinstance(item, Trace)]
-    paths, foreign = find_inputs(files) if files else ([], [])
     every: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
     # a file that is passed twice counts once; traces are compared by identity
     distinct = {one if isinstance(one, str) else id(one): one for one in every}
-    return list(distinct.values()), foreign
->>>>>>> 8c0626a (Top-level modules: plain names, docstrings and messages)
+    return Found(distinct.values()), foreign
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -242,7 +226,7 @@ def starts_of(trace: Trace) -> set[Start]:
 
 
 def is_of_composer(trace: Trace) -> bool:
-    """Whether Composer wrote the file, so that PyTorch's file may hold the same events."""
+    """Whether Composer wrote the file, so that PyTorch's file may contain the same events."""
     extra = trace.meta.extra or ""
     return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
 
@@ -269,15 +253,9 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 
 
 def _first_of_torch(trace: Trace) -> list[Start]:
-<<<<<<< HEAD
-    """Time, duration and name of the first event that is not Composer's; empty without any."""
+    """Return time, duration and name of the first event that is not Composer's, if any."""
     first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
     return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
-=======
-    """Return time, duration and name of the first event that is not Composer's, if any."""
-    rows = trace.events.lazy().filter(~_OF_COMPOSER).head(1)
-    return rows.select("ts", "dur", pl.col("name").cast(pl.String)).collect().rows()
->>>>>>> 8c0626a (Top-level modules: plain names, docstrings and messages)
 
 
 #: Events written by Composer itself.
@@ -298,13 +276,8 @@ def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
 
 def without_snapshots(
     items: Sequence[Trace | str], given: str | None = None
-<<<<<<< HEAD
 ) -> tuple[Found[Trace | str], Found[Trace | str]]:
-    """Traces, and the memory snapshots among them; snapshots alone are taken for traces.
-=======
-) -> tuple[list[Trace | str], list[Trace | str]]:
     """Separate memory snapshots from other traces; snapshots alone count as traces.
->>>>>>> 8c0626a (Top-level modules: plain names, docstrings and messages)
 
     Args:
         items: traces and files from :func:`each`.

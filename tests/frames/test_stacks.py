@@ -22,11 +22,11 @@ def interned(stacks: list[list[int]]) -> Tree:
 
 
 def path(tree: Tree, leaf: int) -> list[int]:
-    found = []
+    result = []
     while leaf != NONE:
-        found.append(int(tree.frame[leaf]))
+        result.append(int(tree.frame[leaf]))
         leaf = int(tree.parent[leaf])
-    return found[::-1]
+    return result[::-1]
 
 
 @pytest.mark.parametrize("way", [built, interned])

@@ -90,16 +90,16 @@ def survives(path: Path, data: bytes) -> None:
     try:
         trace = read(path)
     except InputError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = "; ".join(schema.check(trace.tables))
-        assert said == ""
-    assert "\n" not in said
+        message = "; ".join(schema.check(trace.tables))
+        assert message == ""
+    assert "\n" not in message
     assert time.process_time() - started < PATIENCE
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_damaged_traces_are_read_or_refused(tmp_path, block):
+def test_damaged_traces_are_read_or_rejected(tmp_path, block):
     for seed in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):
         data = damaged(random.Random(seed))  # noqa: S311
         try:

@@ -129,7 +129,7 @@ def test_an_event_longer_than_many_pieces(tmp_path: Path) -> None:
     assert trace.issues.is_empty()
 
 
-def test_an_event_that_never_ends_is_given_up(tmp_path: Path) -> None:
+def test_unterminated_event_is_dropped(tmp_path: Path) -> None:
     endless = json.dumps({**EVENT, "ts": 1, "args": [1]})[:-2].encode()
     rest = [json.dumps({**EVENT, "ts": i}).encode() for i in range(2, 200)]
     data = b"[\n" + b",\n".join([endless, *rest]) + b"\n]"
@@ -139,7 +139,7 @@ def test_an_event_that_never_ends_is_given_up(tmp_path: Path) -> None:
     assert trace.issues["code"].to_list() == ["bad-event"]
 
 
-def test_events_that_open_with_a_key_of_their_own(tmp_path: Path) -> None:
+def test_events_that_open_with_an_unknown_key(tmp_path: Path) -> None:
     events = [json.dumps({"mine": i, **EVENT, "ts": i}) for i in range(100)]
     with in_pieces(150):
         trace = read(tmp_path / "a", f"[{', '.join(events)}]".encode())
@@ -167,21 +167,21 @@ def codes(trace: Trace) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n  \n"])
-def test_a_faulty_last_event_does_not_cut_the_file_off(ending: bytes, tmp_path: Path) -> None:
-    found = read(tmp_path / "a", FAULTY + ending)
-    assert (found.events.height, codes(found)) == (1, {"bad-event": 1})
+def test_faulty_last_event_is_not_truncation(ending: bytes, tmp_path: Path) -> None:
+    result = read(tmp_path / "a", FAULTY + ending)
+    assert (result.events.height, codes(result)) == (1, {"bad-event": 1})
     inside = read(tmp_path / "b", b'{"traceEvents": ' + FAULTY + b"}" + ending)
     assert (inside.events.height, codes(inside)) == (1, {"bad-event": 1})
 
 
-def test_wherever_a_sound_event_is_cut_the_file_is_cut_off(tmp_path: Path) -> None:
+def test_truncation_is_detected_at_every_cut_of_an_event(tmp_path: Path) -> None:
     sound = b'{"ph":"X","name":"a","ts":2e1,"dur":-Infinity,"args":{"a":[null,"\\u00e9"],"b":{}}}'
     for size in range(1, len(sound)):
-        found = read(tmp_path / "a", b"[\n" + sound + b",\n" + sound[:size])
-        assert (found.events.height, codes(found).get("truncated")) == (1, 1), sound[:size]
+        result = read(tmp_path / "a", b"[\n" + sound + b",\n" + sound[:size])
+        assert (result.events.height, codes(result).get("truncated")) == (1, 1), sound[:size]
 
 
-def test_faulty_events_are_counted_however_they_are_indented(tmp_path: Path) -> None:
+def test_faulty_events_are_counted_at_any_indentation(tmp_path: Path) -> None:
     faulty = '{"name": "a", "ts": 1,\n      "ph": "N", id="0x1"}'
     text = "[\n" + ",\n".join(" " * indent + faulty for indent in (2, 2, 1, 2)) + ",\n\n]\n"
     assert codes(read(tmp_path / "a", text.encode())) == {"bad-event": 4}
@@ -295,7 +295,7 @@ def work(text: bytes) -> int:
 @pytest.mark.parametrize("pattern", _DAMAGED, ids=repr)
 @given(noise=st.binary(max_size=20))
 @settings(max_examples=5, deadline=None)
-def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
+def test_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
     for size in (1 << 14, 1 << 15, 1 << 16):
         text = (b'{"ph":"X",}x' + (pattern + noise) * size)[:size]
         assert work(text) <= 12 * size
@@ -303,7 +303,7 @@ def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
 
 @given(tokens=st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=30))
 @settings(max_examples=50, deadline=None)
-def test_the_work_of_recovery_is_linear_whatever_the_text(tokens: list[bytes]) -> None:
+def test_recovery_is_linear_for_any_text(tokens: list[bytes]) -> None:
     for size in (1 << 13, 1 << 14):
         assert work((b"".join(tokens) * size)[:size]) <= 12 * size
 
@@ -312,7 +312,7 @@ def test_the_work_of_recovery_is_linear_whatever_the_text(tokens: list[bytes]) -
     st.lists(st.sampled_from((*_TOKENS, b"NaN", b"nul", b",]", b"1e5", b"\\u12", b"\xff", b"\n")))
 )
 @settings(max_examples=300, deadline=None)
-def test_sound_tokens_are_left_as_they_are(tokens: list[bytes]) -> None:
+def test_valid_tokens_are_unchanged(tokens: list[bytes]) -> None:
     text = b"".join(tokens)
     try:
         decoded = decode.decode_any(text)

@@ -50,7 +50,7 @@ def survives(path: Path, name: str, data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_files_are_read_or_rejected(name: str, tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         for seed in range(CASES):

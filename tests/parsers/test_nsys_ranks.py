@@ -61,7 +61,7 @@ def ranks(path: Path) -> set[int | None]:
     return set(ta.read(path).events["rank"])
 
 
-def test_an_export_each_says_what_one_of_both_says(tmp_path):
+def test_separate_exports_equal_a_joint_one(tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()
     export_of(0, folder, "a.sqlite")
@@ -83,11 +83,11 @@ def test_exports_are_joined_on_one_clock(tmp_path):
     assert starts[0] == starts[1]
 
 
-def test_the_largest_communicator_tells_the_rank(tmp_path):
+def test_rank_comes_from_the_largest_communicator(tmp_path):
     assert ranks(export_of(1, tmp_path, "x.sqlite")) == {1}
 
 
-def test_a_file_name_tells_the_rank(tmp_path):
+def test_rank_comes_from_the_export_name(tmp_path):
     assert ranks(without_blobs(export_of(1, tmp_path, "report_rank5.sqlite"))) == {5}
 
 
@@ -100,7 +100,7 @@ def test_a_file_name_tells_the_rank(tmp_path):
         ("MY_RANK=3;RANKS=4", None, None),
     ],
 )
-def test_the_launcher_tells_the_rank(tmp_path, environment, rank, size):
+def test_rank_comes_from_the_launcher(tmp_path, environment, rank, size):
     path = without_blobs(export_of(1, tmp_path, "x.sqlite"))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(
@@ -112,16 +112,16 @@ def test_the_launcher_tells_the_rank(tmp_path, environment, rank, size):
     assert ta.read(path).meta.world_size == size
 
 
-def test_processes_that_nobody_numbers_are_numbered_by_their_gpus(tmp_path):
+def test_processes_without_rank_are_numbered_by_gpu(tmp_path):
     path = without_blobs(Path(shutil.copy(TRAINING, tmp_path / "x.sqlite")))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE TARGET_INFO_CUDA_DEVICE SET gpuId = 1 - gpuId")
         connection.commit()
     trace = ta.read(path)
-    told = trace.events.drop_nulls("device").select("rank", "pid", "device").unique().sort("rank")
-    assert told.rows() == [(0, 4001, 0), (1, 4000, 1)]
-    said = trace.issues.filter(pl.col("code") == "ranks-numbered")
-    assert said.select("severity", "count").rows() == [("notice", 2)]
+    placed = trace.events.drop_nulls("device").select("rank", "pid", "device").unique().sort("rank")
+    assert placed.rows() == [(0, 4001, 0), (1, 4000, 1)]
+    numbered = trace.issues.filter(pl.col("code") == "ranks-numbered")
+    assert numbered.select("severity", "count").rows() == [("notice", 2)]
 
 
 def test_a_rank_is_the_same_whatever_is_read():
