@@ -1,4 +1,4 @@
-"""Chrome JSON out: what is in the text, and that strict consumers can take all of it."""
+"""Chrome JSON export: its text, and that strict consumers accept it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nsight Systems exports out again: to Parquet without loss, to Chrome JSON that a viewer shows."""
+"""Export of Nsight Systems traces: lossless Parquet, Chrome JSON for viewers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite out: every value of every table, read with plain SQL; views that say the right thing."""
+"""SQLite export: every value of every table in plain SQL, and the views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The innermost wanted row above another, against walking up step by step."""
+"""The innermost wanted ancestor of a row, compared with walking up."""
 
 from __future__ import annotations
 

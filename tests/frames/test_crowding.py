@@ -1,4 +1,4 @@
-"""When several intervals run at once, against counts of unit cells."""
+"""Overlapping intervals, compared with counts of unit cells."""
 
 from __future__ import annotations
 

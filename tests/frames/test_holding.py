@@ -1,4 +1,4 @@
-"""The tree of slices that may overlap in part, against the rule written out in full."""
+"""The tree of partially overlapping slices, compared with a plain implementation."""
 
 from __future__ import annotations
 

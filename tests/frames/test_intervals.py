@@ -1,4 +1,4 @@
-"""Interval algebra against sets of unit cells, and the laws it must obey."""
+"""Interval algebra, compared with sets of unit cells, and its laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links by id and by time against loops over all pairs."""
+"""Joins by id and by time, compared with loops over all pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nesting against the rule written out in full, on all sorts of slices."""
+"""Nesting, compared with a plain implementation, for random slices."""
 
 from __future__ import annotations
 

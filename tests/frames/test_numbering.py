@@ -1,4 +1,4 @@
-"""Rows numbered by what they hold, and statistics of rows that are numbered so."""
+"""Numbering of rows by value, and statistics by number."""
 
 import numpy as np
 import polars as pl

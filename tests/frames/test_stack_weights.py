@@ -1,4 +1,4 @@
-"""Algebra of weighted stacks against the same on plain dictionaries of paths."""
+"""Operations on weighted stacks, compared with dictionaries of paths."""
 
 from __future__ import annotations
 

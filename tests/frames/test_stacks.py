@@ -1,4 +1,4 @@
-"""The prefix tree of stacks, against one made of dictionaries."""
+"""The prefix tree of stacks, compared with one of dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times and sizes that cannot be do not reach an analysis; what was lost is counted."""
+"""Impossible times and sizes do not reach an analysis; losses are counted."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_events_with_invalid_times_are_dropped_on_read(tmp_path: Path):
     path.write_text(json.dumps(events))
     trace = ta.read(path)
     assert trace.events["ts"].to_list() == [1000]
-    # one was no time of 64 bits, the other is none of a clock
+    # one exceeds 64 bits, the other the range of the clock
     assert losses(trace) == {"bad-time": 1, "time-out-of-range": 1}
 
 

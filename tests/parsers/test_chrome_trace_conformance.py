@@ -1,4 +1,4 @@
-"""The format's odd cases: what we read of each, and why a peer reads something else."""
+"""Edge cases of the format: what is read of each, and why Perfetto differs."""
 
 from __future__ import annotations
 

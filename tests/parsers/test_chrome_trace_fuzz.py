@@ -1,4 +1,4 @@
-"""Damaged traces: whatever is done to a file, it is read or refused in one line."""
+"""Damaged traces: any damaged file is read or rejected in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traceanalyzer import InputError, read, schema
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES, BLOCKS = 5_000, 10
-#: Seconds one damaged file of a few KB may take; a busy machine is no reason to fail.
+#: Seconds one damaged file of a few KB may take; generous for busy machines.
 PATIENCE = 10.0
 
 TOKENS = (

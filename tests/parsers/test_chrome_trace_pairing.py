@@ -1,4 +1,4 @@
-"""Begin and end events made into slices, also where they do not fit."""
+"""Pairing of begin and end events, including mismatched ones."""
 
 from __future__ import annotations
 

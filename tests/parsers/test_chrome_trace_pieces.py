@@ -1,4 +1,4 @@
-"""A file is read the same however it is cut into pieces, and on however many threads."""
+"""The result does not depend on the pieces and threads used to read a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from traceanalyzer.trace import Trace
 LOST_ANYWAY = ("12_unescaped_quote_in_name.json", "unescaped_quote.json")
 
 EVENT = {"ph": "X", "name": "a", "cat": "cpu_op", "pid": 1, "tid": 2, "dur": 5}
-#: Text that looks like the space between two events, where it is none.
+#: Text inside an event that looks like the space between two events.
 DECOYS: dict[str, Any] = {
     "list": {"l": [{**EVENT, "ts": i} for i in range(9)], "after": 1},
     "deep": {"a": {"b": [[{"name": 1}, {"ph": "X"}], [{"ts": 1}, {"args": [{"id": 1}, 2]}]]}},
@@ -43,7 +43,7 @@ DECOYS: dict[str, Any] = {
 
 
 def adversarial(separator: str, indent: int | None) -> bytes:
-    """A trace whose arguments are full of what looks like other events."""
+    """A trace with arguments that look like other events."""
     events = [
         {**EVENT, "ts": 10 * i, "args": {key: value, "External id": i}}
         for i, (key, value) in enumerate(list(DECOYS.items()) * 2)

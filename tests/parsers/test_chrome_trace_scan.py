@@ -1,4 +1,4 @@
-"""The compiled scan: what it keeps, what it hands back, and that it never differs from Python."""
+"""The compiled scan: rows, events left to Python, equality with Python."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_times_equal_those_read_by_python(us):
 
 @pytest.mark.parametrize("phase", ["i", "I", "R"])
 def test_duration_of_an_instant_is_ignored(phase, tmp_path):
-    """V8 writes ``dur: 0`` into all events; a mark is no slice of 0 ns."""
+    """V8 writes ``dur: 0`` into all events; a mark is not a slice of 0 ns."""
     path = tmp_path / "marks.json"
     mark = {"ph": phase, "name": "A", "cat": "node.perf", "pid": 1, "tid": 2, "ts": 5, "dur": 0}
     path.write_text(json.dumps([mark, {**mark, "ph": "X"}]))
@@ -292,7 +292,7 @@ def test_any_arguments_are_skipped_or_returned(args):
         {"ph": "X", "name": "k", "ts": 1, "dur": 2, "args": {"extra": args}}
     ).encode()
     result = _scan(event)
-    if result is None:  # halves of surrogate pairs are Python's to judge
+    if result is None:  # unpaired surrogates are left to Python
         assert b"\\ud" in event
     else:
         assert result[0] == 1

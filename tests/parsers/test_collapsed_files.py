@@ -1,4 +1,4 @@
-"""Real and broken files of collapsed stacks: nothing is lost, nothing is stolen."""
+"""Real and damaged files of collapsed stacks: complete samples, no false detection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled numbering of frames against the one in Python."""
+"""The compiled numbering of frames compared with the Python version."""
 
 import numpy as np
 import pytest

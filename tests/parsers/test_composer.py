@@ -1,4 +1,4 @@
-"""Traces of MosaicML Composer: merged files, and PyTorch's events in and beside them."""
+"""Traces of MosaicML Composer: merged files, and PyTorch's events in them and in separate files."""
 
 from __future__ import annotations
 

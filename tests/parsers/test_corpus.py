@@ -1,4 +1,4 @@
-"""The byte fuzzer's corpus: compiled and Python routes read, or refuse, each file alike."""
+"""The byte fuzzer's corpus: compiled and Python code read or reject each file alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers from a file whose end is missing say so, in a notebook as on a terminal."""
+"""Results from a truncated file report it, in notebooks and on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no timeline, or none that is read: the error says what they are."""
+"""Known files that no parser reads: the error describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of strangers: damaged, cut off, or made to do harm."""
+"""Untrusted snapshots: damaged, truncated or malicious."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
     for end in range(97, len(data), 97):
         path.write_bytes(data[:end])
         result.append(asked(path, [ta.memory]))
-    # of the first bytes nothing can be told
+    # too short to be recognised
     first = result.index(True)
     assert all(result[first:])
     assert first < len(result) / 2
@@ -200,5 +200,5 @@ def test_text_of_a_file_is_escaped_in_output(tmp_path: Path) -> None:
     page = html.page(result, top=None)
     assert name.split("\x1b")[0] not in page
     assert "<img" not in page
-    # what closes a script is one of ours each time
+    # every closing script tag must be ours
     assert page.count("</script>") == page.count("<script")

@@ -1,4 +1,4 @@
-"""The machine of memory snapshots reads what pickle reads; of a file cut short, what is there."""
+"""The snapshot machine equals pickle; truncated files are read partially."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_any_values_are_what_was_pickled(value, protocol, size):
     for data in (pickle.dumps(value, protocol), like_torch(value)):
         for slow in (False, True):
             result = outcome(data, size, slow=slow)
-            if isinstance(result, tuple):  # one list twice: hypothesis shares what it made
+            if isinstance(result, tuple):  # one list twice: hypothesis shares values
                 assert result[0] == "a list or row is used twice"
             else:
                 assert objects(result) == expected(snapshot_value)

@@ -1,4 +1,4 @@
-"""Pickles that are no snapshots, are damaged or were made to do harm: refused, in little memory."""
+"""Foreign, damaged and malicious pickles are rejected in limited memory."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ def test_bombs_are_rejected_by_both_machines(name):
 
 @compiled
 def test_amplification_hits_the_memory_limit():
-    """Two bytes each store another text of frames: refused long before memory is."""
+    """Two bytes each store another stack: rejected long before memory runs out."""
     what, offset = outcome(hand(HUGE["single appends to a stack"]))
     assert what == "needs more memory than a snapshot of this size"
     assert offset < 12_000
 
 
 def test_amplification_hits_the_work_limit():
-    """Where no text of frames is stored before it is whole."""
+    """The Python machine stores a stack only when it is complete."""
     what, offset = outcome(hand(HUGE["single appends to a stack"]), slow=True)
     assert what == "a stack is refilled too often"
     assert offset < 18_000
@@ -267,7 +267,7 @@ def test_unhashable_or_colliding_keys_are_rejected(key):
 
 
 def test_unpickler_resolves_no_names():
-    """Should the scan let something pass after all."""
+    """In case the scan misses something."""
     for data in (
         b"\x80\x02cos\nsystem\n.",
         b"\x80\x04\x8c\x02os\x8c\x06system\x93.",

@@ -1,4 +1,4 @@
-"""Nsight Systems exports: what is read of the bundled ones, and of the selection."""
+"""Nsight Systems exports: the bundled files, and selections."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def schemas(shared: Path) -> list[Path]:
 
 
 def test_every_version_has_the_columns_that_are_read(shared):
-    """The tables of each version that was ever seen, made empty: nothing is missing."""
+    """Empty tables of every known version: no column is missing."""
     read_tables = set()
     for path in schemas(shared):
         with closing(sqlite3.connect(":memory:")) as connection:

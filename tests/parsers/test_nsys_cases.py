@@ -1,4 +1,4 @@
-"""Exports of single cases: what failed while nsys recorded, managed memory, overhead, metrics."""
+"""Exports of single cases: recording errors, managed memory, overhead, metrics."""
 
 from __future__ import annotations
 

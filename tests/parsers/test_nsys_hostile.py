@@ -1,4 +1,4 @@
-"""Damaged and hostile databases: what can be read is read, nothing of theirs is run."""
+"""Damaged and hostile databases: partial reads, no code executed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_damaged_first_page_loses_its_rows(copy):
 
 @pytest.mark.parametrize("rank", [(1 << 63) - 1, 1 << 31, -1, -(1 << 63)])
 def test_ranks_that_no_job_has(copy, rank):
-    """Such a number is nobody's rank, whichever table tells it."""
+    """Ranks out of range are ignored in every table."""
     tid = "(SELECT globalTid FROM NVTX_EVENTS WHERE globalTid IS NOT NULL LIMIT 1)"
     change(copy, "CREATE TABLE MPI_RANKS (globalTid INTEGER, rank INTEGER)")
     plain = ta.read(copy)

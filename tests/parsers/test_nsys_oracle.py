@@ -1,4 +1,4 @@
-"""Recorded exports against sums that independent code made of the same files."""
+"""Recorded exports compared with sums of independent code."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_launches(export: Trace, shared: Path) -> None:
 
 @every
 def test_call_sums(export: Trace, shared: Path, tmp_path: Path) -> None:
-    """As ``cuda_api_sum``, whose names carry the version of the interface.
+    """Like ``cuda_api_sum``, whose names include the API version.
 
     The reference counts a call once more for the row that holds its backtrace: one export has such.
     """
@@ -198,7 +198,7 @@ def backtraces(path: Path, folder: Path) -> pl.DataFrame:
 
 @every
 def test_range_sums(export: Trace, shared: Path) -> None:
-    """As ``nvtx_sum``; what ``emit_nvtx`` appends to names is not part of ours."""
+    """Like ``nvtx_sum``, without the details that ``emit_nvtx`` appends to names."""
     named = pl.col("range").str.replace(r", (?:seq|op_id) = .*$", "")
     expected = (
         oracle(shared, name_of(export), "nvtx_sum")
@@ -265,7 +265,7 @@ def test_baseline_gives_the_ratio_of_two_runs(shared: Path) -> None:
 
 
 def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]:
-    """What is left of the reference's gaps beside the profiler's overhead, by a plain loop.
+    """Gaps of the reference without profiler overhead, computed by a plain loop.
 
     nsys takes overhead between the first and the last operation for busy, as the reference's notes
     have it; its tables do so only where none of the overhead lies in a gap.

@@ -1,4 +1,4 @@
-"""Rows of several tables in one order: by start, the longest first, then by table and row."""
+"""Order of rows of several tables: by start, longest first, then by table and row."""
 
 import polars as pl
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""Rows read from pages are the rows that SQLite reads, or none."""
+"""The page scan reads the same rows as SQLite, or none."""
 
 from __future__ import annotations
 

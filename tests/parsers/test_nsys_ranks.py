@@ -1,4 +1,4 @@
-"""Several ranks: in one export, in an export each, and who they are."""
+"""Several ranks: in one export, in separate exports, and their identification."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMES = {
 
 
 def export_of(rank: int, folder: Path, name: str, *, began: int = 0) -> Path:
-    """The export of one of the two processes, whose session began so many ns later."""
+    """The export of one of two processes, with a session offset in ns."""
     path = Path(shutil.copy(TRAINING, folder / name))
     with closing(sqlite3.connect(path)) as connection:
         for table, who in TIMES.items():
@@ -50,7 +50,7 @@ def export_of(rank: int, folder: Path, name: str, *, began: int = 0) -> Path:
 
 
 def without_blobs(path: Path) -> Path:
-    """As exported without ``--include-blobs``: nobody tells a rank."""
+    """Exported without ``--include-blobs``: ranks are not recorded."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE NVTX_EVENTS SET binaryData = NULL")
         connection.commit()

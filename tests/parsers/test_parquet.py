@@ -1,4 +1,4 @@
-"""Our own columnar form: what is written is what is read, and bad files say so in one line."""
+"""Parquet exports: round trip, and one-line errors for bad files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of other packages: found by entry point, asked when none of ours is sure."""
+"""Formats of other packages, registered by entry point."""
 
 from importlib.metadata import EntryPoint
 

@@ -1,4 +1,4 @@
-"""Packed files: read as what they hold; what is lost of a damaged one is said, others refused."""
+"""Compressed files: read transparently; losses are reported, unusable files rejected."""
 
 from __future__ import annotations
 

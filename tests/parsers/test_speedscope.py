@@ -1,4 +1,4 @@
-"""speedscope files read and written; what py-spy writes for other viewers."""
+"""Reading and writing of speedscope files; py-spy's files for other viewers."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ THREADS = st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)
     )
 )
 def test_any_samples_round_trip(tmp_path_factory, rows):
-    """Made as a speedscope file, so that names may hold anything."""
+    """Written as speedscope JSON, so that names may contain anything."""
     folder = tmp_path_factory.mktemp("round")
     frames = list(dict.fromkeys(frame for stack, _, _ in rows for frame in stack))
     entries = [{"name": n, "file": file, "line": line} for n, file, line in frames]
@@ -329,7 +329,7 @@ def test_threads_keep_their_names_in_chrome_json(names, tmp_path):
         joined = trace.events.join(trace.lanes, on="tid", how="left", suffix="_lane")
         result.append(joined.select("label", "textual", "weight").sort("label").rows())
     assert result[0] == result[1]
-    assert joined["pid"].equals(joined["pid_lane"])  # of process 0, as no process is told
+    assert joined["pid"].equals(joined["pid_lane"])  # process 0, as no process is recorded
     kinds = read(tmp_path / "x.json", kinds=["sample"])
     assert kinds.events["tid"].equals(trace.events["tid"])
 
