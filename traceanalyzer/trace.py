@@ -40,18 +40,18 @@ _HINTS: dict[str, str] = {
 }
 
 _CUDA = "record with nsys profile --trace=cuda"
-_NOT_BY_NSYS = "nsys records none; record with torch.profiler"
+_NOT_BY_NSYS = "not recorded by nsys; record with torch.profiler"
 #: Different advice for traces of Nsight Systems.
 _NSYS_HINTS: dict[str, str] = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"), _CUDA),
     "cuda_sync": _CUDA,
     "device work": "record with nsys profile --trace=cuda,nvtx,osrt",
-    "cpu_op": "PyTorch makes NVTX ranges of them in torch.autograd.profiler.emit_nvtx(); record "
+    "cpu_op": "torch.autograd.profiler.emit_nvtx() writes them as NVTX ranges; record "
     "with nsys profile --trace=nvtx",
     "python_function": f"{_NOT_BY_NSYS} with_stack=True",
-    "cpu_instant_event": "nsys does not see PyTorch's allocator; record with torch.profiler "
+    "cpu_instant_event": "nsys does not record PyTorch's allocator; record with torch.profiler "
     "profile_memory=True",
-    "input_dims": "those that PyTorch's emit_nvtx writes are not read; record with torch.profiler "
+    "input_dims": "shapes written by emit_nvtx are not supported; record with torch.profiler "
     "record_shapes=True",
     "other code": "a recording with more NVTX ranges, or py-spy for Python code,",
     "user_annotation": "mark ranges with NVTX (torch.cuda.nvtx.range) and record with nsys profile "
