@@ -1,4 +1,4 @@
-"""One format into another."""
+"""Conversion of traces between formats."""
 
 import os
 from typing import Unpack
@@ -16,23 +16,25 @@ _COLUMNS = ("args", "input_dims")
 def convert(
     source: PathLike | Trace, output: PathLike, *, force: bool = False, **reading: Unpack[Reading]
 ) -> Trace:
-    """Write a trace as Parquet, Chrome JSON, an SQLite database, or stacks for speedscope.
+    """Write a trace as Parquet, Chrome JSON, an SQLite database, or speedscope JSON.
 
-    The suffix tells: ``.parquet``, ``.json``, ``.json.gz``, ``.sqlite``, ``.speedscope.json``.
-    Parquet and SQLite leave nothing out; what has no place in Chrome JSON is lost, and speedscope
-    takes the sampled stacks only. The file appears under its name only when it is whole. Returns
-    the trace.
+    The suffix selects the format: ``.parquet``, ``.json``, ``.json.gz``, ``.sqlite``,
+    ``.speedscope.json``. Parquet and SQLite contain all data, Chrome JSON what the format supports,
+    speedscope JSON the sampled stacks only. The file gets its name only when it is complete.
 
     Args:
         source: a file, or a trace in memory.
         output: the file to write.
-        force: overwrite it if it exists.
+        force: overwrite an existing file.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
+
+    Returns:
+        The trace.
 
     Raises:
         InputError: the source cannot be read.
-        OptionError: the output's suffix names no form, or the source does not hold the rank.
-        OutputError: the output exists and ``force`` is not given, or cannot be written.
+        OptionError: unknown suffix of the output, or the source does not contain the rank.
+        OutputError: the output exists and ``force`` is not set, or cannot be written.
     """
     target = os.fspath(output)
     writer = writer_for(target)

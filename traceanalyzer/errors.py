@@ -1,18 +1,18 @@
-"""Every error the package raises on purpose.
+"""Exceptions of the package.
 
 ::
 
     TraceAnalyzerError
     ├── InputError            a file cannot be used (exit 1)
-    │   ├── UnreadableFile    the operating system refused it
+    │   ├── UnreadableFile    the file cannot be read
     │   ├── UnknownFormat     no parser recognises its content
-    │   └── MalformedInput    recognised, but nothing in it can be read
-    ├── MissingData           the question needs something that was not recorded (exit 1)
-    ├── OutputError           the answer cannot be written where asked (exit 1)
-    ├── MissingExtra          what was asked for needs a package that is not installed (exit 1)
-    └── OptionError           an option's value makes no sense (exit 2)
+    │   └── MalformedInput    known format, but nothing in it can be read
+    ├── MissingData           required data was not recorded (exit 1)
+    ├── OutputError           the output cannot be written (exit 1)
+    ├── MissingExtra          a required package is not installed (exit 1)
+    └── OptionError           invalid value of an option (exit 2)
 
-A message is one line: what file, where in it, what to do.
+A message is one line: the file, the problem, where it is, what to do.
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ class InputError(TraceAnalyzerError):
 
 
 class UnreadableFile(InputError):
-    """The operating system would not let us read the file."""
+    """The file cannot be read: it is missing, not permitted, or not a file."""
 
 
 class UnknownFormat(InputError):
@@ -52,18 +52,18 @@ class MalformedInput(InputError):
 
 
 class MissingData(TraceAnalyzerError):
-    """The analysis needs something the profiler did not record.
+    """The analysis needs data that the profiler did not record.
 
     The message names the profiler option that would have recorded it.
     """
 
 
 class OutputError(TraceAnalyzerError):
-    """The result cannot be written where it was asked for."""
+    """The output cannot be written."""
 
 
 class MissingExtra(TraceAnalyzerError):
-    """What was asked for needs a package of an extra, which is named as the extra is."""
+    """A feature needs a package of an extra of the same name."""
 
     def __init__(self, what: str, extra: str) -> None:
         self.what, self.extra = what, extra
@@ -76,7 +76,7 @@ class MissingExtra(TraceAnalyzerError):
 
 
 class OptionError(TraceAnalyzerError):
-    """An option's value makes no sense."""
+    """An option has an invalid value."""
 
     exit_code = 2
 

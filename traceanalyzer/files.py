@@ -1,4 +1,4 @@
-"""Files that appear under their name whole, or not at all."""
+"""Atomic output files."""
 
 import os
 import stat
@@ -16,34 +16,34 @@ _LOADED = time.time_ns()
 
 
 def check(path: str, *, force: bool) -> None:
-    """Refuse what cannot be written, before any work is done.
+    """Check that a file can be written, before any work is done.
 
     Raises:
-        OutputError: the file exists and ``force`` is not set, or its folder is not there.
+        OutputError: the file exists and ``force`` is not set, or its folder does not exist.
     """
     target = Path(path)
     if target.is_dir():
-        raise OutputError(f"{path}: is a folder; give a file")
+        raise OutputError(f"{path}: is a folder; pass a file")
     if not target.parent.is_dir():
-        raise OutputError(f"{path}: there is no folder {target.parent}")
+        raise OutputError(f"{path}: folder {target.parent} does not exist")
     if target.exists() and _is_regular(target) and not force:
         raise OutputError(f"{path}: exists; --force overwrites it")
 
 
 @contextmanager
 def opened(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that becomes ``path`` when the block ends well; otherwise nothing is left.
+    """Open a binary file that becomes ``path`` when the block succeeds; nothing remains otherwise.
 
-    Written beside its place under a hidden name, ``.NAME.HOST.PID.part``, and moved there at the
-    end. Whoever is killed (``kill -9``) leaves that; the next one on the same machine to write the
-    same file removes it. A pipe or a device is written to directly.
+    The data is written to a hidden file in the same folder, ``.NAME.HOST.PID.part``, which is
+    renamed at the end. A killed process (``kill -9``) leaves that file; the next process on the
+    same machine that writes the same output removes it. Pipes and devices are written directly.
 
     Raises:
-        OutputError: the operating system refused.
+        OutputError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))  # a link stays a link
     direct = target.exists() and not _is_regular(target)
-    place = target if direct else _beside(target, os.getpid())
+    place = target if direct else _temporary_path(target, os.getpid())
     try:
         if not direct:
             _remove_abandoned(target)
@@ -58,16 +58,16 @@ def opened(path: str) -> Iterator[IO[bytes]]:
             place.unlink(missing_ok=True)
 
 
-def _beside(target: Path, pid: int | str) -> Path:
-    """Where a process writes what is to become the target."""
-    # a name has at most 255 bytes, those of other scripts up to four for a character
+def _temporary_path(target: Path, pid: int | str) -> Path:
+    """Return the temporary path of a process for the target."""
+    # a name has at most 255 bytes, with up to four bytes per character
     name = os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])
     return target.with_name(f".{name}.{os.uname().nodename[:_HOST_CHARS]}.{pid}{_PART}")
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Removes what processes of this machine began to write for this target and left behind."""
-    start, end = _beside(target, "*").name.split("*")
+    """Remove temporary files of the target left by ended processes of this machine."""
+    start, end = _temporary_path(target, "*").name.split("*")
     with os.scandir(target.parent) as entries:
         parts = [Path(one.path) for one in entries if one.name.startswith(start)]
     for part in parts:
@@ -77,14 +77,14 @@ def _remove_abandoned(target: Path) -> None:
 
 
 def _is_written(part: Path, pid: int) -> bool:
-    """Whether the process that began the file may still be at it."""
-    if pid == os.getpid():  # or a namesake that ran before
+    """Whether the process that created the file may still be writing it."""
+    if pid == os.getpid():  # or an earlier process with the same id
         return part.stat().st_mtime_ns >= _LOADED
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # a process of another user
         return True
     return True
 

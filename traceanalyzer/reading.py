@@ -1,4 +1,4 @@
-"""Files found and read."""
+"""Find and read input files."""
 
 import ctypes
 import json
@@ -23,22 +23,22 @@ from traceanalyzer.parsers.source import (
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import KINDS, MEMORY_SNAPSHOT, TABLE_KINDS
 
-#: Called with (bytes read so far, bytes in all) while a file is read.
+#: Called with (bytes read, total bytes) while a file is read.
 Progress = Callable[[int, int], None]
 PathLike = str | os.PathLike[str]
 T = TypeVar("T")
-#: One input or several: traces in memory, files, folders.
+#: One or several inputs: traces in memory, files, folders.
 Inputs = Trace | PathLike | Sequence[Trace | PathLike]
 
 _COLUMNS = ("args", "input_dims")
 _LAST = (1 << 63) - 1
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+)")
-#: Why a file that Composer merged is left out.
-_MERGED = "Composer merged it of the other files in its folder, whose events would count twice"
+#: Why a file merged by Composer is skipped.
+_MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
 _EXPORTED = "its export (.sqlite) is read instead"
 _NO_TEXT = "its name is not UTF-8"
-#: Why a file in a folder is no input: no parser recognises it.
-NO_FORMAT = "no format we know"
+#: Why a file in a folder is skipped: no parser recognises it.
+NO_FORMAT = "unknown file format"
 
 
 def read(
@@ -49,36 +49,35 @@ def read(
     columns: Iterable[str] = (),
     unused: Iterable[str] = (),
     windows: Iterable[tuple[int, int]] = (),
-    format: str | None = None,  # noqa: A002 - the command line's word
+    format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
     until_ns: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Read one profiler file of any known format.
+    """Read one profiler file of any supported format.
 
     Args:
-        path: the file; compressed files (gz, zip, zst) are read as they are.
-        kinds: event kinds wanted (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
-            for those tables); None for all. The fewer, the faster and smaller.
-        names: substrings; events whose name holds one are read whatever their kind.
-        columns: columns made only on request: ``args``, ``input_dims``.
-        unused: columns of ``events`` and side tables that you will not look at; a parser may leave
-            them null or empty.
+        path: the file; compressed files (gz, zip, zst) are supported.
+        kinds: event kinds to read (``kernel``, ``cpu_op`` ...; ``counter``, ``flow`` and ``lane``
+            for those tables); None for all. Fewer kinds need less time and memory.
+        names: substrings; events whose name contains one are read whatever their kind.
+        columns: optional columns to fill: ``args``, ``input_dims``.
+        unused: columns of ``events`` and side tables that you do not use; a parser may leave them
+            null or empty.
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
-        format: a format's name, to override detection by content.
-        assume_rank: the rank of a file that has none.
-        since_ns: leave out what ends before this time after the file's first event.
-        until_ns: leave out what starts at or after this time after the file's first event.
-        progress: called with (bytes read, bytes in all).
+        format: name of the format, to override detection by content.
+        assume_rank: the rank of a file without one.
+        since_ns: ignore events that end before this time after the file's first event.
+        until_ns: ignore events that start at or after this time after the file's first event.
+        progress: called with (bytes read, total bytes).
 
     Returns:
-        The trace; what was lost or odd in the file is in its ``issues``.
+        The trace; its ``issues`` list lost or odd data of the file.
 
     Raises:
         InputError: the file cannot be read; the message says why and what to do.
-        OptionError: a kind, column or format nobody knows; the file has a rank, and one is to be
-            assumed.
+        OptionError: unknown kind, column or format; or ``assume_rank`` for a file that has a rank.
     """
     selection = Selection(
         kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
@@ -91,7 +90,7 @@ def read(
     parser = registry.by_name(format) if format else registry.require(source)
     trace = bounded(parser.parse(source, selection, progress))
     _give_back()
-    # a converted trace remembers the file it was made from; it is this one that can be read again
+    # a converted trace has the path of its source; the path of this file is needed to read it again
     here = tuple(replace(meta, path=source.path) for meta in trace.sources)
     trace = replace(trace, sources=here)
     if assume_rank is not None:
@@ -100,27 +99,27 @@ def read(
 
 
 def with_assumed_rank(trace: Trace, rank: int) -> Trace:
-    """A trace that has no rank, as of this rank.
+    """Return a trace without a rank as one of this rank.
 
     Raises:
-        OptionError: it has one.
+        OptionError: the trace has a rank.
     """
     known = {*trace.events["rank"].unique(), *(meta.rank for meta in trace.sources)}
-    if found := ", ".join(map(str, sorted(one for one in known if one is not None))):
+    if ranks := ", ".join(map(str, sorted(one for one in known if one is not None))):
         raise OptionError(
-            f"--assume-rank is for a file that has no rank; {trace.meta.path} is of rank {found}"
+            f"--assume-rank is for files without a rank; {trace.meta.path} has rank {ranks}"
         )
     return trace.with_rank(rank)
 
 
 def format_of(path: PathLike) -> str | None:
-    """The format of a file, told by its content; None where nothing recognises it.
+    """Detect the format of a file by its content; None if it is unknown.
 
     Raises:
         InputError: the file cannot be read.
     """
-    found = registry.detect(Source(path))
-    return None if found is None else found.name
+    detected = registry.detect(Source(path))
+    return None if detected is None else detected.name
 
 
 class Found(tuple[T, ...]):
@@ -128,15 +127,15 @@ class Found(tuple[T, ...]):
 
 
 def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Files to read, and files left out with the reason.
+    """Find the files to read, and the skipped files with the reason.
 
-    A file named directly is always an input. In a folder (and below) every file whose content a
-    parser recognises is one; hidden files and links to folders are passed over. Natural order:
-    ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for what is no trace; any other
-    tells of a file or folder that may be one and cannot be read.
+    A file passed directly is always an input. Folders are searched recursively for files that a
+    parser recognises by content, without hidden files and links to folders. Natural order:
+    ``rank2`` before ``rank10``. The reason is :data:`NO_FORMAT` for a file that is not a trace; any
+    other reason is for a file or folder that may be one and cannot be read.
 
     Raises:
-        UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
+        UnreadableFile: a path does not exist, or a folder has no readable file.
     """
     inputs, skipped = found_inputs(paths)
     return list(inputs), skipped
@@ -145,7 +144,7 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
 def found_inputs(
     paths: PathLike | Sequence[PathLike],
 ) -> tuple[Found[str], list[tuple[str, str]]]:
-    """As :func:`find_inputs`, but marked as complete, so that nobody looks for them again."""
+    """Like :func:`find_inputs`, but marked as complete, so that files are not searched again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -156,38 +155,38 @@ def found_inputs(
                 raise UnreadableFile(path, _NO_TEXT, hint="rename it")
             inputs.append(path)
             continue
-        found, foreign = _in_folder(path)
-        if not found:
+        recognised, foreign = _in_folder(path)
+        if not recognised:
             raise _nothing_in(path, foreign)
-        inputs += found
+        inputs += recognised
         skipped += foreign
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
     return Found(inputs), [*skipped, *merged]
 
 
 def each(inputs: Inputs) -> Sequence[Trace | str]:
-    """Traces as they are, files by name, folders as the files in them."""
+    """Return traces as they are, files by name, folders as the files in them."""
     return each_and_foreign(inputs)[0]
 
 
 def each_and_foreign(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
-    """As :func:`each`, and what of folders is left out, with the reason."""
+    """Like :func:`each`, plus the skipped files of folders with the reason."""
     if isinstance(inputs, Found):
         return inputs, []
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
     paths, foreign = found_inputs(files) if files else ((), [])
-    found: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
-    # a file that is named twice counts once; traces are told apart by who they are
-    alike = {one if isinstance(one, str) else id(one): one for one in found}
-    return Found(alike.values()), foreign
+    every: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
+    # a file that is passed twice counts once; traces are compared by identity
+    distinct = {one if isinstance(one, str) else id(one): one for one in every}
+    return Found(distinct.values()), foreign
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Files in the order to read them, and those that hold events of others, with the reason.
+    """Return the files in reading order, and skipped duplicates with the reason.
 
-    Files of Composer come last: PyTorch's events in them are left out where PyTorch's file of the
-    same rank was read. A file that Composer merged is left out beside its parts.
+    Composer's files come last: PyTorch's events in them are skipped if PyTorch's file of the same
+    rank was read. A file merged by Composer is skipped if its parts are inputs.
     """
     heads = {path: _head(path) for path in paths if ".json" in path} if len(paths) > 1 else {}
     parts = [path for path, head in heads.items() if composer.is_part(head)]
@@ -204,7 +203,7 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _is_exported(path: str, paths: Collection[str]) -> bool:
-    """Whether a file is a report of nsys of which the export is among the files."""
+    """Whether a file is an nsys report and its export is among the files."""
     stem, is_report, _ = path.partition(".nsys-rep")
     return bool(is_report) and f"{stem}.sqlite" in paths
 
@@ -216,28 +215,28 @@ def _head(path: str) -> bytes:
         return b""
 
 
-#: Rank and start of a file, or rank, time, duration and name of its first event.
+#: Rank and start of a file; or rank, time, duration and name of its first event.
 Start = tuple[int | str | None, ...]
 
 
 def starts_of(trace: Trace) -> set[Start]:
-    """What identifies PyTorch's file of a rank, for :func:`without_torch`."""
+    """Return the keys that identify PyTorch's file of a rank, for :func:`without_torch`."""
     first = [(trace.meta.rank, *row) for row in _first_of_torch(trace)]
     return {*((meta.rank, meta.start_ns) for meta in trace.sources), *first}
 
 
 def is_of_composer(trace: Trace) -> bool:
-    """Whether Composer wrote the file, so that PyTorch's file may hold the same events."""
+    """Whether Composer wrote the file, so that PyTorch's file may contain the same events."""
     extra = trace.meta.extra or ""
     return composer.ONE_CLOCK in extra or composer.TORCH_START in extra
 
 
 def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
-    """A trace of Composer without PyTorch's events, where PyTorch's file was read too.
+    """Remove PyTorch's events from a Composer trace if PyTorch's file was read too.
 
     Args:
-        trace: of any format; others than Composer's are not changed.
-        starts: of :func:`starts_of`, of the files that were read before.
+        trace: a trace of any format; only Composer's traces are changed.
+        starts: keys from :func:`starts_of` of the files that were read before.
     """
     extra = trace.meta.extra or ""
     same: list[Start]
@@ -254,35 +253,35 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 
 
 def _first_of_torch(trace: Trace) -> list[Start]:
-    """Time, duration and name of the first event that is not Composer's; empty without any."""
+    """Return time, duration and name of the first event that is not Composer's, if any."""
     first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
     return trace.events.select("ts", "dur", "name")[first].cast({"name": pl.String}).rows()
 
 
-#: Events that Composer writes itself.
+#: Events written by Composer itself.
 _OF_COMPOSER = (pl.col("kind") == "other") & (pl.col("category") != "Trace").fill_null(value=True)
 
 
 def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
-    """Ranks of files whose names differ in their last number only, and count from 0.
+    """Return the ranks of files whose names differ only in their last number, including 0.
 
-    ``run_0.sqlite``, ``run_4.sqlite``. The number stands behind ``_``, ``-`` or a dot.
+    ``run_0.sqlite``, ``run_4.sqlite``. The number follows ``_``, ``-`` or a dot.
     """
     matches = {path: _NUMBERED.fullmatch(path) for path in paths}
-    found = {path: int(match[2]) for path, match in matches.items() if match}
+    ranks = {path: int(match[2]) for path, match in matches.items() if match}
     stems = {(match[1], match[3]) for match in matches.values() if match}
-    is_series = len(found) == len(paths) > 1 and len(stems) == 1 and 0 in found.values()
-    return found if is_series and len({*found.values()}) == len(found) else {}
+    is_series = len(ranks) == len(paths) > 1 and len(stems) == 1 and 0 in ranks.values()
+    return ranks if is_series and len({*ranks.values()}) == len(ranks) else {}
 
 
 def without_snapshots(
     items: Sequence[Trace | str], given: str | None = None
 ) -> tuple[Found[Trace | str], Found[Trace | str]]:
-    """Traces, and the memory snapshots among them; snapshots alone are taken for traces.
+    """Separate memory snapshots from other traces; snapshots alone count as traces.
 
     Args:
-        items: of :func:`each`.
-        given: the format of all files, to override detection by content.
+        items: traces and files from :func:`each`.
+        given: format of all files, to override detection by content.
     """
     if len(items) == 1:
         return Found(items), Found()
@@ -295,30 +294,30 @@ def without_snapshots(
 
 
 def _detected(path: str) -> str | None:
-    """The format of a file; None also where it cannot be read, which reading it will say."""
+    """Detect the format of a file; None also if it cannot be read, which is reported later."""
     try:
         return format_of(path)
     except InputError:
         return None
 
 
-def known(words: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
-    """The words, or one word, all of which must be among the names.
+def known(values: str | Iterable[str], names: Iterable[str], what: str) -> frozenset[str]:
+    """Return one or several values as a set, after checking them against the allowed names.
 
     Raises:
-        OptionError: one is not.
+        OptionError: unknown value.
     """
-    asked = frozenset((words,) if isinstance(words, str) else words)
-    have = frozenset(names)
-    if unknown := sorted(asked - have):
+    given = frozenset((values,) if isinstance(values, str) else values)
+    allowed = frozenset(names)
+    if unknown := sorted(given - allowed):
         raise OptionError(
-            f"no {what} is called {unknown[0]!r}; known are {', '.join(sorted(have))}"
+            f"unknown {what} {unknown[0]!r}; choose one of {', '.join(sorted(allowed))}"
         )
-    return asked
+    return given
 
 
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
-    found: list[str] = []
+    recognised: list[str] = []
     foreign: list[tuple[str, str]] = []
 
     def refused(error: OSError) -> None:
@@ -342,12 +341,12 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
             if format_ is None:
                 foreign.append((path, _not_read(source)))
             else:
-                found.append(path)
-    return found, foreign
+                recognised.append(path)
+    return recognised, foreign
 
 
 def _not_read(source: Source) -> str:
-    """Why a file that no parser recognises is left out."""
+    """Return why a file that no parser recognises is skipped."""
     known = recognise(source.head(), source.path)
     if known and known.is_recording:
         return known.what
@@ -355,7 +354,7 @@ def _not_read(source: Source) -> str:
 
 
 def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFile:
-    """The error for a folder without a trace; the first file that is known says what to do."""
+    """Return the error for a folder without a trace, with advice for the first known file."""
     what = "no trace in this folder"
     if others:
         what += f" ({len(others)} other file{'s' if len(others) > 1 else ''})"
@@ -363,7 +362,7 @@ def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFil
         if known := recognise(_head(path), path):
             what = f"{what}: {Path(path).name} is {known.what}"
             return UnreadableFile(folder, what, hint=known.hint)
-    return UnreadableFile(folder, what, hint="traceanalyzer info FILE says what a file is")
+    return UnreadableFile(folder, what, hint="traceanalyzer info FILE describes a file")
 
 
 def _require(path: str) -> None:
@@ -384,17 +383,17 @@ def _spelled(path: str) -> str:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a file's name is UTF-8; the tables, which hold it, know no other text."""
+    """Whether a file name is valid UTF-8, as required by text columns."""
     return path.encode(errors="ignore").decode() == path
 
 
-def several(words: str | Sequence[str]) -> tuple[str, ...]:
-    """One word, or several, as several."""
-    return (words,) if isinstance(words, str) else tuple(words)
+def several(values: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one or several values as a tuple."""
+    return (values,) if isinstance(values, str) else tuple(values)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key in which numbers count as numbers."""
+    """Return a sort key that compares numbers by value."""
     return [
         (0, int(part), "") if part.isdecimal() else (1, 0, part.lower())
         for part in re.split(r"(\d+)", name)
@@ -403,12 +402,12 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def _give_back() -> None:
-    """Returns memory that parsing has freed to the system, where the C library (glibc) can."""
+    """Return memory freed by parsing to the system, if the C library (glibc) supports it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _clipped(time: int) -> int:
-    """A time that fits Int64; there are no events beyond."""
+    """Clip a time to Int64; there are no events beyond."""
     return max(min(time, _LAST), -_LAST)

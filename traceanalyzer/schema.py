@@ -1,8 +1,8 @@
-"""The one schema every parser writes and every analyzer reads.
+"""The schema that every parser writes and every analyzer reads.
 
 Each table is a tuple of :class:`Column`; the documentation page ``docs/schema.md`` and
-:func:`check` are both derived from these definitions. Null means "not there": no -1 or 0
-sentinels, no NaN. Times are exact Int64 nanoseconds, sizes bytes.
+:func:`check` are derived from these definitions. Missing values are null: no -1 or 0 sentinels, no
+NaN. Times are exact Int64 nanoseconds, sizes are bytes.
 """
 
 import functools
@@ -14,18 +14,18 @@ import polars as pl
 from traceanalyzer import limits
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
-#: Version of these tables, stored in every file of our own form; raised when a table changes.
+#: Version of these tables, stored in every Parquet export; increased when a table changes.
 VERSION = 2
 
-#: The application id in the header of an SQLite database of these tables, which nobody reads back.
+#: Application id in the header of an exported SQLite database, which cannot be read back.
 SQLITE_APPLICATION = int.from_bytes(b"TrAn")
 
-#: Footer keys of a Parquet file of our own form: version, sources' metadata, places of side tables.
+#: Footer keys of a Parquet export: version, metadata of sources, offsets of side tables.
 PARQUET_VERSION = "traceanalyzer.schema"
 PARQUET_SOURCES = "traceanalyzer.sources"
 PARQUET_TABLES = "traceanalyzer.tables"
 
-#: Kinds of events that some profilers note without a time; all others have one.
+#: Kinds of events that some profilers record without a time; all others have one.
 TIMELESS_KINDS: tuple[str, ...] = ("sample", "other", *ALLOCATOR_KINDS)
 
 KIND = pl.Enum(KINDS)
@@ -36,7 +36,7 @@ NAME = pl.Categorical()
 
 @dataclass(frozen=True)
 class Column:
-    """One column: what is stored, in which unit, and what a null says."""
+    """One column: name, type, unit, meaning, and meaning of null."""
 
     name: str
     dtype: pl.DataType | type[pl.DataType]
@@ -53,11 +53,11 @@ def _event_id(meaning: str = "row of `events`") -> Column:
 EVENTS: tuple[Column, ...] = (
     Column("ts", pl.Int64, "ns", "start on the trace's clock", "the format has no time"),
     Column("dur", pl.Int64, "ns", "duration", "an instant, or never closed"),
-    Column("kind", KIND, "", "what sort of event, in Kineto's spelling"),
+    Column("kind", KIND, "", "type of the event, in Kineto's spelling"),
     Column("category", NAME, "", "the category as the file spells it", "the file gives none"),
     Column("name", NAME, "", "exactly as the profiler wrote it", "the file gives none"),
     Column("rank", pl.Int32, "", "global rank of the process", "not known"),
-    Column("pid", pl.Int64, "", "process id", "device rows of formats that do not tell it"),
+    Column("pid", pl.Int64, "", "process id", "device rows of formats that do not record it"),
     Column("tid", pl.Int64, "", "thread id", "device rows"),
     Column("device", pl.Int32, "", "device ordinal", "host rows"),
     Column("stream", pl.Int64, "", "stream or queue of the device", "host rows"),
@@ -76,7 +76,7 @@ EVENTS: tuple[Column, ...] = (
         "not recorded",
     ),
     Column(
-        "bytes", pl.Int64, "B", "size of the copy, set or allocation (a free is < 0)", "no size"
+        "bytes", pl.Int64, "B", "size of the copy, memset or allocation (a free is < 0)", "no size"
     ),
     Column("address", pl.UInt64, "", "device address", "no address"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "no stack"),
@@ -84,7 +84,7 @@ EVENTS: tuple[Column, ...] = (
         "weight",
         pl.Float64,
         "",
-        "how much a sampled stack counts, in the unit that `Meta.weight_unit` names",
+        "weight of a sampled stack, in the unit of `Meta.weight_unit`",
         "not a sample",
     ),
     Column(
@@ -126,14 +126,14 @@ LAUNCH_CONFIGS: tuple[Column, ...] = (
 
 COLLECTIVES: tuple[Column, ...] = (
     _event_id("row of `events`: a communication kernel, or the host event that issues one"),
-    Column("collective", NAME, "", "NCCL's spelling: all_reduce, all_gather ...", "not told"),
+    Column("collective", NAME, "", "NCCL's spelling: all_reduce, all_gather ...", "not recorded"),
     Column("dtype", NAME, "", "element type as the file spells it", "not recorded"),
-    Column("elements_in", pl.Int64, "", "elements each rank puts in", "not recorded"),
-    Column("elements_out", pl.Int64, "", "elements each rank gets out", "not recorded"),
+    Column("elements_in", pl.Int64, "", "input elements of each rank", "not recorded"),
+    Column("elements_out", pl.Int64, "", "output elements of each rank", "not recorded"),
     Column("group", NAME, "", "process group's name", "not recorded"),
     Column("group_size", pl.Int32, "", "ranks in the group", "not recorded"),
     Column("group_ranks", NAME, "", "the group's ranks, as the file has them", "not recorded"),
-    Column("seq", pl.Int64, "", "the group's running number of this collective", "not recorded"),
+    Column("seq", pl.Int64, "", "sequence number of this collective in its group", "not recorded"),
 )
 
 MEMORY_TOTALS: tuple[Column, ...] = (
@@ -141,7 +141,9 @@ MEMORY_TOTALS: tuple[Column, ...] = (
     Column("device_type", pl.Int32, "", "c10 device type: 0 CPU, 1 CUDA, 6 HIP", "not recorded"),
     Column("allocated_bytes", pl.Int64, "B", "total allocated after the event", "not recorded"),
     Column("reserved_bytes", pl.Int64, "B", "total reserved after the event", "not recorded"),
-    Column("free_bytes", pl.Int64, "B", "free on the device at an out-of-memory error", "not told"),
+    Column(
+        "free_bytes", pl.Int64, "B", "free on the device at an out-of-memory error", "not recorded"
+    ),
 )
 
 LANES: tuple[Column, ...] = (
@@ -151,7 +153,7 @@ LANES: tuple[Column, ...] = (
         pl.Int64,
         "",
         "process id, or the synthetic one of a textual label",
-        "the file tells threads, not processes",
+        "the file has threads without processes",
     ),
     Column("tid", pl.Int64, "", "thread id", "the row describes the process"),
     Column("label", pl.String, "", "process or thread name, or the textual id", "not recorded"),
@@ -190,7 +192,7 @@ SEGMENTS: tuple[Column, ...] = (
     Column("allocated_bytes", pl.Int64, "B", "bytes in allocated blocks"),
     Column("active_bytes", pl.Int64, "B", "bytes in allocated or pending-free blocks"),
     Column("stream", pl.Int64, "", "stream the segment belongs to", "not recorded"),
-    Column("pool", NAME, "", "private pool, such as that of a CUDA graph", "the allocator's own"),
+    Column("pool", NAME, "", "private pool, such as that of a CUDA graph", "the default pool"),
     Column("segment_type", NAME, "", "small or large", "not recorded"),
     Column("expandable", pl.Boolean, "", "an expandable segment", "not recorded"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),
@@ -200,7 +202,7 @@ BLOCKS: tuple[Column, ...] = (
     Column("segment", pl.UInt32, "row", "row of `segments`"),
     Column("address", pl.UInt64, "", "start of the block"),
     Column("size_bytes", pl.Int64, "B", "size after rounding"),
-    Column("requested_bytes", pl.Int64, "B", "size asked for", "not recorded"),
+    Column("requested_bytes", pl.Int64, "B", "requested size", "not recorded"),
     Column("state", NAME, "", "active_allocated, active_pending_free or inactive"),
     Column("stack", pl.UInt32, "row", "leaf row of `stacks`", "not recorded"),
 )
@@ -209,8 +211,8 @@ ISSUES: tuple[Column, ...] = (
     Column("severity", SEVERITY, "", "info, notice, data_loss or error"),
     Column("code", pl.String, "", "stable name of the finding"),
     Column("count", pl.Int64, "", "how often"),
-    Column("first", pl.String, "", "where it was first seen", "no place to name"),
-    Column("rank", pl.Int32, "", "rank of the file it was found in", "not known"),
+    Column("first", pl.String, "", "place of the first occurrence, or details", "no place"),
+    Column("rank", pl.Int32, "", "rank of the file", "not known"),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {
@@ -227,10 +229,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "issues": ISSUES,
 }
 
-#: Tables whose ``event`` column holds rows of ``events``.
+#: Tables with an ``event`` column, a row number of ``events``.
 EVENT_TABLES: tuple[str, ...] = ("launch_configs", "collectives", "memory_totals", "flows")
 
-#: Columns that hold row numbers: the table, the column, and the table whose rows they are.
+#: Columns with row numbers: the table, the column, and the table they refer to.
 _ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
     *((name, "event", "events") for name in EVENT_TABLES),
     *((name, "stack", "stacks") for name in ("events", "segments", "blocks")),
@@ -240,19 +242,18 @@ _ROW_NUMBERS: tuple[tuple[str, str, str], ...] = (
 
 @functools.cache
 def empty(table: str) -> pl.DataFrame:
-    """An empty frame of the named table, without the columns made only on request."""
+    """Return an empty frame of a table, without optional columns."""
     return pl.DataFrame(
         schema={c.name: c.dtype for c in TABLES[table] if not c.on_request},
     )
 
 
 def check(frames: Mapping[str, pl.DataFrame]) -> list[str]:
-    """What is wrong with these tables, in words; an empty list when they hold the schema.
+    """Return the violations of the schema as text; an empty list for valid tables.
 
-    Checked: the tables' names, the columns' names, order and dtypes, nulls where a column never
-    has one, row numbers within the table they are of, callers before what they call, numbers that
-    are numbers, which events may lack a time and which times there are, and the order of
-    ``events`` by (ts, -dur).
+    Checked: table names; column names, order and dtypes; nulls in columns without null; row numbers
+    within their table; callers before callees; finite numbers; events without a time, range of
+    times; order of ``events`` by (ts, -dur).
     """
     wrong = [f"unknown table {name}" for name in frames if name not in TABLES]
     for name, columns in TABLES.items():
@@ -281,8 +282,8 @@ def _check_columns(name: str, columns: tuple[Column, ...], frame: pl.DataFrame) 
             wrong.append(f"{name}.{column.name}: not a finite number")
     if wrong:
         return wrong
-    far = {own: frame.select(limits.beyond(name, own).any()) for own in limits.bounded(name)}
-    return [f"{name}.{own}: beyond what there can be" for own in far if far[own].item()]
+    far = {c: frame.select(limits.beyond(name, c).any()) for c in limits.bounded(name)}
+    return [f"{name}.{column}: value out of range" for column in far if far[column].item()]
 
 
 def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
@@ -296,7 +297,7 @@ def _check_rows(frames: Mapping[str, pl.DataFrame]) -> list[str]:
         if not numbers.equals(pl.int_range(numbers.len(), dtype=pl.UInt32, eager=True)):
             wrong.append(f"{name}.id: not the row numbers")
     if (frames["stacks"]["parent"] >= frames["stacks"]["id"]).any():
-        wrong.append("stacks.parent: not before what it calls")
+        wrong.append("stacks.parent: parent after its child")
     return wrong
 
 
@@ -304,7 +305,7 @@ def _check_times(events: pl.DataFrame) -> list[str]:
     wrong = []
     timeless = events.filter(pl.col("ts").is_null())["kind"].cast(pl.String)
     if not timeless.is_in(TIMELESS_KINDS).all():
-        wrong.append("events.ts: null of a kind that has times")
+        wrong.append("events.ts: null for a kind that requires a time")
     if not events.select(limits.on_the_clock().all()).item():
         wrong.append(f"events: a time beyond {limits.LAST_NS} ns")
     order = events.select(
@@ -317,5 +318,5 @@ def _check_times(events: pl.DataFrame) -> list[str]:
     )
     unordered = (~(order["later"] | order["longest_first"])).sum()
     if unordered and events["ts"].null_count() == 0:
-        wrong.append(f"events: {unordered} rows out of the order (ts, -dur)")
+        wrong.append(f"events: {unordered} rows not ordered by (ts, -dur)")
     return wrong

@@ -1,4 +1,4 @@
-"""A trace: the tables of the schema and what is known about the file they came from."""
+"""A trace: the tables of the schema and the metadata of their source files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.errors import MissingData
 from traceanalyzer.questions import Questions
-from traceanalyzer.vocabulary import CUT_OFF
+from traceanalyzer.vocabulary import TRUNCATED
 
 T = TypeVar("T")
 
-#: How to record a kind of events, or what else a question needs, with PyTorch's profiler or py-spy.
+#: How to record a kind of events, or other required data, with PyTorch's profiler or py-spy.
 _HINTS: dict[str, str] = {
     "kernel": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
     "gpu_memcpy": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
@@ -40,18 +40,18 @@ _HINTS: dict[str, str] = {
 }
 
 _CUDA = "record with nsys profile --trace=cuda"
-_NOT_BY_NSYS = "nsys records none; record with torch.profiler"
-#: The same for traces of Nsight Systems, where it is another.
+_NOT_BY_NSYS = "not recorded by nsys; record with torch.profiler"
+#: Different advice for traces of Nsight Systems.
 _NSYS_HINTS: dict[str, str] = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"), _CUDA),
     "cuda_sync": _CUDA,
     "device work": "record with nsys profile --trace=cuda,nvtx,osrt",
-    "cpu_op": "PyTorch makes NVTX ranges of them in torch.autograd.profiler.emit_nvtx(); record "
+    "cpu_op": "torch.autograd.profiler.emit_nvtx() writes them as NVTX ranges; record "
     "with nsys profile --trace=nvtx",
     "python_function": f"{_NOT_BY_NSYS} with_stack=True",
-    "cpu_instant_event": "nsys does not see PyTorch's allocator; record with torch.profiler "
+    "cpu_instant_event": "nsys does not record PyTorch's allocator; record with torch.profiler "
     "profile_memory=True",
-    "input_dims": "those that PyTorch's emit_nvtx writes are not read; record with torch.profiler "
+    "input_dims": "shapes written by emit_nvtx are not supported; record with torch.profiler "
     "record_shapes=True",
     "other code": "a recording with more NVTX ranges, or py-spy for Python code,",
     "user_annotation": "mark ranges with NVTX (torch.cuda.nvtx.range) and record with nsys profile "
@@ -70,13 +70,13 @@ _NSYS_HINTS: dict[str, str] = {
     "stack": "a flamegraph needs nsys profile --sample=process-tree",
 }
 _NSYS = "nsys-sqlite"
-#: What is missing where the GPU could not be traced.
+#: Data that is missing if the GPU could not be traced.
 _NEED_GPU_TRACE = ("kernel", "gpu_memcpy", "gpu_memset", "device work", "collective")
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU as the profiler describes it."""
+    """A GPU, as described by the profiler."""
 
     id: int
     name: str | None = None
@@ -85,22 +85,22 @@ class Device:
 
 @dataclass(frozen=True)
 class Meta:
-    """What a file says about itself.
+    """Metadata of a file.
 
     Attributes:
-        path: the file, as it was named to us.
-        format: the parser's name.
-        version: the format's version or layout, where the file tells.
+        path: the file, as passed by the user.
+        format: name of the format.
+        version: version or layout of the format, if recorded.
         epoch_ns: absolute time of ts 0 in nanoseconds since the Unix epoch, or None.
-        start_ns: time of the file's first event, whether it was read or not, or None.
+        start_ns: time of the file's first event, read or not, or None.
         rank: global rank of the recorded process, or None.
         world_size: number of ranks in the job, or None.
-        devices: the GPUs listed.
+        devices: GPUs listed in the file.
         host: host name, or None.
         backend: communication back end (``nccl``, ``gloo``), or None.
         extra: all other top-level metadata, as JSON text.
-        weight_unit: what the weights of samples are: ``samples``, ``ns`` or ``bytes``, or None.
-        no_gpu_work: why GPU work is missing although the profiler was to record it, or None.
+        weight_unit: unit of the weights of samples: ``samples``, ``ns`` or ``bytes``, or None.
+        no_gpu_work: reason for missing GPU work although its recording was requested, or None.
     """
 
     path: str
@@ -119,13 +119,13 @@ class Meta:
 
 
 def record_hint(meta: Meta, what: str) -> str:
-    """How the profiler that wrote a file records what is missing in it; empty where unknown.
+    """Return how to record missing data with the profiler that wrote a file; empty if unknown.
 
     Args:
-        meta: of the file.
-        what: a kind of events, or ``device work`` with what launched it, ``collective``, ``step``,
-            ``stack``, ``counter``; ``other code`` for what shows code that nothing tells of, in a
-            sentence that goes on with "shows which".
+        meta: metadata of the file.
+        what: a kind of events, or ``device work`` with its launches, ``collective``, ``step``,
+            ``stack``, ``counter``; ``other code`` for recordings that show code without events, in
+            a sentence that continues with "shows which".
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
@@ -137,9 +137,9 @@ def record_hint(meta: Meta, what: str) -> str:
 class Trace(Questions):
     """The tables of :mod:`traceanalyzer.schema`, frozen, and the metadata of each source file.
 
-    One file gives one :class:`Meta` in ``sources``; :func:`concat` gives as many as it joined.
-    Every question is a method, with the options of the function of that name:
-    ``trace.gpu_idle(by="step")`` is ``traceanalyzer.gpu_idle(trace, by="step")``.
+    ``sources`` has one :class:`Meta` per file, several after :func:`concat`. Every analysis is a
+    method, with the options of the function of that name: ``trace.gpu_idle(by="step")`` is
+    ``traceanalyzer.gpu_idle(trace, by="step")``.
     """
 
     sources: tuple[Meta, ...]
@@ -160,7 +160,7 @@ class Trace(Questions):
 
     @property
     def meta(self) -> Meta:
-        """The first (usually the only) source's metadata."""
+        """Metadata of the first (usually the only) source."""
         return self.sources[0]
 
     @property
@@ -169,10 +169,11 @@ class Trace(Questions):
         return {name: getattr(self, name) for name in schema.TABLES}
 
     def require(self, *kinds: str) -> pl.DataFrame:
-        """The events of these kinds, or the error that says how to record them.
+        """Return the events of these kinds.
 
         Raises:
-            MissingData: the trace holds no event of any of the kinds.
+            MissingData: the trace has no event of any of the kinds; the message says how to record
+                them.
         """
         rows = self.events.filter(pl.col("kind").is_in(kinds))
         if rows.is_empty():
@@ -183,10 +184,10 @@ class Trace(Questions):
         return rows
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """The value of ``compute``, computed once for this trace and kept as long as it.
+        """Return the value of ``compute``, computed once and cached for the life of this trace.
 
-        For what several analyses need of one trace, such as its device work. ``key`` names the
-        value and the options that it depends on.
+        For data that several analyses need, such as device work. ``key`` identifies the value and
+        the options it depends on.
         """
         if key not in self._computed:
             self._computed[key] = compute()
@@ -194,7 +195,7 @@ class Trace(Questions):
         return value
 
     def with_rank(self, rank: int) -> Trace:
-        """The same trace, said to be of this rank."""
+        """Return the trace with this rank in all tables and sources."""
         relabelled: dict[str, Any] = {
             name: frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
             for name, frame in self.tables.items()
@@ -204,15 +205,13 @@ class Trace(Questions):
         return replace(self, sources=sources, **relabelled)
 
     def between(self, since_ns: int | None = None, until_ns: int | None = None) -> Trace:
-        """Only the events that overlap [since, until), in ns after the file's first event.
+        """Return only the events that overlap [since, until), in ns after the file's first event.
 
-        The first event counts whether it was read or not.
-
-        Side tables keep the rows of the events that remain; flow points and counters are kept
-        by their own time.
+        The first event counts, read or not. Side tables keep the rows of the remaining events; flow
+        points and counters are filtered by their time.
         """
-        told = [meta.start_ns for meta in self.sources if meta.start_ns is not None]
-        start = min(told) if told else self.events["ts"].min()
+        starts = [meta.start_ns for meta in self.sources if meta.start_ns is not None]
+        start = min(starts) if starts else self.events["ts"].min()
         if (since_ns is None and until_ns is None) or not isinstance(start, int):
             return self
         lo = None if since_ns is None else start + since_ns
@@ -220,7 +219,7 @@ class Trace(Questions):
         return self.select(_overlapping(lo, hi), _overlapping(lo, hi, dur=False))
 
     def select(self, events: pl.Expr, points: pl.Expr | None = None) -> Trace:
-        """Only the events that satisfy an expression; ``points`` filters flows and counters."""
+        """Return only the events that match ``events``; ``points`` filters flows and counters."""
         kept = self.events.with_row_index("_row").filter(events)
         renumber = kept.select(event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32))
         changed: dict[str, Any] = {"events": kept.drop("_row")}
@@ -241,11 +240,11 @@ class Trace(Questions):
 
 
 def concat(traces: Sequence[Trace]) -> Trace:
-    """Several ranks in one trace, on one clock.
+    """Concatenate several ranks to one trace, on one clock.
 
-    Times are moved so that ts 0 of the result is the earliest ts 0 of the inputs, for inputs that
-    know their absolute time; an input that does not keeps its own clock. Row ids, flow numbers
-    and stack rows are renumbered; nothing is merged or dropped.
+    Times are shifted so that ts 0 of the result is the earliest ts 0 of the inputs with a known
+    absolute time; other inputs keep their clock. Row ids, flow numbers and stack rows are
+    renumbered; nothing is merged or dropped.
     """
     if len(traces) == 1:
         return traces[0]
@@ -274,7 +273,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
 
 
 def sort_events(trace: Trace) -> Trace:
-    """The trace with ``events`` in the schema's order (ts, -dur, row), row ids following."""
+    """Sort ``events`` into the schema's order (ts, -dur, row), and update row ids."""
     length = pl.col("dur").fill_null(-1)
     ordered = trace.events.with_row_index("_row").sort(
         "ts", length, descending=[False, True], nulls_last=True, maintain_order=True
@@ -291,7 +290,7 @@ def sort_events(trace: Trace) -> Trace:
 
 
 def _moved(table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, int]) -> pl.DataFrame:
-    """A table's rows with times and row ids moved to where they lie after concatenation."""
+    """Return a table with times and row ids shifted for concatenation."""
     moves: list[pl.Expr] = []
     if shift and "ts" in frame.columns:
         moves.append(pl.col("ts") + shift)
@@ -300,9 +299,9 @@ def _moved(table: str, frame: pl.DataFrame, shift: int, offsets: Mapping[str, in
         for name, offset in offsets.items()
         if offset and name in frame.columns
     ]
-    own = {"stacks": ("stack", ["id", "parent"]), "segments": ("segment", ["id"])}
-    if table in own:
-        kind, names = own[table]
+    ids = {"stacks": ("stack", ["id", "parent"]), "segments": ("segment", ["id"])}
+    if table in ids:
+        kind, names = ids[table]
         moves += [(pl.col(name) + offsets[kind]).cast(pl.UInt32) for name in names]
     return frame.with_columns(moves) if moves else frame
 
@@ -318,20 +317,22 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
 
 
 def is_cut_off(trace: Trace) -> bool:
-    """Whether the end of a file is missing, as where a job was killed while it was written."""
+    """Whether a file is truncated, for example because the job was killed while writing it."""
     if trace.issues.is_empty():
         return False
-    unpacked_in_part = (pl.col("code") == "damaged-file") & pl.col("first").str.ends_with(CUT_OFF)
+    unpacked_in_part = (pl.col("code") == "damaged-file") & pl.col("first").str.ends_with(TRUNCATED)
     return not trace.issues.filter((pl.col("code") == "truncated") | unpacked_in_part).is_empty()
 
 
-def issue_rows(found: Iterable[tuple[str, str, int, str | None]], rank: int | None) -> pl.DataFrame:
-    """Rows of ``issues`` from (severity, code, count, first place)."""
-    rows = [(*row, rank) for row in found]
+def issue_rows(
+    issues: Iterable[tuple[str, str, int, str | None]], rank: int | None
+) -> pl.DataFrame:
+    """Return rows of ``issues`` from (severity, code, count, first place)."""
+    rows = [(*issue, rank) for issue in issues]
     types = {c.name: c.dtype for c in schema.ISSUES}
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
 _FIELDS = {f.name for f in fields(Trace) if f.init} - {"sources"}
 if set(schema.TABLES) != _FIELDS:
-    raise AssertionError("Trace and schema.TABLES name different tables")
+    raise AssertionError("Trace and schema.TABLES have different tables")

@@ -1,4 +1,4 @@
-"""Numbers with units, to and from text: the only place that knows 1e3 and 1024."""
+"""Conversion of numbers with units to and from text."""
 
 import re
 
@@ -20,7 +20,7 @@ _DURATION = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*(ns|us|µs|ms|s|m|h)?\s
 
 
 def format_ns(ns: float | None) -> str:
-    """Nanoseconds as people read them: ``812 ns``, ``7.64 ms``, ``1.2 s``."""
+    """Format nanoseconds: ``812 ns``, ``7.64 ms``, ``1.2 s``."""
     if ns is None:
         return ""
     size = abs(ns)
@@ -34,7 +34,7 @@ def format_ns(ns: float | None) -> str:
 
 
 def format_bytes(size: float | None) -> str:
-    """Bytes in binary units: ``512 B``, ``25.3 MiB``."""
+    """Format bytes in binary units: ``512 B``, ``25.3 MiB``."""
     if size is None:
         return ""
     value, unit = float(size), 0
@@ -44,22 +44,22 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_frac(frac: float | None) -> str:
-    """A ratio in [0, 1] as a percentage: ``22.9 %``."""
+    """Format a ratio in [0, 1] as a percentage: ``22.9 %``."""
     return "" if frac is None else f"{100 * frac:.1f} %"
 
 
 def format_count(n: int, thing: str, plural: str = "s") -> str:
-    """A number of things: ``1 launch``, ``2,048 launches`` (with the plural ending ``es``)."""
+    """Format a count: ``1 launch``, ``2,048 launches`` (with the plural ending ``es``)."""
     return f"{n:,} {thing}{'' if n == 1 else plural}"
 
 
 def format_times(n: int) -> str:
-    """How often: ``once``, ``2,048 times``."""
+    """Format a number of repetitions: ``once``, ``2,048 times``."""
     return "once" if n == 1 else f"{n:,} times"
 
 
 def format_weight(weight: float, unit: str) -> str:
-    """What a sampled stack counts, with its unit: ``1,902 samples``, ``7.64 ms``, ``25.3 MiB``."""
+    """Format the weight of samples: ``1,902 samples``, ``7.64 ms``, ``25.3 MiB``."""
     if unit == "ns":
         return format_ns(weight)
     if unit == "bytes":
@@ -69,7 +69,7 @@ def format_weight(weight: float, unit: str) -> str:
 
 
 def parse_ns(text: str) -> int:
-    """``"1.5s"``, ``"300us"``, ``"2m"`` or plain seconds ``"0.25"`` to nanoseconds.
+    """Parse ``"1.5s"``, ``"300us"``, ``"2m"`` or plain seconds ``"0.25"`` to nanoseconds.
 
     Raises:
         OptionError: the text is not a duration.
@@ -82,10 +82,10 @@ def parse_ns(text: str) -> int:
 
 
 def parse_bytes(text: str) -> int:
-    """``"80GiB"``, ``"80G"``, ``"80 GB"`` (10^9) or plain bytes.
+    """Parse ``"80GiB"``, ``"80G"``, ``"80 GB"`` (10^9) or plain bytes.
 
     Raises:
-        OptionError: the text is no size.
+        OptionError: the text is not a size.
     """
     match = _SIZE.fullmatch(text.lower())
     factor = _BYTE_FACTORS.get(match[2] or "b", 0) if match else 0

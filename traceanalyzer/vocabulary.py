@@ -1,22 +1,22 @@
-"""The field's words: event kinds, how each profiler spells them, and what is communication.
+"""Vocabulary: event kinds, their spellings in each profiler, and names of communication.
 
-Kinds are spelled as PyTorch's Kineto spells its activity types. Sources: Kineto's
-``ActivityType.cpp`` over the years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
+Kinds use the spelling of Kineto's activity types. Sources: Kineto's ``ActivityType.cpp`` over the
+years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
 """
 
 import re
 from functools import lru_cache
 
-#: How the finding of a packed file ends that is too short.
-CUT_OFF = "the file was cut off"
+#: Suffix of the damage text of a truncated compressed file.
+TRUNCATED = "the file is truncated"
 
-#: The finding of a file without GPU work although the profiler was to record it.
+#: Code of the issue for missing GPU work although its recording was requested.
 NO_GPU_WORK = "no-gpu-work"
 
 #: Page faults of managed memory, on a device or, without one, on the host.
 PAGE_FAULT = "page_fault"
 
-#: What PyTorch's allocator notes in its history, in the words of a memory snapshot.
+#: Actions in the history of PyTorch's allocator, in the spelling of memory snapshots.
 ALLOCATOR_KINDS: tuple[str, ...] = (
     "alloc",
     "free_requested",
@@ -29,9 +29,9 @@ ALLOCATOR_KINDS: tuple[str, ...] = (
     "oom",
 )
 
-#: Every value the ``kind`` column can take, in the order of the Enum.
+#: Values of the ``kind`` column, in the order of the Enum.
 KINDS: tuple[str, ...] = (
-    # host, as Kineto spells them
+    # host, in Kineto's spelling
     "cpu_op",
     "user_annotation",
     "python_function",
@@ -67,27 +67,27 @@ KINDS: tuple[str, ...] = (
     "async",
     "object",
     *ALLOCATOR_KINDS,
-    # the profiler's own marks, and whatever has no name above
+    # marks of the profiler itself, and all other events
     "trace",
     "other",
 )
 
-#: Ranges in which users, and libraries, name what they do.
+#: Ranges marked by users and libraries.
 ANNOTATION_KINDS: tuple[str, ...] = ("user_annotation", "nvtx")
 
-#: Pseudo-kinds: rows of their own tables, asked for by the same word.
+#: Pseudo-kinds: rows of other tables, selected like kinds.
 TABLE_KINDS: tuple[str, ...] = ("counter", "flow", "lane")
 
-#: Work a device does; annotations and synchronisation rows are never work.
+#: Device work, without annotations and synchronisation.
 DEVICE_WORK: tuple[str, ...] = ("kernel", "gpu_memcpy", "gpu_memset")
 
-#: Kinds whose rows lie on a device's streams.
+#: Kinds of rows on device streams.
 DEVICE_KINDS: tuple[str, ...] = (*DEVICE_WORK, "gpu_user_annotation", "cuda_sync")
 
-#: Calls of CUDA, and of HIP.
+#: CUDA and HIP calls.
 CUDA_CALLS: tuple[str, ...] = ("cuda_runtime", "cuda_driver")
 
-#: Calls that launch device work and carry its correlation id, whoever made the device.
+#: Calls that launch device work and have its correlation id, for devices of any vendor.
 LAUNCH_KINDS: tuple[str, ...] = tuple(
     kind for kind in KINDS if kind.endswith(("_runtime", "_driver"))
 )
@@ -99,14 +99,14 @@ HOST_KINDS: tuple[str, ...] = (
     *("nvtx", "osrt", "mpi", "other"),
 )
 
-#: Calls that return when the device has done what they wait for, synchronous copies among them.
+#: Calls that block until the device is done, including synchronous copies.
 SYNCHRONISING_CALLS: tuple[str, ...] = (
     r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize",
     r"^(?:cuda|hip|cu)Memcpy(?!.*(?:Async|Peer))",
-    r"^(?:(?:ur|pi)(?:QueueFinish|Events?Wait)|ze\w*Synchronize)$",  # of Intel's devices
+    r"^(?:(?:ur|pi)(?:QueueFinish|Events?Wait)|ze\w*Synchronize)$",  # Intel devices
 )
 
-#: A chrome trace's ``cat``, lower-cased, to a kind where the spelling differs from the kind's own.
+#: Kinds by lower-case ``cat`` of Chrome traces, if the spelling differs from the kind's name.
 CATEGORY_ALIASES: dict[str, str] = {
     "operator": "cpu_op",
     "runtime": "cuda_runtime",
@@ -121,7 +121,7 @@ CATEGORY_ALIASES: dict[str, str] = {
     "collective_comm": "kernel",
 }
 
-#: Every spelling of ``cat`` that means a kind: what a byte search for that kind looks for.
+#: All spellings of ``cat`` by kind, for byte searches.
 SPELLINGS: dict[str, tuple[str, ...]] = {
     kind: (
         *([] if kind in CATEGORY_ALIASES else [kind]),
@@ -135,7 +135,7 @@ _KIND_SET = frozenset(KINDS)
 
 @lru_cache(maxsize=4096)
 def kind_of_category(category: str | None) -> str:
-    """The kind of a chrome trace event by its ``cat``; ``other`` when the word is nobody's."""
+    """Return the kind of a Chrome trace event by its ``cat``; ``other`` if it is unknown."""
     if not category:
         return "other"
     word = category.strip().lower()
@@ -154,7 +154,7 @@ COMMUNICATION_PATTERN = (
     r"|\bEp(?:Dispatch|Combine)"
 )
 
-#: Words of which at least one is in every name that has to do with communication, device or host.
+#: Every name of communication, on device or host, contains at least one of these substrings.
 COMMUNICATION_WORDS: tuple[str, ...] = (
     "ccl",
     "cross_device_reduce",
@@ -180,14 +180,14 @@ COMMUNICATION_WORDS: tuple[str, ...] = (
     "c10d::",
 )
 
-#: Host events that are themselves a collective: CPU back ends run it, NCCL only enqueues it.
+#: Host events that are a collective: CPU back ends run it, NCCL only enqueues it.
 HOST_COLLECTIVE_PREFIXES: tuple[str, ...] = ("gloo:", "mpi:", "ucc:")
 NCCL_ANNOTATION_PREFIXES: tuple[str, ...] = ("nccl:", "rccl:", "xccl:")
 PARAM_COMMS = "record_param_comms"
-#: NVTX ranges of NCCL's own calls, without those that only group others or ask for something.
+#: NVTX ranges of NCCL calls that communicate, without group and query calls.
 NCCL_CALL = r"nccl(?:All|Broadcast|Bcast|Reduce|Send|Recv|Gather|Scatter)\w*$"
 
-#: NCCL's spelling of the collectives, by the squeezed word (letters only) a profiler may use.
+#: NCCL's spelling of the collectives, by the letters of the name in a profiler.
 _COLLECTIVES: dict[str, str] = {
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
@@ -222,7 +222,7 @@ _KERNEL_COLLECTIVE = re.compile(
 _CUSTOM_COLLECTIVE = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter")
 _DISPATCH = re.compile(r"(?i)(?:deep_ep.*?|\bep)(dispatch|combine)")
 
-#: Bytes of one element, by dtype as c10, NCCL and numpy spell it, lower-cased.
+#: Bytes per element, by lower-case dtype in the spelling of c10, NCCL and numpy.
 DTYPE_BYTES: dict[str, int] = {
     **dict.fromkeys(
         ("double", "float64", "long", "int64", "long int", "uint64", "complexfloat"), 8
@@ -240,12 +240,12 @@ DTYPE_BYTES: dict[str, int] = {
 
 
 def dtype_bytes(dtype: str | None) -> int | None:
-    """Bytes of one element, or None for a dtype nobody told us about."""
+    """Return the bytes per element, or None for an unknown dtype."""
     return None if dtype is None else DTYPE_BYTES.get(dtype.strip().lower())
 
 
 def collective_of_word(word: str | None) -> str | None:
-    """NCCL's spelling of ``allreduce``, ``_allgather_base``, ``nccl:all_to_all``; else None."""
+    """Return NCCL's spelling of a name such as ``allreduce`` or ``nccl:all_to_all``, or None."""
     if not word:
         return None
     tail = word.rsplit(":", 1)[-1]
@@ -255,10 +255,10 @@ def collective_of_word(word: str | None) -> str | None:
 
 @lru_cache(maxsize=4096)
 def collective_of_kernel(name: str) -> str | None:
-    """The collective a communication kernel's name spells out; None for generic kernels.
+    """Return the collective in the name of a communication kernel; None for generic kernels.
 
     ``ncclKernel_AllReduce_RING_LL_Sum_float(...)`` -> ``all_reduce``;
-    ``ncclDevKernel_Generic(...)`` -> None: the name does not tell.
+    ``ncclDevKernel_Generic(...)`` -> None.
     """
     match = _KERNEL_COLLECTIVE.search(name)
     if match:
@@ -272,10 +272,10 @@ def collective_of_kernel(name: str) -> str | None:
 
 
 def bus_factor(collective: str | None, group_size: int | None) -> float | None:
-    """Busbw / algbw of a collective among n ranks, as nccl-tests defines it.
+    """Return busbw / algbw of a collective among n ranks, as defined by nccl-tests.
 
     all_reduce 2(n-1)/n; all_gather, reduce_scatter and all_to_all (n-1)/n; all others 1.
-    None where the group's size matters and is not known.
+    None if the group size is required but unknown.
     """
     if collective not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         return 1.0
@@ -285,23 +285,23 @@ def bus_factor(collective: str | None, group_size: int | None) -> float | None:
     return (2 if collective == "all_reduce" else 1) * (n - 1) / n
 
 
-#: How profilers name a Python function, the first that fits tells: ``train.py(12): step`` of
+#: Patterns of Python function names, the first match is used: ``train.py(12): step`` of
 #: torch.profiler (``thread (12): io`` is a thread), ``train.py(12).step`` of viztracer until 2020,
-#: ``step (train.py:12)`` of viztracer since and of py-spy.
+#: ``step (train.py:12)`` of later viztracer and of py-spy.
 PYTHON_FRAMES = (
     r"^(?<file>.*\S)\((?<line>\d{1,9})\): (?<name>.+)$",
     r"^(?<file>.+\.py[xwi]?|<.+>)\((?<line>\d{1,9})\)\.(?<name>.+)$",
     r"^(?<name>.+?) \((?<file>.+\.py[xwi]?|<.+>)(?::(?<line>\d{1,9}))?\)$",
 )
 
-#: What torch.profiler calls the annotation of a step, before its number.
+#: torch.profiler's name of a step annotation, without the number.
 PROFILER_STEP = "ProfilerStep#"
 
-#: The format of a file that holds the history of an allocator and nothing else.
+#: The format of files with an allocator's history only.
 MEMORY_SNAPSHOT = "memory-snapshot"
 
 
-#: What inference engines call the annotation of one step, with its phase and number of requests:
+#: Step annotations of inference engines, with phase and number of requests:
 #: vLLM's ``execute_context_2(14721)_generation_0(0)``, SGLang's ``step[DECODE bs=64]``, ATOM's
 #: ``decode[bs=117/128 ...]``, and ``execute_diffusion_1_1024x1024``.
 ENGINE_STEP = "|".join(
@@ -315,12 +315,12 @@ ENGINE_STEP = "|".join(
 
 
 def steps_pattern() -> str:
-    """Annotations that mark one step of training or of an inference engine.
+    """Return the pattern of annotations that mark a step of training or of an inference engine.
 
     ``ProfilerStep#3``, Lightning's and nanotron's ``Iteration 3``, ``## train_step ##`` of older
-    recipes, and what people write themselves: ``step 3``, ``train_step_3``, ``iter: 3``; and
+    recipes, user annotations such as ``step 3``, ``train_step_3``, ``iter: 3``, and
     :data:`ENGINE_STEP`.
     """
-    own = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
+    custom = r"(?i:(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*\d+)"
     marked = r"Iteration\b.*|## ?(?:train|step|iteration).*"
-    return rf"^(?:{PROFILER_STEP}\d+|{marked}|{own}|{ENGINE_STEP})$"
+    return rf"^(?:{PROFILER_STEP}\d+|{marked}|{custom}|{ENGINE_STEP})$"

@@ -79,7 +79,7 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path, command):
     [
         (["info", TRACE], ".json", "cannot be written: No space left on device"),
         (["convert", TRACE], ".parquet", "cannot be written: No space left on device"),
-        (["convert", TRACE], ".sqlite", "a database is written to a file, not to a pipe"),
+        (["convert", TRACE], ".sqlite", "cannot write a database to a pipe"),
     ],
     ids=["answer", "parquet", "sqlite"],
 )
@@ -219,15 +219,15 @@ def test_info_lists_what_it_skipped(odd):
     code, shown, _ = finish(start("info", odd, "--to", "json", preexec_fn=without_rights))
     assert code == 0
     skipped = {Path(row["path"]).name: row["reason"] for row in json.loads(shown)["skipped"]}
-    assert skipped == {**REASONS, "notes.txt": "no format we know"}
+    assert skipped == {**REASONS, "notes.txt": "unknown file format"}
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("fifo.json", "is not a regular file; give a file"),
-        ("socket.json", "is not a regular file; give a file"),
-        ("/dev/zero", "is not a regular file; give a file"),
+        ("fifo.json", "is not a regular file; pass a file"),
+        ("socket.json", "is not a regular file; pass a file"),
+        ("/dev/zero", "is not a regular file; pass a file"),
         ("loop.json", "too many levels of symbolic links"),
         ("dangling.json", "no such file or folder"),
         ("denied.json", "permission denied"),

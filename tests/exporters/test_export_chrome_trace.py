@@ -1,4 +1,4 @@
-"""Chrome JSON out: what is in the text, and that strict consumers can take all of it."""
+"""Chrome JSON export: its text, and that strict consumers accept it."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _no_constant(word: str) -> None:
 
 def document(trace: Trace) -> dict[str, Any]:
     """The whole text as a strict reader sees it, decimals exact."""
-    found: dict[str, Any] = json.loads(
+    result: dict[str, Any] = json.loads(
         text(trace), parse_float=Decimal, parse_constant=_no_constant
     )
-    return found
+    return result
 
 
 def written(trace: Trace, phases: str = "XibneCstf") -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ def test_every_nanosecond_is_exact(ns: int) -> None:
     assert str(event["ts"])[-4] == "."
 
 
-def test_the_category_is_the_files_own_or_the_kind() -> None:
+def test_category_is_the_original_one_or_the_kind() -> None:
     rows = (
         host(1, 1, category="Operator"),
         host(3, 1),
@@ -177,17 +177,17 @@ def test_hostile_text_is_escaped_everywhere() -> None:
         ),
         stacks=table("stacks", {"id": 0, "name": HOSTILE, "file": HOSTILE}),
     )
-    found = document(trace)
-    slices = [e for e in found["traceEvents"] if e["ph"] == "X"]
+    result = document(trace)
+    slices = [e for e in result["traceEvents"] if e["ph"] == "X"]
     assert slices[0]["name"] == slices[0]["cat"] == slices[0]["tid"] == HOSTILE
     assert slices[0]["args"]["Process Group Name"] == HOSTILE
-    (reading,) = (e for e in found["traceEvents"] if e["ph"] == "C")
+    (reading,) = (e for e in result["traceEvents"] if e["ph"] == "C")
     assert (reading["name"], reading["args"]) == (HOSTILE, {HOSTILE: 1})
-    assert found["stackFrames"]["0"] == {"name": HOSTILE, "category": HOSTILE}
+    assert result["stackFrames"]["0"] == {"name": HOSTILE, "category": HOSTILE}
     assert all(ord(c) >= 32 or c == "\n" for c in text(trace))
 
 
-def test_async_slices_are_pairs_with_their_own_ids() -> None:
+def test_async_slices_are_pairs_with_distinct_ids() -> None:
     rows = [host(t, 10, kind="async", category="c") for t in (1, 5)]
     events = written(traced(*rows, host(8, None, kind="async")))
     assert [(e["ph"], e["id"], e["ts"] * 1000) for e in events] == [
@@ -200,13 +200,13 @@ def test_async_slices_are_pairs_with_their_own_ids() -> None:
     assert not any("dur" in e for e in events)
 
 
-def test_kinds_that_a_phase_tells() -> None:
+def test_kinds_determined_by_phase() -> None:
     rows = [host(ts, None, kind=kind) for ts, kind in enumerate(["sample", "object", "other"])]
-    found = [(e["ph"], "cat" in e, e.get("id")) for e in written(traced(*rows), "PNi")]
-    assert found == [("P", False, None), ("N", False, 1), ("i", False, None)]
+    result = [(e["ph"], "cat" in e, e.get("id")) for e in written(traced(*rows), "PNi")]
+    assert result == [("P", False, None), ("N", False, 1), ("i", False, None)]
 
 
-def test_where_a_row_is_drawn() -> None:
+def test_track_of_a_row() -> None:
     rows = (
         host(1, 1),
         device(3, 1),
@@ -218,7 +218,7 @@ def test_where_a_row_is_drawn() -> None:
     assert places == [(10, 11), (0, 7), (0, -1), (-1, -1), (0, 7)]
 
 
-def test_no_times_no_chrome_trace() -> None:
+def test_trace_without_times_is_rejected() -> None:
     with raises_wording(MissingData):
         text(traced(host(None, None, kind="sample", weight=3)))
 
@@ -226,14 +226,14 @@ def test_no_times_no_chrome_trace() -> None:
 # --- the arguments' own text -----------------------------------------------------------------
 
 
-def test_own_text_is_written_verbatim_and_alone() -> None:
-    own = '{"External id": 7,  "est. %": 1.50}'
-    trace = traced(host(1, 1, external_id=6, args=own), host(3, 1, external_id=8))
-    assert own in text(trace)
+def test_args_text_is_written_verbatim() -> None:
+    args_text = '{"External id": 7,  "est. %": 1.50}'
+    trace = traced(host(1, 1, external_id=6, args=args_text), host(3, 1, external_id=8))
+    assert args_text in text(trace)
     assert ["args" in e for e in written(trace)] == [True, False]
 
 
-def test_own_text_that_was_never_stored_does_not_hide_the_columns() -> None:
+def test_null_args_do_not_hide_typed_columns() -> None:
     (event,) = written(traced(host(1, 1, external_id=6, args=None)))
     assert event["args"] == {"External id": 6}
 
@@ -242,13 +242,13 @@ def test_own_text_that_was_never_stored_does_not_hide_the_columns() -> None:
     "damage",
     ['{"a":NaN}', '{"a":"\n"}', "{", '{"a":1}}', '{"a":1},{"ph":"X"}', "1]", '"', "", "Infinity"],
 )
-def test_own_text_that_is_no_json_becomes_a_string(damage: str) -> None:
+def test_invalid_args_text_becomes_a_string(damage: str) -> None:
     trace = traced(host(1, 1, args='{"b":2}'), host(3, 1, args=damage), host(5, 1, args="[1]"))
     assert [e["args"] for e in written(trace)] == [{"b": 2}, damage, [1]]
 
 
 @pytest.mark.parametrize(
-    ("own", "values"),
+    ("args_text", "values"),
     [
         (['{"a":"', '"},{"b":1}'], ['{"a":"', '"},{"b":1}']),
         (["[1", "2],3"], ["[1", "2],3"]),
@@ -257,8 +257,10 @@ def test_own_text_that_is_no_json_becomes_a_string(damage: str) -> None:
         ([" 1", "2 "], [1, 2]),
     ],
 )
-def test_damages_that_mend_one_another_do_not_pass(own: list[str], values: list[Any]) -> None:
-    trace = traced(*(host(ts, 0, args=text) for ts, text in enumerate(own)))
+def test_invalid_texts_that_form_valid_json_together(
+    args_text: list[str], values: list[Any]
+) -> None:
+    trace = traced(*(host(ts, 0, args=text) for ts, text in enumerate(args_text)))
     assert [e["args"] for e in written(trace)] == values
 
 
@@ -288,7 +290,7 @@ def assert_nested(trace: Trace) -> None:
             still_open.append(end)
 
 
-def test_slices_that_overlap_get_a_track_of_their_own() -> None:
+def test_overlapping_slices_get_a_separate_track() -> None:
     trace = traced(
         host(0, 100),
         host(50, 100, external_id=1),
@@ -313,7 +315,7 @@ def test_overlap_tracks_take_no_id_that_is_in_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "moved"),
+    ("args_text", "moved"),
     [
         ('{"a":1}', '{"traceanalyzer tid":11,"a":1}'),
         ("{ }", '{"traceanalyzer tid":11 }'),
@@ -321,8 +323,10 @@ def test_overlap_tracks_take_no_id_that_is_in_use() -> None:
         (None, '{"traceanalyzer tid":11}'),
     ],
 )
-def test_own_text_on_an_overlap_track_says_where_it_came_from(own: str | None, moved: str) -> None:
-    trace = traced(host(0, 100, args='{"x":0}'), host(50, 100, args=own))
+def test_args_text_on_an_overlap_track_has_the_original_tid(
+    args_text: str | None, moved: str
+) -> None:
+    trace = traced(host(0, 100, args='{"x":0}'), host(50, 100, args=args_text))
     assert f'"args":{moved}}}' in text(trace)
     assert len(written(trace)) == 2
 
@@ -461,8 +465,8 @@ def test_readings_of_one_counter_and_time_are_one_event() -> None:
             ),
         )
     )
-    found = [(e["name"], {k: float(v) for k, v in e["args"].items()}) for e in written(trace)]
-    assert found == [
+    result = [(e["name"], {k: float(v) for k, v in e["args"].items()}) for e in written(trace)]
+    assert result == [
         ("a", {"x": 0.5, "y": 1e300}),
         ("b", {"x": -0.0}),
         ("a", {"x": 2.0}),
@@ -476,12 +480,12 @@ def test_sampled_stacks() -> None:
         host(2, None, kind="sample", stack=1, weight=3),
         stacks=table("stacks", {"id": 0, "name": "main"}, {"id": 1, "parent": 0, "name": "f"}),
     )
-    found = document(trace)
-    assert found["stackFrames"] == {"0": {"name": "main"}, "1": {"name": "f", "parent": "0"}}
-    assert found["samples"] == [
+    result = document(trace)
+    assert result["stackFrames"] == {"0": {"name": "main"}, "1": {"name": "f", "parent": "0"}}
+    assert result["samples"] == [
         {"ts": Decimal("0.002"), "name": "a", "pid": 10, "tid": 11, "sf": 1, "weight": 3}
     ]
-    assert [e["sf"] for e in found["traceEvents"]] == [1]
+    assert [e["sf"] for e in result["traceEvents"]] == [1]
 
 
 # --- around the events -----------------------------------------------------------------------
@@ -501,10 +505,10 @@ FULL = Meta(
 
 
 def test_metadata_stands_before_the_events() -> None:
-    found = document(traced(meta=FULL))
-    assert list(found)[-1] == "traceEvents"
-    del found["traceEvents"]
-    assert found == {
+    result = document(traced(meta=FULL))
+    assert list(result)[-1] == "traceEvents"
+    del result["traceEvents"]
+    assert result == {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "H100", "totalGlobalMem": 85018279936}, {"id": 1}],
         "distributedInfo": {"rank": 3, "pg_count": 1, "backend": "nccl", "world_size": 8},
@@ -514,17 +518,17 @@ def test_metadata_stands_before_the_events() -> None:
     }
 
 
-def test_of_several_files_only_what_all_of_them_say() -> None:
+def test_only_common_metadata_of_several_files_is_written() -> None:
     other = Meta("b.json", "chrome-trace", rank=4, world_size=8, host="node7")
-    found = document(Trace(sources=(FULL, other)))
-    assert found == {
+    result = document(Trace(sources=(FULL, other)))
+    assert result == {
         "distributedInfo": {"world_size": 8},
         "host_name": "node7",
         "traceEvents": [],
     }
 
 
-def test_a_trace_of_nothing() -> None:
+def test_empty_trace() -> None:
     assert document(traced()) == {"traceEvents": []}
 
 
@@ -554,7 +558,7 @@ def test_the_suffix_chooses_the_writer(name: str, function: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a.csv", "json", ".gz"])
-def test_an_unknown_suffix_names_the_known_ones(name: str) -> None:
+def test_unknown_suffix_is_rejected(name: str) -> None:
     with raises_wording(OptionError):
         writer_for(name)
 
@@ -584,7 +588,7 @@ rows = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(rows=rows)
-def test_the_text_holds_the_same_numbers(rows: list[dict[str, Any]]) -> None:
+def test_text_has_the_same_numbers(rows: list[dict[str, Any]]) -> None:
     trace = sort_events(traced(*rows))
     events = written(trace, "Xibn")
     assert [int(e["ts"] * 1000) for e in events] == trace.events["ts"].to_list()
@@ -600,7 +604,7 @@ def test_the_text_holds_the_same_numbers(rows: list[dict[str, Any]]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(slices=st.lists(st.tuples(short, short), max_size=12))
-def test_no_viewer_has_to_drop_a_slice(slices: list[tuple[int, int]]) -> None:
+def test_all_slices_nest_on_their_track(slices: list[tuple[int, int]]) -> None:
     trace = sort_events(traced(*(host(ts, dur) for ts, dur in slices)))
     assert_nested(trace)
     assert len(written(trace, "X")) == len(slices)

@@ -1,4 +1,4 @@
-"""Nsight Systems exports out again: to Parquet without loss, to Chrome JSON that a viewer shows."""
+"""Export of Nsight Systems traces: lossless Parquet, Chrome JSON for viewers."""
 
 from __future__ import annotations
 
@@ -105,15 +105,15 @@ def test_a_rank_that_is_not_there(tmp_path):
 
 def written(trace: ta.Trace, tmp_path: Path) -> dict[str, Any]:
     ta.convert(trace, tmp_path / "out.json", force=True)
-    found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    return result
 
 
-def test_a_viewer_drops_no_slice(export, tmp_path_factory):
+def test_all_slices_nest_on_their_track(export, tmp_path_factory):
     trace = ta.read(export)
-    found = written(trace, tmp_path_factory.mktemp("out"))["traceEvents"]
+    result = written(trace, tmp_path_factory.mktemp("out"))["traceEvents"]
     tracks = defaultdict(list)
-    for event in found:
+    for event in result:
         if event["ph"] == "X":
             start = round(event["ts"] * 1000)
             tracks[event["pid"], event["tid"]].append((start, start + round(event["dur"] * 1000)))
@@ -128,19 +128,19 @@ def test_a_viewer_drops_no_slice(export, tmp_path_factory):
     assert sum(map(len, tracks.values())) == closed.height
 
 
-def names(found: dict[str, Any], thing: str) -> dict[Any, str]:
+def names(result: dict[str, Any], thing: str) -> dict[Any, str]:
     key = (lambda e: e["pid"]) if thing == "process" else (lambda e: (e["pid"], e["tid"]))
     return {
         key(event): event["args"]["name"]
-        for event in found["traceEvents"]
+        for event in result["traceEvents"]
         if event["ph"] == "M" and event["name"] == f"{thing}_name"
     }
 
 
 def test_processes_gpus_threads_and_streams_are_named(tmp_path):
     trace = ta.read(FIXTURES / "training.sqlite")
-    found = written(trace, tmp_path)
-    processes, threads = names(found, "process"), names(found, "thread")
+    result = written(trace, tmp_path)
+    processes, threads = names(result, "process"), names(result, "thread")
     assert sorted(processes.values()) == [
         "rank 0: GPU 0 (NVIDIA H100 80GB HBM3)",
         "rank 0: python3",
@@ -148,7 +148,7 @@ def test_processes_gpus_threads_and_streams_are_named(tmp_path):
         "rank 1: python3",
     ]
     of_kind = defaultdict(set)
-    for event in found["traceEvents"]:
+    for event in result["traceEvents"]:
         if event["ph"] in "Xi":
             place = event["pid"], event["tid"]
             of_kind[event["cat"]].add((processes[event["pid"]], threads[place]))
@@ -163,28 +163,28 @@ def test_processes_gpus_threads_and_streams_are_named(tmp_path):
 
 
 def test_a_domain_and_a_payload_are_arguments(tmp_path):
-    found = written(ta.read(FIXTURES / "training.sqlite", columns=["args"]), tmp_path)
-    ranges = [event for event in found["traceEvents"] if event.get("cat") == "nvtx"]
-    told = [event for event in ranges if event.get("args", {}).get("category") == "NCCL"]
-    assert told
+    result = written(ta.read(FIXTURES / "training.sqlite", columns=["args"]), tmp_path)
+    ranges = [event for event in result["traceEvents"] if event.get("cat") == "nvtx"]
+    nccl_events = [event for event in ranges if event.get("args", {}).get("category") == "NCCL"]
+    assert nccl_events
     assert all("args" in e["args"] for e in ranges if e["name"] == "batch")
-    kernels = [event for event in found["traceEvents"] if event.get("cat") == "kernel"]
+    kernels = [event for event in result["traceEvents"] if event.get("cat") == "kernel"]
     assert all(kernel["args"]["correlation"] for kernel in kernels)
 
 
-def test_what_belongs_to_no_thread_and_to_no_process(tmp_path):
+def test_rows_without_thread_and_process(tmp_path):
     trace = ta.read(FIXTURES / "tables.sqlite")
-    found = written(trace, tmp_path)
+    result = written(trace, tmp_path)
     (pid,) = set(trace.events["pid"])
-    assert names(found, "thread")[pid, -1] == "no thread"
-    drawn = {e["cat"]: e for e in found["traceEvents"] if e["ph"] in "Xi" and e["tid"] == -1}
+    assert names(result, "thread")[pid, -1] == "no thread"
+    drawn = {e["cat"]: e for e in result["traceEvents"] if e["ph"] in "Xi" and e["tid"] == -1}
     assert {"alloc", "free_completed", "nvtx"} <= drawn.keys()
     assert drawn["alloc"]["args"] == {
         "Device Id": 0, "Bytes": 536_870_912, "Addr": drawn["alloc"]["args"]["Addr"],
         "Total Allocated": 2_684_354_560,
     }  # fmt: skip
-    readings = [event for event in found["traceEvents"] if event["ph"] == "C"]
+    readings = [event for event in result["traceEvents"] if event["ph"] == "C"]
     assert len(readings) == trace.counters.height
     assert all("pid" not in event for event in readings)
     # readings of the whole machine make no second rank of it
-    assert {event["pid"] for event in found["traceEvents"] if event["ph"] == "X"} == {pid, 0}
+    assert {event["pid"] for event in result["traceEvents"] if event["ph"] == "X"} == {pid, 0}

@@ -1,4 +1,4 @@
-"""SQLite out: every value of every table, read with plain SQL; views that say the right thing."""
+"""SQLite export: every value of every table in plain SQL, and the views."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_real_files(name, shared, tmp_path):
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def test_what_is_missing_is_null_and_its_type_is_kept(tmp_path):
+def test_missing_values_are_null(tmp_path):
     trace = traced([device(GEMM, 1, None), host("cpu_op", "a", 0, 5)], rank=None)
     with opened(trace, tmp_path) as connection:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT typeof(ts), typeof(dur), typeof(kind), typeof(rank), typeof(device) FROM events"
         ).fetchall()
-    assert found == [
+    assert result == [
         ("integer", "integer", "text", "null", "null"),
         ("integer", "null", "text", "null", "integer"),
     ]
@@ -115,13 +115,13 @@ def test_addresses_beyond_the_largest_integer_show_their_bits(tmp_path):
     addresses = [2**63 - 1, 2**63, 2**64 - 1, None]
     rows = [{"ts": at, "kind": "alloc", "address": address} for at, address in enumerate(addresses)]
     with opened(Trace((META,), table("events", *rows)), tmp_path) as connection:
-        found = connection.execute("SELECT address, printf('%x', address) FROM events").fetchall()
-    assert found[:3] == [
+        result = connection.execute("SELECT address, printf('%x', address) FROM events").fetchall()
+    assert result[:3] == [
         (2**63 - 1, "7fffffffffffffff"),
         (-(2**63), "8000000000000000"),
         (-1, "ffffffffffffffff"),
     ]
-    assert found[3][0] is None
+    assert result[3][0] is None
 
 
 HOSTILE_SQL = (
@@ -148,8 +148,8 @@ def test_names_hostile_to_sql_are_values(tmp_path):
         assert connection.execute("SELECT path, host, extra FROM sources").fetchall() == [
             (HOSTILE_SQL[-6], HOSTILE_SQL[0], HOSTILE_SQL[5])
         ]
-        found = [name for (name,) in connection.execute("SELECT name FROM event_summary")]
-    assert sorted(found) == sorted(HOSTILE_SQL)
+        result = [name for (name,) in connection.execute("SELECT name FROM event_summary")]
+    assert sorted(result) == sorted(HOSTILE_SQL)
 
 
 _id = st.none() | st.integers(-(2**63), 2**63 - 1)
@@ -175,7 +175,7 @@ _rows = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(rows=_rows)
-def test_whatever_the_values(rows, tmp_path_factory):
+def test_any_values(rows, tmp_path_factory):
     trace = Trace((META,), table("events", *rows))
     with opened(trace, tmp_path_factory.mktemp("any")) as connection:
         assert_holds(connection, trace)
@@ -194,17 +194,19 @@ def test_an_empty_trace(tmp_path):
 # --- what the database says about itself ------------------------------------------------------
 
 
-def test_it_explains_itself(tmp_path):
+def test_database_describes_itself(tmp_path):
     trace = ta.read(FIXTURES / "nsys/training.sqlite")
     with opened(trace, tmp_path) as connection:
         about = dict(connection.execute("SELECT key, value FROM about"))
         assert (about["schema_version"], about["start_ns"]) == (schema.VERSION, 1_000_000)
         assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
-        told = connection.execute("SELECT table_name, column_name FROM about_columns").fetchall()
+        recorded = connection.execute(
+            "SELECT table_name, column_name FROM about_columns"
+        ).fetchall()
         for name, columns in schema.TABLES.items():
             there = {row[1] for row in connection.execute(f'PRAGMA table_info("{name}")')}
             on_request = {column.name for column in columns if column.on_request}
-            assert there - {"id"} <= {c for t, c in told if t == name} - on_request
+            assert there - {"id"} <= {c for t, c in recorded if t == name} - on_request
         source = connection.execute("SELECT format, world_size, host, weight_unit FROM sources")
         assert source.fetchall() == [("nsys-sqlite", 2, "node1", "samples")]
         devices = connection.execute("SELECT source, id, name FROM devices").fetchall()
@@ -234,7 +236,7 @@ def test_several_files_are_several_sources(tmp_path):
         ("correlation = 7", "ix_events_correlation"),
     ],
 )
-def test_what_people_filter_by_has_an_index(where, index, tmp_path):
+def test_common_filters_use_an_index(where, index, tmp_path):
     with opened(Trace((META,)), tmp_path) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN SELECT * FROM events WHERE {where}")
         assert f"USING INDEX {index} " in " ".join(row[3] for row in plan)
@@ -276,41 +278,41 @@ def test_events_readable_count_from_the_start(tmp_path):
         {"rank": 0, "pid": 9, "tid": 1, "label": "main", "textual": False},
     )
     with opened(replace(_launched(), lanes=lanes), tmp_path) as connection:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT start_s, dur_us, name, process, thread FROM events_readable "
             "WHERE kind = 'cuda_runtime' AND pid = 9"
         ).fetchall()
         later = connection.execute("SELECT MAX(start_s) FROM events_readable").fetchone()
-    assert found == [(0.0, 2.0, "cudaLaunchKernel", "python", "main")]
+    assert result == [(0.0, 2.0, "cudaLaunchKernel", "python", "main")]
     assert later == (70e-6,)
 
 
 def test_launches_join_within_a_process(tmp_path):
     with opened(_launched(), tmp_path) as connection:
-        found = connection.execute(
+        result = connection.execute(
             "SELECT name, call_name, pid, call_s, call_us, to_start_us, dur_us FROM launches"
         ).fetchall()
-    assert found == [(GEMM, "cudaLaunchKernel", 9, 0.0, 2.0, 5.0, 10.0)]
+    assert result == [(GEMM, "cudaLaunchKernel", 9, 0.0, 2.0, 5.0, 10.0)]
 
 
-def test_collectives_are_as_many_as_recorded_and_named(tmp_path):
+def test_collectives_readable(tmp_path):
     trace = ta.read(FIXTURES / FILES[0])
-    told = trace.collectives["collective"].cast(pl.String).to_list()
+    recorded = trace.collectives["collective"].cast(pl.String).to_list()
     with opened(trace, tmp_path) as connection:
         rows = connection.execute(
             "SELECT collective, process_group, name FROM collectives_readable"
         )
-        found = rows.fetchall()
-    assert Counter(row[0] for row in found) == Counter(told)
-    assert len(found) == trace.collectives.height > 0
-    assert all(row[2] for row in found)
+        result = rows.fetchall()
+    assert Counter(row[0] for row in result) == Counter(recorded)
+    assert len(result) == trace.collectives.height > 0
+    assert all(row[2] for row in result)
 
 
 def test_counters_readable(tmp_path):
     trace = ta.read(FIXTURES / "nsys/tables.sqlite")
     with opened(trace, tmp_path) as connection:
-        found = connection.execute("SELECT at_s, name, series, value FROM counters_readable")
-        assert found.fetchall()[0] == (0.0, "SMs Active [Throughput %]", "GPU 1", 30.0)
+        result = connection.execute("SELECT at_s, name, series, value FROM counters_readable")
+        assert result.fetchall()[0] == (0.0, "SMs Active [Throughput %]", "GPU 1", 30.0)
 
 
 def test_folded_stacks_are_those_of_the_file(tmp_path):
@@ -328,14 +330,14 @@ def test_folded_stacks_are_those_of_the_file(tmp_path):
     with opened(trace, tmp_path) as connection:
         folded = connection.execute("SELECT folded, SUM(weight) FROM folded_stacks GROUP BY folded")
         assert dict(folded.fetchall()) == weights
-        own = connection.execute("SELECT name, SUM(weight) FROM sampled_functions GROUP BY name")
-        assert dict(own.fetchall()) == functions
+        sums = connection.execute("SELECT name, SUM(weight) FROM sampled_functions GROUP BY name")
+        assert dict(sums.fetchall()) == functions
 
 
 # --- the command ------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_database_whole_or_not_at_all(tmp_path, run_cli):
+def test_convert_writes_the_database_atomically(tmp_path, run_cli):
     source, out = FIXTURES / FILES[0], tmp_path / "out.sqlite"
     assert run_cli("convert", source, "-o", out, "-q").returncode == 0
     before = out.read_bytes()
@@ -349,13 +351,13 @@ def test_the_command_writes_a_database_whole_or_not_at_all(tmp_path, run_cli):
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
 
 
-def test_a_database_goes_into_no_device(tmp_path):
+def test_database_is_not_written_to_a_device(tmp_path):
     (tmp_path / "out.sqlite").symlink_to("/dev/null")
     with raises_wording(OutputError):
         ta.convert(FIXTURES / FILES[0], tmp_path / "out.sqlite")
 
 
-def test_what_sqlite_refuses_leaves_nothing_behind(tmp_path):
+def test_sqlite_error_leaves_no_file(tmp_path):
     twice = table("stacks", {"id": 0, "name": "a"}, {"id": 0, "name": "b"})
     with raises_wording(OutputError):
         ta.convert(Trace((META,), stacks=twice), tmp_path / "a.db")
@@ -365,7 +367,7 @@ def test_what_sqlite_refuses_leaves_nothing_behind(tmp_path):
 def test_a_name_with_odd_characters(tmp_path):
     path = tmp_path / "a?mode=ro&x#%41 é.sqlite"
     ta.convert(FIXTURES / FILES[4], path)
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [result.name for result in tmp_path.iterdir()] == [path.name]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM events").fetchone() == (17,)
 

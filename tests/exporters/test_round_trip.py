@@ -1,4 +1,4 @@
-"""read -> export -> read gives equal tables and metadata, whatever wrote the file."""
+"""read -> export -> read gives equal tables and metadata for every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The innermost wanted row above another, against walking up step by step."""
+"""The innermost wanted ancestor of a row, compared with walking up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def walked(parent: list[int], wanted: list[bool], row: int) -> int:
 
 
 @given(trees)
-def test_nearest_is_what_walking_up_finds(rows):
+def test_nearest_equals_walking_up(rows):
     # a parent is an earlier row, or none
     parent = [above % (row + 1) - 1 for row, (above, _) in enumerate(rows)]
-    wanted = [own for _, own in rows]
-    found = nearest(np.array(parent, np.int64), np.array(wanted))
-    assert found.tolist() == [walked(parent, wanted, row) for row in range(len(rows))]
+    wanted = [is_wanted for _, is_wanted in rows]
+    result = nearest(np.array(parent, np.int64), np.array(wanted))
+    assert result.tolist() == [walked(parent, wanted, row) for row in range(len(rows))]
 
 
 def test_a_deep_path():

@@ -1,4 +1,4 @@
-"""When several intervals run at once, against counts of unit cells."""
+"""Overlapping intervals, compared with counts of unit cells."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from traceanalyzer.frames.intervals import crowded, union
 
 @modest
 @given(frames(), st.sampled_from(OFFSETS))
-def test_crowded_are_the_cells_of_two_intervals_or_more(frame: pl.DataFrame, offset: int) -> None:
-    held = [cells(row) for row in frame.with_row_index().partition_by("index")]
+def test_crowded_against_cells(frame: pl.DataFrame, offset: int) -> None:
+    covered = [cells(row) for row in frame.with_row_index().partition_by("index")]
     counts = {
-        key: Counter(cell for one in held for cell in one.get(key, ()))
-        for key in {key for one in held for key in one}
+        key: Counter(cell for one in covered for cell in one.get(key, ()))
+        for key in {key for one in covered for key in one}
     }
     twice = {key: {cell for cell, n in count.items() if n > 1} for key, count in counts.items()}
-    found = crowded(shifted(frame, offset), BY)
-    assert_runs(shifted(found, -offset), {key: value for key, value in twice.items() if value})
+    result = crowded(shifted(frame, offset), BY)
+    assert_runs(shifted(result, -offset), {key: value for key, value in twice.items() if value})
 
 
 @modest
 @given(frames())
-def test_runs_are_not_crowded_and_all_of_what_is_doubled_is(frame: pl.DataFrame) -> None:
+def test_crowded_of_runs_and_doubled_runs(frame: pl.DataFrame) -> None:
     runs = union(frame, BY)
     assert crowded(runs, BY).is_empty()
     assert_runs(crowded(pl.concat([runs, runs]), BY), cells(runs))

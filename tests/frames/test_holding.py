@@ -1,4 +1,4 @@
-"""The tree of slices that may overlap in part, against the rule written out in full."""
+"""The tree of partially overlapping slices, compared with a plain implementation."""
 
 from __future__ import annotations
 
@@ -21,72 +21,68 @@ POINT = st.tuples(st.sampled_from([1, 1, None]), st.none() | st.integers(-1, 30)
 
 def holders(frame: pl.DataFrame) -> dict[int, int | None]:
     """Row -> the last slice before it that holds it whole, each compared with all before it."""
-    seen: list[Row] = []
-    found: dict[int, int | None] = {}
+    earlier: list[Row] = []
+    result: dict[int, int | None] = {}
     for s in in_order(frame):
         around = [
             b["row"]
-            for b in seen
+            for b in earlier
             if b["g"] == s["g"] and s["start"] < b["end"] and s["end"] <= b["end"]
         ]
-        found[s["row"]] = around[-1] if around else None
-        seen.append(s)
-    return found
+        result[s["row"]] = around[-1] if around else None
+        earlier.append(s)
+    return result
 
 
 def owned(frame: pl.DataFrame) -> dict[int, int]:
     """Row -> in how many units of time it is the last to have started of those that run."""
     rows = in_order(frame)
-    own = {s["row"]: 0 for s in rows}
+    self_times = {s["row"]: 0 for s in rows}
     for group in {s["g"] for s in rows}:
         for now in range(-1, 40):
             running = [s for s in rows if s["g"] == group and s["start"] <= now < s["end"]]
             if running:
-                own[running[-1]["row"]] += 1
-    return own
+                self_times[running[-1]["row"]] += 1
+    return self_times
 
 
 @modest
 @given(slices(), st.sampled_from([0, 1 << 62, -(1 << 62)]))
-def test_the_parent_is_the_last_to_start_of_those_that_hold_it(
-    frame: pl.DataFrame, by: int
-) -> None:
-    held = hold(frame.with_columns(pl.col("start", "end") + by), ["g"])
-    known = held.with_row_index("row").filter(intervals.IS_INTERVAL)
+def test_parent_is_the_last_started_containing_slice(frame: pl.DataFrame, by: int) -> None:
+    slice_tree = hold(frame.with_columns(pl.col("start", "end") + by), ["g"])
+    known = slice_tree.with_row_index("row").filter(intervals.IS_INTERVAL)
     assert dict(known.select("row", "parent").iter_rows()) == holders(frame)
-    none = held.filter(~intervals.IS_INTERVAL.fill_null(value=False))
+    none = slice_tree.filter(~intervals.IS_INTERVAL.fill_null(value=False))
     assert none.select(pl.col("depth", "parent", "self_time").is_null().all()).row(0) == (True,) * 3
 
 
 @modest
 @given(slices())
-def test_an_instant_belongs_to_the_last_that_started(frame: pl.DataFrame) -> None:
+def test_instant_belongs_to_the_last_started_slice(frame: pl.DataFrame) -> None:
     known = hold(frame, ["g"]).with_row_index("row").filter(intervals.IS_INTERVAL)
     assert dict(known.select("row", "self_time").iter_rows()) == owned(frame)
 
 
 @modest
 @given(slices())
-def test_self_times_add_up_to_the_time_in_which_any_ran(frame: pl.DataFrame) -> None:
-    own = hold(frame, ["g"]).group_by("g").agg(pl.col("self_time").sum()).sort("g")
+def test_self_times_add_up_to_busy_time(frame: pl.DataFrame) -> None:
+    self_times = hold(frame, ["g"]).group_by("g").agg(pl.col("self_time").sum()).sort("g")
     measured = intervals.measure(frame, ["g"]).rename({"length": "self_time"})
-    assert_frame_equal(own, measured.sort("g"))
+    assert_frame_equal(self_times, measured.sort("g"))
 
 
 @modest
 @given(st.integers(0, 1 << 30), st.sampled_from([5, 40, 400]))
-def test_where_slices_nest_the_tree_is_that_of_nest(seed: int, size: int) -> None:
+def test_nested_slices_give_the_tree_of_nest(seed: int, size: int) -> None:
     frame = tree(seed, size)
-    held, nested = hold(frame), nesting.nest(frame, tolerance=0)
-    assert_frame_equal(held.select("depth", "parent"), nested.select("depth", "parent"))
-    assert held["self_time"].equals(nesting.self_time(nested)["self_time"])
+    slice_tree, nested = hold(frame), nesting.nest(frame, tolerance=0)
+    assert_frame_equal(slice_tree.select("depth", "parent"), nested.select("depth", "parent"))
+    assert slice_tree["self_time"].equals(nesting.self_time(nested)["self_time"])
 
 
 @modest
 @given(slices(), st.integers(0, 1 << 30), st.sampled_from([100, 400]))
-def test_what_does_not_nest_changes_nothing_before_and_after(
-    crossing: pl.DataFrame, seed: int, size: int
-) -> None:
+def test_crossing_slices_do_not_affect_others(crossing: pl.DataFrame, seed: int, size: int) -> None:
     near = tree(seed, size, deepest=2)
     far = near.with_columns(pl.col("start", "end") + 100_000)
     odd = crossing.filter(intervals.IS_INTERVAL).select(pl.col("start", "end") + 50_000)
@@ -105,20 +101,20 @@ def test_what_does_not_nest_changes_nothing_before_and_after(
 def test_the_order_of_the_rows_does_not_matter(frame: pl.DataFrame, random: object) -> None:
     unlike = frame.unique(maintain_order=True).with_row_index("id")  # twins go by their row
     mixed = unlike.sample(fraction=1, shuffle=True, seed=random.randrange(1 << 30))  # type: ignore[attr-defined]
-    own = hold(unlike, ["g"]).select("id", "depth", "self_time")
-    assert_frame_equal(hold(mixed, ["g"]).sort("id").select("id", "depth", "self_time"), own)
+    self_times = hold(unlike, ["g"]).select("id", "depth", "self_time")
+    assert_frame_equal(hold(mixed, ["g"]).sort("id").select("id", "depth", "self_time"), self_times)
 
 
 @modest
 @given(slices(), st.lists(POINT, max_size=20))
-def test_the_innermost_at_a_point_is_that_of_enclosing(
+def test_innermost_equals_enclosing(
     frame: pl.DataFrame, points: list[tuple[int | None, int | None]]
 ) -> None:
     rows = frame.filter(intervals.IS_INTERVAL)
     rows = rows.sort("start", "end", descending=[False, True], maintain_order=True)
     asked = pl.DataFrame(points, schema={"g": pl.Int64, "ts": pl.Int64}, orient="row")
-    found = innermost(asked, hold(rows, ["g"]), ["g"])
-    assert found.to_list() == linking.enclosing(asked, rows, ["g"])["slice"].to_list()
+    result = innermost(asked, hold(rows, ["g"]), ["g"])
+    assert result.to_list() == linking.enclosing(asked, rows, ["g"])["slice"].to_list()
 
 
 def test_the_innermost_of_slices_nested_very_deep() -> None:
@@ -129,38 +125,36 @@ def test_the_innermost_of_slices_nested_very_deep() -> None:
     )
     points = pl.DataFrame({"ts": [*range(7 * depth, 9 * depth, 7), 9 * depth]})
     began = time.perf_counter()
-    found = innermost(points, hold(rows))
-    assert found.equals(linking.enclosing(points, rows)["slice"])
+    result = innermost(points, hold(rows))
+    assert result.equals(linking.enclosing(points, rows)["slice"])
     assert time.perf_counter() - began < 5
 
 
 @modest
 @given(slices(), st.lists(st.booleans(), min_size=25, max_size=25))
-def test_the_nearest_wanted_is_found_by_climbing(frame: pl.DataFrame, chosen: list[bool]) -> None:
-    held = hold(frame, ["g"])
-    wanted = np.array(chosen)[: held.height]
-    for row, found in enumerate(nearest(held, wanted).tolist()):
-        at = parents(held)[row]
+def test_nearest_equals_climbing(frame: pl.DataFrame, chosen: list[bool]) -> None:
+    slice_tree = hold(frame, ["g"])
+    wanted = np.array(chosen)[: slice_tree.height]
+    for row, result in enumerate(nearest(slice_tree, wanted).tolist()):
+        at = parents(slice_tree)[row]
         while at != ROOT and not wanted[at]:
-            at = parents(held)[at]
-        assert found == at
+            at = parents(slice_tree)[at]
+        assert result == at
 
 
 @modest
 @given(slices(), st.lists(st.integers(-(1 << 58), 1 << 58), min_size=25, max_size=25))
-def test_descendants_are_counted_once_in_each_slice_above(
-    frame: pl.DataFrame, values: list[int]
-) -> None:
-    held = hold(frame, ["g"])
-    expected = values[: held.height]
-    own = np.array(expected, np.int64)
-    for row, value in enumerate(values[: held.height]):
-        at = parents(held)[row]
+def test_descendants_count_once_per_ancestor(frame: pl.DataFrame, values: list[int]) -> None:
+    slice_tree = hold(frame, ["g"])
+    expected = values[: slice_tree.height]
+    self_times = np.array(expected, np.int64)
+    for row, value in enumerate(values[: slice_tree.height]):
+        at = parents(slice_tree)[row]
         while at != ROOT:
             expected[at] += value
-            at = parents(held)[at]
-    assert with_descendants(own, held).tolist() == expected
-    assert own.tolist() == values[: held.height], "the values given were changed"
+            at = parents(slice_tree)[at]
+    assert with_descendants(self_times, slice_tree).tolist() == expected
+    assert self_times.tolist() == values[: slice_tree.height], "the values given were changed"
 
 
 VALUE = st.tuples(
@@ -172,7 +166,7 @@ VALUE = st.tuples(
 
 @modest
 @given(st.lists(VALUE, max_size=30), st.booleans())
-def test_rows_are_numbered_by_what_they_hold(
+def test_rows_are_numbered_by_value(
     rows: list[tuple[int | None, str | None, bool]], categorical: bool
 ) -> None:
     types = {"a": pl.Int64, "b": pl.Categorical if categorical else pl.String, "c": pl.Boolean}
@@ -191,23 +185,23 @@ def test_rows_are_numbered_by_what_they_hold(
 def test_many_combinations_are_numbered_without_a_table(rows: int, distinct: int) -> None:
     values = np.random.default_rng(7).integers(0, distinct, (2, rows))
     values[:, rows // 2 :] = values[:, : rows // 2]  # each pair twice
-    columns = [pl.Series(own) for own in values]
+    columns = [pl.Series(self_times) for self_times in values]
     first, number = numbered(columns)
     pairs = values[0] * distinct + values[1]
     assert (np.sort(first) == np.sort(np.unique(pairs, return_index=True)[1])).all()
     assert (pairs[first[number]] == pairs).all()
 
 
-def test_of_many_slices_that_end_together_none_runs_at_their_end() -> None:
+def test_slices_do_not_run_at_their_end() -> None:
     rows = pl.DataFrame({"start": range(8), "end": [20, *[10] * 7]})
-    found = innermost(pl.DataFrame({"ts": [9, 10, 11, 20]}), hold(rows))
-    assert found.to_list() == [7, 0, 0, None]
+    result = innermost(pl.DataFrame({"ts": [9, 10, 11, 20]}), hold(rows))
+    assert result.to_list() == [7, 0, 0, None]
 
 
-def test_nothing_holds_nothing() -> None:
+def test_empty_input() -> None:
     empty = pl.DataFrame(schema={"g": pl.Int64, "start": pl.Int64, "end": pl.Int64})
-    held = hold(empty, ["g"])
-    assert held.columns == ["g", "start", "end", "depth", "parent", "self_time"]
-    assert with_descendants(np.zeros(0, np.int64), held).size == 0
+    slice_tree = hold(empty, ["g"])
+    assert slice_tree.columns == ["g", "start", "end", "depth", "parent", "self_time"]
+    assert with_descendants(np.zeros(0, np.int64), slice_tree).size == 0
     points = pl.DataFrame({"g": [1], "ts": [5]})
-    assert innermost(points, held, ["g"]).to_list() == [None]
+    assert innermost(points, slice_tree, ["g"]).to_list() == [None]

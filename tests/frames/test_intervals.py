@@ -1,4 +1,4 @@
-"""Interval algebra against sets of unit cells, and the laws it must obey."""
+"""Interval algebra, compared with sets of unit cells, and its laws."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def frames(max_size: int = 12) -> st.SearchStrategy[pl.DataFrame]:
 
 def cells(frame: pl.DataFrame) -> Cells:
     """The unit cells covered, by group: the definition, one nanosecond at a time."""
-    found: Cells = {}
+    result: Cells = {}
     for g, h, start, end in frame.select(*BY, "start", "end").iter_rows():
         if start is not None and end is not None and start < end:
-            found.setdefault((g, h), set()).update(range(start, end))
-    return found
+            result.setdefault((g, h), set()).update(range(start, end))
+    return result
 
 
 def combined(a: Cells, b: Cells, how: str) -> Cells:
     keys = a.keys() | b.keys()
-    made = {key: getattr(a.get(key, set()), how)(b.get(key, set())) for key in keys}
-    return {key: value for key, value in made.items() if value}
+    result = {key: getattr(a.get(key, set()), how)(b.get(key, set())) for key in keys}
+    return {key: value for key, value in result.items() if value}
 
 
 def length(frame: pl.DataFrame) -> int:
     return int(intervals.measure(frame)["length"].item())
 
 
-def total(found: Cells) -> int:
-    return sum(map(len, found.values()))
+def total(result: Cells) -> int:
+    return sum(map(len, result.values()))
 
 
 def shifted(frame: pl.DataFrame, by: int) -> pl.DataFrame:
@@ -95,9 +95,9 @@ def test_intersection_and_difference(a: pl.DataFrame, b: pl.DataFrame) -> None:
 
 @modest
 @given(frames())
-def test_a_summary_is_what_its_parts_are(frame: pl.DataFrame) -> None:
-    told = intervals.summary(frame, BY)
-    assert_frame_equal(told.select(*BY, "length"), intervals.measure(frame, BY))
+def test_summary_equals_its_parts(frame: pl.DataFrame) -> None:
+    summed = intervals.summary(frame, BY)
+    assert_frame_equal(summed.select(*BY, "length"), intervals.measure(frame, BY))
     known = (
         pl.col("start").filter(intervals.IS_INTERVAL),
         pl.col("end").filter(intervals.IS_INTERVAL),
@@ -108,7 +108,7 @@ def test_a_summary_is_what_its_parts_are(frame: pl.DataFrame) -> None:
         start=known[0].min().fill_null(0),
         end=known[1].max().fill_null(0),
     )
-    assert_frame_equal(told.drop("length"), expected.sort(BY))
+    assert_frame_equal(summed.drop("length"), expected.sort(BY))
 
 
 @modest
@@ -116,7 +116,7 @@ def test_a_summary_is_what_its_parts_are(frame: pl.DataFrame) -> None:
 @example(
     pl.DataFrame([(1, "a", 0, 0), (1, "a", 1, 1), (1, "b", 0, 0)], schema=SCHEMA, orient="row")
 )
-def test_gaps_and_busy_make_the_span(frame: pl.DataFrame) -> None:
+def test_gaps_and_busy_add_up_to_the_span(frame: pl.DataFrame) -> None:
     gaps = intervals.gaps(frame, BY)
     known = frame.filter(intervals.IS_INTERVAL)
     span = known.group_by(BY).agg(pl.col("start").min(), pl.col("end").max())
@@ -139,11 +139,11 @@ def test_first_running_against_cells(
     a: pl.DataFrame, b: pl.DataFrame, within: pl.DataFrame, offset: int
 ) -> None:
     moved = [shifted(frame, offset) for frame in (a, b, within)]
-    found = shifted(intervals.first_running(moved[:2], moved[2], BY), -offset)
-    assert found.columns == [*BY, "start", "end", "first"]
-    assert_frame_equal(found, found.sort(*BY, "start"))
+    result = shifted(intervals.first_running(moved[:2], moved[2], BY), -offset)
+    assert result.columns == [*BY, "start", "end", "first"]
+    assert_frame_equal(result, result.sort(*BY, "start"))
     same = pl.struct(*BY, "first").eq_missing(pl.struct(*BY, "first").shift(1))
-    apart = found.filter(same & (pl.col("start") <= pl.col("end").shift(1)))
+    apart = result.filter(same & (pl.col("start") <= pl.col("end").shift(1)))
     assert apart.is_empty()
     in_a, in_b, asked = cells(a), cells(b), cells(within)
     later = combined(combined(in_b, asked, "intersection"), in_a, "difference")
@@ -154,7 +154,7 @@ def test_first_running_against_cells(
         None: {k: rest for k, asked_ in asked.items() if (rest := asked_ - busy.get(k, set()))},
     }
     for first, covered in expected.items():
-        rows = found.filter(pl.col("first").eq_missing(pl.lit(first)))
+        rows = result.filter(pl.col("first").eq_missing(pl.lit(first)))
         assert cells(rows) == covered
         assert total(covered) == rows.select(pl.col("end") - pl.col("start")).sum().item()
 
@@ -162,10 +162,10 @@ def test_first_running_against_cells(
 @modest
 @given(frames(), frames(), st.sampled_from(OFFSETS))
 def test_overlap_with_against_cells(rows: pl.DataFrame, windows: pl.DataFrame, by: int) -> None:
-    made = intervals.overlap_with(shifted(rows, by), shifted(windows, by), BY)
-    assert_frame_equal(made.drop("overlap"), shifted(rows, by))
+    result = intervals.overlap_with(shifted(rows, by), shifted(windows, by), BY)
+    assert_frame_equal(result.drop("overlap"), shifted(rows, by))
     covered = cells(windows)
-    for g, h, start, end, overlap in shifted(made, -by).iter_rows():
+    for g, h, start, end, overlap in shifted(result, -by).iter_rows():
         if end is None or end < start:
             assert overlap is None
         else:
@@ -174,7 +174,7 @@ def test_overlap_with_against_cells(rows: pl.DataFrame, windows: pl.DataFrame, b
 
 @modest
 @given(frames(), BOUND, BOUND)
-def test_clip_keeps_what_lies_inside(frame: pl.DataFrame, start: int, end: int) -> None:
+def test_clip_keeps_the_inside(frame: pl.DataFrame, start: int, end: int) -> None:
     clipped = intervals.clip(frame, start, end)
     lo, hi = -1 if start is None else start, 99 if end is None else end
     window = {key: set(range(lo, hi)) for key in cells(frame)}
@@ -191,7 +191,7 @@ def test_measure_has_a_row_for_every_group_even_without_intervals() -> None:
     assert length(frame) == 8
 
 
-def test_touching_merges_and_no_length_covers_nothing() -> None:
+def test_touching_intervals_merge_and_empty_ones_cover_nothing() -> None:
     frame = pl.DataFrame({"start": [3, 0, 9, 3], "end": [5, 3, 9, 3]})
     assert intervals.union(frame).rows() == [(0, 5)]
     assert intervals.gaps(frame).rows() == [(5, 9)]
@@ -202,7 +202,7 @@ def test_clip_keeps_an_instant_in_the_window_and_other_columns() -> None:
     assert intervals.clip(frame, 5, 9).rows() == [("a", 5, 5), ("d", 5, 9)]
 
 
-def test_one_group_is_not_the_others_gap() -> None:
+def test_groups_have_separate_gaps() -> None:
     a = pl.DataFrame({"g": [1, 2], "start": [0, 0], "end": [10, 10]})
     b = pl.DataFrame({"g": [1, 3], "start": [2, 2], "end": [4, 4]})
     assert intervals.subtract(a, b, ["g"]).rows() == [(1, 0, 2), (1, 4, 10), (2, 0, 10)]
@@ -229,7 +229,7 @@ def test_empty_frames(by: tuple[str, ...]) -> None:
     assert intervals.overlap_with(one, one, by)["overlap"].to_list() == [3]
 
 
-def test_more_groups_than_sixteen_bits_number() -> None:
+def test_more_groups_than_16_bits() -> None:
     n = 70_000
     frame = pl.DataFrame({"g": range(n), "start": range(n), "end": range(2, n + 2)})
     assert_frame_equal(intervals.union(frame.reverse(), ["g"]), frame)
@@ -263,7 +263,7 @@ def test_groups_are_numbered_in_their_order(data: st.DataObject, types: list[typ
 
 @modest
 @given(frames(), frames(), st.sampled_from(OFFSETS))
-def test_meets_is_sharing_any_time(rows: pl.DataFrame, windows: pl.DataFrame, by: int) -> None:
+def test_meets_is_any_overlap(rows: pl.DataFrame, windows: pl.DataFrame, by: int) -> None:
     rows, windows = shifted(rows, by), shifted(windows, by)
     shared = intervals.overlap_with(rows, windows)["overlap"]
     expected = [overlap is not None and overlap > 0 for overlap in shared]
@@ -274,7 +274,7 @@ def test_meets_is_sharing_any_time(rows: pl.DataFrame, windows: pl.DataFrame, by
 
 
 @pytest.mark.parametrize("start", [[0, 20], [20, 0]], ids=["in order", "not"])
-def test_what_only_touches_a_window_does_not_meet_it(start: list[int]) -> None:
+def test_touching_a_window_is_not_an_overlap(start: list[int]) -> None:
     rows = pl.DataFrame({"start": start, "end": [at + 10 for at in start]})
     assert not intervals.meets(rows, pl.DataFrame({"start": [10], "end": [20]})).any()
     assert intervals.meets(rows, pl.DataFrame({"start": [9], "end": [21]})).all()
@@ -282,7 +282,7 @@ def test_what_only_touches_a_window_does_not_meet_it(start: list[int]) -> None:
 
 @modest
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=12))
-def test_the_order_by_group_and_time_keeps_what_is_alike_in_place(
+def test_order_by_group_and_time_is_stable(
     pairs: list[tuple[int, int]],
 ) -> None:
     group, time = (np.array(column, np.int64) for column in zip(*pairs, strict=True))

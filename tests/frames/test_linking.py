@@ -1,4 +1,4 @@
-"""Links by id and by time against loops over all pairs."""
+"""Joins by id and by time, compared with loops over all pairs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def holders(frame: pl.DataFrame, group: int | None, ts: int | None) -> list[tupl
 
 @modest
 @given(ids, ids)
-def test_link_finds_the_first_of_the_same_ids(left: pl.DataFrame, right: pl.DataFrame) -> None:
+def test_link_matches_the_first_row_of_an_id(left: pl.DataFrame, right: pl.DataFrame) -> None:
     known = list(left.iter_rows())
     expected = [
         (known.index(row), n)
@@ -75,14 +75,14 @@ def test_many_rows_link_to_one_and_null_to_none() -> None:
 
 @modest
 @given(points, slices, OFFSETS)
-def test_enclosing_is_the_last_to_start_of_all_that_run(
+def test_enclosing_is_the_last_started_running_slice(
     asked: pl.DataFrame, frame: pl.DataFrame, by: int
 ) -> None:
     moved = asked.with_columns(pl.col("ts") + by)
-    made = enclosing(moved, frame.with_columns(pl.col("start", "end") + by), ["g"])
-    assert_frame_equal(made.drop("slice"), moved)
-    found = [max(holders(frame, g, ts), default=(None,))[-1] for g, ts in asked.iter_rows()]
-    assert made["slice"].to_list() == found
+    result = enclosing(moved, frame.with_columns(pl.col("start", "end") + by), ["g"])
+    assert_frame_equal(result.drop("slice"), moved)
+    expected_rows = [max(holders(frame, g, ts), default=(None,))[-1] for g, ts in asked.iter_rows()]
+    assert result["slice"].to_list() == expected_rows
 
 
 def test_enclosing_in_a_large_tree() -> None:
@@ -105,13 +105,13 @@ def test_label_by_interval_where_none_overlap(
 ) -> None:
     runs = intervals.union(frame, ["g"])
     moved = asked.with_columns(pl.col("ts") + by)
-    made = label_by_interval(moved, runs.with_columns(pl.col("start", "end") + by), ["g"])
-    assert_frame_equal(made.drop("interval"), moved)
-    found = [max(holders(runs, g, ts), default=(None,))[-1] for g, ts in asked.iter_rows()]
-    assert made["interval"].to_list() == found
+    result = label_by_interval(moved, runs.with_columns(pl.col("start", "end") + by), ["g"])
+    assert_frame_equal(result.drop("interval"), moved)
+    expected_rows = [max(holders(runs, g, ts), default=(None,))[-1] for g, ts in asked.iter_rows()]
+    assert result["interval"].to_list() == expected_rows
 
 
-def test_label_by_interval_takes_the_rows_as_they_lie() -> None:
+def test_label_by_interval_in_row_order() -> None:
     steps = pl.DataFrame({"start": [20, 0, 10, 10, 25], "end": [30, 10, 10, 19, 25]})
     asked = pl.DataFrame({"ts": [10, 9, 19, 29, None, 30]})
     assert label_by_interval(asked, steps)["interval"].to_list() == [3, 1, None, 0, None, None]

@@ -1,4 +1,4 @@
-"""Nesting against the rule written out in full, on all sorts of slices."""
+"""Nesting, compared with a plain implementation, for random slices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ modest = settings(max_examples=100, deadline=None)
 
 def slices(max_size: int = 25) -> st.SearchStrategy[pl.DataFrame]:
     rows = st.lists(ROW, max_size=max_size)
-    made = rows.map(lambda r: pl.DataFrame(r, schema=SCHEMA, orient="row"))
-    return made.map(lambda f: f.with_columns(end=pl.col("start") + pl.col("end")))
+    results = rows.map(lambda r: pl.DataFrame(r, schema=SCHEMA, orient="row"))
+    return results.map(lambda f: f.with_columns(end=pl.col("start") + pl.col("end")))
 
 
 def tree(seed: int, size: int, deepest: int = 20) -> pl.DataFrame:
@@ -110,9 +110,9 @@ def test_the_order_of_different_slices_does_not_matter(
     frame = frame.unique(maintain_order=True).with_row_index("id")
     order = list(range(frame.height))
     rng.shuffle(order)
-    made = [nest(f, ["g"], tolerance) for f in (frame, frame[order])]
-    told = [f.with_columns(parent=f["id"].gather(f["parent"])).sort("id") for f in made]
-    assert_frame_equal(*told)
+    results = [nest(f, ["g"], tolerance) for f in (frame, frame[order])]
+    by_id = [f.with_columns(parent=f["id"].gather(f["parent"])).sort("id") for f in results]
+    assert_frame_equal(*by_id)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -146,31 +146,33 @@ def test_self_times_add_up_to_the_roots(seed: int) -> None:
     good = pl.concat([tree(10 * seed + g, 800).with_columns(g=pl.lit(g)) for g in range(3)]).sample(
         fraction=1, shuffle=True, seed=seed
     )
-    own = self_time(nest(good, ["g"]))
-    assert own["self_time"].min() == 0
-    assert own["self_time"].sum() == intervals.measure(good, ["g"])["length"].sum()
+    with_self_time = self_time(nest(good, ["g"]))
+    assert with_self_time["self_time"].min() == 0
+    assert with_self_time["self_time"].sum() == intervals.measure(good, ["g"])["length"].sum()
 
 
 @modest
 @given(slices(), st.integers(0, 3))
 def test_self_time_is_what_no_child_covers(frame: pl.DataFrame, tolerance: int) -> None:
-    own = self_time(nest(frame, ["g"], tolerance)).with_row_index("row")
-    for row, start, end, time in own.select("row", "start", "end", "self_time").iter_rows():
+    with_self_time = self_time(nest(frame, ["g"], tolerance)).with_row_index("row")
+    for row, start, end, time in with_self_time.select(
+        "row", "start", "end", "self_time"
+    ).iter_rows():
         if end is None or end < start:
             assert time is None
             continue
-        children = own.filter(pl.col("parent") == row)
+        children = with_self_time.filter(pl.col("parent") == row)
         inside = intervals.measure(intervals.clip(children, start, end))["length"].item()
         assert time == end - start - inside
 
 
-def test_one_late_leaf_among_many_slices_is_seen() -> None:
+def test_one_late_leaf_among_many_slices() -> None:
     leaves = [(start, start + 5) for start in range(0, 1000, 10)]
     assert lanes((0, 1000), *leaves, (997, 1001), tolerance=0)[-1] == (0, None, 1)
     assert lanes((0, 1000), *leaves, (997, 1001), tolerance=1)[-1] == (1, 0, 0)
 
 
-def test_overlap_that_was_forgiven_is_not_counted_twice() -> None:
+def test_tolerated_overlap_is_not_counted_twice() -> None:
     frame = pl.DataFrame(
         [(0, 50), (10, 20), (19, 40), (45, 51)], schema=["start", "end"], orient="row"
     )
@@ -186,7 +188,7 @@ def test_twins_nest_in_the_order_of_rows() -> None:
     assert lanes((0, 5), (0, 5), (0, 9)) == [(1, 2, 0), (2, 0, 0), (0, None, 0)]
 
 
-def test_an_instant_lies_in_what_runs_and_holds_nothing() -> None:
+def test_instant_has_a_parent_and_no_children() -> None:
     at_start, at_end, inside = (0, 0), (9, 9), (4, 4)
     assert lanes((0, 9), at_start, inside, inside, at_end) == [
         (0, None, 0),
@@ -197,7 +199,7 @@ def test_an_instant_lies_in_what_runs_and_holds_nothing() -> None:
     ]
 
 
-def test_one_nanosecond_is_forgiven_two_are_not() -> None:
+def test_tolerance_is_one_nanosecond() -> None:
     assert lanes((0, 10), (5, 11)) == [(0, None, 0), (1, 0, 0)]
     assert lanes((0, 10), (9, 20)) == [(0, None, 0), (0, None, 0)]
     assert lanes((0, 10), (5, 12)) == [(0, None, 0), (0, None, 1)]
@@ -205,7 +207,7 @@ def test_one_nanosecond_is_forgiven_two_are_not() -> None:
     assert lanes((0, 10), (9, 20), tolerance=0) == [(0, None, 0), (0, None, 1)]
 
 
-def test_what_is_forgiven_does_not_add_up() -> None:
+def test_tolerance_does_not_accumulate() -> None:
     assert lanes((0, 10), (2, 11), (3, 12)) == [(0, None, 0), (1, 0, 0), (0, None, 1)]
 
 
@@ -220,7 +222,7 @@ def test_overflow_lanes_nest_too_and_are_used_again() -> None:
     ]
 
 
-def test_overflow_lanes_are_free_at_the_end_and_forgive_too() -> None:
+def test_overflow_lanes_are_reused_with_tolerance() -> None:
     assert lanes((0, 10), (5, 15), (12, 20), (15, 30))[3] == (0, None, 1)
     assert lanes((0, 10), (5, 20), (6, 21), (7, 22)) == [
         (0, None, 0),
@@ -230,7 +232,7 @@ def test_overflow_lanes_are_free_at_the_end_and_forgive_too() -> None:
     ]
 
 
-def test_an_overflow_slice_holds_more_after_what_it_held_has_ended() -> None:
+def test_overflow_slice_gets_several_children() -> None:
     assert lanes((0, 10), (5, 40), (6, 12), (11, 20), (13, 25)) == [
         (0, None, 0),
         (0, None, 1),
@@ -258,9 +260,9 @@ def test_every_step_of_a_long_staircase_has_its_lane() -> None:
 @pytest.mark.parametrize("by", [(), ("g",)])
 def test_empty_and_single(by: tuple[str, ...]) -> None:
     empty = pl.DataFrame(schema=SCHEMA)
-    made = self_time(nest(empty, by))
+    results = self_time(nest(empty, by))
     added = {"depth": pl.UInt32, "parent": pl.UInt32, "lane": pl.UInt32, "self_time": pl.Int64}
-    assert made.schema == {**SCHEMA, **added}
+    assert results.schema == {**SCHEMA, **added}
     one = pl.DataFrame([(1, 3, 8)], schema=SCHEMA, orient="row")
     assert self_time(nest(one, by)).rows() == [(1, 3, 8, 0, None, 0, 5)]
     none = pl.DataFrame([(1, 3, None)], schema=SCHEMA, orient="row")

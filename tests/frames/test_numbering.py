@@ -1,4 +1,4 @@
-"""Rows numbered by what they hold, and statistics of rows that are numbered so."""
+"""Numbering of rows by value, and statistics by number."""
 
 import numpy as np
 import polars as pl
@@ -19,17 +19,17 @@ def test_statistics_are_those_of_each_group(rows, within):
     values = pl.Series([value for _, value in rows])
     _, number = numbered([pl.Series([group for group, _ in rows])])
     outer = np.unique(within[: number.max() + 1], return_inverse=True)[1].astype(np.int32)
-    for groups, found in zip(
+    for groups, result in zip(
         (number, outer[number]), _statistics(values, number, outer), strict=True
     ):
-        assert found["group"].to_list() == list(range(groups.max() + 1))
-        for group, row in enumerate(found.iter_rows(named=True)):
-            own = values.filter(pl.Series(groups == group))
-            assert row["n"] == own.len()
-            assert row["total"] == own.sum()
-            assert (row["min"], row["max"]) == (own.min(), own.max())
-            assert row["median"] == pytest.approx(float(np.median(own)), rel=1e-12)
-            assert row["p99"] == pytest.approx(float(np.quantile(own, 0.99)), rel=1e-12)
+        assert result["group"].to_list() == list(range(groups.max() + 1))
+        for group, row in enumerate(result.iter_rows(named=True)):
+            of_group = values.filter(pl.Series(groups == group))
+            assert row["n"] == of_group.len()
+            assert row["total"] == of_group.sum()
+            assert (row["min"], row["max"]) == (of_group.min(), of_group.max())
+            assert row["median"] == pytest.approx(float(np.median(of_group)), rel=1e-12)
+            assert row["p99"] == pytest.approx(float(np.quantile(of_group, 0.99)), rel=1e-12)
 
 
 @given(

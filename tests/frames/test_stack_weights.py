@@ -1,4 +1,4 @@
-"""Algebra of weighted stacks against the same on plain dictionaries of paths."""
+"""Operations on weighted stacks, compared with dictionaries of paths."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ STACKS = st.lists(
 
 def rows_of(stacks: list[tuple[Path, tuple[int, int]]], seed: int = 0):
     """A row for every frame of every stack, in any order: no path is shared yet."""
-    made: list[tuple[int, int, tuple[float, float]]] = []
+    forest_rows: list[tuple[int, int, tuple[float, float]]] = []
     for path, weights in stacks:
         for level, frame in enumerate(path):
-            above = len(made) - 1 if level else ROOT
-            made.append((above, frame, weights if level == len(path) - 1 else (0, 0)))
-    order = list(range(len(made)))
+            above = len(forest_rows) - 1 if level else ROOT
+            forest_rows.append((above, frame, weights if level == len(path) - 1 else (0, 0)))
+    order = list(range(len(forest_rows)))
     random.Random(seed).shuffle(order)  # noqa: S311 - any order will do
     place = {row: at for at, row in enumerate(order)}
-    parent = np.array([place.get(made[row][0], ROOT) for row in order], np.int64)
-    frame = np.array([made[row][1] for row in order], np.int64)
-    own = np.array([made[row][2] for row in order], np.float64).T.reshape(2, -1)
-    return parent, frame, own
+    parent = np.array([place.get(forest_rows[row][0], ROOT) for row in order], np.int64)
+    frame = np.array([forest_rows[row][1] for row in order], np.int64)
+    self_weights = np.array([forest_rows[row][2] for row in order], np.float64).T.reshape(2, -1)
+    return parent, frame, self_weights
 
 
 def forest_of(stacks) -> tuple[Forest, np.ndarray]:
-    parent, frame, own = rows_of(stacks)
+    parent, frame, self_weights = rows_of(stacks)
     forest, node = sw.merge(parent, frame)
-    return forest, sw.added(node, own, forest.parent.size)
+    return forest, sw.added(node, self_weights, forest.parent.size)
 
 
 def paths_of(forest: Forest) -> list[Path]:
-    found: list[Path] = []
+    result: list[Path] = []
     for parent, frame in zip(forest.parent.tolist(), forest.frame.tolist(), strict=True):
-        found.append((*(found[parent] if parent != ROOT else ()), frame))
-    return found
+        result.append((*(result[parent] if parent != ROOT else ()), frame))
+    return result
 
 
 def as_dict(forest: Forest, weights: np.ndarray) -> Paths:
     return dict(zip(paths_of(forest), map(tuple, weights.T.tolist()), strict=True))
 
 
-def own_of(stacks, key=lambda path: path) -> Paths:
+def self_weights_of(stacks, key=lambda path: path) -> Paths:
     """The sum of the weights of each path, and of every path that leads there."""
     sums: dict[Path, list[float]] = {}
     for stack, weights in stacks:
@@ -75,13 +75,17 @@ def own_of(stacks, key=lambda path: path) -> Paths:
     return {path: tuple(sums[path]) for path in sums}
 
 
-def total_of(own: Paths) -> Paths:
+def total_of(self_weights: Paths) -> Paths:
     return {
         path: tuple(
-            sum(weights[series] for other, weights in own.items() if other[: len(path)] == path)
+            sum(
+                weights[series]
+                for other, weights in self_weights.items()
+                if other[: len(path)] == path
+            )
             for series in range(2)
         )
-        for path in own
+        for path in self_weights
     }
 
 
@@ -99,12 +103,12 @@ def in_order(forest: Forest) -> bool:
 @modest
 @given(STACKS, st.integers(0, 3))
 def test_merge_makes_one_node_of_each_path(stacks, seed):
-    parent, frame, own = rows_of(stacks, seed)
+    parent, frame, self_weights = rows_of(stacks, seed)
     forest, node = sw.merge(parent, frame)
     assert in_order(forest)
-    merged = sw.added(node, own, forest.parent.size)
-    assert as_dict(forest, merged) == own_of(stacks)
-    assert as_dict(forest, sw.totals(forest, merged)) == total_of(own_of(stacks))
+    merged = sw.added(node, self_weights, forest.parent.size)
+    assert as_dict(forest, merged) == self_weights_of(stacks)
+    assert as_dict(forest, sw.totals(forest, merged)) == total_of(self_weights_of(stacks))
     again, same = sw.merge(*forest)
     assert all(map(np.array_equal, again, forest))
     assert (same == np.arange(same.size)).all()
@@ -112,11 +116,11 @@ def test_merge_makes_one_node_of_each_path(stacks, seed):
 
 @modest
 @given(STACKS, st.integers(1, 4))
-def test_merge_flattens_what_is_too_deep(stacks, deepest):
-    parent, frame, own = rows_of(stacks)
+def test_merge_flattens_deep_levels(stacks, deepest):
+    parent, frame, self_weights = rows_of(stacks)
     forest, node = sw.merge(parent, frame, deepest, REST)
-    flat = own_of(stacks, lambda p: p if len(p) <= deepest else (*p[:deepest], REST))
-    assert as_dict(forest, sw.added(node, own, forest.parent.size)) == flat
+    flat = self_weights_of(stacks, lambda p: p if len(p) <= deepest else (*p[:deepest], REST))
+    assert as_dict(forest, sw.added(node, self_weights, forest.parent.size)) == flat
 
 
 @modest
@@ -137,63 +141,67 @@ def test_focus_begins_stacks_at_the_outermost_wanted_frame(stacks, wanted):
     whole, weights = forest_of(stacks)
     forest, node = sw.focus(whole, chosen)
     kept = node != ROOT
-    own = sw.added(node[kept], weights[:, kept], forest.parent.size)
+    self_weights = sw.added(node[kept], weights[:, kept], forest.parent.size)
 
     def cut(path: Path) -> Path:
         return path[next((at for at, f in enumerate(path) if f in wanted), len(path)) :]
 
     assert in_order(forest)
-    assert as_dict(forest, own) == own_of(stacks, cut)
+    assert as_dict(forest, self_weights) == self_weights_of(stacks, cut)
 
 
 @modest
 @given(STACKS, st.sets(st.integers(0, FRAMES - 1)))
 def test_the_innermost_wanted_frame(stacks, wanted):
     forest, _ = forest_of(stacks)
-    found = sw.innermost(forest, np.array([frame in wanted for frame in range(FRAMES)]))
-    assert found.tolist() == [
+    result = sw.innermost(forest, np.array([frame in wanted for frame in range(FRAMES)]))
+    assert result.tolist() == [
         next((frame for frame in path[::-1] if frame in wanted), ROOT) for path in paths_of(forest)
     ]
 
 
 @modest
 @given(STACKS)
-def test_nodes_without_weight_are_left_out(stacks):
-    forest, own = sw.weighted(*forest_of(stacks))
+def test_nodes_without_weight_are_dropped(stacks):
+    forest, self_weights = sw.weighted(*forest_of(stacks))
     assert in_order(forest)
-    assert as_dict(forest, own) == own_of([(path, w) for path, w in stacks if any(w)])
+    assert as_dict(forest, self_weights) == self_weights_of(
+        [(path, w) for path, w in stacks if any(w)]
+    )
 
 
 @modest
 @given(STACKS)
 def test_inverted_stacks_begin_with_their_leaf(stacks):
-    forest, own = forest_of(stacks)
-    tree = sw.invert(forest, own, np.zeros(2), REST)
+    forest, self_weights = forest_of(stacks)
+    tree = sw.invert(forest, self_weights, np.zeros(2), REST)
     ran = [(path, weights) for path, weights in stacks if any(weights)]
     assert in_order(tree.forest)
     assert not tree.hidden.any()
-    assert as_dict(tree.forest, tree.own) == own_of(ran, lambda path: path[::-1])
+    assert as_dict(tree.forest, tree.own) == self_weights_of(ran, lambda path: path[::-1])
     twice = sw.invert(tree.forest, tree.own, np.zeros(2), REST)
-    assert as_dict(twice.forest, twice.own) == own_of(ran)
+    assert as_dict(twice.forest, twice.own) == self_weights_of(ran)
 
 
 @modest
 @given(STACKS)
 def test_inverted_below_roots_that_stay(stacks):
-    forest, own = forest_of(stacks)
-    tree = sw.invert(forest, own, np.zeros(2), REST, keep_roots=True)
+    forest, self_weights = forest_of(stacks)
+    tree = sw.invert(forest, self_weights, np.zeros(2), REST, keep_roots=True)
     ran = [(path, w) for path, w in stacks if any(w)] + [(p[:1], (0, 0)) for p, _ in stacks]
-    assert as_dict(tree.forest, tree.own) == own_of(ran, lambda path: (path[0], *path[:0:-1]))
+    assert as_dict(tree.forest, tree.own) == self_weights_of(
+        ran, lambda path: (path[0], *path[:0:-1])
+    )
 
 
 @modest
 @given(STACKS, st.floats(0, 12))
-def test_inversion_leaves_out_callers_of_little(stacks, least):
-    forest, own = forest_of(stacks)
+def test_inversion_drops_callers_of_small_nodes(stacks, least):
+    forest, self_weights = forest_of(stacks)
     bounds = np.array([least, least])
-    tree = sw.invert(forest, own, bounds, REST)
-    exact = sw.invert(forest, own, np.zeros(2), REST)
-    assert tree.own.sum(axis=1).tolist() == own.sum(axis=1).tolist()
+    tree = sw.invert(forest, self_weights, bounds, REST)
+    exact = sw.invert(forest, self_weights, np.zeros(2), REST)
+    assert tree.own.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
     full = as_dict(exact.forest, sw.totals(exact.forest, exact.own))
     named = as_dict(tree.forest, sw.totals(tree.forest, tree.own))
     assert {p: w for p, w in named.items() if REST not in p} == {
@@ -209,21 +217,21 @@ def test_inversion_leaves_out_callers_of_little(stacks, least):
 
 @modest
 @given(STACKS, st.floats(0, 12), st.floats(0, 12))
-def test_pruning_keeps_the_sum_and_says_what_is_gone(stacks, least, base_least):
-    forest, own = forest_of(stacks)
-    plain = Pruned(forest, own, np.zeros(forest.parent.size, np.int64))
+def test_pruning_keeps_the_sum_and_counts_hidden_nodes(stacks, least, base_least):
+    forest, self_weights = forest_of(stacks)
+    plain = Pruned(forest, self_weights, np.zeros(forest.parent.size, np.int64))
     tree = pruned(plain, [least, base_least])
-    assert tree.own.sum(axis=1).tolist() == own.sum(axis=1).tolist()
-    full = as_dict(forest, sw.totals(forest, own))
+    assert tree.own.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
+    full = as_dict(forest, sw.totals(forest, self_weights))
     small = {p for p, w in full.items() if w[0] < least and w[1] < base_least}
     left = as_dict(tree.forest, sw.totals(tree.forest, tree.own))
     count = dict(zip(paths_of(tree.forest), tree.hidden.tolist(), strict=True))
     assert len(count) == tree.hidden.size, "a path occurs twice"
     for path, weights in left.items():
         if count[path]:
-            beside = {p for p in small if p[:-1] == path[:-1]}
-            gone = {p for p in small if p[: len(path)] in beside}
-            below = [full[p] for p in beside]
+            siblings = {p for p in small if p[:-1] == path[:-1]}
+            gone = {p for p in small if p[: len(path)] in siblings}
+            below = [full[p] for p in siblings]
             assert path[-1] == REST
             assert count[path] == len(gone) > 1
             assert weights == tuple(map(sum, zip(*below, strict=True)))
@@ -235,18 +243,18 @@ def test_pruning_keeps_the_sum_and_says_what_is_gone(stacks, least, base_least):
 @modest
 @given(STACKS, st.floats(0, 6), st.floats(0, 12))
 def test_pruning_again_counts_what_was_hidden_before(stacks, first, second):
-    forest, own = forest_of(stacks)
-    plain = Pruned(forest, own, np.zeros(forest.parent.size, np.int64))
+    forest, self_weights = forest_of(stacks)
+    plain = Pruned(forest, self_weights, np.zeros(forest.parent.size, np.int64))
     once = pruned(plain, [second, second])
-    inverse = sw.invert(forest, own, np.full(2, first), REST)
+    inverse = sw.invert(forest, self_weights, np.full(2, first), REST)
     tree = pruned(inverse, [max(first, second)] * 2)
     assert np.maximum(tree.hidden, 1).sum() == np.maximum(inverse.hidden, 1).sum()
-    assert tree.own.sum() == once.own.sum() == own.sum()
+    assert tree.own.sum() == once.own.sum() == self_weights.sum()
 
 
 @modest
 @given(st.lists(st.tuples(st.integers(0, 2), STACKS), min_size=1, max_size=3))
-def test_split_puts_each_group_under_its_own_root(parts):
+def test_split_puts_each_group_under_a_separate_root(parts):
     everything = [stack for _, stacks in parts for stack in stacks]
     forest, _ = forest_of(everything)
     number = {path: at for at, path in enumerate(paths_of(forest))}
@@ -254,29 +262,29 @@ def test_split_puts_each_group_under_its_own_root(parts):
     node, group = (np.array([row[at] for row in rows], np.int64) for at in (0, 1))
     weights = np.array([row[2] for row in rows], np.float64).T
     roots = np.array([12, 11, 13])
-    made, own = sw.split(forest, node, group, weights, roots)
-    assert in_order(made)
-    expected = own_of(
+    forest_rows, self_weights = sw.split(forest, node, group, weights, roots)
+    assert in_order(forest_rows)
+    expected = self_weights_of(
         [((int(roots[g]), *path), w) for g, stacks in parts for path, w in stacks]
         + [((int(root),), (0, 0)) for root in roots]
     )
-    assert as_dict(made, own) == expected
+    assert as_dict(forest_rows, self_weights) == expected
 
 
-def test_nothing_stays_nothing():
+def test_empty_forest():
     none = np.zeros(0, np.int64)
     forest, node = sw.merge(none, none)
-    own = sw.added(node, np.zeros((1, 0)), 0)
-    assert sw.totals(forest, own).shape == (1, 0)
-    assert [part.tolist() for part in sw.by_frame(forest, own, 2)] == [[[0, 0]], [[0, 0]]]
-    tree = sw.prune(sw.invert(forest, own, np.zeros(1), 2), np.zeros(0, np.bool_), 2)
+    self_weights = sw.added(node, np.zeros((1, 0)), 0)
+    assert sw.totals(forest, self_weights).shape == (1, 0)
+    assert [part.tolist() for part in sw.by_frame(forest, self_weights, 2)] == [[[0, 0]], [[0, 0]]]
+    tree = sw.prune(sw.invert(forest, self_weights, np.zeros(1), 2), np.zeros(0, np.bool_), 2)
     assert tree.own.shape == (1, 0)
     assert sw.focus(forest, np.array([True, True]))[1].size == 0
-    assert sw.weighted(forest, own)[1].shape == (1, 0)
+    assert sw.weighted(forest, self_weights)[1].shape == (1, 0)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_stack_of_a_million_frames_is_no_trap(shuffled):
+def test_stack_of_a_million_frames_is_fast(shuffled):
     size = 300_000
     parent = np.arange(-1, size - 1)
     if shuffled:  # callers after what they call

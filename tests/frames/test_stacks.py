@@ -1,4 +1,4 @@
-"""The prefix tree of stacks, against one made of dictionaries."""
+"""The prefix tree of stacks, compared with one of dictionaries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def interned(stacks: list[list[int]]) -> Tree:
 
 
 def path(tree: Tree, leaf: int) -> list[int]:
-    found = []
+    result = []
     while leaf != NONE:
-        found.append(int(tree.frame[leaf]))
+        result.append(int(tree.frame[leaf]))
         leaf = int(tree.parent[leaf])
-    return found[::-1]
+    return result[::-1]
 
 
 @pytest.mark.parametrize("way", [built, interned])

@@ -1,4 +1,4 @@
-"""Times and sizes that cannot be do not reach an analysis; what was lost is counted."""
+"""Impossible times and sizes do not reach an analysis; losses are counted."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def of(*rows: dict[str, Any], **tables: pl.DataFrame) -> ta.Trace:
         (None, None, True),
     ],
 )
-def test_events_lie_on_the_clock(ts, dur, kept):
+def test_events_out_of_the_time_range_are_dropped(ts, dur, kept):
     trace = of({"ts": 0, "kind": "sample"}, {"ts": ts, "dur": dur, "kind": "sample"})
     assert trace.events.height == 1 + kept
     assert losses(trace) == ({} if kept else {"time-out-of-range": 1})
     assert schema.check(trace.tables) == []
 
 
-def test_side_tables_follow_the_events_that_stay():
+def test_side_tables_keep_rows_of_kept_events():
     kernels = table("launch_configs", {"event": 0, "grid_x": 1}, {"event": 1, "grid_x": 2})
     counters = table(
         "counters", *({"ts": t, "name": "a", "series": "b", "value": 1.0} for t in (0, LAST + 1))
@@ -74,7 +74,7 @@ def test_side_tables_follow_the_events_that_stay():
         ({"kind": "oom", "bytes": 1 << 62}, 1 << 62),
     ],
 )
-def test_sizes_are_those_of_memory(row, left):
+def test_sizes_out_of_range_are_null(row, left):
     trace = of({"ts": 0, **row})
     assert trace.events["bytes"].to_list() == [left]
     assert losses(trace) == ({} if left else {"number-out-of-range": 1})
@@ -94,32 +94,35 @@ def test_weights_are_exact():
         (-1, -LAST, (None, -LAST)),
     ],
 )
-def test_a_clock_leaves_room_for_what_is_on_it(epoch, start, kept):
+def test_epochs_that_overflow_the_clock_are_null(epoch, start, kept):
     meta = ta.Meta(path="x", format="f", epoch_ns=epoch, start_ns=start)
-    found = bounded(ta.Trace(sources=(meta,))).meta
-    assert (found.epoch_ns, found.start_ns) == kept
+    column = bounded(ta.Trace(sources=(meta,))).meta
+    assert (column.epoch_ns, column.start_ns) == kept
 
 
-def test_a_file_with_such_times_is_read_without_them(tmp_path: Path):
+def test_events_with_invalid_times_are_dropped_on_read(tmp_path: Path):
     path = tmp_path / "rank0.json"
     times = (1, 1 << 62, 9_000_000_000_000_000)
     events = [{"ph": "X", "name": "a", "ts": ts, "dur": 2} for ts in times]
     path.write_text(json.dumps(events))
     trace = ta.read(path)
     assert trace.events["ts"].to_list() == [1000]
-    # one was no time of 64 bits, the other is none of a clock
+    # one exceeds 64 bits, the other the range of the clock
     assert losses(trace) == {"bad-time": 1, "time-out-of-range": 1}
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
-        ({"events": [{"ts": None, "kind": "kernel"}]}, "events.ts: null of a kind that has times"),
+        ({"events": [{"ts": None, "kind": "kernel"}]}, "events.ts: null for a kind"),
         ({"events": [{"ts": LAST, "dur": 1, "kind": "kernel"}]}, "events: a time beyond"),
         ({"events": [{"ts": 0, "kind": "sample", "stack": 0}]}, "events.stack: row 0 of 0"),
-        ({"events": [{"ts": 0, "kind": "alloc", "bytes": 1 << 44}]}, "events.bytes: beyond"),
+        (
+            {"events": [{"ts": 0, "kind": "alloc", "bytes": 1 << 44}]},
+            "events.bytes: value out of range",
+        ),
         ({"stacks": [{"id": 1, "name": "f"}]}, "stacks.id: not the row numbers"),
-        ({"stacks": [{"id": 0, "parent": 0, "name": "f"}]}, "stacks.parent: not before"),
+        ({"stacks": [{"id": 0, "parent": 0, "name": "f"}]}, "stacks.parent: parent after"),
         (
             {"counters": [{"ts": 0, "name": "a", "series": "b", "value": float("inf")}]},
             "counters.value: not a finite number",
@@ -127,13 +130,13 @@ def test_a_file_with_such_times_is_read_without_them(tmp_path: Path):
         ({"counters": [{"ts": 0, "name": "a", "series": "b"}]}, "counters.value: null 1 times"),
     ],
 )
-def test_the_check_says_what_is_wrong(tables, said):
+def test_check_reports_violations(tables, message):
     frames = {name: table(name, *rows) for name, rows in tables.items()}
     wrong = schema.check(ta.Trace(sources=(META,), **frames).tables)
-    assert [one[: len(said)] for one in wrong] == [said]
+    assert [one[: len(message)] for one in wrong] == [message]
 
 
-def test_the_check_names_tables_and_columns_that_are_not_there():
+def test_check_reports_missing_tables_and_columns():
     tables = ta.Trace(sources=(META,)).tables
     others = {**tables, "mine": pl.DataFrame()}
     del others["lanes"]

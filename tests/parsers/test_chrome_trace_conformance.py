@@ -1,4 +1,4 @@
-"""The format's odd cases: what we read of each, and why a peer reads something else."""
+"""Edge cases of the format: what is read of each, and why Perfetto differs."""
 
 from __future__ import annotations
 
@@ -132,22 +132,23 @@ def _outcome(trace: Trace) -> Outcome:
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_each_case_is_read_as_it_should_be(shared, name):
+def test_conformance_cases(shared, name):
     trace = read(_cases(shared, "malformed") / name)
     assert schema.check(trace.tables) == []
     assert _outcome(trace) == OUTCOMES[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("62_empty_file.json", "is empty"), ("63_top_level_null.json", "no format")]
+    ("name", "message"),
+    [("62_empty_file.json", "is empty"), ("63_top_level_null.json", "unknown file format")],
 )
-def test_what_is_no_trace_is_said_to_be_none(shared, name, words):
-    with pytest.raises(InputError, match=words) as refused:
+def test_file_that_is_not_a_trace_is_rejected(shared, name, message):
+    with pytest.raises(InputError, match=message) as refused:
         read(_cases(shared, "malformed") / name)
     assert "\n" not in str(refused.value)
 
 
-def test_every_difference_from_perfetto_has_its_reason(shared):
+def test_differences_from_perfetto_are_explained(shared):
     lines = (_cases(shared, "malformed") / "peer_perfetto_v52.jsonl").read_text().splitlines()
     differing = set()
     for peer in map(json.loads, lines):
@@ -158,7 +159,7 @@ def test_every_difference_from_perfetto_has_its_reason(shared):
     assert differing == PERFETTO_DIFFERS.keys()
 
 
-def test_every_case_of_the_folder_is_pinned(shared):
+def test_all_cases_of_the_folder_are_covered(shared):
     folder = _cases(shared, "malformed")
     files = {path.name for path in folder.iterdir() if path.name[:2].isdecimal()}
     assert files == {*OUTCOMES, "62_empty_file.json", "63_top_level_null.json"}
@@ -180,7 +181,7 @@ PERFETTO_TESTS_DIFFER = {
 }
 
 
-def test_perfettos_own_inputs(shared):
+def test_perfetto_inputs(shared):
     folder = _cases(shared, "perfetto")
     differing = {}
     for peer in map(json.loads, (folder / "peer_perfetto_v52.jsonl").read_text().splitlines()):
@@ -203,7 +204,7 @@ SPEEDSCOPE_DIFFERS = {
 }
 
 
-def test_speedscopes_samples(shared):
+def test_speedscope_sample_files(shared):
     folder = _cases(shared, "speedscope")
     differing = {}
     for peer in map(json.loads, (folder / "peer_speedscope.jsonl").read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""Damaged traces: whatever is done to a file, it is read or refused in one line."""
+"""Damaged traces: any damaged file is read or rejected in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traceanalyzer import InputError, read, schema
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 CASES, BLOCKS = 5_000, 10
-#: Seconds one damaged file of a few KB may take; a busy machine is no reason to fail.
+#: Seconds one damaged file of a few KB may take; generous for busy machines.
 PATIENCE = 10.0
 
 TOKENS = (
@@ -90,16 +90,16 @@ def survives(path: Path, data: bytes) -> None:
     try:
         trace = read(path)
     except InputError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = "; ".join(schema.check(trace.tables))
-        assert said == ""
-    assert "\n" not in said
+        message = "; ".join(schema.check(trace.tables))
+        assert message == ""
+    assert "\n" not in message
     assert time.process_time() - started < PATIENCE
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_damaged_traces_are_read_or_refused(tmp_path, block):
+def test_damaged_traces_are_read_or_rejected(tmp_path, block):
     for seed in range(block * CASES // BLOCKS, (block + 1) * CASES // BLOCKS):
         data = damaged(random.Random(seed))  # noqa: S311
         try:

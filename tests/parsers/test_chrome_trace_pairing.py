@@ -1,4 +1,4 @@
-"""Begin and end events made into slices, also where they do not fit."""
+"""Pairing of begin and end events, including mismatched ones."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def read(path: Path, marks: list[Mark], **more: object) -> tuple[list[Slice], di
         ("E b 2, B a 2, B c 5, E c 6", "a 2 -, c 5 1", {"unmatched-end": 1, "unclosed-begin": 1}),
     ],
 )
-def test_ends_that_do_not_fit(tmp_path: Path, marks: str, expected: str, issues: object) -> None:
+def test_mismatched_ends(tmp_path: Path, marks: str, expected: str, issues: object) -> None:
     events = [part.split() for part in marks.split(", ")]
-    told: list[Mark] = [(p, None if n == "-" else n, int(ts)) for p, n, ts in events]
-    slices, found = read(tmp_path / "marks.json", told)
+    marks_in: list[Mark] = [(p, None if n == "-" else n, int(ts)) for p, n, ts in events]
+    slices, counted = read(tmp_path / "marks.json", marks_in)
     rows = [part.split() for part in expected.split(", ")]
     assert sorted(slices) == sorted((n, int(ts), None if d == "-" else int(d)) for n, ts, d in rows)
-    assert found == issues
+    assert counted == issues
 
 
 MARKS = st.lists(
@@ -71,10 +71,10 @@ def test_every_mark_is_used_once_or_counted(
     tmp_path: Path, marks: list[Mark], asynchronous: bool
 ) -> None:
     how = {"cat": "x", "id": 7} if asynchronous else {}
-    told = [(p.lower() if asynchronous else p, n, ts) for p, n, ts in marks]
-    if not told:
+    marks_in = [(p.lower() if asynchronous else p, n, ts) for p, n, ts in marks]
+    if not marks_in:
         return
-    slices, issues = read(tmp_path / "marks.json", told, **how)
+    slices, issues = read(tmp_path / "marks.json", marks_in, **how)
     begins, ends = (sum(p == what for p, *_ in marks) for what in "BE")
     open_ = sum(length is None for *_, length in slices)
     assert len(slices) == begins
@@ -85,7 +85,7 @@ def test_every_mark_is_used_once_or_counted(
     assert sorted(ts for _, ts, _ in slices) == starts
 
 
-def test_many_ends_without_a_begin_take_no_time(tmp_path: Path) -> None:
+def test_many_unmatched_ends_are_fast(tmp_path: Path) -> None:
     marks: list[Mark] = [("B", "a", 0)] * 20_000 + [("E", f"x{i}", 1) for i in range(30_000)]
     slices, issues = read(tmp_path / "marks.json", marks)
     assert len(slices) == 20_000

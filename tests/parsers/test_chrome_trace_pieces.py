@@ -1,4 +1,4 @@
-"""A file is read the same however it is cut into pieces, and on however many threads."""
+"""The result does not depend on the pieces and threads used to read a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from traceanalyzer.trace import Trace
 LOST_ANYWAY = ("12_unescaped_quote_in_name.json", "unescaped_quote.json")
 
 EVENT = {"ph": "X", "name": "a", "cat": "cpu_op", "pid": 1, "tid": 2, "dur": 5}
-#: Text that looks like the space between two events, where it is none.
+#: Text inside an event that looks like the space between two events.
 DECOYS: dict[str, Any] = {
     "list": {"l": [{**EVENT, "ts": i} for i in range(9)], "after": 1},
     "deep": {"a": {"b": [[{"name": 1}, {"ph": "X"}], [{"ts": 1}, {"args": [{"id": 1}, 2]}]]}},
@@ -43,7 +43,7 @@ DECOYS: dict[str, Any] = {
 
 
 def adversarial(separator: str, indent: int | None) -> bytes:
-    """A trace whose arguments are full of what looks like other events."""
+    """A trace with arguments that look like other events."""
     events = [
         {**EVENT, "ts": 10 * i, "args": {key: value, "External id": i}}
         for i, (key, value) in enumerate(list(DECOYS.items()) * 2)
@@ -129,7 +129,7 @@ def test_an_event_longer_than_many_pieces(tmp_path: Path) -> None:
     assert trace.issues.is_empty()
 
 
-def test_an_event_that_never_ends_is_given_up(tmp_path: Path) -> None:
+def test_unterminated_event_is_dropped(tmp_path: Path) -> None:
     endless = json.dumps({**EVENT, "ts": 1, "args": [1]})[:-2].encode()
     rest = [json.dumps({**EVENT, "ts": i}).encode() for i in range(2, 200)]
     data = b"[\n" + b",\n".join([endless, *rest]) + b"\n]"
@@ -139,7 +139,7 @@ def test_an_event_that_never_ends_is_given_up(tmp_path: Path) -> None:
     assert trace.issues["code"].to_list() == ["bad-event"]
 
 
-def test_events_that_open_with_a_key_of_their_own(tmp_path: Path) -> None:
+def test_events_that_open_with_an_unknown_key(tmp_path: Path) -> None:
     events = [json.dumps({"mine": i, **EVENT, "ts": i}) for i in range(100)]
     with in_pieces(150):
         trace = read(tmp_path / "a", f"[{', '.join(events)}]".encode())
@@ -167,21 +167,21 @@ def codes(trace: Trace) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\n\n  \n"])
-def test_a_faulty_last_event_does_not_cut_the_file_off(ending: bytes, tmp_path: Path) -> None:
-    found = read(tmp_path / "a", FAULTY + ending)
-    assert (found.events.height, codes(found)) == (1, {"bad-event": 1})
+def test_faulty_last_event_is_not_truncation(ending: bytes, tmp_path: Path) -> None:
+    result = read(tmp_path / "a", FAULTY + ending)
+    assert (result.events.height, codes(result)) == (1, {"bad-event": 1})
     inside = read(tmp_path / "b", b'{"traceEvents": ' + FAULTY + b"}" + ending)
     assert (inside.events.height, codes(inside)) == (1, {"bad-event": 1})
 
 
-def test_wherever_a_sound_event_is_cut_the_file_is_cut_off(tmp_path: Path) -> None:
+def test_truncation_is_detected_at_every_cut_of_an_event(tmp_path: Path) -> None:
     sound = b'{"ph":"X","name":"a","ts":2e1,"dur":-Infinity,"args":{"a":[null,"\\u00e9"],"b":{}}}'
     for size in range(1, len(sound)):
-        found = read(tmp_path / "a", b"[\n" + sound + b",\n" + sound[:size])
-        assert (found.events.height, codes(found).get("truncated")) == (1, 1), sound[:size]
+        result = read(tmp_path / "a", b"[\n" + sound + b",\n" + sound[:size])
+        assert (result.events.height, codes(result).get("truncated")) == (1, 1), sound[:size]
 
 
-def test_faulty_events_are_counted_however_they_are_indented(tmp_path: Path) -> None:
+def test_faulty_events_are_counted_at_any_indentation(tmp_path: Path) -> None:
     faulty = '{"name": "a", "ts": 1,\n      "ph": "N", id="0x1"}'
     text = "[\n" + ",\n".join(" " * indent + faulty for indent in (2, 2, 1, 2)) + ",\n\n]\n"
     assert codes(read(tmp_path / "a", text.encode())) == {"bad-event": 4}
@@ -285,7 +285,7 @@ def work(text: bytes) -> int:
 
         return count
 
-    names = ("value_end", "mended", "decode_event", "decode_events")
+    names = ("value_end", "repaired", "decode_event", "decode_events")
     functions = {name: counted(getattr(recover, name)) for name in names}
     with patched(recover, _FREE=0, **functions):
         recover.recover(text, final=True)
@@ -295,7 +295,7 @@ def work(text: bytes) -> int:
 @pytest.mark.parametrize("pattern", _DAMAGED, ids=repr)
 @given(noise=st.binary(max_size=20))
 @settings(max_examples=5, deadline=None)
-def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
+def test_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
     for size in (1 << 14, 1 << 15, 1 << 16):
         text = (b'{"ph":"X",}x' + (pattern + noise) * size)[:size]
         assert work(text) <= 12 * size
@@ -303,7 +303,7 @@ def test_the_work_of_recovery_is_linear(pattern: bytes, noise: bytes) -> None:
 
 @given(tokens=st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=30))
 @settings(max_examples=50, deadline=None)
-def test_the_work_of_recovery_is_linear_whatever_the_text(tokens: list[bytes]) -> None:
+def test_recovery_is_linear_for_any_text(tokens: list[bytes]) -> None:
     for size in (1 << 13, 1 << 14):
         assert work((b"".join(tokens) * size)[:size]) <= 12 * size
 
@@ -312,10 +312,10 @@ def test_the_work_of_recovery_is_linear_whatever_the_text(tokens: list[bytes]) -
     st.lists(st.sampled_from((*_TOKENS, b"NaN", b"nul", b",]", b"1e5", b"\\u12", b"\xff", b"\n")))
 )
 @settings(max_examples=300, deadline=None)
-def test_sound_tokens_are_left_as_they_are(tokens: list[bytes]) -> None:
+def test_valid_tokens_are_unchanged(tokens: list[bytes]) -> None:
     text = b"".join(tokens)
     try:
         decoded = decode.decode_any(text)
     except decode.BAD_TEXT:
         return
-    assert decode.decode_any(recover.mended(text, recover.Faults(0))) == decoded
+    assert decode.decode_any(recover.repaired(text, recover.Faults(0))) == decoded

@@ -1,4 +1,4 @@
-"""The compiled scan: what it keeps, what it hands back, and that it never differs from Python."""
+"""The compiled scan: rows, events left to Python, equality with Python."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _scan(
 
 
 def _columns(text, **how):
-    found = _scan(text, **how)
-    assert found is not None
-    return found
+    result = _scan(text, **how)
+    assert result is not None
+    return result
 
 
 def test_an_ordinary_event_becomes_a_row():
@@ -60,7 +60,7 @@ def test_an_ordinary_event_becomes_a_row():
     assert columns[-1] == b""
 
 
-def test_where_arguments_lie_is_told_where_asked():
+def test_offsets_of_arguments_are_returned_on_request():
     shaped = b'{"ph":"X","name":"a","ts":1,"dur":1,"args":{"Input Dims":[[2, 3]],"x":{"y":"}"}}}'
     none = b'{"ph":"X","name":"a","ts":1,"dur":1,"args": null}'
     text = b",".join([shaped, none, KERNEL])
@@ -72,24 +72,24 @@ def test_where_arguments_lie_is_told_where_asked():
         spans = array("q", ranges)
         return [text[at : at + n] for at, n in zip(spans[::2], spans[1::2], strict=True)]
 
-    told = [b'{"Input Dims":[[2, 3]],"x":{"y":"}"}}', b"null", b'{"stream":7}']
-    assert spelled(columns[-4]) == told
+    recorded = [b'{"Input Dims":[[2, 3]],"x":{"y":"}"}}', b"null", b'{"stream":7}']
+    assert spelled(columns[-4]) == recorded
     assert spelled(columns[-3]) == [b"[[2, 3]]", b"", b""]
 
 
-def test_the_first_time_counts_whether_the_event_is_wanted_or_not():
+def test_first_time_includes_unselected_events():
     early = b'{"ph":"X","cat":"cpu_op","name":"a","ts":0.25,"dur":1}'
     _, _, first, columns = _columns(KERNEL + b"," + early, other=0, every=False)
     assert first == 250
     assert list(array("q", columns[1])) == [1500]
 
 
-def test_a_bracket_ends_the_array_and_says_where():
+def test_closing_bracket_ends_the_array():
     events, closed, _, _ = _columns(KERNEL + b'\n ], "x": 1}')
     assert (events, closed) == (1, len(KERNEL) + 3)
 
 
-def test_windows_hold_at_the_ends_of_the_clock():
+def test_windows_work_at_the_ends_of_the_clock():
     far = b'{"ph":"X","cat":"kernel","name":"k","ts":8000000000000000,"dur":8000000000000000}'
     early = far.replace(b'"ts":8', b'"ts":-8')
     for event, window, rows in [
@@ -102,7 +102,7 @@ def test_windows_hold_at_the_ends_of_the_clock():
         assert len(array("q", columns[1])) == rows
 
 
-def test_as_many_windows_as_asked_for():
+def test_any_number_of_windows():
     windows = array("q", [edge for start in range(5000) for edge in (start, start + 1)])
     *_, columns = _columns(KERNEL, windows=windows.tobytes())
     assert list(array("q", columns[1])) == [1500]
@@ -127,7 +127,7 @@ def test_as_many_windows_as_asked_for():
         b'"ts":1.5,"name":7',
     ],
 )
-def test_an_odd_event_is_handed_back_whole(odd):
+def test_unusual_event_is_returned_to_python(odd):
     event = b'{"ph":"X","name":"k",' + odd + b"}"
     *_, columns = _columns(KERNEL + b"," + event)
     assert list(array("q", columns[-1])) == [len(KERNEL) + 1, len(event), 1]
@@ -157,11 +157,11 @@ def test_an_odd_event_is_handed_back_whole(odd):
         b"\0",
     ],
 )
-def test_what_is_not_strict_json_is_given_up(text):
+def test_invalid_json_is_left_to_python(text):
     assert _scan(text) is None
 
 
-def test_only_wanted_kinds_are_kept_and_names_count_whatever_the_kind():
+def test_selection_by_kind_or_name():
     cpu = b'{"ph":"X","cat":"cpu_op","name":"record_param_comms","ts":1,"dur":1}'
     *_, columns = _columns(KERNEL + b"," + cpu, other=0, every=False)
     assert len(columns[1]) == 8
@@ -173,7 +173,7 @@ def test_only_wanted_kinds_are_kept_and_names_count_whatever_the_kind():
 
 
 @pytest.mark.parametrize("wrong", [(b"", 1), (b"", -1)])
-def test_arguments_out_of_range_are_refused(wrong):
+def test_arguments_out_of_range_are_rejected(wrong):
     text, begin = wrong
     with pytest.raises(ValueError, match="out of range"):
         scan(text, begin, [], 0, 0, [], [], b"", True, True, False, False)
@@ -184,15 +184,15 @@ def test_arguments_out_of_range_are_refused(wrong):
 @given(
     st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-9e12, max_value=9e12)
 )
-def test_times_are_the_ones_python_reads(us):
+def test_times_equal_those_read_by_python(us):
     text = f"{us:f}".encode()
     *_, columns = _columns(b'{"ph":"X","name":"k","dur":1,"ts":' + text + b"}")
     assert array("q", columns[1])[0] == nanosecond(text)
 
 
 @pytest.mark.parametrize("phase", ["i", "I", "R"])
-def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
-    """V8 writes ``dur: 0`` into all events; a mark is no slice of 0 ns."""
+def test_duration_of_an_instant_is_ignored(phase, tmp_path):
+    """V8 writes ``dur: 0`` into all events; a mark is not a slice of 0 ns."""
     path = tmp_path / "marks.json"
     mark = {"ph": phase, "name": "A", "cat": "node.perf", "pid": 1, "tid": 2, "ts": 5, "dur": 0}
     path.write_text(json.dumps([mark, {**mark, "ph": "X"}]))
@@ -204,7 +204,7 @@ def test_an_instant_lasts_for_no_time_whatever_it_says(phase, tmp_path):
         ta.operators(path)
 
 
-def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
+def test_v8_cpu_profile_is_not_a_sample(tmp_path):
     """Its chunks pack many samples each; an event of phase P with a stack is one sample."""
     path = tmp_path / "node.json"
     event = {"ph": "P", "cat": "v8.cpu_profiler", "pid": 1, "tid": 2, "dur": 0}
@@ -222,7 +222,7 @@ def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
             "severity": "notice",
             "code": "profile-chunk",
             "count": 2,
-            "first": "a V8 CPU profile: its samples are not read",
+            "first": "a V8 CPU profile: its samples are not supported",
         }
     path.write_text(json.dumps([*profile[:2], run]))
     assert "RunTask" in str(ta.flamegraph(path))
@@ -231,20 +231,20 @@ def test_a_cpu_profile_of_v8_is_no_sample(tmp_path):
 
 
 def _both(path: Path, **how):
-    found = []
+    result = []
     compiled = piece._scan
     for route in (compiled, None):
         piece._scan = route
         try:
             trace = ta.read(path, **how)
-            found.append(
+            result.append(
                 {name: frame.to_dict(as_series=False) for name, frame in trace.tables.items()}
             )
         except InputError as error:
-            found.append({"error": error.what})
+            result.append({"error": error.what})
         finally:
             piece._scan = compiled
-    return found
+    return result
 
 
 HOWS = (
@@ -258,14 +258,14 @@ HOWS = (
 @pytest.mark.parametrize(
     "path", sorted(FIXTURES.rglob("*.json*")), ids=lambda p: str(p.relative_to(FIXTURES))
 )
-def test_both_routes_give_the_same_tables(path, how):
+def test_scan_and_decoder_give_the_same_tables(path, how):
     scanned, decoded = _both(path, **how)
     assert scanned == decoded
 
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**9))
-def test_both_routes_agree_on_damaged_text(seed, tmp_path_factory):
+def test_scan_and_decoder_agree_on_damaged_text(seed, tmp_path_factory):
     chance = random.Random(seed)  # noqa: S311
     start = chance.randrange(len(SEED) - 4000)
     text = bytearray(b'{"traceEvents": [' + SEED[start : start + 4000])
@@ -287,12 +287,12 @@ def test_both_routes_agree_on_damaged_text(seed, tmp_path_factory):
         max_leaves=8,
     )
 )
-def test_any_arguments_are_skipped_or_handed_back(args):
+def test_any_arguments_are_skipped_or_returned(args):
     event = json.dumps(
         {"ph": "X", "name": "k", "ts": 1, "dur": 2, "args": {"extra": args}}
     ).encode()
-    found = _scan(event)
-    if found is None:  # halves of surrogate pairs are Python's to judge
+    result = _scan(event)
+    if result is None:  # unpaired surrogates are left to Python
         assert b"\\ud" in event
     else:
-        assert found[0] == 1
+        assert result[0] == 1

@@ -39,15 +39,15 @@ def lanes(events: list[Json]) -> dict[tuple[int, int | None], str]:
 
 def on_streams(events: list[Json]) -> list[Json]:
     """The slices that lie on streams."""
-    told = lanes(events)
+    labels = lanes(events)
     return [
         e
         for e in events
-        if e.get("ph") == "X" and told.get((e["pid"], e["tid"]), "").startswith("Stream #")
+        if e.get("ph") == "X" and labels.get((e["pid"], e["tid"]), "").startswith("Stream #")
     ]
 
 
-def test_work_is_what_lies_on_streams() -> None:
+def test_device_work_is_on_streams() -> None:
     work = on_streams(raw())
     events = ta.read(FILE).events
     kinds = Counter(events["kind"].cast(pl.String))
@@ -55,15 +55,15 @@ def test_work_is_what_lies_on_streams() -> None:
     assert kinds["gpu_memcpy"] == sum("memcpy_details" in e["args"] for e in work)
     assert kinds["kernel"] + kinds["gpu_memcpy"] == len(work) > 100
     rows = events.filter(pl.col("kind").is_in(["kernel", "gpu_memcpy"]))
-    found = {
+    result = {
         (row["device"], row["stream"], row["ts"], row["dur"], row["correlation"])
         for row in rows.iter_rows(named=True)
     }
-    told = lanes(raw())
-    assert found == {
+    labels = lanes(raw())
+    assert result == {
         (
-            int(told[e["pid"], None][-1]),
-            int(re.findall(r"\d+", told[e["pid"], e["tid"]])[0]),
+            int(labels[e["pid"], None][-1]),
+            int(re.findall(r"\d+", labels[e["pid"], e["tid"]])[0]),
             round(e["ts"] * 1000),
             round(e["dur"] * 1000),
             int(e["args"]["correlation_id"]),
@@ -73,7 +73,7 @@ def test_work_is_what_lies_on_streams() -> None:
     assert rows["pid"].null_count() == rows["tid"].null_count() == rows.height
 
 
-def test_lanes_that_tell_the_work_again_are_no_work() -> None:
+def test_lanes_that_repeat_work_are_annotations() -> None:
     events = ta.read(FILE).events
     again = events.filter(pl.col("kind") == "gpu_user_annotation")
     names = set(again["name"].cast(pl.String))
@@ -83,7 +83,7 @@ def test_lanes_that_tell_the_work_again_are_no_work() -> None:
     assert again["stream"].n_unique() == 2
 
 
-def test_calls_of_the_driver_launched_the_work() -> None:
+def test_driver_calls_launch_the_work() -> None:
     events = ta.read(FILE).events
     calls = events.filter(pl.col("kind") == "cuda_driver")
     work = events.filter(pl.col("kind").is_in(["kernel", "gpu_memcpy"]))
@@ -93,7 +93,7 @@ def test_calls_of_the_driver_launched_the_work() -> None:
     assert (launches["launches"], launches["unlaunched"]) == (work.height, 0)
 
 
-def test_copies_are_named_and_measured_as_everywhere() -> None:
+def test_copies_have_kineto_names_and_sizes() -> None:
     copies = ta.read(FILE).events.filter(pl.col("kind") == "gpu_memcpy")
     assert set(copies["name"].cast(pl.String)) == {"Memcpy HtoD (Pageable -> Device)"}
     assert set(copies["bytes"]) == {8 << 20}
@@ -101,13 +101,13 @@ def test_copies_are_named_and_measured_as_everywhere() -> None:
     assert table.select("direction", "memory", "n").row(0) == ("HtoD", "Pageable -> Device", 16)
 
 
-def test_how_kernels_were_launched() -> None:
+def test_launch_configs_of_kernels() -> None:
     trace = ta.read(FILE)
     configs = trace.launch_configs
     kernels = trace.events.with_row_index("event").filter(pl.col("kind") == "kernel")
     assert configs["event"].to_list() == kernels["event"].to_list()
-    told = configs.select(pl.exclude("event", "grid_x")).unique().rows()
-    assert told == [(1, 1, 256, 1, 1, 64, 3072)]
+    labels = configs.select(pl.exclude("event", "grid_x")).unique().rows()
+    assert labels == [(1, 1, 256, 1, 1, 64, 3072)]
     assert set(configs["grid_x"]) == {24, 512, 2048}
 
 
@@ -117,7 +117,7 @@ def test_steps_have_numbers() -> None:
     assert sorted(steps["step"].head(2)) == ["train step 3", "train step 6"]
 
 
-def test_the_usual_questions_are_answered() -> None:
+def test_analyses_work() -> None:
     work = on_streams(raw())
     kernels = ta.kernels(FILE)
     assert kernels.scalars["total_ns"] == sum(round(e["dur"] * 1000) for e in work)
@@ -126,9 +126,13 @@ def test_the_usual_questions_are_answered() -> None:
     sums = ta.overlap(FILE).to_polars("devices")
     nccl = [e for e in work if e["name"].startswith("nccl")]
     for device, pid in ((0, 1), (1, 2)):
-        own = sums.filter(pl.col("device") == device).to_dicts()[0]
+        sums_of_device = sums.filter(pl.col("device") == device).to_dicts()[0]
         expected = sum(round(e["dur"] * 1000) for e in nccl if e["pid"] == pid)
-        assert own["communication_ns"] == own["exposed_communication_ns"] == expected
+        assert (
+            sums_of_device["communication_ns"]
+            == sums_of_device["exposed_communication_ns"]
+            == expected
+        )
     causes = ta.gpu_idle(FILE).to_polars("causes")
     loading = causes.filter(pl.col("cause") == "dataloading")["idle_ns"].item()
     assert loading == 2 * (2 * 4_300_000 + 6 * 300_000)
@@ -140,7 +144,7 @@ def test_the_usual_questions_are_answered() -> None:
     [["kernel"], ["cuda_driver", "gpu_memcpy"], ["user_annotation"], ["other"], ["gpu_memset"]],
     ids="+".join,
 )
-def test_what_is_asked_for_is_a_part_of_all(kinds: list[str]) -> None:
+def test_selection_is_a_subset(kinds: list[str]) -> None:
     whole, part = ta.read(FILE), ta.read(FILE, kinds=kinds)
     expected = whole.events.with_row_index().filter(pl.col("kind").is_in(kinds))
     assert part.events.equals(expected.drop("index"))
@@ -151,7 +155,7 @@ def test_what_is_asked_for_is_a_part_of_all(kinds: list[str]) -> None:
     assert "args" in ta.read(FILE, kinds=kinds, columns=["args"]).events.columns
 
 
-def test_names_are_asked_for_whatever_their_kind() -> None:
+def test_names_are_selected_whatever_their_kind() -> None:
     events = ta.read(FILE, kinds=["gpu_memset"], names=["try_to_block"]).events
     assert events.height == 8
 
@@ -184,7 +188,7 @@ def slice_(name: str, at: float = 1.0, **args: object) -> Json:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_sort_of_event(tmp_path: Path, event: Json, kind: str, name: str) -> None:
+def test_each_type_of_event(tmp_path: Path, event: Json, kind: str, name: str) -> None:
     trace = ta.read(written(tmp_path, [DEVICE, STREAM, event, {}]))
     assert trace.events.select(pl.col("kind", "name").cast(pl.String)).rows() == [(kind, name)]
     on_device = kind.startswith(("kernel", "gpu_"))
@@ -209,7 +213,7 @@ def test_odd_lanes_and_arguments(tmp_path: Path) -> None:
     assert rows.select(pl.col("kind").cast(pl.String), "correlation").row(0) == ("gpu_memcpy", None)
 
 
-def test_where_events_do_not_begin_with_such_names_lanes_say_nothing(tmp_path: Path) -> None:
+def test_other_traces_are_not_classified_by_lanes(tmp_path: Path) -> None:
     path = written(tmp_path, [slice_("gemm", note="x" * 5000), DEVICE, STREAM])
     assert ta.read(path).events["kind"].to_list() == ["other"]
 
@@ -235,7 +239,7 @@ def test_a_real_recording_on_a_cpu() -> None:
     assert ta.steps(path).to_polars("steps").height == 4
 
 
-def test_steps_are_told_without_any_gpu(tmp_path: Path) -> None:
+def test_steps_without_any_gpu(tmp_path: Path) -> None:
     host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
     step = {**slice_("train", step_num="2"), "pid": 701}
     events = ta.read(written(tmp_path, [host, step, {}])).events

@@ -1,4 +1,4 @@
-"""Real and broken files of collapsed stacks: nothing is lost, nothing is stolen."""
+"""Real and damaged files of collapsed stacks: complete samples, no false detection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _id(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", [*OURS, *THEIRS], ids=_id)
-def test_no_sample_is_lost_whatever_the_file_is_called(path, tmp_path):
+def test_file_name_does_not_matter(path, tmp_path):
     neutral = tmp_path / "recording.dat"
     shutil.copyfile(path, neutral)
     trace = read(neutral)
@@ -113,7 +113,7 @@ def test_a_comparison_has_two_samples_a_line(shared):
 
 
 @pytest.mark.parametrize("case", TEXT_CASES, ids=lambda case: case.name)
-def test_faults_are_counted_or_refused_in_one_line(case, tmp_path):
+def test_faults_are_counted_or_rejected_in_one_line(case, tmp_path):
     path = tmp_path / "recording.dat"
     path.write_bytes(case.data)
     if case.weight is None:
@@ -127,7 +127,7 @@ def test_faults_are_counted_or_refused_in_one_line(case, tmp_path):
     assert schema.check(trace.tables) == []
 
 
-def test_findings_are_described():
+def test_issues_are_documented():
     page = (ROOT / "docs" / "formats.md").read_text()
     codes = {code for case in CASES for code in case.issues}
     assert [code for code in codes if f"| `{code}` |" not in page] == []
@@ -139,27 +139,27 @@ def test_malformed_files_are_what_the_script_writes():
 
 
 @pytest.mark.parametrize("data", [b"a b c\nd e f\n", b"{}", b"[1, 2]\n", b"\x00\x01 5\n", b""])
-def test_what_has_no_sample_is_refused_even_when_the_format_is_given(data, tmp_path):
+def test_file_without_samples_is_rejected(data, tmp_path):
     path = tmp_path / "given"
     path.write_bytes(data)
     with raises_wording(InputError):
         read(path, format="collapsed")
 
 
-def test_other_formats_are_not_stolen(shared):
+def test_other_formats_are_not_detected(shared):
     folders = ("chrome/conformance", "memory", "ncu", "nsys")
     files = [p for f in folders for p in sorted((shared / "data" / f).rglob("*")) if p.is_file()]
     files = [path for path in files if path.stat().st_size < 1_000_000]
     assert len(files) > 50
     stolen = []
     for path in [*files, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("docs/*.md")]:
-        found = registry.detect(Source(path))
-        if found is not None and found.name == "collapsed":
+        result = registry.detect(Source(path))
+        if result is not None and result.name == "collapsed":
             stolen.append(path.name)
     assert stolen == []
 
 
-def test_a_compressed_and_cut_file_gives_what_is_there(tmp_path):
+def test_truncated_compressed_file_is_read_partially(tmp_path):
     text = OURS[0].read_bytes() * 50
     path = tmp_path / "rank_3.txt.gz"
     path.write_bytes(gzip.compress(text)[:-200])
@@ -169,7 +169,7 @@ def test_a_compressed_and_cut_file_gives_what_is_there(tmp_path):
     assert 0 < trace.events["weight"].sum() < 50 * total(OURS[0])
 
 
-def test_the_first_bad_line_is_named(tmp_path):
+def test_first_bad_line_is_reported(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text('process 1:"a\nb";main (a.py:1) 3\n' + "main;step 2\n" * 3 + "oops\n")
     trace = read(path)
@@ -180,14 +180,14 @@ def test_the_first_bad_line_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "rank"), [("profile_node3.txt", 3), ("node1_rank7.txt", 7), ("nodes2.txt", None)]
 )
-def test_the_rank_is_in_the_name(name, rank, tmp_path):
+def test_rank_comes_from_the_file_name(name, rank, tmp_path):
     shutil.copyfile(OURS[0], tmp_path / name)
     trace = read(tmp_path / name)
     assert trace.meta.rank == rank
     assert set(trace.events["rank"]) == {rank}
 
 
-def test_only_what_is_asked_for_is_read():
+def test_selection_limits_what_is_read():
     path = FIXTURES / "py_spy" / "subprocesses_threads.raw.txt"
     assert read(path, kinds=["kernel"]).events.is_empty()
     lanes = read(path, kinds=["lane"])
@@ -195,7 +195,7 @@ def test_only_what_is_asked_for_is_read():
     assert lanes.lanes.equals(read(path).lanes)
 
 
-def test_progress_is_told():
-    seen = []
-    read(OURS[0], progress=lambda read, of: seen.append((read, of)))
-    assert seen[-1] == (OURS[0].stat().st_size,) * 2
+def test_progress_is_reported():
+    calls = []
+    read(OURS[0], progress=lambda read, of: calls.append((read, of)))
+    assert calls[-1] == (OURS[0].stat().st_size,) * 2

@@ -1,4 +1,4 @@
-"""The grammar of collapsed stacks, a line at a time, and damaged files."""
+"""The grammar of collapsed stacks, line by line, and damaged files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEDS = [
 TOKENS = (b";", b" ", b"\n", b'"', b'process 1:"', b"thread (1): ", b"thread (0xff)", b"(", b")")
 TOKENS += (b":1)", b"#", b"//", b"\0", b"\xff", b"9" * 30, b".5", b"\r\n", b'";', b"P1;T2;", b"\t")
 CASES = 1_000
-#: Seconds a damaged file of a few KB may take; a busy machine is no reason to fail.
+#: Seconds a damaged file of a few KB may take; generous for busy machines.
 PATIENCE = 5.0
 
 
@@ -101,7 +101,7 @@ def test_labels_are_not_frames(line, stack, pid, tid, label, tmp_path):
         ("f (a;" + "b;" * 40 + "c.py:1)", 42),  # not looked for so far
     ],
 )
-def test_a_semicolon_inside_brackets_is_no_end(stack, frames, tmp_path):
+def test_semicolon_inside_brackets_does_not_split(stack, frames, tmp_path):
     trace = parsed(tmp_path, f"{stack} 2\n")
     assert trace.stacks.height == frames
     assert stack_texts(trace) == [stack]
@@ -127,7 +127,7 @@ def test_encodings_line_ends_and_counts(content, weights, tmp_path):
     assert trace.issues.is_empty()
 
 
-def test_names_and_numbers_alone_could_be_anything(tmp_path):
+def test_ambiguous_text_is_not_detected(tmp_path):
     path = tmp_path / "numbers.txt"
     path.write_bytes(b"main 5\nother 6\n")
     with pytest.raises(UnknownFormat):
@@ -191,24 +191,24 @@ LINE = st.one_of(
 @example(['process 1:"x', " 0", 'y";f (z) 3', 'process 1:"x";a (b.py:1) 2'], [])
 @example(['process 1:"x', 'y";f (z) 3', "thread (4): q; r;a 3"], [1])
 @example([" 0", 'process 1:"x', " 0", "thread (4): q; r;a 3", " 0", 'y";f (z) 3'], [])
-def test_lines_at_once_are_lines_one_by_one(lines, cuts):
+def test_batches_equal_single_lines(lines, cuts):
     """The same samples, whichever lines come together and whether they are taken all at once."""
     data = [line.encode() for line in lines]
     results = []
     for labelled in (False, True):
         for places in ([], sorted(cuts)):
-            found = Lines(Dialect(labelled=labelled))
+            reader = Lines(Dialect(labelled=labelled))
             for start, end in zip([0, *places], [*places, len(data)], strict=True):
-                found.add(data[start:end])
-            found.add([], last=True)
-            frames = [name for name, _ in sorted(found.numbers.items(), key=lambda item: item[1])]
-            stacks = [frames[number] for number in found.frames]
-            weights = list(found.weights)
-            whose = list(found.lanes.number)
-            lanes = [whose[lane] for lane in found.lane_of]
-            kept = (stacks, list(found.lengths), weights, lanes, found.bad, found.first_bad)
-            told = (found.lanes.commands, found.lanes.parents, found.lanes.threads)
-            results.append((kept, told, sorted(map(str, whose))))
+                reader.add(data[start:end])
+            reader.add([], last=True)
+            frames = [name for name, _ in sorted(reader.numbers.items(), key=lambda item: item[1])]
+            stacks = [frames[number] for number in reader.frames]
+            weights = list(reader.weights)
+            lane_keys = list(reader.lanes.number)
+            lanes = [lane_keys[lane] for lane in reader.lane_of]
+            kept = (stacks, list(reader.lengths), weights, lanes, reader.bad, reader.first_bad)
+            names = (reader.lanes.commands, reader.lanes.parents, reader.lanes.threads)
+            results.append((kept, names, sorted(map(str, lane_keys))))
     assert all(result == results[0] for result in results)
 
 
@@ -232,7 +232,7 @@ def damaged(chance):
     return bytes(content)
 
 
-def test_damaged_files_are_read_or_refused_in_one_line(tmp_path):
+def test_damaged_files_are_read_or_rejected_in_one_line(tmp_path):
     path = tmp_path / "damaged.txt"
     chance = random.Random(11)  # noqa: S311 - no secret
     outcomes = set()

@@ -1,4 +1,4 @@
-"""The compiled numbering of frames against the one in Python."""
+"""The compiled numbering of frames compared with the Python version."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ LINES = st.lists(st.lists(st.binary(max_size=20), max_size=8).map(b";".join)).ma
 
 
 @given(LINES | st.binary(max_size=300))
-def test_both_ways_give_the_same(stacks: bytes) -> None:
+def test_c_and_python_give_the_same_numbers(stacks: bytes) -> None:
     pytest.importorskip("traceanalyzer.parsers.collapsed._frames")
     assert lines.numbered(stacks) == lines.numbered_in_python(stacks)
 

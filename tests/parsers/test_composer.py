@@ -1,4 +1,4 @@
-"""Traces of MosaicML Composer: merged files, and PyTorch's events in and beside them."""
+"""Traces of MosaicML Composer: merged files, and PyTorch's events in them and in separate files."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def merged(path: Path) -> Path:
     return write(path, [first, *composer_events(0), *composer_events(1), *kernels])
 
 
-def test_a_merged_file_is_divided_by_process(tmp_path: Path) -> None:
+def test_merged_file_is_split_by_process(tmp_path: Path) -> None:
     path = merged(tmp_path / "node0_merged.json")
     assert ta.steps(path).steps["rank"].sort().to_list() == [0, 0, 1, 1]
     kernels = ta.read(path).events.filter(pl.col("kind") == "kernel")
     assert sorted(kernels.select("rank", "device").rows()) == [(0, 0), (1, 1)]
 
 
-def test_a_merged_file_beside_its_parts_counts_once(tmp_path: Path) -> None:
+def test_merged_file_and_its_parts_count_once(tmp_path: Path) -> None:
     path = merged(tmp_path / "merged_trace.json")
     parts = [write(tmp_path / f"ep0-ba0-rank{n}.json", composer_events(n)) for n in (0, 1)]
     inputs, skipped = ta.find_inputs(tmp_path)
@@ -100,18 +100,16 @@ def test_torch_events_of_another_time_stay_on_their_clock(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("names", [("composer_profiler", "torch_profiler"), ("z", "a")])
-def test_torch_events_beside_the_file_of_torch_count_once(
-    tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_torch_events_in_both_files_count_once(tmp_path: Path, names: tuple[str, str]) -> None:
     composer, torch = names
     for rank in (0, 1):
         inside = torch_events(rank, START_US - BASE_US + 200, rank)
         events = [*composer_events(rank), *inside]
         write(tmp_path / composer / f"ep0-ba0-rank{rank}.json", events)
-        own = torch_events(rank, START_US - BASE_US + 200)
+        torch_rows = torch_events(rank, START_US - BASE_US + 200)
         job = {"rank": rank, "world_size": 2}
         path = tmp_path / torch / f"rank{rank}.0.pt.trace.json"
-        write(path, own, baseTimeNanoseconds=1000 * BASE_US, distributedInfo=job)
+        write(path, torch_rows, baseTimeNanoseconds=1000 * BASE_US, distributedInfo=job)
     assert ta.gpu_idle(tmp_path).units["busy_ns"].to_list() == [40_000, 40_000]
     assert ta.gpu_idle(tmp_path / composer).units["busy_ns"].to_list() == [40_000, 40_000]
 
@@ -161,10 +159,10 @@ def test_both_profilers_of_a_job_count_events_and_steps_once(tmp_path: Path, bas
         inside = [*profiler_steps(start, rank), *torch_events(rank, start + 200, rank)]
         path = tmp_path / "composer_profiler" / f"ep0-ba0-rank{rank}.json"
         write(path, [*composer_events(rank), *inside])
-        own = [*profiler_steps(start, 4000 + rank), *torch_events(rank, start + 200)]
+        torch_rows = [*profiler_steps(start, 4000 + rank), *torch_events(rank, start + 200)]
         job = {"rank": rank, "world_size": 2}
         path = tmp_path / "torch_profiler" / f"rank{rank}.0.pt.trace.json"
-        write(path, own, distributedInfo=job, **top)
+        write(path, torch_rows, distributedInfo=job, **top)
     assert ta.gpu_idle(tmp_path).units["busy_ns"].to_list() == [40_000, 40_000]
     assert ta.kernels(tmp_path).n == 2
     steps = ta.steps(tmp_path)
@@ -176,10 +174,10 @@ def test_both_profilers_of_a_job_count_events_and_steps_once(tmp_path: Path, bas
     assert alone.n == 2
 
 
-def test_torch_events_of_another_job_count_beside_those_of_composer(tmp_path: Path) -> None:
+def test_torch_events_of_another_job_are_kept(tmp_path: Path) -> None:
     events = [*composer_events(0), *torch_events(0, START_US + 200, 0)]
     write(tmp_path / "composer_profiler" / "ep0-ba0-rank0.json", events)
     job = {"rank": 0, "world_size": 2}
-    own = torch_events(0, START_US + 5_000)
-    write(tmp_path / "torch_profiler" / "rank0.0.pt.trace.json", own, distributedInfo=job)
+    torch_rows = torch_events(0, START_US + 5_000)
+    write(tmp_path / "torch_profiler" / "rank0.0.pt.trace.json", torch_rows, distributedInfo=job)
     assert ta.kernels(tmp_path).n == 2

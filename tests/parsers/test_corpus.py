@@ -1,4 +1,4 @@
-"""The byte fuzzer's corpus: compiled and Python routes read, or refuse, each file alike."""
+"""The byte fuzzer's corpus: compiled and Python code read or reject each file alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traceanalyzer.parsers.memory_snapshot import machine
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_file_is_read_or_refused_alike(name: str, tmp_path: Path) -> None:
+def test_corpus_files_are_read_or_rejected_as_recorded(name: str, tmp_path: Path) -> None:
     files, path = members(name), tmp_path / "rank0"
     assert len(files) >= 10
     read = 0

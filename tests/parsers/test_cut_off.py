@@ -1,4 +1,4 @@
-"""Answers from a file whose end is missing say so, in a notebook as on a terminal."""
+"""Results from a truncated file report it, in notebooks and on the terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("analysis", ANALYSES, ids=lambda analysis: str(analysis.__name__))
-def test_an_answer_says_whose_end_is_missing(files: tuple[Path, Path], analysis: Any) -> None:
+def test_note_names_truncated_file(files: tuple[Path, Path], analysis: Any) -> None:
     whole, cut = files
     assert not [note for note in analysis(whole).notes if NOTE in note]
     assert [note for note in analysis(cut).notes if NOTE in note] == [f"{cut} {NOTE}"]
@@ -51,7 +51,7 @@ def test_an_answer_says_whose_end_is_missing(files: tuple[Path, Path], analysis:
 
 
 @pytest.mark.parametrize("analysis", ANALYSES[1:], ids=lambda analysis: str(analysis.__name__))
-def test_a_file_that_is_left_out_is_not_said_to_be_cut_off(
+def test_skipped_file_is_not_reported_as_truncated(
     files: tuple[Path, Path], analysis: Any, tmp_path: Path
 ) -> None:
     useless = tmp_path / "useless.json"
@@ -61,14 +61,14 @@ def test_a_file_that_is_left_out_is_not_said_to_be_cut_off(
     assert not [note for note in notes if NOTE in note]
 
 
-def test_a_file_of_another_rank_is_not_said_to_be_cut_off(files: tuple[Path, Path]) -> None:
+def test_file_of_another_rank_is_not_reported_as_truncated(files: tuple[Path, Path]) -> None:
     whole, cut = files
-    own = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
-    assert [n for n in ta.kernels([whole, cut, own], rank=0).notes if NOTE in n]
-    assert not [n for n in ta.kernels([whole, cut, own], rank=1).notes if NOTE in n]
+    other_rank = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
+    assert [n for n in ta.kernels([whole, cut, other_rank], rank=0).notes if NOTE in n]
+    assert not [n for n in ta.kernels([whole, cut, other_rank], rank=1).notes if NOTE in n]
 
 
-def test_a_packed_file_that_is_cut_off_says_so_too(files: tuple[Path, Path]) -> None:
+def test_truncated_compressed_file_is_reported(files: tuple[Path, Path]) -> None:
     whole, _ = files
     packed = whole.with_name("packed.json.gz")
     packed.write_bytes(gzip.compress(whole.read_bytes())[:-5_000])
@@ -78,7 +78,7 @@ def test_a_packed_file_that_is_cut_off_says_so_too(files: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize("analysis", [ta.comm_outliers, ta.kernels, ta.overlap, ta.launches])
-def test_what_is_missing_may_have_been_at_the_end(tmp_path: Path, analysis: Any) -> None:
+def test_missing_data_error_mentions_truncation(tmp_path: Path, analysis: Any) -> None:
     path = tmp_path / "cut.json"
     event = '{"ph": "X", "cat": "cpu_op", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 2}'
     path.write_text(f'{{"traceEvents": [{event}, {event[:40]}')

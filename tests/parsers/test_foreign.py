@@ -1,4 +1,4 @@
-"""Files that are no timeline, or none that is read: the error says what they are."""
+"""Known files that no parser reads: the error describes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_a_file_is(name: str, tmp_path: Path) -> None:
+def test_known_files_are_described(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(KNOWN[name])
     with raises_wording(UnknownFormat):
@@ -56,7 +56,7 @@ def test_a_tar_archive(mode: str, tmp_path: Path) -> None:
         ta.find_inputs(tmp_path)
 
 
-def test_files_that_are_not_known() -> None:
+def test_unknown_files_are_not_described() -> None:
     for text in (b"", b"{}", b'{"a": [1, 2]}', b"[1, 2]", b"PAR1", b"plain text", b"\0" * 600):
         assert recognise(text, "x.json") is None
 
@@ -108,7 +108,7 @@ def test_a_report_that_nsys_cannot_export(nsys: Path, tmp_path: Path) -> None:
         ta.read(path)
 
 
-def test_a_report_beside_its_export_counts_once(nsys: Path, tmp_path: Path) -> None:
+def test_report_and_its_export_count_once(nsys: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "a.nsys-rep").write_bytes(b"NVIDIA report")

@@ -1,4 +1,4 @@
-"""Every format under damage to its structure and its bytes: read twice alike, or refused alike."""
+"""Every format with damaged structure and bytes: deterministic result or error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError
 
-#: Columns that are made where they are asked for.
+#: Optional columns.
 ON_REQUEST = ("args", "input_dims")
 #: Damaged files of each format in the suite; ``make fuzz`` tries as many as it has time for.
 CASES = 25
@@ -50,7 +50,7 @@ def survives(path: Path, name: str, data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_files_are_read_or_rejected(name: str, tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         for seed in range(CASES):
@@ -67,7 +67,7 @@ def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_more(name: str, tmp_path: Path) -> None:
-    """``make fuzz``: fresh seeds as long as there is time; what fails is kept, its seed shown."""
+    """``make fuzz``: new seeds until the time is up; failing files are kept, with their seed."""
     end = time.monotonic() + SHARE
     seed = first = SystemRandom().randrange(1 << 40)
     read = 0

@@ -1,4 +1,4 @@
-"""Snapshots of strangers: damaged, cut off, or made to do harm."""
+"""Untrusted snapshots: damaged, truncated or malicious."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def asked(path: Path, questions: Sequence[Callable[..., Any]] = QUESTIONS) -> bo
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
     """Bytes changed, taken out, or put in from elsewhere."""
-    found = bytearray(data)
+    result = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 5, 20))):
-        at, how = chance.randrange(len(found)), chance.random()
+        at, how = chance.randrange(len(result)), chance.random()
         if how < 0.4:
-            found[at] = chance.randrange(256)
+            result[at] = chance.randrange(256)
         elif how < 0.6:
-            found[at] = chance.choice(b".()]}eaush\x94\x8c\x8aKMJNG\x88\x89\x85\x86\x87")
+            result[at] = chance.choice(b".()]}eaush\x94\x8c\x8aKMJNG\x88\x89\x85\x86\x87")
         elif how < 0.8:
-            del found[at : at + chance.randrange(1, 9)]
+            del result[at : at + chance.randrange(1, 9)]
         else:
-            source = chance.randrange(len(found))
-            found[at:at] = found[source : source + chance.randrange(1, 60)]
-    return bytes(found)
+            source = chance.randrange(len(result))
+            result[at:at] = result[source : source + chance.randrange(1, 60)]
+    return bytes(result)
 
 
 def damage(seed: int, rounds: int, folder: Path) -> int:
@@ -72,7 +72,7 @@ def damage(seed: int, rounds: int, folder: Path) -> int:
     return read
 
 
-def test_damage_is_an_error_of_ours_or_an_answer(tmp_path: Path) -> None:
+def test_damage_gives_an_input_error_or_a_result(tmp_path: Path) -> None:
     assert 0 < damage(11, 50, tmp_path) < 50
 
 
@@ -83,24 +83,24 @@ def test_much_damage(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [1 << 40, -(1 << 70), "one", None])
-def test_a_segment_of_no_known_device_is_of_the_first(device: object, tmp_path: Path) -> None:
+def test_segment_without_device_belongs_to_the_first(device: object, tmp_path: Path) -> None:
     path = Snapshot().hold(1 << 30, 1 << 20, device=device).write(tmp_path / "x.pickle")
-    found = ta.read(path)
-    assert schema.check(found.tables) == []
-    assert found.segments["device"].to_list() == [0]
+    result = ta.read(path)
+    assert schema.check(result.tables) == []
+    assert result.segments["device"].to_list() == [0]
 
 
-def test_cut_off_anywhere(tmp_path: Path) -> None:
+def test_truncated_anywhere(tmp_path: Path) -> None:
     data = (FOLDER / "fragmented_oom.pickle").read_bytes()
     path = tmp_path / "x.pickle"
-    found = []
+    result = []
     for end in range(97, len(data), 97):
         path.write_bytes(data[:end])
-        found.append(asked(path, [ta.memory]))
-    # of the first bytes nothing can be told
-    first = found.index(True)
-    assert all(found[first:])
-    assert first < len(found) / 2
+        result.append(asked(path, [ta.memory]))
+    # too short to be recognised
+    first = result.index(True)
+    assert all(result[first:])
+    assert first < len(result) / 2
 
 
 # --- harm ------------------------------------------------------------------------------------
@@ -147,44 +147,44 @@ def usual() -> int:
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_costs_no_more_than_a_file_of_its_size(
+def test_pickle_bomb_has_limited_cost(
     name: str, compiled: bool, usual: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.pickle"
     path.write_bytes(BOMBS[name])
-    code, said, peak = run(path, compiled=compiled)
+    code, message, peak = run(path, compiled=compiled)
     assert code == 1
-    assert "Traceback" not in said
-    assert said.startswith(f"traceanalyzer: {path}: ")
-    assert said.count("\n") == 1
+    assert "Traceback" not in message
+    assert message.startswith(f"traceanalyzer: {path}: ")
+    assert message.count("\n") == 1
     bytes_of_each = 2 if compiled else 3  # the file's bytes are kept until they are unpickled
     assert peak < usual + bytes_of_each * len(BOMBS[name]) + 100 * MEGABYTE
 
 
 class Evil:
-    def __init__(self, made: Path) -> None:
-        self.made = made
+    def __init__(self, target: Path) -> None:
+        self.target = target
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (os.mkdir, (str(self.made),))
+        return (os.mkdir, (str(self.target),))
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_no_code_runs(protocol: int, compiled: bool, tmp_path: Path) -> None:
-    made, path = tmp_path / "made", tmp_path / "x.pickle"
-    whole = {"segments": [], "device_traces": [[]], "allocator_settings": Evil(made)}
+    target, path = tmp_path / "made", tmp_path / "x.pickle"
+    whole = {"segments": [], "device_traces": [[]], "allocator_settings": Evil(target)}
     path.write_bytes(pickle.dumps(whole, protocol=protocol))
-    code, said, _ = run(path, compiled=compiled)
+    code, message, _ = run(path, compiled=compiled)
     assert code == 1
-    assert "opcode" in said
-    assert "at byte" in said
-    assert not made.exists()
+    assert "opcode" in message
+    assert "at byte" in message
+    assert not target.exists()
     pickle.loads(path.read_bytes())  # noqa: S301 - it would have run
-    assert made.exists()
+    assert target.exists()
 
 
-def test_text_of_a_file_is_escaped_where_it_is_shown(tmp_path: Path) -> None:
+def test_text_of_a_file_is_escaped_in_output(tmp_path: Path) -> None:
     name = "</script><img src=x onerror=alert(1)>\x1b[31m"
     frames = [{"name": name, "filename": f"/w/{name}.py", "line": 3}]
     block = {"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated",
@@ -195,10 +195,10 @@ def test_text_of_a_file_is_escaped_where_it_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
     whole = {"segments": [segment], "device_traces": [[event, {**event, "action": name}]]}
     path.write_bytes(pickle.dumps(whole))
-    found = ta.memory(path)
-    assert "\x1b" not in found.table()
-    page = html.page(found, top=None)
+    result = ta.memory(path)
+    assert "\x1b" not in result.table()
+    page = html.page(result, top=None)
     assert name.split("\x1b")[0] not in page
     assert "<img" not in page
-    # what closes a script is one of ours each time
+    # every closing script tag must be ours
     assert page.count("</script>") == page.count("<script")

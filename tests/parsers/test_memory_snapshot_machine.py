@@ -1,4 +1,4 @@
-"""The machine of memory snapshots reads what pickle reads; of a file cut short, what is there."""
+"""The snapshot machine equals pickle; truncated files are read partially."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", REAL, ids=name_of)
-def test_genuine_files_hold_what_pickle_loads(path):
+def test_real_files_equal_pickle_loads(path):
     data = path.read_bytes()
-    found = read(data)
-    assert found.complete
-    assert (found.consumed, found.protocol, found.trailing) == (len(data), 4, 0)
-    assert objects(found) == expected(loaded(data))
+    result = read(data)
+    assert result.complete
+    assert (result.consumed, result.protocol, result.trailing) == (len(data), 4, 0)
+    assert objects(result) == expected(loaded(data))
 
 
 @compiled
 @pytest.mark.parametrize("path", REAL, ids=name_of)
-def test_without_the_extension_the_same(path):
+def test_same_result_without_extension(path):
     data = path.read_bytes()[: 1 << 19]  # what is missing is salvaged
     assert content(read(data, 1 << 22)) == content(read(data, 1 << 16, slow=True))
 
@@ -67,7 +67,7 @@ def test_without_the_extension_the_same(path):
 @compiled
 @pytest.mark.parametrize("part", [1, 0.1, 0.3, 0.6, 0.95])
 @pytest.mark.parametrize("path", REAL, ids=name_of)
-def test_without_the_extension_the_same_trace(path, part, tmp_path):
+def test_same_trace_without_extension(path, part, tmp_path):
     data = path.read_bytes()
     cut = tmp_path / "rank3.pickle"
     cut.write_bytes(data[: int(len(data) * part)])
@@ -78,46 +78,49 @@ def test_without_the_extension_the_same_trace(path, part, tmp_path):
 
 
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
-def test_little_memory_is_taken(path):
+def test_memory_is_limited(path):
     data = path.read_bytes()
-    made = new()
-    made.feed(data)
-    assert made.held <= 2 * len(data) + (1 << 18)
-    made.close()
-    assert made.held == 0
+    snapshot_value = new()
+    snapshot_value.feed(data)
+    assert snapshot_value.allocated_bytes <= 2 * len(data) + (1 << 18)
+    snapshot_value.close()
+    assert snapshot_value.allocated_bytes == 0
 
 
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
 def test_genuine_files_written_by_other_picklers(path):
-    made = loaded(path.read_bytes())
-    for data in (*(pickle.dumps(made, protocol) for protocol in (2, 5)), like_torch(made)):
-        assert objects(read(data)) == expected(made)
+    snapshot_value = loaded(path.read_bytes())
+    for data in (
+        *(pickle.dumps(snapshot_value, protocol) for protocol in (2, 5)),
+        like_torch(snapshot_value),
+    ):
+        assert objects(read(data)) == expected(snapshot_value)
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol(protocol, slow):
-    made = snapshot(60, 12)
+    snapshot_value = snapshot(60, 12)
     for data in (
-        pickle.dumps(made, protocol),
-        pickle._dumps(made, protocol),  # the pickler in Python
-        pickletools.optimize(pickle.dumps(made, protocol)),  # most is not in the memo
+        pickle.dumps(snapshot_value, protocol),
+        pickle._dumps(snapshot_value, protocol),  # the pickler in Python
+        pickletools.optimize(pickle.dumps(snapshot_value, protocol)),  # most is not in the memo
     ):
-        found = read(data, slow=slow)
-        assert found.protocol == protocol
-        assert objects(found) == expected(made)
+        result = read(data, slow=slow)
+        assert result.protocol == protocol
+        assert objects(result) == expected(snapshot_value)
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("write", [pickle.dumps, like_torch], ids=["python", "torch"])
 @pytest.mark.parametrize(("events", "depth"), [(2300, 3), (6, 3100)])
 def test_lists_longer_than_a_batch(events, depth, write, slow):
-    made = snapshot(events, depth)
-    data = write(made)
-    assert objects(read(data, slow=slow)) == expected(made)
+    snapshot_value = snapshot(events, depth)
+    data = write(snapshot_value)
+    assert objects(read(data, slow=slow)) == expected(snapshot_value)
     bare = pickletools.optimize(data)  # what is used once is not in the memo
     assert len(bare) < len(data)
-    assert objects(read(bare, slow=slow)) == expected(made)
+    assert objects(read(bare, slow=slow)) == expected(snapshot_value)
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
@@ -131,47 +134,49 @@ def test_containers_that_grow_between_others(slow):
 @pytest.mark.parametrize("slow", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1001])
 def test_blocks_of_any_size(size, slow):
-    made = snapshot() | {"text": "long" * 600}
-    for data in (pickle.dumps(made, 4), like_torch(made)):
+    snapshot_value = snapshot() | {"text": "long" * 600}
+    for data in (pickle.dumps(snapshot_value, 4), like_torch(snapshot_value)):
         whole = read(data)
         assert read(data + b"behind", size, slow=slow) == Document(**{**vars(whole), "trailing": 6})
 
 
 def test_a_list_of_segments_as_torch_1_wrote_it():
-    made = snapshot()["segments"]
-    made[0]["blocks"][0]["history"] = [{"addr": 1, "real_size": 5, "frames": []}]
-    found = read(pickle.dumps(made))
-    assert objects(found) == expected(made)
-    assert found.tables[5][0] == 1
+    snapshot_value = snapshot()["segments"]
+    snapshot_value[0]["blocks"][0]["history"] = [{"addr": 1, "real_size": 5, "frames": []}]
+    result = read(pickle.dumps(snapshot_value))
+    assert objects(result) == expected(snapshot_value)
+    assert result.tables[5][0] == 1
 
 
 def test_equal_stacks_and_frames_are_kept_once():
     frames = [{"name": "f", "filename": "a.py", "line": (1 << 64) - 1} for _ in range(3)]
-    made = [{"action": "alloc", "frames": [dict(f) for f in frames]} for _ in range(9)]
-    found = read(pickle.dumps(made))
-    assert found.tables[0][0] == 1
-    assert len(found.sequences[0]) == 8 * 2
-    assert objects(found) == made
+    snapshot_value = [{"action": "alloc", "frames": [dict(f) for f in frames]} for _ in range(9)]
+    result = read(pickle.dumps(snapshot_value))
+    assert result.tables[0][0] == 1
+    assert len(result.sequences[0]) == 8 * 2
+    assert objects(result) == snapshot_value
 
 
-def test_columns_that_no_row_has_are_not_made():
-    found = read(pickle.dumps([{"action": "oom", "device_free": i, "odd": 1} for i in range(9)]))
-    rows, columns = found.tables[1]
+def test_unused_columns_are_not_created():
+    result = read(pickle.dumps([{"action": "oom", "device_free": i, "odd": 1} for i in range(9)]))
+    rows, columns = result.tables[1]
     assert rows == 9
     assert sorted(columns) == ["action", "device_free"]
-    assert found.tables[2:] == [(0, {})] * 4
+    assert result.tables[2:] == [(0, {})] * 4
 
 
-def test_a_column_that_comes_late_is_empty_before():
-    made = [{"action": "a", "size": i} for i in range(99)] + [{"action": "a", "time_us": 5}]
-    found = read(pickle.dumps(made))
-    column = memoryview(found.tables[1][1]["time_us"]).cast("Q").tolist()
+def test_late_column_is_null_before():
+    snapshot_value = [{"action": "a", "size": i} for i in range(99)] + [
+        {"action": "a", "time_us": 5}
+    ]
+    result = read(pickle.dumps(snapshot_value))
+    column = memoryview(result.tables[1][1]["time_us"]).cast("Q").tolist()
     assert column == [0] * 99 + [5 << 4 | 2]
 
 
-def test_the_first_table_whose_key_is_there_wins():
-    made = [{"stage": "x", "action": "y"}, {"real_size": 1, "filename": "f"}]
-    assert [rows for rows, _ in read(pickle.dumps(made)).tables] == [1, 1, 0, 0, 0, 0]
+def test_first_matching_table_wins():
+    snapshot_value = [{"stage": "x", "action": "y"}, {"real_size": 1, "filename": "f"}]
+    assert [rows for rows, _ in read(pickle.dumps(snapshot_value)).tables] == [1, 1, 0, 0, 0, 0]
 
 
 def test_the_last_of_equal_keys_wins_in_a_row():
@@ -186,20 +191,20 @@ def test_integers(number):
 
 
 @given(st.floats(allow_nan=False), st.text(max_size=300))
-def test_floats_and_texts(number, words):
-    made = [number, words]
+def test_floats_and_texts(number, text_value):
+    snapshot_value = [number, text_value]
     for slow in (False, True):
-        found = read(pickle.dumps(made), slow=slow)
-        assert struct.pack("<d", found.floats[0]) == struct.pack("<d", number)
-        assert objects(found) == made
+        result = read(pickle.dumps(snapshot_value), slow=slow)
+        assert struct.pack("<d", result.floats[0]) == struct.pack("<d", number)
+        assert objects(result) == snapshot_value
 
 
 def test_one_text_of_many_blocks():
-    made = ["x" * 3_000_000, "y"]
-    assert objects(read(pickle.dumps(made), 4096)) == made
+    snapshot_value = ["x" * 3_000_000, "y"]
+    assert objects(read(pickle.dumps(snapshot_value), 4096)) == snapshot_value
 
 
-def test_a_list_is_a_stack_while_it_holds_frames_only():
+def test_list_of_frames_only_is_a_stack():
     assert read(hand(b"](", FRAME, FRAME, APPENDS)).root & 15 == 7
     mixed = read(hand(b"](", FRAME, FRAME, APPENDS, MARK, b"K\x07", NONE, APPENDS))
     assert objects(mixed) == [{"filename": "a.py", "line": 1}] * 2 + [7, None]
@@ -221,13 +226,13 @@ def test_keys_and_tables_must_fit(slow):
 
 def test_a_closed_machine_does_nothing_more():
     for slow in (False, True):
-        made = new(slow=slow)
-        made.feed(hand(NONE))
-        made.close()
+        snapshot_value = new(slow=slow)
+        snapshot_value.feed(hand(NONE))
+        snapshot_value.close()
         with pytest.raises(ValueError, match="closed"):
-            made.feed(b"x")
+            snapshot_value.feed(b"x")
         with pytest.raises(ValueError, match="closed"):
-            made.close()
+            snapshot_value.close()
 
 
 VALUES = st.recursive(
@@ -243,55 +248,55 @@ VALUES = st.recursive(
 @given(VALUES, st.integers(2, 5), st.integers(1, 40))
 @settings(max_examples=150)
 def test_any_values_are_what_was_pickled(value, protocol, size):
-    made = loaded(pickle.dumps(value, protocol))
+    snapshot_value = loaded(pickle.dumps(value, protocol))
     for data in (pickle.dumps(value, protocol), like_torch(value)):
         for slow in (False, True):
-            found = outcome(data, size, slow=slow)
-            if isinstance(found, tuple):  # one list twice: hypothesis shares what it made
-                assert found[0] == "a list or row is used twice"
+            result = outcome(data, size, slow=slow)
+            if isinstance(result, tuple):  # one list twice: hypothesis shares values
+                assert result[0] == "a list or row is used twice"
             else:
-                assert objects(found) == expected(made)
+                assert objects(result) == expected(snapshot_value)
 
 
 # --- files that end too early ----------------------------------------------------------------
 
 
-def test_every_way_to_cut_a_file():
-    made = snapshot(50, 6)
-    for data in (pickle.dumps(made, 4), like_torch(made)):
+def test_truncation_at_every_byte():
+    snapshot_value = snapshot(50, 6)
+    for data in (pickle.dumps(snapshot_value, 4), like_torch(snapshot_value)):
         for length in range(0, len(data), 97 if len(data) > 9000 else 7):
-            found, slow = outcome(data[:length]), outcome(data[:length], slow=True)
-            assert agree(found, slow)
-            assert isinstance(found, Document)
+            result, slow = outcome(data[:length]), outcome(data[:length], slow=True)
+            assert agree(result, slow)
+            assert isinstance(result, Document)
             assert isinstance(slow, Document)
-            assert not found.complete
+            assert not result.complete
 
 
 @pytest.mark.parametrize("path", SMALL_REAL, ids=name_of)
-def test_genuine_files_cut_short(path):
+def test_truncated_real_files(path):
     data = path.read_bytes()
     for length in range(1, len(data), max(97, len(data) // 400)):
-        found = outcome(data[:length])
-        assert isinstance(found, Document)
-        assert not found.complete
+        result = outcome(data[:length])
+        assert isinstance(result, Document)
+        assert not result.complete
 
 
 def test_rows_before_the_cut_remain():
-    made = snapshot(400, 6)
-    data = pickle.dumps(made, 4)
-    found = objects(read(data[: len(data) // 2]))
-    assert found["segments"] == expected(made["segments"])
-    traces = expected(made["device_traces"][0])
-    kept = found["device_traces"][0]
+    snapshot_value = snapshot(400, 6)
+    data = pickle.dumps(snapshot_value, 4)
+    result = objects(read(data[: len(data) // 2]))
+    assert result["segments"] == expected(snapshot_value["segments"])
+    traces = expected(snapshot_value["device_traces"][0])
+    kept = result["device_traces"][0]
     assert 100 < len(kept) < 400
     assert kept == traces[: len(kept)]
 
 
 def test_a_cut_inside_a_batch_of_frames():
-    made = {"device_traces": [[{"action": "a", "addr": i} for i in range(9)]], "x": 1}
-    data = pickle.dumps(made, 4)
+    snapshot_value = {"device_traces": [[{"action": "a", "addr": i} for i in range(9)]], "x": 1}
+    data = pickle.dumps(snapshot_value, 4)
     last = data.rindex(b"K\x08")  # the ninth row is not whole
-    assert objects(read(data[:last])) == {"device_traces": [made["device_traces"][0][:8]]}
+    assert objects(read(data[:last])) == {"device_traces": [snapshot_value["device_traces"][0][:8]]}
     single = pickle.dumps({"device_traces": [[{"action": "a", "addr": 7}]], "x": 1}, 4)
     cut = single.index(b"a", single.index(b"K\x07"))  # before the APPEND of a list of one
     assert objects(read(single[:cut])) == {"device_traces": [[{"action": "a", "addr": 7}]]}
@@ -302,12 +307,17 @@ def test_lists_side_by_side_stay_so():
     data = pickle.dumps({"device_traces": traces, "x": 1}, 4)
     cut = data.index(b"K\x0c")  # the third row of the second list
     for slow in (False, True):
-        found = objects(read(data[:cut], slow=slow))
-        assert found == {"device_traces": [traces[0], traces[1][:2]]}
+        result = objects(read(data[:cut], slow=slow))
+        assert result == {"device_traces": [traces[0], traces[1][:2]]}
 
 
-def test_nothing_at_all():
+def test_empty_input():
     for slow in (False, True):
-        found = read(b"", slow=slow)
-        assert (found.root, found.complete, found.protocol, found.consumed) == (0, False, None, 0)
+        result = read(b"", slow=slow)
+        assert (result.root, result.complete, result.protocol, result.consumed) == (
+            0,
+            False,
+            None,
+            0,
+        )
         assert read(b"\x80\x04", slow=slow).protocol == 4

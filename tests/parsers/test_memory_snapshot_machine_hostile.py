@@ -1,4 +1,4 @@
-"""Pickles that are no snapshots, are damaged or were made to do harm: refused, in little memory."""
+"""Foreign, damaged and malicious pickles are rejected in limited memory."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_opcodes_of_programs_are_refused(name):
+def test_code_opcodes_are_rejected(name):
     data = hand(FOREIGN[name])
     what, offset = refusal(data)
-    shown = "GLOBAL" if name == "REDUCE" else name
-    assert what.startswith(f"opcode {shown}")
-    assert what.endswith("is not one of a memory snapshot")
-    code = {op.name: op.code.encode("latin-1") for op in pickletools.opcodes}[shown]
+    displayed = "GLOBAL" if name == "REDUCE" else name
+    assert what.startswith(f"opcode {displayed}")
+    assert what.endswith("does not occur in memory snapshots")
+    code = {op.name: op.code.encode("latin-1") for op in pickletools.opcodes}[displayed]
     assert data[offset : offset + 1] == code
 
 
-def test_what_is_accepted_and_nothing_else():
+def test_only_known_opcodes_are_accepted():
     genuine = re.findall(
         r"\w+",
         "PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET EMPTY_DICT EMPTY_LIST "
@@ -77,15 +77,15 @@ def test_what_is_accepted_and_nothing_else():
     for slow in (False, True):
         accepted = []
         for code in range(256):
-            found = outcome(b"\x80\x04" + bytes([code]), slow=slow)
-            if not isinstance(found, tuple) or "is not one of" not in found[0]:
+            result = outcome(b"\x80\x04" + bytes([code]), slow=slow)
+            if not isinstance(result, tuple) or "does not occur" not in result[0]:
                 accepted.append(code)
         assert accepted == sorted(codes[name] for name in genuine)
 
 
 WRONG = {
     "memo beyond what was stored": (b"Nr" + struct.pack("<I", 1 << 28), "memo index 268435456 is"),
-    "memo beyond the file": (b"Nr" + struct.pack("<I", 900), "memo index 900 is beyond"),
+    "memo beyond the file": (b"Nr" + struct.pack("<I", 900), "memo index 900 is out of range"),
     "memo twice": (b"Nq\x00q\x00", "memo index 0 is stored twice"),
     "memo over another": (b"N\x94Nq\x00", "memo index 0 is stored twice"),
     "a container twice in the memo": (b"]\x94\x94", "a list or dict is stored twice"),
@@ -112,59 +112,59 @@ WRONG = {
     "APPEND across a mark": (b"](Na", "opcode APPEND ('a') with too few values"),
     "SETITEM across a mark": (b"}N(Ns", "opcode SETITEM ('s') with too few values"),
     "SETITEMS with an odd count": (b"}(NNNu", "a key without a value"),
-    "APPEND to a dict": (b"}Na", "an item for what is no open list"),
-    "APPENDS to a number": (b"K\1(Ne", "an item for what is no open list"),
-    "SETITEM to a list": (b"]NNs", "a pair for what is no open dict"),
-    "SETITEM to a row": (EVENT + b"NNs", "a pair for what is no open dict"),
-    "APPEND to a tuple": (b")Na", "an item for what is no open list"),
+    "APPEND to a dict": (b"}Na", "an item without an open list"),
+    "APPENDS to a number": (b"K\1(Ne", "an item without an open list"),
+    "SETITEM to a list": (b"]NNs", "a pair without an open dict"),
+    "SETITEM to a row": (EVENT + b"NNs", "a pair without an open dict"),
+    "APPEND to a tuple": (b")Na", "an item without an open list"),
     "a list used twice": (b"](](]\x94(Neh\x00ee", "a list or row is used twice"),
     "a dict used twice": (b"](}\x94(NNuh\x00e", "a list or row is used twice"),
     "a row used twice": (b"](" + EVENT + b"\x94h\x00e", "a list or row is used twice"),
-    "a list in itself": (b"]\x94h\x00a", "a list or dict is filled after it was used"),
-    "a list in itself, later": (b"]\x94(h\x00Ne", "a list or dict is filled after it was used"),
-    "a dict in itself": (b"}\x94Nh\x00s", "a list or dict is filled after it was used"),
+    "a list in itself": (b"]\x94h\x00a", "a list or dict is filled after use"),
+    "a list in itself, later": (b"]\x94(h\x00Ne", "a list or dict is filled after use"),
+    "a dict in itself": (b"}\x94Nh\x00s", "a list or dict is filled after use"),
     "a stack in itself": (b"]\x94(" + FRAME + FRAME + b"eh\x00a", "a list or dict is filled after"),
-    "a fetched stack, filled": (b"]\x94" + FRAME + b"ah\x00" + FRAME + b"a", "an item for what is"),
-    "a tuple of a list": (b"](Ne\x85", "a tuple of more than plain values"),
-    "a tuple of a tuple": (b"N\x85\x85", "a tuple of more than plain values"),
+    "a fetched stack, filled": (b"]\x94" + FRAME + b"ah\x00" + FRAME + b"a", "an item without"),
+    "a tuple of a list": (b"](Ne\x85", "a tuple with nested containers"),
+    "a tuple of a tuple": (b"N\x85\x85", "a tuple with nested containers"),
     "a long tuple": (b"(" + b"N" * 65537 + b"t", "a tuple of 65537 values"),
     "a long stack": (FRAME + b"\x94](" + b"h\x00" * 65537 + b"e", "a stack of more"),
-    "marks": (b"(" * 1001, "more than 1000 containers within one another"),
+    "marks": (b"(" * 1001, "more than 1000 nested containers"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_no_pickler_writes_is_refused(name):
-    body, said = WRONG[name]
+def test_invalid_pickles_are_rejected(name):
+    body, message = WRONG[name]
     what, offset = refusal(hand(body))
-    assert what.startswith(said)
+    assert what.startswith(message)
     assert 2 <= offset <= len(body) + 2
     assert outcome(hand(body), 1) == (what, offset)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
-        (b"}.", "the first byte is 125, which begins no pickle"),
-        (b".", "the first byte is 46, which begins no pickle"),
-        (b"\x1f\x8b\x08", "the first byte is 31, which begins no pickle"),
-        (b"\x80\x01N.", "pickle protocol 1"),
-        (b"\x80\x06N.", "pickle protocol 6"),
+        (b"}.", "the first byte is 125, not the start of a pickle"),
+        (b".", "the first byte is 46, not the start of a pickle"),
+        (b"\x1f\x8b\x08", "the first byte is 31, not the start of a pickle"),
+        (b"\x80\x01N.", "unsupported pickle protocol 1"),
+        (b"\x80\x06N.", "unsupported pickle protocol 6"),
     ],
 )
-def test_other_beginnings_are_refused(data, said):
-    assert refusal(data) == (said, 0)
+def test_other_beginnings_are_rejected(data, message):
+    assert refusal(data) == (message, 0)
 
 
-def test_a_refusal_lasts():
+def test_machine_stays_rejected():
     for slow in (False, True):
-        made = new(slow=slow)
+        reader = new(slow=slow)
         for again in range(3):
             with pytest.raises(Refused, match="REDUCE") as caught:
-                made.feed(b"\x80\x04NR." if not again else b"N.")
+                reader.feed(b"\x80\x04NR." if not again else b"N.")
             assert caught.value.offset == 3
         with pytest.raises(Refused, match="REDUCE"):
-            made.close()
+            reader.close()
 
 
 HUGE = {
@@ -186,36 +186,36 @@ HUGE = {
 @pytest.mark.parametrize("name", HUGE)
 def test_bombs_stay_small(name):
     data = hand(HUGE[name])
-    made = new()
+    reader = new()
     try:
         for start in range(0, len(data), 1 << 16):
-            made.feed(data[start : start + (1 << 16)])
-            assert made.held <= 2 * min(start + (1 << 16), len(data)) + (32 << 20)
-        made.close()
+            reader.feed(data[start : start + (1 << 16)])
+            assert reader.allocated_bytes <= 2 * min(start + (1 << 16), len(data)) + (32 << 20)
+        reader.close()
     except Refused:
-        assert made.held <= 2 * len(data) + (32 << 20)
+        assert reader.allocated_bytes <= 2 * len(data) + (32 << 20)
 
 
 @compiled
 @pytest.mark.parametrize("name", HUGE)
-def test_bombs_go_off_alike(name):
+def test_bombs_are_rejected_by_both_machines(name):
     data = hand(HUGE[name])
     fast, slow = outcome(data), outcome(data, 1 << 16, slow=True)
     assert agree(fast, slow) or (name == "single appends to a stack" and isinstance(slow, tuple))
 
 
 @compiled
-def test_amplification_runs_into_the_bound():
-    """Two bytes each store another text of frames: refused long before memory is."""
+def test_amplification_hits_the_memory_limit():
+    """Two bytes each store another stack: rejected long before memory runs out."""
     what, offset = outcome(hand(HUGE["single appends to a stack"]))
-    assert what == "needs more memory than a snapshot of its size would"
+    assert what == "needs more memory than a snapshot of this size"
     assert offset < 12_000
 
 
-def test_amplification_runs_into_the_bound_of_work():
-    """Where no text of frames is stored before it is whole."""
+def test_amplification_hits_the_work_limit():
+    """The Python machine stores a stack only when it is complete."""
     what, offset = outcome(hand(HUGE["single appends to a stack"]), slow=True)
-    assert what == "a stack is filled again and again"
+    assert what == "a stack is refilled too often"
     assert offset < 18_000
 
 
@@ -237,20 +237,20 @@ DENSE = {
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_objects_stay_within_their_bound(name, monkeypatch):
+def test_objects_stay_within_the_limit(name, monkeypatch):
     monkeypatch.setattr(scan, "ALLOWANCE", 1 << 20)
     parts, size = [], 0
     while size < 200_000:
         parts.append(DENSE[name](len(parts)))
         size += len(parts[-1])
     data = hand(b"](", *parts, b"e")
-    made = new(slow=True)
+    reader = new(slow=True)
     tracemalloc.start()
     try:
         with suppress(Refused):
             for start in range(0, len(data), 1 << 12):
-                made.feed(data[start : start + (1 << 12)])
-            made.close()
+                reader.feed(data[start : start + (1 << 12)])
+            reader.close()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -260,14 +260,14 @@ def test_objects_stay_within_their_bound(name, monkeypatch):
 @pytest.mark.parametrize(
     "key", [b"]", b"}", b")", b"K\x01\x85", FRAME, b"G" + bytes(8), b"\x8a\x01\x05"]
 )
-def test_keys_that_hash_alike_or_not_at_all_are_not_loaded(key):
-    said = "a key that is neither a text nor a small number"
+def test_unhashable_or_colliding_keys_are_rejected(key):
+    message = "a key that is neither text nor a small number"
     for data in (hand(b"}", key, b"Ns"), hand(b"}(NN", key, b"Nu")):
-        assert outcome(data, slow=True)[0] == said
+        assert outcome(data, slow=True)[0] == message
 
 
-def test_the_unpickler_finds_nothing_to_call():
-    """Should the scan let something pass after all."""
+def test_unpickler_resolves_no_names():
+    """In case the scan misses something."""
     for data in (
         b"\x80\x02cos\nsystem\n.",
         b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
@@ -285,10 +285,10 @@ def test_problems_have_the_numbers_of_the_compiled_machine():
     assert re.split(r",\s+", names[1]) == problems[: problems.index("KEY")]
 
 
-def test_work_runs_into_a_bound():
+def test_work_is_limited():
     """Nothing new is stored, but each two bytes make it look at a thousand frames again."""
     same = b"](" + b"h\x00" * 1000 + b"e" + b"h\x00a" * 1000
-    assert refusal(hand(FRAME, b"\x94", same * 30))[0] == "a stack is filled again and again"
+    assert refusal(hand(FRAME, b"\x94", same * 30))[0] == "a stack is refilled too often"
 
 
 def test_sharing_does_not_multiply():
@@ -299,20 +299,20 @@ def test_sharing_does_not_multiply():
     assert refusal(hand(dicts))[0] == "a list or row is used twice"
 
 
-def test_a_claim_of_length_takes_no_memory():
+def test_claimed_length_does_not_allocate_memory():
     tracemalloc.start()
     try:
         for slow in (False, True):
-            made = new(slow=slow)
-            made.feed(b"\x80\x04X" + struct.pack("<I", 16 << 20) + b"x" * 100)
-            assert made.held < 1 << 16
-            assert not made.close().complete
+            reader = new(slow=slow)
+            reader.feed(b"\x80\x04X" + struct.pack("<I", 16 << 20) + b"x" * 100)
+            assert reader.allocated_bytes < 1 << 16
+            assert not reader.close().complete
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_a_dense_file_of_torch_fits_its_bound():
+def test_dense_torch_file_fits_the_limit():
     """The C++ pickler leaves all events on the stack until the list ends: 30 bytes each."""
     names = [text(key) + b"q" + bytes([at]) for at, key in enumerate(("action", "addr", "alloc"))]
     head = b"](" + b"".join(names) + text("size") + b"q\x03" + text("stream") + b"q\x04"
@@ -320,12 +320,12 @@ def test_a_dense_file_of_torch_fits_its_bound():
     event = b"}(h\x00h\x02h\x01\x8a\x08%sh\x03J\x07\0\0\0h\x04K\0u"
     body = b"".join(event % struct.pack("<q", at << 9 | 0x7F << 40) for at in range(events))
     assert len(body) == 30 * events
-    made = new()
-    made.feed(b"\x80\x02" + head + body + b"e.")
-    assert made.held < 2 * len(body)
-    found = made.close()
-    assert found.tables[1][0] == events
-    addresses = memoryview(found.tables[1][1]["addr"]).cast("Q")
+    reader = new()
+    reader.feed(b"\x80\x02" + head + body + b"e.")
+    assert reader.allocated_bytes < 2 * len(body)
+    result = reader.close()
+    assert result.tables[1][0] == events
+    addresses = memoryview(result.tables[1][1]["addr"]).cast("Q")
     assert addresses[events - 1] >> 4 == (events - 1) << 9 | 0x7F << 40
 
 
@@ -359,18 +359,18 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 @compiled
 @pytest.mark.parametrize("part", range(4))
-def test_damage_is_read_alike_or_refused_alike(part):
+def test_damage_is_handled_alike(part):
     chance = random.Random(part)  # noqa: S311 - damage, not secrets
-    seen: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
     for _ in range(400):
         data = damaged(chance.choice(SEEDS), chance)
-        found = outcome(data, chance.choice((1, 13, 1 << 20)))
+        result = outcome(data, chance.choice((1, 13, 1 << 20)))
         slow = outcome(data, slow=True)
-        assert agree(found, slow), data
-        kind = "refused" if isinstance(found, tuple) else str(found.complete)
-        seen[kind] = seen.get(kind, 0) + 1
-    assert seen["refused"] > 100
-    assert seen["True"] + seen.get("False", 0) > 20
+        assert agree(result, slow), data
+        kind = "refused" if isinstance(result, tuple) else str(result.complete)
+        outcomes[kind] = outcomes.get(kind, 0) + 1
+    assert outcomes["refused"] > 100
+    assert outcomes["True"] + outcomes.get("False", 0) > 20
 
 
 @given(st.lists(st.sampled_from([bytes([op]) for op in OPCODES]) | st.binary(max_size=4)))

@@ -1,4 +1,4 @@
-"""Nsight Systems exports: what is read of the bundled ones, and of the selection."""
+"""Nsight Systems exports: the bundled files, and selections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_tables_hold_the_schema(path):
     assert schema.check(ta.read(path).tables) == []
 
 
-def test_what_the_export_says_of_itself():
+def test_metadata_of_the_export():
     meta = ta.read(TRAINING, kinds="kernel").meta
     assert (meta.format, meta.version) == ("nsys-sqlite", "2026.5.1.1 (schema 3.30.1)")
     assert (meta.host, meta.epoch_ns) == ("node1", 1_780_000_000_000_000_000)
@@ -68,11 +68,11 @@ def test_what_the_export_says_of_itself():
 
 def test_ranks_are_those_of_the_largest_communicator():
     events = ta.read(TRAINING).events
-    told = events.select("rank", "pid").unique().sort("rank")
-    assert told.rows() == [(0, 4000), (1, 4001)]
+    distinct = events.select("rank", "pid").unique().sort("rank")
+    assert distinct.rows() == [(0, 4000), (1, 4001)]
 
 
-def test_devices_are_gpus_where_each_process_counts_its_own():
+def test_device_ordinals_become_gpu_numbers():
     work = of_kind(ta.read(TRAINING), "kernel", "gpu_memcpy", "gpu_memset")
     assert set(work.select("rank", "device").rows()) == {(0, 0), (1, 1)}
 
@@ -90,7 +90,7 @@ def test_a_launch_and_its_kernel():
     assert (grid, shape["registers"], shape["shared_memory"]) == ([108, 2, 1], 96, 33_792)
 
 
-def test_copies_and_sets_are_named_as_kineto_does():
+def test_copies_and_memsets_have_kineto_names():
     trace = ta.read(TRAINING)
     copies = of_kind(trace, "gpu_memcpy").select("name", "bytes").unique().sort("bytes")
     assert copies.rows() == [
@@ -114,13 +114,13 @@ def test_ranges_marks_and_domains():
     assert step.select("ts", "category", "tid").rows() == [(1_800_000, None, 4000)]
 
 
-def test_nccl_tells_sizes_and_groups():
+def test_nccl_payloads_have_sizes_and_groups():
     trace = ta.read(TRAINING)
-    told = plain(trace.collectives)
-    assert set(told.select("collective", "elements_in", "dtype", "group", "group_size").rows()) == {
-        ("all_reduce", 50_000_000, "byte", "0x5eedc0de", 2)
-    }
-    assert set(trace.events["name"].gather(told["event"]).cast(pl.String)) == {"ncclAllReduce"}
+    distinct = plain(trace.collectives)
+    assert set(
+        distinct.select("collective", "elements_in", "dtype", "group", "group_size").rows()
+    ) == {("all_reduce", 50_000_000, "byte", "0x5eedc0de", 2)}
+    assert set(trace.events["name"].gather(distinct["event"]).cast(pl.String)) == {"ncclAllReduce"}
 
 
 def test_samples_have_stacks():
@@ -135,11 +135,11 @@ def test_samples_have_stacks():
     assert samples["weight"].sum() == samples.height
 
 
-def test_functions_without_a_symbol_are_one_a_library(tmp_path):
+def test_functions_without_symbols_are_merged_per_library(tmp_path):
     path = Path(shutil.copy(TRAINING, tmp_path / "copy.sqlite"))
     with closing(sqlite3.connect(path)) as connection:
-        told = connection.execute("SELECT id, stackDepth FROM SAMPLING_CALLCHAINS")
-        for row, (sample, depth) in enumerate(told.fetchall()):
+        distinct = connection.execute("SELECT id, stackDepth FROM SAMPLING_CALLCHAINS")
+        for row, (sample, depth) in enumerate(distinct.fetchall()):
             connection.execute("INSERT INTO StringIds VALUES (?, ?)", (9000 + row, hex(row)))
             connection.execute(
                 "UPDATE SAMPLING_CALLCHAINS SET symbol = ? WHERE id = ? AND stackDepth = ?",
@@ -154,7 +154,7 @@ def test_functions_without_a_symbol_are_one_a_library(tmp_path):
     assert trace.events["stack"].null_count() == named.events["stack"].null_count()
 
 
-def test_threads_on_cores():
+def test_thread_scheduling():
     running = of_kind(ta.read(TRAINING), "sched")
     assert set(running.select("name", "category", "dur").rows()) == {
         ("running", "cpu 3", MS),
@@ -210,22 +210,22 @@ def test_calls_of_mpi():
     assert set(trace.events["rank"]) == {2}
 
 
-def test_a_range_across_threads_is_of_no_thread():
+def test_range_across_threads_has_no_thread():
     ranges = of_kind(ta.read(TABLES), "nvtx").select("name", "tid").sort("name")
     assert ranges.rows() == [("epoch", None), ("evaluate", 4002)]
 
 
-def test_what_was_not_recorded_is_said_with_the_option():
+def test_missing_recordings_are_reported_with_their_option():
     issues = ta.read(TABLES).issues
-    said = issues.filter(pl.col("code") == "not-recorded")["first"].to_list()
-    check_wording(said)
-    assert not [text for text in said if "--trace=cuda" in text]
+    messages = issues.filter(pl.col("code") == "not-recorded")["first"].to_list()
+    check_wording(messages)
+    assert not [text for text in messages if "--trace=cuda" in text]
 
 
-def test_messages_of_nsys_are_passed_on():
+def test_nsys_messages_are_reported():
     issues = ta.read(TRAINING).issues
-    said = issues.filter(pl.col("code") == "nsys-message").select("severity", "first").rows()
-    assert said == [("info", "Not all NVTX events might have been collected.")]
+    messages = issues.filter(pl.col("code") == "nsys-message").select("severity", "first").rows()
+    assert messages == [("info", "Not all NVTX events might have been collected.")]
 
 
 # --- only what is asked for ------------------------------------------------------------------
@@ -242,7 +242,7 @@ ONLY = ("ts", "dur", "kind", "name", "rank", "pid", "tid", "device", "stream", "
     names=st.sampled_from(((), ("Launch",), ("step", "nccl"), ("Memcpy",))),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_selection_is_the_rows_that_satisfy_it(kinds, windows, names):
+def test_selection_equals_filtered_rows(kinds, windows, names):
     part = ta.read(TRAINING, kinds=kinds, windows=windows, names=names).events
     whole = ta.read(TRAINING).events
     end = pl.col("ts") + pl.col("dur").fill_null(0)
@@ -288,21 +288,21 @@ def schemas(shared: Path) -> list[Path]:
 
 
 def test_every_version_has_the_columns_that_are_read(shared):
-    """The tables of each version that was ever seen, made empty: nothing is missing."""
-    seen = set()
+    """Empty tables of every known version: no column is missing."""
+    read_tables = set()
     for path in schemas(shared):
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.executescript(path.read_text(encoding="utf-8"))
             for table, required in tables.REQUIRED.items():
                 columns = {row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')}
                 if columns:
-                    seen.add(table)
+                    read_tables.add(table)
                     assert set(required) <= columns, f"{path.name}: {table}"
     described_elsewhere = {tables.NIC_METRIC_NAMES}  # no recorded version at hand has its rows
-    assert seen | described_elsewhere == set(tables.REQUIRED)
+    assert read_tables | described_elsewhere == set(tables.REQUIRED)
 
 
-def test_an_export_of_every_version_that_holds_nothing(shared, tmp_path):
+def test_empty_export_of_every_version(shared, tmp_path):
     for path in schemas(shared):
         database = tmp_path / f"{path.stem}.sqlite"
         with closing(sqlite3.connect(database)) as connection:
@@ -323,9 +323,9 @@ def test_a_newer_schema_is_read_with_a_notice(tmp_path):
         connection.execute("CREATE TABLE SOMETHING_NEW (start INTEGER, end INTEGER)")
         connection.commit()
     trace = ta.read(path)
-    said = dict(trace.issues.select("code", "first").iter_rows())
-    check_wording(said["newer-schema"])
-    assert said["not-read"] == "SOMETHING_NEW"
+    messages = dict(trace.issues.select("code", "first").iter_rows())
+    check_wording(messages["newer-schema"])
+    assert messages["not-read"] == "SOMETHING_NEW"
     assert trace.events.height == ta.read(TRAINING).events.height
 
 

@@ -1,4 +1,4 @@
-"""Exports of single cases: what failed while nsys recorded, managed memory, overhead, metrics."""
+"""Exports of single cases: recording errors, managed memory, overhead, metrics."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def issue(trace: ta.Trace, code: str) -> list[tuple[str, str]]:
 )
 def test_gpu_work_that_was_traced_and_is_missing_is_explained(case, name, severity, reason):
     trace = ta.read(case(name))
-    [(found, text)] = issue(trace, "no-gpu-work")
-    assert found == severity
+    [(measured, text)] = issue(trace, "no-gpu-work")
+    assert measured == severity
     assert reason in text
     assert reason in (trace.meta.no_gpu_work or "")
     assert not [text for _, text in issue(trace, "not-recorded") if "--trace=cuda" in text]
@@ -66,7 +66,7 @@ def test_an_option_that_was_off_is_advised(case):
         ta.kernels(trace)
 
 
-def test_an_error_of_nsys_beside_gpu_work_is_a_notice(case):
+def test_nsys_error_with_gpu_work_is_a_notice(case):
     trace = ta.read(case("partly_failed"))
     assert issue(trace, "no-gpu-work") == []
     assert issue(trace, "nsys-message") == [("notice", "CUPTI_ERROR_INVALID_DEVICE")]
@@ -74,9 +74,9 @@ def test_an_error_of_nsys_beside_gpu_work_is_a_notice(case):
 
 def test_diagnose_reports_that_the_gpu_could_not_be_traced(case):
     report = ta.diagnose(case("invalid_device"))
-    [found] = [finding for finding in report.found if finding.id == "gpu-not-traced"]
-    assert found.severity == "warning"
-    check_wording(found.title, *found.evidence, found.advice)
+    [measured] = [finding for finding in report.found if finding.id == "gpu-not-traced"]
+    assert measured.severity == "warning"
+    check_wording(measured.title, *measured.evidence, measured.advice)
     assert "lost-events" not in {finding.id for finding in report.found}
 
 
@@ -114,8 +114,8 @@ def test_managed_and_pinned_copies_get_no_advice_to_pin(case, name):
 
 
 def test_migrations_are_a_finding_with_prefetching_as_advice(case):
-    found = ta.transfers(ta.read(case("exposed_migrations"))).findings
-    [row] = found.rows(named=True)
+    measured = ta.transfers(ta.read(case("exposed_migrations"))).findings
+    [row] = measured.rows(named=True)
     assert (row["finding"], row["n"]) == ("migrations", 200)
     assert row["total_ns"] == row["exposed_ns"] == 200 * 25_000
     assert "cudaMemPrefetchAsync" in row["advice"]
@@ -124,17 +124,17 @@ def test_migrations_are_a_finding_with_prefetching_as_advice(case):
 # --- overhead ---------------------------------------------------------------------------------
 
 
-def test_loading_of_code_is_no_overhead_of_the_profiler(case):
+def test_module_loading_is_not_profiler_overhead(case):
     idle = ta.gpu_idle(case("module_loading"))
     sums = dict(idle.causes.select("cause", "idle_ns").rows())
     assert sums["module_loading"] == pytest.approx(20_000_000, abs=100_000)
     assert sums["profiler_overhead"] == pytest.approx(5_000_000, abs=10_000)
-    found = {one.id: one for one in ta.diagnose(case("module_loading")).found}
-    check_wording(found["module-loading"].title, found["module-loading"].advice)
+    measured = {one.id: one for one in ta.diagnose(case("module_loading")).found}
+    check_wording(measured["module-loading"].title, measured["module-loading"].advice)
     check_wording(*ta.launches(case("module_loading")).view().notes)
 
 
-def test_a_full_queue_is_found_by_calls_that_block(case):
+def test_full_queue_is_detected_by_blocking_calls(case):
     trace = ta.read(case("full_queue"))
     [stream] = ta.launches(trace).streams.to_dicts()
     assert stream["max_queue"] < 300
@@ -152,7 +152,7 @@ def test_a_long_queue_without_slow_calls_is_not_full(case):
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_file_calls_are_evidence_and_no_cause(case):
+def test_file_calls_are_evidence_not_a_cause(case):
     result = ta.gpu_idle(case("file_reads"))
     assert result.file_calls.rows() == [
         (None, 28_800_000),
@@ -174,7 +174,7 @@ def test_file_calls_in_a_loader_are_data_loading(case):
 # --- steps ------------------------------------------------------------------------------------
 
 
-def test_steps_that_nobody_marked_are_found_by_their_kernels(case):
+def test_unmarked_steps_are_inferred_from_kernels(case):
     result = ta.steps(case("unmarked_steps"))
     assert result.by_kernels
     assert result.steps["step"].to_list() == [f"step {number}" for number in range(10)]
@@ -189,7 +189,7 @@ def test_a_kernel_that_begins_a_step_can_be_named(case):
         ta.steps(case("unmarked_steps"), step_every="^softmax$")
 
 
-def test_kernels_without_a_pattern_are_no_steps(case):
+def test_kernels_without_a_pattern_are_not_steps(case):
     with raises_wording(MissingData):
         ta.steps(case("long_queue"))
 
@@ -206,9 +206,9 @@ def test_gpu_metrics_are_evidence_of_findings(case):
     trace = ta.read(case("gpu_metrics"))
     [gpu] = ta.host_metrics(trace).gpus().rows(named=True)
     assert gpu == {"gpu": "GPU 0", "sm_frac": 0.18, "tensor_frac": 0, "dram_frac": 0.92}
-    found = {finding.id: finding for finding in ta.diagnose(trace).found}
-    check_wording(found["memory-bound"].title, *found["no-tensor-cores"].evidence)
-    assert "idle-multiprocessors" not in found
+    measured = {finding.id: finding for finding in ta.diagnose(trace).found}
+    check_wording(measured["memory-bound"].title, *measured["no-tensor-cores"].evidence)
+    assert "idle-multiprocessors" not in measured
 
 
 def test_network_adapters_have_counters(case):

@@ -1,4 +1,4 @@
-"""Recorded exports against sums that independent code made of the same files."""
+"""Recorded exports compared with sums of independent code."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NAMES = (
 def oracle(shared: Path, name: str, table: str) -> pl.DataFrame:
     """A reference table, or a skip where the export has nothing of the sort."""
     folder = shared / "oracle" / "nsys" / name
-    found = [
+    computed = [
         path for path in (folder / f"{table}.csv", folder / f"{table}.csv.gz") if path.exists()
     ]
-    if not found:
+    if not computed:
         pytest.skip(f"no {table} of {name}")
-    return pl.read_csv(found[0], infer_schema_length=None)
+    return pl.read_csv(computed[0], infer_schema_length=None)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def rows(frame: pl.DataFrame) -> list[tuple[object, ...]]:
 
 
 def kernels(trace: Trace) -> pl.DataFrame:
-    found = trace.events.filter(pl.col("kind") == "kernel")
-    return found.with_columns(pl.col("name").cast(pl.String))
+    computed = trace.events.filter(pl.col("kind") == "kernel")
+    return computed.with_columns(pl.col("name").cast(pl.String))
 
 
 @every
@@ -83,7 +83,7 @@ def test_kernel_sums(export: Trace, shared: Path) -> None:
 
 
 @every
-def test_the_product_sums_kernels_alike(export: Trace, shared: Path) -> None:
+def test_kernels_command_has_the_same_sums(export: Trace, shared: Path) -> None:
     expected = oracle(shared, name_of(export), "cuda_gpu_kern_sum")
     ours = ta.kernels(export).names.filter(~pl.col("family").str.contains("^mem(?:cpy|set)"))
     columns = {"name": "name", "total_ns": "total_ns", "n": "instances"}
@@ -97,9 +97,9 @@ def test_the_product_sums_kernels_alike(export: Trace, shared: Path) -> None:
 def test_nccl_sums(export: Trace, shared: Path) -> None:
     expected = oracle(shared, name_of(export), "nccl_kernel_sum")
     dur = pl.col("dur")
-    found = kernels(export).filter(pl.col("name").str.starts_with("nccl"))
+    computed = kernels(export).filter(pl.col("name").str.starts_with("nccl"))
     ours = (
-        found.with_columns(pl.col("name").str.extract(r"^(\w+)"))
+        computed.with_columns(pl.col("name").str.extract(r"^(\w+)"))
         .group_by("name", "pid", "device", "stream")
         .agg(n=pl.len().cast(pl.Int64), total=dur.sum(), low=dur.min(), high=dur.max())
     )
@@ -158,7 +158,7 @@ def test_launches(export: Trace, shared: Path) -> None:
 
 @every
 def test_call_sums(export: Trace, shared: Path, tmp_path: Path) -> None:
-    """As ``cuda_api_sum``, whose names carry the version of the interface.
+    """Like ``cuda_api_sum``, whose names include the API version.
 
     The reference counts a call once more for the row that holds its backtrace: one export has such.
     """
@@ -192,13 +192,13 @@ def backtraces(path: Path, folder: Path) -> pl.DataFrame:
     query = """SELECT value, "end" - start FROM CUPTI_ACTIVITY_KIND_RUNTIME
         JOIN StringIds ON id = nameId WHERE eventClass = 67"""
     with contextlib.closing(sqlite3.connect(plain)) as connection:
-        found = connection.execute(query).fetchall()
-    return pl.DataFrame(found, schema={"name": pl.String, "ns": pl.Int64}, orient="row")
+        computed = connection.execute(query).fetchall()
+    return pl.DataFrame(computed, schema={"name": pl.String, "ns": pl.Int64}, orient="row")
 
 
 @every
 def test_range_sums(export: Trace, shared: Path) -> None:
-    """As ``nvtx_sum``; what ``emit_nvtx`` appends to names is not part of ours."""
+    """Like ``nvtx_sum``, without the details that ``emit_nvtx`` appends to names."""
     named = pl.col("range").str.replace(r", (?:seq|op_id) = .*$", "")
     expected = (
         oracle(shared, name_of(export), "nvtx_sum")
@@ -230,9 +230,9 @@ def test_copy_sums(export: Trace, shared: Path) -> None:
         )
     )  # fmt: skip
     assert rows(ours.drop("name")) == rows(expected.drop("copyKind", "srcKind", "dstKind"))
-    words = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
-    told = {words[kind] for kind in expected["copyKind"]}
-    assert {name.split()[1] for name in ours["name"]} == told
+    directions = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+    expected_names = {directions[kind] for kind in expected["copyKind"]}
+    assert {name.split()[1] for name in ours["name"]} == expected_names
 
 
 def test_two_processes_are_two_ranks(shared: Path) -> None:
@@ -249,15 +249,15 @@ def test_two_processes_are_two_ranks(shared: Path) -> None:
     ]
 
 
-def test_baseline_tells_the_ratio_of_two_runs(shared: Path) -> None:
+def test_baseline_gives_the_ratio_of_two_runs(shared: Path) -> None:
     """``mfu_2gpu_after`` against ``mfu_2gpu_before``: medians of all SendRecv kernels."""
     folder = shared / "data" / "nsys"
     after, before = (folder / f"mfu_2gpu_{which}.sqlite.gz" for which in ("after", "before"))
     result = ta.comm_outliers(after, baseline=before)
     medians = []
     for path in (after, before):
-        found = kernels(ta.read(path, kinds="kernel"))
-        medians.append(found.filter(pl.col("name").str.starts_with("nccl"))["dur"].median())
+        computed = kernels(ta.read(path, kinds="kernel"))
+        medians.append(computed.filter(pl.col("name").str.starts_with("nccl"))["dur"].median())
     table = result.baseline
     assert table is not None
     assert table["ratio"].to_list() == pytest.approx([medians[0] / medians[1]], rel=1e-6)  # type: ignore[operator]
@@ -265,7 +265,7 @@ def test_baseline_tells_the_ratio_of_two_runs(shared: Path) -> None:
 
 
 def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]:
-    """What is left of the reference's gaps beside the profiler's overhead, by a plain loop.
+    """Gaps of the reference without profiler overhead, computed by a plain loop.
 
     nsys takes overhead between the first and the last operation for busy, as the reference's notes
     have it; its tables do so only where none of the overhead lies in a gap.
@@ -278,9 +278,9 @@ def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]
     left = []
     for pid, device, start, end, _ in gaps.iter_rows():
         first, last = ends[pid]
-        held = sorted((ts, ts + dur) for p, ts, dur in profiler.iter_rows() if p == pid)
+        spans = sorted((ts, ts + dur) for p, ts, dur in profiler.iter_rows() if p == pid)
         since = start
-        for lo, hi in held:
+        for lo, hi in spans:
             if first < lo and hi < last and lo < end and hi > since:
                 left.append((pid, device, since, max(lo, since)))
                 since = hi
@@ -309,7 +309,7 @@ def test_all_gaps_and_overhead_are_the_idle_time(export: Trace, shared: Path) ->
         expected[pid, device] = expected.get((pid, device), 0) + end - start
     units = ta.gpu_idle(export, by="process").units
     idle = pl.col("end") - pl.col("start") - pl.col("busy_ns") - pl.col("profiler_overhead_ns")
-    told = units.select("pid", "device", idle.alias("idle")).iter_rows()
-    assert {(pid, device): gaps for pid, device, gaps in told} == expected
+    expected_names = units.select("pid", "device", idle.alias("idle")).iter_rows()
+    assert {(pid, device): gaps for pid, device, gaps in expected_names} == expected
     busy = oracle(shared, name, "gpu_busy").select("pid", "deviceId", "busy_union_ns")
     assert rows(units.select("pid", "device", "busy_ns")) == rows(busy)

@@ -1,4 +1,4 @@
-"""Rows of several tables in one order: by start, the longest first, then by table and row."""
+"""Order of rows of several tables: by start, longest first, then by table and row."""
 
 import polars as pl
 from hypothesis import given, strategies as st
@@ -36,8 +36,8 @@ def expected(parts):
     """Every row with its sort, by (start, longest first, table, row)."""
     rows = [
         (row["ts"], -(row["dur"] if row["dur"] is not None else -1), number, at, row)
-        for number, own in enumerate(parts)
-        for at, row in enumerate(own.iter_rows(named=True))
+        for number, frame_part in enumerate(parts)
+        for at, row in enumerate(frame_part.iter_rows(named=True))
     ]
     return [row for *_, row in sorted(rows, key=lambda row: row[:4])]
 
@@ -46,21 +46,21 @@ def expected(parts):
     tables=st.lists(st.tuples(ROWS, st.booleans(), st.booleans()), min_size=1, max_size=4),
     pieces=st.integers(1, 3),
 )
-def test_rows_of_all_tables_stand_in_one_order(tables, pieces):
+def test_rows_of_all_tables_are_sorted(tables, pieces):
     kinds = ("kernel", "gpu_memcpy", "cuda_runtime", "nvtx")
     parts = [
         part(rows, kind, ordered=ordered, device=device, pieces=pieces)
         for kind, (rows, ordered, device) in zip(kinds, tables, strict=False)
     ]
     rows = expected(parts)
-    found = assemble(list(parts))
-    events = found["events"]
+    result = assemble(list(parts))
+    events = result["events"]
     assert events.height == len(rows)
     if not rows:
         return
     for name in ("ts", "dur", "kind", "name", "device"):
-        told = [row.get(name) for row in rows]
-        assert events[name].to_list() == told, name
+        expected_values = [row.get(name) for row in rows]
+        assert events[name].to_list() == expected_values, name
     configs = [
         {"event": event, "grid_x": row["grid_x"]}
         for event, row in enumerate(rows)
@@ -68,11 +68,11 @@ def test_rows_of_all_tables_stand_in_one_order(tables, pieces):
     ]
     types = {"event": pl.UInt32, "grid_x": pl.Int32}
     assert_frame_equal(
-        found["launch_configs"].select("event", "grid_x"), pl.DataFrame(configs, schema=types)
+        result["launch_configs"].select("event", "grid_x"), pl.DataFrame(configs, schema=types)
     )
 
 
-def test_columns_are_of_one_piece():
+def test_columns_are_contiguous():
     """Whoever looks at a column as an array would copy one that is in pieces each time."""
     rows = [(at, None if at % 3 else 1, at) for at in range(40)]
     parts = [

@@ -1,4 +1,4 @@
-"""Rows read from pages are the rows that SQLite reads, or none."""
+"""The page scan reads the same rows as SQLite, or none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = st.one_of(
 SKIPPED = st.none() | st.text(max_size=9) | st.binary(max_size=9) | st.floats(allow_nan=False)
 
 
-def made(path: Path, rows: list[tuple[object, ...]], page: int = 512, columns: str = "") -> Path:
+def create(path: Path, rows: list[tuple[object, ...]], page: int = 512, columns: str = "") -> Path:
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA page_size = {page}")
@@ -37,14 +37,14 @@ def made(path: Path, rows: list[tuple[object, ...]], page: int = 512, columns: s
 
 def both(path: Path, names: tuple[str, ...]) -> tuple[pl.DataFrame | None, pl.DataFrame]:
     """The columns by pages, and by SQLite."""
-    with Database(str(path), str(path)) as held:
-        place = held._places["t"]
-        leaves = held._pages.leaves(place.root)
+    with Database(str(path), str(path)) as opened:
+        place = opened._places["t"]
+        leaves = opened._pages.leaves(place.root)
         parts = [] if leaves is None else [leaves]
-        found = [held._pages.numbers(part, place, names) for part in parts]
-        whole = [part for part in found if part is not None]
-        by_pages = pl.concat(whole) if parts and len(whole) == len(found) else None
-        return by_pages, held.read("t", integers=names, where="1")
+        columns_of = [opened._pages.numbers(part, place, names) for part in parts]
+        whole = [part for part in columns_of if part is not None]
+        by_pages = pl.concat(whole) if parts and len(whole) == len(columns_of) else None
+        return by_pages, opened.read("t", integers=names, where="1")
 
 
 @given(
@@ -55,15 +55,15 @@ def both(path: Path, names: tuple[str, ...]) -> tuple[pl.DataFrame | None, pl.Da
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_pages_hold_what_sqlite_reads(rows, page, tmp_path):
-    by_pages, by_sqlite = both(made(tmp_path / "t.sqlite", rows, page), ("b", "a"))
+    by_pages, by_sqlite = both(create(tmp_path / "t.sqlite", rows, page), ("b", "a"))
     assert by_pages is not None
     assert by_pages.equals(by_sqlite)
     assert by_sqlite.rows() == [(row[2], row[0]) for row in rows]
 
 
-def test_long_texts_beside_the_numbers(tmp_path):
+def test_long_texts_between_numbers(tmp_path):
     rows = [(i, "x" * size, i * 7, -i) for i, size in enumerate((0, 400, 500, 3000, 90_000, 5))]
-    path = made(tmp_path / "t.sqlite", rows)
+    path = create(tmp_path / "t.sqlite", rows)
     by_pages, by_sqlite = both(path, ("a",))
     assert by_pages is not None
     assert by_pages.equals(by_sqlite)
@@ -73,10 +73,10 @@ def test_long_texts_beside_the_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("value", [1.5, "text", b"bytes", -(1 << 63)], ids=repr)
-def test_what_is_no_number_is_left_to_sqlite(tmp_path, value):
+def test_other_types_are_left_to_sqlite(tmp_path, value):
     rows = [(i, None, i, i) for i in range(50)]
     rows[30] = (30, None, value, 30)
-    path = made(tmp_path / "t.sqlite", rows, columns="a INTEGER, s, b, c INTEGER")
+    path = create(tmp_path / "t.sqlite", rows, columns="a INTEGER, s, b, c INTEGER")
     by_pages, by_sqlite = both(path, ("b",))
     assert by_pages is None
     assert by_sqlite.height == 50
@@ -84,14 +84,14 @@ def test_what_is_no_number_is_left_to_sqlite(tmp_path, value):
 
 def test_the_row_id_by_its_name(tmp_path):
     rows = [(7 * i, None, i, i) for i in range(1, 300)]
-    path = made(tmp_path / "t.sqlite", rows, columns="a INTEGER PRIMARY KEY, s, b, c")
+    path = create(tmp_path / "t.sqlite", rows, columns="a INTEGER PRIMARY KEY, s, b, c")
     by_pages, by_sqlite = both(path, ("c", "a"))
     assert by_pages is not None
     assert by_pages.equals(by_sqlite)
 
 
-def test_a_column_that_came_later_is_left_to_sqlite(tmp_path):
-    path = made(tmp_path / "t.sqlite", [(1, None, 2, 3)])
+def test_added_column_is_left_to_sqlite(tmp_path):
+    path = create(tmp_path / "t.sqlite", [(1, None, 2, 3)])
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE t ADD COLUMN d INTEGER DEFAULT 9")
         connection.commit()
@@ -101,29 +101,29 @@ def test_a_column_that_came_later_is_left_to_sqlite(tmp_path):
 
 
 def test_computed_columns_and_other_tables_are_not_located(tmp_path):
-    path = made(tmp_path / "t.sqlite", [(1, None, 2, 3)])
+    path = create(tmp_path / "t.sqlite", [(1, None, 2, 3)])
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE u (a, b AS (a + 1), c)")
         connection.execute("CREATE VIEW v AS SELECT a FROM t")
         connection.commit()
-    with Database(str(path), str(path)) as held:
-        assert set(held._places) == {"t"}
+    with Database(str(path), str(path)) as opened:
+        assert set(opened._places) == {"t"}
 
 
-def test_without_the_extension_the_same(tmp_path, monkeypatch):
+def test_same_result_without_extension(tmp_path, monkeypatch):
     rows = [(i, "s", i * i, None) for i in range(2000)]
-    path = made(tmp_path / "t.sqlite", rows)
-    with Database(str(path), str(path)) as held:
-        scanned = held.read("t", integers=("a", "b", "c"))
+    path = create(tmp_path / "t.sqlite", rows)
+    with Database(str(path), str(path)) as opened:
+        scanned = opened.read("t", integers=("a", "b", "c"))
     monkeypatch.setattr(pages, "_pages", None)
-    with Database(str(path), str(path)) as held:
-        assert held.read("t", integers=("a", "b", "c")).equals(scanned)
+    with Database(str(path), str(path)) as opened:
+        assert opened.read("t", integers=("a", "b", "c")).equals(scanned)
 
 
 def test_random_damage_never_reads_outside(tmp_path):
     """Whatever the bytes are, the scan answers or gives up; SQLite has the last word."""
     rows = [(i, "text" * (i % 9), i * 1000, -i) for i in range(400)]
-    data = made(tmp_path / "t.sqlite", rows).read_bytes()
+    data = create(tmp_path / "t.sqlite", rows).read_bytes()
     chance = random.Random(5)  # noqa: S311 - damage, not secrets
     gave_up = 0
     for _ in range(400):
@@ -132,9 +132,9 @@ def test_random_damage_never_reads_outside(tmp_path):
             mutated[chance.randrange(512, len(data))] = chance.choice(
                 (0, 255, chance.randrange(256))
             )
-        held = pages._pages.numbers(bytes(mutated), 512, 512, b"\x00\x00\x03\x00", -1)
+        opened = pages._pages.numbers(bytes(mutated), 512, 512, b"\x00\x00\x03\x00", -1)
         below = pages._pages.children(bytes(mutated), 512, 512)
-        gave_up += held is None and below is None
+        gave_up += opened is None and below is None
     assert gave_up == 400  # a file has pages of both sorts
     for start in range(512, len(data), 512):
         page = bytearray(data[start : start + 512])
@@ -145,21 +145,21 @@ def test_random_damage_never_reads_outside(tmp_path):
 
 
 def test_pages_that_point_at_each_other(tmp_path):
-    path = made(tmp_path / "t.sqlite", [(i, None, i, i) for i in range(3000)])
-    with Database(str(path), str(path)) as held:
-        root = held._places["t"].root
+    path = create(tmp_path / "t.sqlite", [(i, None, i, i) for i in range(3000)])
+    with Database(str(path), str(path)) as opened:
+        root = opened._places["t"].root
     data = bytearray(path.read_bytes())
     at = (root - 1) * 512
     assert data[at] == 5
     data[at + 8 : at + 12] = root.to_bytes(4, "big")  # its own child
     path.write_bytes(data)
-    with Database(str(path), str(path)) as held:
-        assert held.read("t", integers=("a",)).height < 3000
-        assert held.losses.rows
+    with Database(str(path), str(path)) as opened:
+        assert opened.read("t", integers=("a",)).height < 3000
+        assert opened.losses.rows
 
 
 @pytest.mark.parametrize("first", [1, 1 << 20, 1 << 40, (1 << 63) - 3_000, -3_000])
-def test_the_last_row_that_pages_tell_of(tmp_path, first):
+def test_last_row_id_from_interior_pages(tmp_path, first):
     path = tmp_path / "rows.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x)")
@@ -167,14 +167,14 @@ def test_the_last_row_that_pages_tell_of(tmp_path, first):
         connection.executemany("INSERT INTO t VALUES (?, ?)", rows)
         connection.commit()
     file = pages.PageFile(str(path))
-    told = file.last_row_id(2)
+    last_known = file.last_row_id(2)
     file.close()
     last = first + 2_999
-    assert told is not None
-    assert last - 300 < told <= last
+    assert last_known is not None
+    assert last - 300 < last_known <= last
 
 
-def test_without_pages_above_the_rows_none_is_told(tmp_path):
+def test_last_row_id_without_interior_pages(tmp_path):
     path = tmp_path / "rows.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""Several ranks: in one export, in an export each, and who they are."""
+"""Several ranks: in one export, in separate exports, and their identification."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TIMES = {
 
 
 def export_of(rank: int, folder: Path, name: str, *, began: int = 0) -> Path:
-    """The export of one of the two processes, whose session began so many ns later."""
+    """The export of one of two processes, with a session offset in ns."""
     path = Path(shutil.copy(TRAINING, folder / name))
     with closing(sqlite3.connect(path)) as connection:
         for table, who in TIMES.items():
@@ -50,7 +50,7 @@ def export_of(rank: int, folder: Path, name: str, *, began: int = 0) -> Path:
 
 
 def without_blobs(path: Path) -> Path:
-    """As exported without ``--include-blobs``: nobody tells a rank."""
+    """Exported without ``--include-blobs``: ranks are not recorded."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE NVTX_EVENTS SET binaryData = NULL")
         connection.commit()
@@ -61,7 +61,7 @@ def ranks(path: Path) -> set[int | None]:
     return set(ta.read(path).events["rank"])
 
 
-def test_an_export_each_says_what_one_of_both_says(tmp_path):
+def test_separate_exports_equal_a_joint_one(tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()
     export_of(0, folder, "a.sqlite")
@@ -83,11 +83,11 @@ def test_exports_are_joined_on_one_clock(tmp_path):
     assert starts[0] == starts[1]
 
 
-def test_the_largest_communicator_tells_the_rank(tmp_path):
+def test_rank_comes_from_the_largest_communicator(tmp_path):
     assert ranks(export_of(1, tmp_path, "x.sqlite")) == {1}
 
 
-def test_a_file_name_tells_the_rank(tmp_path):
+def test_rank_comes_from_the_export_name(tmp_path):
     assert ranks(without_blobs(export_of(1, tmp_path, "report_rank5.sqlite"))) == {5}
 
 
@@ -100,7 +100,7 @@ def test_a_file_name_tells_the_rank(tmp_path):
         ("MY_RANK=3;RANKS=4", None, None),
     ],
 )
-def test_the_launcher_tells_the_rank(tmp_path, environment, rank, size):
+def test_rank_comes_from_the_launcher(tmp_path, environment, rank, size):
     path = without_blobs(export_of(1, tmp_path, "x.sqlite"))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(
@@ -112,16 +112,16 @@ def test_the_launcher_tells_the_rank(tmp_path, environment, rank, size):
     assert ta.read(path).meta.world_size == size
 
 
-def test_processes_that_nobody_numbers_are_numbered_by_their_gpus(tmp_path):
+def test_processes_without_rank_are_numbered_by_gpu(tmp_path):
     path = without_blobs(Path(shutil.copy(TRAINING, tmp_path / "x.sqlite")))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE TARGET_INFO_CUDA_DEVICE SET gpuId = 1 - gpuId")
         connection.commit()
     trace = ta.read(path)
-    told = trace.events.drop_nulls("device").select("rank", "pid", "device").unique().sort("rank")
-    assert told.rows() == [(0, 4001, 0), (1, 4000, 1)]
-    said = trace.issues.filter(pl.col("code") == "ranks-numbered")
-    assert said.select("severity", "count").rows() == [("notice", 2)]
+    placed = trace.events.drop_nulls("device").select("rank", "pid", "device").unique().sort("rank")
+    assert placed.rows() == [(0, 4001, 0), (1, 4000, 1)]
+    numbered = trace.issues.filter(pl.col("code") == "ranks-numbered")
+    assert numbered.select("severity", "count").rows() == [("notice", 2)]
 
 
 def test_a_rank_is_the_same_whatever_is_read():

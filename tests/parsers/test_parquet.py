@@ -1,4 +1,4 @@
-"""Our own columnar form: what is written is what is read, and bad files say so in one line."""
+"""Parquet exports: round trip, and one-line errors for bad files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_equal(actual: Trace, expected: Trace) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(chance=st.randoms(use_true_random=False))
-def test_what_is_written_is_read(
+def test_written_trace_is_read_back(
     chance: random.Random, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     trace = any_trace(chance, most=8)
@@ -92,7 +92,7 @@ def example() -> Trace:
     )
 
 
-def test_a_row_group_more_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "ROWS", 2)
     path = write(example(), tmp_path / "a.parquet")
     assert pq.ParquetFile(path).num_row_groups == 2
@@ -102,7 +102,7 @@ def test_a_row_group_more_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert kernels.launch_configs["event"].to_list() == [0]
 
 
-def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
+def test_selection_by_kind(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(kinds=frozenset({"kernel", "flow"})))
     assert trace.events["name"].to_list() == ["gemm"]
@@ -121,16 +121,14 @@ def test_only_the_kinds_asked_for(tmp_path: Path) -> None:
         ((9, 10), ["aten::mm"]),
     ],
 )
-def test_only_what_overlaps_a_window(
-    tmp_path: Path, window: tuple[int, int], names: list[str]
-) -> None:
+def test_selection_by_window(tmp_path: Path, window: tuple[int, int], names: list[str]) -> None:
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(windows=(window,)))
     assert trace.events["name"].to_list() == names
     assert trace.launch_configs.height == ("gemm" in names)
 
 
-def test_names_widen_the_kinds(tmp_path: Path) -> None:
+def test_selection_by_name_and_kind(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     trace = read(path, Selection(kinds=frozenset(), names=("[mem", "::mm")))
     assert trace.events["name"].to_list() == ["aten::mm", "[memory]"]
@@ -138,18 +136,18 @@ def test_names_widen_the_kinds(tmp_path: Path) -> None:
     assert trace.flows.is_empty()
 
 
-def test_a_column_on_request_is_there_only_then(tmp_path: Path) -> None:
+def test_optional_column_is_read_on_request(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
     assert "args" not in read(path, Selection()).events.columns
     asked = read(path, Selection(columns=frozenset({"args"}))).events
     assert asked["args"].null_count() == asked.height, "asked for, not stored: all null"
 
 
-def test_other_tools_see_the_events(tmp_path: Path) -> None:
+def test_other_tools_read_the_events(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
-    seen = pl.read_parquet(path)
-    assert seen["name"].to_list() == ["aten::mm", "[memory]", "gemm"]
-    assert seen["kind"].to_list() == ["cpu_op", "cpu_instant_event", "kernel"]
+    calls = pl.read_parquet(path)
+    assert calls["name"].to_list() == ["aten::mm", "[memory]", "gemm"]
+    assert calls["kind"].to_list() == ["cpu_op", "cpu_instant_event", "kernel"]
 
 
 def test_a_folder_is_a_dataset_by_rank(tmp_path: Path) -> None:
@@ -159,7 +157,7 @@ def test_a_folder_is_a_dataset_by_rank(tmp_path: Path) -> None:
     assert events.rows() == [(0, 3), (1, 3)]
 
 
-def test_no_name_of_another_trace_is_written(tmp_path: Path) -> None:
+def test_names_of_other_traces_are_not_written(tmp_path: Path) -> None:
     trace = example()
     # a categorical knows the names of all traces of the process
     foreign = table("events", {"ts": 99, "kind": "cpu_op", "name": "of-another-trace"})
@@ -176,9 +174,9 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     path = write(example(), tmp_path / "a.parquet")
-    seen: list[tuple[int, int]] = []
-    parse(Source(path), ALL, lambda *done: seen.append(done))
-    assert seen == [(path.stat().st_size, path.stat().st_size)]
+    calls: list[tuple[int, int]] = []
+    parse(Source(path), ALL, lambda *done: calls.append(done))
+    assert calls == [(path.stat().st_size, path.stat().st_size)]
 
 
 def test_detected_by_content(tmp_path: Path) -> None:
@@ -227,14 +225,14 @@ def test_a_column_of_another_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [4, 8, 100, -1, -8, -100])
-def test_cut_off(tmp_path: Path, kept: int) -> None:
+def test_truncated_file(tmp_path: Path, kept: int) -> None:
     data = write(example(), tmp_path / "a.parquet").read_bytes()
     (tmp_path / "cut.parquet").write_bytes(data[:kept])
     with raises_wording(MalformedInput):
         read(tmp_path / "cut.parquet")
 
 
-def test_flipped_bytes_never_give_a_traceback(tmp_path: Path) -> None:
+def test_flipped_bytes_never_raise_other_errors(tmp_path: Path) -> None:
     data = write(example(), tmp_path / "a.parquet").read_bytes()
     dice = random.Random(0)  # noqa: S311 - reproducible, not secret
     refused = 0
@@ -249,7 +247,7 @@ def test_flipped_bytes_never_give_a_traceback(tmp_path: Path) -> None:
     assert refused > 75, "checksums see most of it"
 
 
-def test_a_compressed_file_is_told_to_be_unpacked(tmp_path: Path) -> None:
+def test_compressed_file_error_advises_to_unpack(tmp_path: Path) -> None:
     import gzip
 
     data = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Formats of other packages: found by entry point, asked when none of ours is sure."""
+"""Formats of other packages, registered by entry point."""
 
 from importlib.metadata import EntryPoint
 
@@ -58,19 +58,19 @@ def test_a_format_of_another_package_is_read_by_its_content(tmp_path):
     assert ta.read(path).meta.format == "their-format"
 
 
-def test_it_does_not_take_what_ours_know(tmp_path):
+def test_plugin_does_not_override_built_in_detection(tmp_path):
     trace = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
     assert ta.read(trace, kinds=["kernel"]).meta.format == "chrome-trace"
     assert ta.read(trace, format="their-format").meta.format == "their-format"
 
 
-def test_it_is_asked_before_our_guesses(tmp_path):
+def test_plugin_is_tried_before_weak_built_in_formats(tmp_path):
     path = tmp_path / "raw.txt"
     path.write_bytes(b"THEIRS;main (a.py:1) 3\n" * 9)
     assert ta.read(path).meta.format == "their-format"
 
 
-def test_what_cannot_be_loaded_is_said_and_ends_nothing(tmp_path):
+def test_broken_plugin_is_reported(tmp_path):
     path = tmp_path / "unknown"
     path.write_bytes(b"nobody's\0")
     with raises_wording(UnknownFormat):

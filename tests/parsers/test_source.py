@@ -1,4 +1,4 @@
-"""Packed files: read as what they hold; what is lost of a damaged one is said, others refused."""
+"""Compressed files: read transparently; losses are reported, unusable files rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
     return path
 
 
-def said(trace: ta.Trace) -> str:
+def issues_text(trace: ta.Trace) -> str:
     return " ".join(trace.issues["first"].drop_nulls())
 
 
@@ -52,20 +52,20 @@ def plain(folder: Path) -> ta.Trace:
     ],
     ids=["gzip", "zstd", "zstd-frames", "zip", "zip-folder"],
 )
-def test_a_packed_trace_is_the_trace(tmp_path, packed):
-    path, seen = tmp_path / "trace.bin", []
+def test_compressed_trace_equals_the_trace(tmp_path, packed):
+    path, calls = tmp_path / "trace.bin", []
     packed(path)
-    trace = ta.read(path, progress=lambda done, size: seen.append((done, size)))
+    trace = ta.read(path, progress=lambda done, size: calls.append((done, size)))
     assert differences(trace, plain(tmp_path)) == []
     assert trace.events.height == len(EVENTS)
-    assert all(done <= size for done, size in seen)
-    assert seen == sorted(seen)
+    assert all(done <= size for done, size in calls)
+    assert calls == sorted(calls)
 
 
 @pytest.mark.parametrize(
     "pack", [gzip.compress, zstandard.compress, None], ids=["gz", "zst", "zip"]
 )
-def test_what_a_progress_display_raises_is_its_own_fault(tmp_path, pack):
+def test_errors_of_the_progress_callback_are_passed_on(tmp_path, pack):
     path = tmp_path / "trace.bin"
     path.write_bytes(pack(TEXT)) if pack else zipped(path, ("trace.json", TEXT))
 
@@ -76,16 +76,16 @@ def test_what_a_progress_display_raises_is_its_own_fault(tmp_path, pack):
         ta.read(path, progress=broken)
 
 
-def test_of_several_members_the_largest_is_read_and_that_is_said(tmp_path):
+def test_largest_member_is_read_and_reported(tmp_path):
     path = zipped(tmp_path / "a.zip", ("notes.txt", b"hello"), ("trace.json", TEXT))
     trace = ta.read(path)
     assert trace.events.height == len(EVENTS)
-    check_wording(said(trace))
+    check_wording(issues_text(trace))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("kind", ["zip", "zstd"])
-def test_what_is_lost_of_a_damaged_one_is_said(tmp_path, kind, share):
+def test_loss_in_a_damaged_archive_is_reported(tmp_path, kind, share):
     if kind == "zip":
         data = bytearray(zipped(tmp_path / "whole.zip", ("trace.json", TEXT)).read_bytes())
         at = int(len(data) * share)
@@ -101,15 +101,15 @@ def test_what_is_lost_of_a_damaged_one_is_said(tmp_path, kind, share):
         assert "damaged" in str(error) or "ends early" in str(error)  # noqa: PT017
     else:
         assert trace.events.height < len(EVENTS)
-        assert "damaged" in said(trace) or "ends early" in said(trace)
+        assert "damaged" in issues_text(trace) or "ends early" in issues_text(trace)
 
 
-def test_an_empty_archive_is_refused(tmp_path):
+def test_empty_archive_is_rejected(tmp_path):
     with raises_wording(InputError):
         ta.read(zipped(tmp_path / "a.zip"))
 
 
-def test_an_encrypted_archive_is_refused(tmp_path):
+def test_encrypted_archive_is_rejected(tmp_path):
     path = zipped(tmp_path / "a.zip", ("trace.json", TEXT))
     data = bytearray(path.read_bytes())
     central = data.index(b"PK\x01\x02")
@@ -121,15 +121,15 @@ def test_an_encrypted_archive_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ('{"other_key": []}', "is JSON without traceEvents"),
-        (' {"a": 1}', "is JSON without traceEvents"),
-        ("\x01\x02\x03 nothing", "is no format we know"),
+        ('{"other_key": []}', "JSON without traceEvents"),
+        (' {"a": 1}', "JSON without traceEvents"),
+        ("\x01\x02\x03 nothing", "unknown file format"),
     ],
 )
-def test_a_file_nobody_knows_is_named_for_what_it_is(tmp_path: Path, text: str, said: str) -> None:
+def test_unknown_file_is_described(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(UnknownFormat, match=said):
+    with pytest.raises(UnknownFormat, match=message):
         ta.read(path)

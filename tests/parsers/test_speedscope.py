@@ -1,4 +1,4 @@
-"""speedscope files read and written; what py-spy writes for other viewers."""
+"""Reading and writing of speedscope files; py-spy's files for other viewers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_sampled_stacks_keep_their_order_and_have_times(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("unit", "told", "weight"),
+    ("unit", "expected_unit", "weight"),
     [
         ("none", "samples", 2.0),
         ("bytes", "bytes", 2.0),
@@ -63,10 +63,10 @@ def test_sampled_stacks_keep_their_order_and_have_times(tmp_path):
         ("parsecs", None, 2.0),
     ],
 )
-def test_units(unit, told, weight, tmp_path):
+def test_units(unit, expected_unit, weight, tmp_path):
     trace = parsed(tmp_path, sampled([[0]], [2], unit))
-    assert (trace.meta.weight_unit, trace.events["weight"][0]) == (told, weight)
-    assert trace.events["ts"].is_null()[0] == (told != "ns")
+    assert (trace.meta.weight_unit, trace.events["weight"][0]) == (expected_unit, weight)
+    assert trace.events["ts"].is_null()[0] == (expected_unit != "ns")
 
 
 def test_evented_profiles_give_self_times(tmp_path):
@@ -111,13 +111,13 @@ def test_numbers_written_as_text_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "1e999", "3,5"])
-def test_text_that_is_no_number_is_none(text, tmp_path):
+def test_text_that_is_not_a_number_is_rejected(text, tmp_path):
     for part in ({"startValue": text}, {"endValue": text}, {"weights": [text]}):
         with raises_wording(InputError):
             parsed(tmp_path, sampled([[0]], [2], "seconds") | part)
 
 
-def test_profile_names_tell_process_and_thread(tmp_path):
+def test_process_and_thread_come_from_profile_names(tmp_path):
     names = ('Process 7 Thread 8 "io; "x""', "Process 7", "Thread 0x1F", "", "warm-up", "before")
     trace = parsed(tmp_path, *(sampled([[0]], [1], name=name) for name in names))
     known = trace.events.select("pid", "tid", "category").rows()
@@ -146,7 +146,7 @@ LABELS = ['process 7:"sh -c "a;b""', 'process 9:"x"', "thread (5)", "thread (5):
         ("by py-spy", [0, 2], (7, 5)),
     ],
 )
-def test_labels_of_py_spy_are_no_frames(name, stack, lane, tmp_path):
+def test_py_spy_labels_are_not_frames(name, stack, lane, tmp_path):
     frames = [*({"name": label, "file": "", "line": 0} for label in LABELS), {"name": "a"}]
     stacks = [[*stack, 4], [*(3 if at == 2 else at for at in stack), 4]]
     trace = parsed(tmp_path, sampled(stacks, [1, 2], name=name), frames=frames)
@@ -172,7 +172,7 @@ def test_frames_that_differ_in_their_column_only_are_one(tmp_path):
     assert parsed(tmp_path, sampled([[0], [1]], [1, 1]), frames=frames).stacks.height == 1
 
 
-def test_what_py_spy_writes(shared):
+def test_py_spy_files(shared):
     for path in (
         shared / "data" / "pyspy" / "tricky" / "weird_names.speedscope.json",
         FIXTURES / "py_spy" / "subprocesses.speedscope.json",
@@ -238,7 +238,7 @@ def test_labels_in_py_spys_chrome_trace_name_lanes(tmp_path):
 
 
 @pytest.mark.parametrize("case", JSON_CASES, ids=lambda case: case.name)
-def test_faults_are_counted_or_refused_in_one_line(case, tmp_path):
+def test_faults_are_counted_or_rejected_in_one_line(case, tmp_path):
     path = tmp_path / "profile.dat"
     path.write_bytes(case.data)
     if case.weight is None:
@@ -253,18 +253,18 @@ def test_faults_are_counted_or_refused_in_one_line(case, tmp_path):
 
 
 @pytest.mark.parametrize("unit", ["none", "seconds"])
-def test_only_what_is_asked_for_is_read(unit, tmp_path):
+def test_selection_limits_what_is_read(unit, tmp_path):
     parsed(tmp_path, sampled([[0]], [1], unit, "Thread 5"))
     path = tmp_path / "profile.dat"
     assert read(path, kinds=["kernel"]).events.is_empty()
     assert read(path, kinds=["lane"]).lanes["tid"].to_list() == [5]
 
 
-def test_chrome_traces_are_not_stolen(shared):
+def test_chrome_traces_are_not_detected_as_speedscope(shared):
     files = sorted((shared / "data" / "chrome" / "conformance").rglob("*.json"))
     assert len(files) > 20
-    found = [registry.detect(Source(path)) for path in files]
-    assert "speedscope" not in {known.name for known in found if known}
+    result = [registry.detect(Source(path)) for path in files]
+    assert "speedscope" not in {known.name for known in result if known}
 
 
 ROUND_TRIPS = [
@@ -274,7 +274,7 @@ ROUND_TRIPS = [
 
 
 @pytest.mark.parametrize("path", ROUND_TRIPS, ids=lambda path: path.name)
-def test_recordings_survive_the_way_out_and_back(path, tmp_path):
+def test_recordings_round_trip(path, tmp_path):
     before = read(path)
     convert(path, tmp_path / "x.speedscope.json")
     after = read(tmp_path / "x.speedscope.json")
@@ -303,8 +303,8 @@ THREADS = st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)
         max_size=8,
     )
 )
-def test_any_samples_survive_the_way_out_and_back(tmp_path_factory, rows):
-    """Made as a speedscope file, so that names may hold anything."""
+def test_any_samples_round_trip(tmp_path_factory, rows):
+    """Written as speedscope JSON, so that names may contain anything."""
     folder = tmp_path_factory.mktemp("round")
     frames = list(dict.fromkeys(frame for stack, _, _ in rows for frame in stack))
     entries = [{"name": n, "file": file, "line": line} for n, file, line in frames]
@@ -324,12 +324,12 @@ def test_any_samples_survive_the_way_out_and_back(tmp_path_factory, rows):
 def test_threads_keep_their_names_in_chrome_json(names, tmp_path):
     before = parsed(tmp_path, *(sampled([[0]], [2], "seconds", name) for name in names))
     convert(before, tmp_path / "x.json")
-    found = []
+    result = []
     for trace in (before, read(tmp_path / "x.json")):
         joined = trace.events.join(trace.lanes, on="tid", how="left", suffix="_lane")
-        found.append(joined.select("label", "textual", "weight").sort("label").rows())
-    assert found[0] == found[1]
-    assert joined["pid"].equals(joined["pid_lane"])  # of process 0, as no process is told
+        result.append(joined.select("label", "textual", "weight").sort("label").rows())
+    assert result[0] == result[1]
+    assert joined["pid"].equals(joined["pid_lane"])  # process 0, as no process is recorded
     kinds = read(tmp_path / "x.json", kinds=["sample"])
     assert kinds.events["tid"].equals(trace.events["tid"])
 
@@ -354,7 +354,7 @@ def test_textual_lanes_of_samples_in_chrome_json(tmp_path):
     assert lanes == [(0, io, "io", True), (job, None, "job", True), (job, io, "io", True)]
 
 
-def test_a_comparison_survives_the_way_out_and_back(tmp_path):
+def test_comparison_round_trip(tmp_path):
     path = tmp_path / "two.txt"
     path.write_text("a;b 1 2\na;c 3 4\n")
     convert(path, tmp_path / "x.speedscope.json")
@@ -363,7 +363,7 @@ def test_a_comparison_survives_the_way_out_and_back(tmp_path):
     assert sorted(after.rows()) == sorted(before.rows())
 
 
-def test_ranks_get_profiles_of_their_own(tmp_path):
+def test_ranks_get_separate_profiles(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text('process 1:"x";a;b 5\n')
     both = concat([read(path).with_rank(rank) for rank in (0, 1)])
@@ -375,7 +375,7 @@ def test_ranks_get_profiles_of_their_own(tmp_path):
     assert samples(read(tmp_path / "x.speedscope.json")) == [("a;b", 5.0, 1, None)] * 2
 
 
-def test_a_trace_without_samples_is_refused(tmp_path, run_cli):
+def test_trace_without_samples_is_rejected(tmp_path, run_cli):
     source = FIXTURES / "nccl_8ranks_isolated"
     path = next(source.glob("rank0*"))
     done = run_cli("convert", path, "-o", tmp_path / "x.speedscope.json")
@@ -385,13 +385,13 @@ def test_a_trace_without_samples_is_refused(tmp_path, run_cli):
     assert not (tmp_path / "x.speedscope.json").exists()
 
 
-def test_samples_that_count_different_things_are_refused(tmp_path):
+def test_samples_with_different_units_are_rejected(tmp_path):
     traces = [parsed(tmp_path, sampled([[0]], [1], unit)) for unit in ("none", "bytes")]
     with raises_wording(MissingData):
         convert(concat(traces), tmp_path / "x.speedscope.json")
 
 
-def test_the_command_writes_what_speedscope_opens(tmp_path, run_cli):
+def test_convert_writes_valid_speedscope(tmp_path, run_cli):
     path = FIXTURES / "py_spy" / "subprocesses_threads.raw.txt"
     done = run_cli("convert", path, "-o", tmp_path / "x.speedscope.json", "-q")
     assert (done.returncode, done.stderr) == (0, "")
@@ -405,7 +405,7 @@ def test_the_command_writes_what_speedscope_opens(tmp_path, run_cli):
         assert used <= set(range(len(file["shared"]["frames"])))
 
 
-def test_damaged_files_are_read_or_refused_in_one_line(tmp_path):
+def test_damaged_files_are_read_or_rejected_in_one_line(tmp_path):
     seeds = [(FIXTURES / "py_spy" / "subprocesses.speedscope.json").read_bytes()[-3000:]]
     seeds += [case.data for case in JSON_CASES]
     odd = (

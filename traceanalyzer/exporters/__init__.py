@@ -1,9 +1,9 @@
-"""Traces out: a :class:`~traceanalyzer.trace.Trace` enters, the bytes of a file leave.
+"""Exporters: write a :class:`~traceanalyzer.trace.Trace` to a file.
 
-A writer is ``(trace, file) -> None`` and is chosen by the output's suffix; whatever it writes, but
-for a database, a parser of this package reads back. Writers know formats, never paths, options or
-the terminal. They may import ``trace, schema, vocabulary, units, errors`` and ``frames``; the
-``api`` and the ``cli`` import them from here.
+A writer is ``(trace, file) -> None`` and is selected by the output's suffix; a parser of this
+package reads back all formats except databases. Writers handle formats, never paths, options or the
+terminal. They may import ``trace, schema, vocabulary, units, errors`` and ``frames``; the ``api``
+and the ``cli`` import them from here.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import IO
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 
-#: Writes a trace to a binary file opened at its start.
+#: Writes a trace to an empty binary file.
 Writer = Callable[[Trace, IO[bytes]], None]
 
 _WRITERS: dict[str, tuple[str, str]] = {
@@ -26,15 +26,15 @@ _WRITERS: dict[str, tuple[str, str]] = {
     ".db": ("sqlite", "write_sqlite"),
 }
 
-#: Suffixes an output of ``convert`` can have.
+#: Supported suffixes of ``convert``.
 SUFFIXES: tuple[str, ...] = tuple(_WRITERS)
 
 
 def writer_for(path: str | PurePath) -> Writer:
-    """The writer of the format that an output's suffix names.
+    """Return the writer for the suffix of an output path.
 
     Raises:
-        OptionError: no format has this suffix.
+        OptionError: unknown suffix.
     """
     name = PurePath(path).name.lower()
     for suffix, (module, function) in _WRITERS.items():
@@ -42,4 +42,4 @@ def writer_for(path: str | PurePath) -> Writer:
             writer: Writer = getattr(import_module(f"{__name__}.{module}"), function)
             return writer
     known = ", ".join(SUFFIXES[:-1]) + " or " + SUFFIXES[-1]
-    raise OptionError(f"{path}: cannot tell the format; let its name end in {known}")
+    raise OptionError(f"{path}: unknown output format. Use the suffix {known}")

@@ -1,17 +1,16 @@
-"""Our own columnar form: one Parquet file a trace.
+"""traceanalyzer's Parquet layout: one Parquet file per trace.
 
-Any Parquet reader (DuckDB, pandas, polars) sees ``events``, one column a column of the schema, and
-a folder of such files as one dataset with a row's ``rank`` telling them apart. Each of the other
-tables is a complete Parquet file of its own, embedded between the leading magic and the first row
-group, where readers that go by the footer's offsets never look. The footer's key-value metadata
-holds::
+Any Parquet reader (DuckDB, pandas, polars) reads ``events``, with the columns of the schema, and a
+folder of such files as one dataset with the column ``rank``. Each of the other tables is a complete
+Parquet file, embedded between the leading magic and the first row group, which readers skip because
+they follow the footer's offsets. The footer's key-value metadata has::
 
     traceanalyzer.schema   version of the tables (an integer)
     traceanalyzer.sources  JSON list: the Meta of each source file
     traceanalyzer.tables   JSON object: table -> [first byte, number of bytes]; an empty table
                            has no entry
 
-Enums and categoricals are stored as dictionary-encoded text, so no reader needs to know them.
+Enums and categoricals are stored as dictionary-encoded text, so readers need no special support.
 """
 
 import io
@@ -26,24 +25,24 @@ import pyarrow.parquet as pq
 from traceanalyzer import schema
 from traceanalyzer.trace import Trace
 
-#: Rows of a row group: few enough to be converted and filtered one group at a time.
+#: Rows per row group: few enough to convert and filter one group at a time.
 ROWS = 1 << 18
 
-#: A row group's names stay one dictionary, whatever they add up to; the default is 1 MiB.
+#: Dictionary page limit, large enough for one dictionary per row group; the default is 1 MiB.
 _DICTIONARY_BYTES = 1 << 26
 
 _TEXT = (pl.Categorical, pl.Enum)
 
 
 def write_parquet(trace: Trace, file: IO[bytes]) -> None:
-    """Write a trace in our own columnar form, one row group in memory at a time.
+    """Write a trace as Parquet, with one row group in memory at a time.
 
     Args:
-        trace: what to write; nothing is left out, on-request columns are kept where they are there.
-        file: a binary file at its start.
+        trace: the trace; all tables are written, including optional columns that it has.
+        file: an empty binary file.
     """
     options = _options(trace.events)
-    # one pyarrow stream for both: it counts its own position and never asks the file's
+    # one pyarrow stream for both: it tracks its position itself
     sink = pa.PythonFile(file, mode="w")
     with pq.ParquetWriter(sink, _arrow(trace.events.head(0)).schema, **options) as writer:
         places = _write_side_tables(trace, sink)
@@ -71,14 +70,14 @@ def _write_side_tables(trace: Trace, sink: pa.PythonFile) -> dict[str, tuple[int
 
 
 def _arrow(frame: pl.DataFrame) -> pa.Table:
-    """The frame with dictionary types as plain text: a slice takes no foreign names along."""
+    """Convert to Arrow with plain text for dictionary types: a slice keeps only its names."""
     texts = [name for name, dtype in frame.schema.items() if isinstance(dtype, _TEXT)]
     plain = frame.with_columns(pl.col(texts).cast(pl.String))
     return plain.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _options(frame: pl.DataFrame) -> dict[str, Any]:
-    """Differences for the columns that only grow (times and ids), a dictionary for all others."""
+    """Return writer options: delta encoding for times and ids, a dictionary for all others."""
     growing = ("ts", "event", "correlation", "external_id")
     return {
         "compression": "zstd",

@@ -1,4 +1,4 @@
-"""speedscope's JSON: a sampled profile for each thread of a trace that has sampled stacks."""
+"""speedscope JSON: one sampled profile per thread of a trace with sampled stacks."""
 
 from collections.abc import Iterator
 from typing import IO, Any
@@ -12,32 +12,32 @@ from traceanalyzer.trace import Trace, record_hint
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _UNITS = {"samples": "none", "ns": "nanoseconds", "bytes": "bytes", None: "none"}
 _OWNER = ("rank", "pid", "tid", "category")
-#: Samples turned into text at once, to bound memory.
+#: Samples per batch, to limit memory.
 _BLOCK = 1 << 12
 
 
 def write_speedscope(trace: Trace, file: IO[bytes]) -> None:
-    """Write the samples of a trace, in order, a profile for each process, thread and category.
+    """Write the samples of a trace, in order, with one profile per process, thread and category.
 
-    Not written: events that are no samples, times, command lines of processes, issues.
+    Not written: other events, times, command lines of processes, issues.
 
     Args:
-        trace: what to write.
-        file: a binary file; needs not be seekable.
+        trace: the trace.
+        file: a binary file; need not be seekable.
 
     Raises:
-        MissingData: the trace has no samples, or they count different things.
+        MissingData: the trace has no samples, or their weights have different units.
     """
     samples = trace.events.filter(pl.col("kind") == "sample")
     if samples.is_empty():
         raise MissingData(
-            f"{trace.meta.path}: no sampled stacks, and a speedscope profile holds nothing else; "
+            f"{trace.meta.path}: no sampled stacks, which a speedscope profile requires; "
             f"{record_hint(trace.meta, 'sample')}"
         )
     units = {meta.weight_unit for meta in trace.sources}
     if len(units) > 1:
         raise MissingData(
-            f"{trace.meta.path}: its samples count different things "
+            f"{trace.meta.path}: samples with different units "
             f"({', '.join(sorted(map(str, units)))}); convert one file at a time"
         )
     frames, number = _frames(trace.stacks)
@@ -47,10 +47,10 @@ def write_speedscope(trace: Trace, file: IO[bytes]) -> None:
     unit = _UNITS[units.pop()]
     names = _thread_names(trace.lanes)
     several = samples["rank"].n_unique() > 1
-    for place, own in enumerate(samples.partition_by(_OWNER, maintain_order=True)):
+    for place, samples_of_profile in enumerate(samples.partition_by(_OWNER, maintain_order=True)):
         file.write(b",\n" if place else b"\n")
-        name = _profile_name(own.row(0, named=True), names, several)
-        _write_profile(file, own, name, unit, (parents, number))
+        name = _profile_name(samples_of_profile.row(0, named=True), names, several)
+        _write_profile(file, samples_of_profile, name, unit, (parents, number))
     file.write(b"\n]}\n")
 
 
@@ -81,7 +81,7 @@ def _write_profile(
 def _paths(
     leaves: list[int | None], parents: list[int | None], number: list[int]
 ) -> Iterator[list[int]]:
-    """The frames of each stack, outermost first."""
+    """Yield the frames of each stack, outermost first."""
     for leaf in leaves:
         path = []
         node = leaf
@@ -92,7 +92,7 @@ def _paths(
 
 
 def _frames(stacks: pl.DataFrame) -> tuple[list[dict[str, Any]], list[int]]:
-    """The distinct frames as speedscope has them, and the number of each row's frame."""
+    """Return the distinct frames in speedscope's form, and the frame number of each row."""
     columns = ["name", "file", "line"]
     distinct = stacks.select(columns).unique(maintain_order=True).with_row_index("_frame")
     joined = stacks.join(distinct, on=columns, how="left", nulls_equal=True, maintain_order="left")
@@ -111,7 +111,7 @@ def _thread_names(lanes: pl.DataFrame) -> dict[tuple[Any, ...], tuple[str | None
 def _profile_name(
     row: dict[str, Any], names: dict[tuple[Any, ...], tuple[str | None, bool]], several: bool
 ) -> str:
-    """As py-spy names profiles; a textual thread's own name."""
+    """Return the profile name in py-spy's style; the label of a textual thread."""
     label, textual = names.get((row["rank"], row["pid"], row["tid"]), (None, False))
     parts = [f"Rank {row['rank']}"] if several and row["rank"] is not None else []
     if textual and label:

@@ -1,14 +1,12 @@
-"""A tidy SQLite database, for Datasette and plain SQL.
+"""SQLite database for Datasette and plain SQL.
 
-A Trace enters; a database leaves: every table of the schema, with ``names``, ``arguments``,
-``sources``, ``devices`` and ``about`` beside them, and views that answer first questions. It is for
-other programs: no parser of this package reads it back.
+Contains every table of the schema, plus ``names``, ``arguments``, ``sources``, ``devices`` and
+``about``, and views for common questions. For other programs: no parser of this package reads it.
 
-Names of events, functions, files and counters are numbers in ``names``: there are few of them, they
-are long, and the database is half as large. Arguments lie in a table of their own, so that whoever
-goes through ``events`` does not go through them. An address of 2^63 or more is the negative number
-of the same bits, which ``printf('%x', address)`` shows rightly; SQLite has no larger integers. NaN
-is null.
+Names of events, functions, files and counters are ids in ``names``: they are few and long, and the
+database is half as large. Arguments have a separate table, so that scans of ``events`` do not read
+them. An address of 2^63 or more is stored as the negative number with the same bits, which
+``printf('%x', address)`` formats correctly, as SQLite has no unsigned integers. NaN is null.
 """
 
 import errno
@@ -30,24 +28,24 @@ from traceanalyzer.errors import OutputError
 from traceanalyzer.trace import Meta, Trace
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
-#: The file is not there under its name before it is whole: a journal would save nothing.
+#: The file gets its name only when it is complete: a journal is useless.
 _PRAGMAS = ("journal_mode = off", "synchronous = off", "locking_mode = exclusive")
-#: Rows of each index that are looked at to choose between indexes later.
+#: Rows of each index that ANALYZE examines.
 _ANALYSED = 1000
-#: Rows turned into Arrow at once.
+#: Rows converted to Arrow per batch.
 _ROWS = 1 << 16
-#: Rows with texts of any length.
+#: Rows per batch for texts of any length.
 _TEXT_ROWS = 1 << 12
 _ON_REQUEST = ("args", "input_dims")
-_WORDS = (pl.Categorical, pl.Enum)
+_TEXT_TYPES = (pl.Categorical, pl.Enum)
 
-#: Columns whose texts are long and often repeated: numbers in ``names``.
+#: Columns with long, often repeated texts: stored as ids in ``names``.
 NAMED = ("name", "file", "series", "group_ranks")
 
-#: Columns that hold a row's number in another table.
+#: Columns with row numbers of another table.
 _POINTS_TO = {"event": "events", "stack": "stacks", "segment": "segments"}
 
-#: Table, columns, and which rows only.
+#: Table, columns, condition.
 _INDEXES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("events", ("ts",), ""),
     ("events", ("kind", "name_id", "dur"), ""),
@@ -66,23 +64,23 @@ _INDEXES: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 _ABOUT = {
-    "what": "a trace of a profiler, written by traceanalyzer convert",
-    "times": "whole nanoseconds on the trace's clock: ts - start_ns is the time since the start",
+    "what": "a profiler trace, written by traceanalyzer convert",
+    "times": "integer nanoseconds on the trace's clock: ts - start_ns is the time since the start",
     "sizes": "bytes",
-    "null": "not there, not known; never zero",
+    "null": "missing or unknown; never zero",
     "names": "columns that end in name_id, file_id, series_id or group_ranks_id: names.id",
     "arguments": "JSON text as the profiler wrote it: json_extract(args, '$.\"Seq\"')",
     "addresses": "printf('0x%x', address); those from 2^63 on are negative",
-    "columns": "about_columns says what each column of each table means",
+    "columns": "about_columns describes every column of every table",
 }
 
 
 def write_sqlite(trace: Trace, file: IO[bytes]) -> None:
-    """Write a trace as an SQLite database, some ten thousand rows in memory at a time.
+    """Write a trace as an SQLite database, with some ten thousand rows in memory at a time.
 
     Args:
-        trace: what to write; nothing is left out, on-request columns are kept where they are there.
-        file: an empty file with a name, opened for writing; SQLite writes it itself.
+        trace: the trace; all tables are written, including optional columns that it has.
+        file: an empty named file, open for writing; SQLite writes to its path.
 
     Raises:
         OutputError: the output is a pipe or a device.
@@ -90,7 +88,7 @@ def write_sqlite(trace: Trace, file: IO[bytes]) -> None:
     """
     path = Path(file.name)
     if not path.is_file():
-        raise OutputError(f"{path}: a database is written to a file, not to a pipe or a device")
+        raise OutputError(f"{path}: cannot write a database to a pipe or a device. Pass a file")
     names = _Names(trace)
     try:
         with closing(_opened(path)) as connection:
@@ -110,7 +108,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _finish(database: sqlite_utils.Database, trace: Trace) -> None:
-    """What is made at the end: the few rows about the trace, indexes and views."""
+    """Write metadata, indexes and views."""
     _describe(database, trace)
     for table, columns, condition in _INDEXES:
         where = f" WHERE {condition}" if condition else ""
@@ -125,18 +123,18 @@ def _finish(database: sqlite_utils.Database, trace: Trace) -> None:
     database.execute("ANALYZE")
 
 
-# --- tables, and what they say about themselves ---------------------------------------------------
+# --- tables and their descriptions ----------------------------------------------------------------
 
 
 def _stored_name(column: str) -> str:
-    """What a column of the schema is called in the database."""
+    """Return the name of a schema column in the database."""
     return f"{column}_id" if column in NAMED else column
 
 
 def _create_tables(database: sqlite_utils.Database) -> None:
-    """All tables, empty; those that nothing was recorded for stay so."""
+    """Create all tables; tables without data stay empty."""
     _create(database, "names", {"id": int, "name": str}, key="id")
-    # what others point to has to be there before them
+    # tables with foreign keys follow the tables they refer to
     for name in ("stacks", "events", *schema.TABLES):
         if not database.table(name).exists():
             _create_of_schema(database, name)
@@ -145,7 +143,7 @@ def _create_tables(database: sqlite_utils.Database) -> None:
 
 
 def _describe(database: sqlite_utils.Database, trace: Trace) -> None:
-    """``about``, ``about_columns``, and what the files say of themselves."""
+    """Write ``about``, ``about_columns``, ``sources`` and ``devices``."""
     database.execute("CREATE TABLE about (key TEXT PRIMARY KEY, value)")
     about = {**_ABOUT, "schema_version": schema.VERSION, "start_ns": _start(trace)}
     database.conn.executemany("INSERT INTO about VALUES (?, ?)", about.items())
@@ -177,9 +175,9 @@ def _describe(database: sqlite_utils.Database, trace: Trace) -> None:
 
 
 def _start(trace: Trace) -> int:
-    """Time of the first event of all files; 0 where nothing has a time."""
-    told = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
-    first = min(told) if told else trace.events["ts"].min()
+    """Return the time of the first event of all files; 0 without any times."""
+    starts = [meta.start_ns for meta in trace.sources if meta.start_ns is not None]
+    first = min(starts) if starts else trace.events["ts"].min()
     return first if isinstance(first, int) else 0
 
 
@@ -222,11 +220,11 @@ def _type(column: schema.Column) -> type:
     return str if is_text else int
 
 
-# --- rows, as Arrow batches that the driver takes whole -------------------------------------------
+# --- rows, inserted as Arrow batches --------------------------------------------------------------
 
 
 class _Names:
-    """The texts of all columns that are numbers in ``names``, numbered in order of appearance."""
+    """The table ``names``: texts of all columns in ``NAMED``, in order of appearance."""
 
     def __init__(self, trace: Trace) -> None:
         distinct = {
@@ -248,7 +246,7 @@ class _Names:
         }
 
     def numbered(self, table: str, texts: pl.Series) -> pl.Series:
-        """A column of texts as numbers."""
+        """Return the ids of a column of texts."""
         numbers = self._numbers.get((table, texts.name))
         if numbers is None:
             return pl.repeat(None, texts.len(), dtype=pl.Int64, eager=True).alias(texts.name)
@@ -256,7 +254,7 @@ class _Names:
 
 
 def _fill(path: Path, trace: Trace, names: _Names) -> None:
-    """Put the trace's rows into the tables, which are there and empty."""
+    """Insert the trace's rows into the empty tables."""
     uri = path.absolute().as_uri()
     with (
         closing(adbc_driver_sqlite.dbapi.connect(uri, autocommit=True)) as connection,
@@ -268,14 +266,14 @@ def _fill(path: Path, trace: Trace, names: _Names) -> None:
         cursor.execute("BEGIN")
         _insert(cursor, "names", names.table.iter_slices(_ROWS))
         for name, frame in trace.tables.items():
-            own = frame.drop(_ON_REQUEST, strict=False)
-            _insert(cursor, name, _batches(name, own, names))
+            stored = frame.drop(_ON_REQUEST, strict=False)
+            _insert(cursor, name, _batches(name, stored, names))
         _insert(cursor, "arguments", _arguments(trace.events))
         cursor.execute("COMMIT")
 
 
 def _batches(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.DataFrame]:
-    """The table's rows as the database has them; those of ``events`` with their number."""
+    """Yield the table's rows as stored in the database; those of ``events`` with their number."""
     first = 0
     for rows in frame.iter_slices(_ROWS):
         columns = [
@@ -288,15 +286,15 @@ def _batches(table: str, frame: pl.DataFrame, names: _Names) -> Iterator[pl.Data
 
 
 def _arguments(events: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Texts made on request, of the rows that have some."""
-    asked = [name for name in _ON_REQUEST if name in events.columns]
-    if not asked:
+    """Yield the optional text columns of the rows that have any."""
+    present = [name for name in _ON_REQUEST if name in events.columns]
+    if not present:
         return
-    texts = events.select(asked).with_row_index("event")
+    texts = events.select(present).with_row_index("event")
     for rows in texts.iter_slices(_TEXT_ROWS):
-        told = rows.filter(pl.any_horizontal(pl.col(asked).is_not_null()))
-        if told.height:
-            yield told
+        filled = rows.filter(pl.any_horizontal(pl.col(present).is_not_null()))
+        if filled.height:
+            yield filled
 
 
 def _insert(cursor: Cursor, table: str, batches: Iterator[pl.DataFrame]) -> None:
@@ -304,14 +302,14 @@ def _insert(cursor: Cursor, table: str, batches: Iterator[pl.DataFrame]) -> None
         columns = ", ".join(f'"{name}"' for name in batch.columns)
         places = ", ".join("?" * batch.width)
         rows = batch.to_arrow(compat_level=pl.CompatLevel.oldest())
-        # tables and columns are the schema's
+        # table and column names come from the schema
         insert = f'INSERT INTO "{table}" ({columns}) VALUES ({places})'  # noqa: S608
         cursor.executemany(insert, rows)
 
 
 def _plain(column: pl.Series) -> pl.Series:
-    """A column in a type that SQLite has."""
-    if isinstance(column.dtype, _WORDS):
+    """Convert a column to a type that SQLite supports."""
+    if isinstance(column.dtype, _TEXT_TYPES):
         return column.cast(pl.String)
     if column.dtype == pl.UInt64:
         return column.reinterpret(signed=True)
@@ -319,7 +317,7 @@ def _plain(column: pl.Series) -> pl.Series:
 
 
 def _numbers(names: pl.Series, table: pl.DataFrame) -> pl.Series:
-    """The number in ``names`` by the number a column has for it; null where it has none."""
+    """Return the id in ``names`` by the physical code of a column; null for unused codes."""
     texts = names.cast(pl.String).alias("name").to_frame()
     ids = texts.join(table, on="name", how="left", maintain_order="left")["id"].cast(pl.Int64)
     codes = names.to_physical()
@@ -327,7 +325,7 @@ def _numbers(names: pl.Series, table: pl.DataFrame) -> pl.Series:
     return pl.repeat(None, room, dtype=pl.Int64, eager=True).scatter(codes, ids)
 
 
-# --- views that answer first questions ------------------------------------------------------------
+# --- views ----------------------------------------------------------------------------------------
 
 _CALLS = ", ".join(f"'{kind}'" for kind in LAUNCH_KINDS)
 _START = "(SELECT value FROM about WHERE key = 'start_ns')"

@@ -1,9 +1,9 @@
-"""The algebra below every analysis: frame in, frame out, no word of the domain.
+"""Generic algorithms on frames, independent of the domain.
 
-In go polars frames whose rows are intervals (``start``, ``end``), points (``ts``) or ids, and the
-names of the columns that keep groups apart; out come new frames of exact Int64, inputs untouched.
-It imports polars and numpy only and knows no other room; analyzers are the ones to import it.
+Input: polars frames whose rows are intervals (``start``, ``end``), points (``ts``) or ids, and the
+names of the grouping columns. Output: new frames with exact Int64; inputs are not modified. Imports
+polars and numpy only; imported by analyzers and parsers.
 ``intervals``: union, gaps, overlap. ``nesting``: depth, parent, self time. ``holding``: the same
-where slices overlap in part. ``linking``: joins. ``stacks``: prefix trees.
-``stack_weights``: call trees merged, inverted, cut, split.
+for slices with partial overlap. ``linking``: joins. ``stacks``: prefix trees.
+``stack_weights``: merge, invert, prune and split call trees.
 """

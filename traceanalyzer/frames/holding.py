@@ -1,10 +1,10 @@
-"""The tree of a thread whose slices may overlap in part: which slice holds which, and how much.
+"""Slice tree of a thread with partially overlapping slices: depth, parent and self time.
 
-Slices are those of :mod:`traceanalyzer.frames.nesting`, and count in the same order: (start,
-longest first, row). Where they nest properly both trees are one. Where they do not, nothing is set
-aside here: a slice that outlives an earlier one is the innermost from its start on, and the earlier
-one has no time for itself from there on. So every instant of a thread belongs to one slice, and
-what all of them have for themselves adds up to the time in which any of them ran.
+Slices are defined and ordered as in :mod:`traceanalyzer.frames.nesting`: (start, longest first,
+row). For properly nested slices both trees are equal. There are no overflow lanes here: a slice
+that outlives an earlier one is the innermost from its start on, and the earlier one has no self
+time from then on. So every instant of a thread belongs to one slice, and all self times add up to
+the time in which any slice ran.
 """
 
 from array import array
@@ -18,50 +18,53 @@ from traceanalyzer.frames.intervals import Bools, Ints
 from traceanalyzer.frames.nesting import ROOT, Rows
 from traceanalyzer.frames.numbering import Numbers, numbered
 
-#: So many slices that ended are passed one by one on the way up; beyond, a stack finds the way.
-#: Calls are seldom so deep.
+#: Maximum number of ended slices to climb one by one; beyond, a stack is used. Calls are rarely so
+#: deep.
 _CLIMBS = 128
 
 
 def hold(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Which slice holds each one whole: of all that do, the last to start?
+    """Compute depth, parent and self time of each slice.
+
+    The parent is the last slice to start among those that fully contain the slice.
 
     Returns:
-        ``frame`` with ``depth`` (0 for a root), ``parent`` (row of the holding slice, null for a
-        root) and ``self_time``: for how long it was the last to start of those that were running.
-        All are null for a row that is no slice.
+        ``frame`` with ``depth`` (0 for a root), ``parent`` (row of the containing slice, null for a
+        root) and ``self_time``: the time in which it was the last started of the running slices.
+        All are null for a row that is not a slice.
     """
     valid = intervals.is_interval(frame)
     start, end = intervals.bounds(frame)
     group = numbered([frame[name] for name in by])[1] if by else np.zeros(frame.height, np.int32)
     order = _in_order(group, start, end, valid)
     depth, parent = (np.zeros(frame.height, np.int32) for _ in range(2))
-    own = np.zeros(frame.height, np.int64)
+    self_time = np.zeros(frame.height, np.int64)
     for lo, hi in nesting.blocks(group[order]):
         rows = order[lo:hi]
-        depth[rows], above, until = _hold_group(start[rows], end[rows])
+        depth[rows], above, until = _tree_of_group(start[rows], end[rows])
         parent[rows] = np.where(above == ROOT, ROOT, rows[above])
-        until -= start[rows]  # the rest is the parent's, or another's
-        own[rows] += until
-        held = above != ROOT
-        np.subtract.at(own, rows[above[held]], until[held])
+        until -= start[rows]  # the rest belongs to other slices
+        self_time[rows] += until
+        has_parent = above != ROOT
+        np.subtract.at(self_time, rows[above[has_parent]], until[has_parent])
     return frame.with_columns(
         intervals.nullable("depth", depth.astype(np.uint32), valid),
         intervals.nullable("parent", parent, valid & (parent != ROOT)).cast(pl.UInt32),
-        intervals.nullable("self_time", own, valid),
+        intervals.nullable("self_time", self_time, valid),
     )
 
 
 def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) -> pl.Series:
-    """The last slice to start of those of its group that are running at each point.
+    """Return the last slice to start among those of its group that are running at each point.
 
     Args:
         points: Int64 ``ts`` and the columns ``by``.
-        tree: slices in order of start, with the ``parent`` that :func:`hold` gives.
-        by: the columns that tell threads apart.
+        tree: slices in order of start, with the ``parent`` computed by :func:`hold`.
+        by: columns that identify threads.
 
     Returns:
-        Row numbers of ``tree``, null where none is running. A slice that ends at a point is not.
+        Row numbers of ``tree``, null if none is running. A slice that ends at a point is not
+        running.
     """
     number = np.zeros(points.height + tree.height, np.int32)
     if by:
@@ -70,42 +73,42 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
     at_group, group = np.split(number, [points.height])
     start, end = intervals.bounds(tree)
     order = np.argsort(intervals.narrow(group), kind="stable")
-    asked = np.argsort(intervals.narrow(at_group), kind="stable")
+    point_order = np.argsort(intervals.narrow(at_group), kind="stable")
     edges = np.searchsorted(group[order], np.arange(number.max(initial=-1) + 2))
     time = points["ts"].cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
     at = np.full(points.height, ROOT)
-    for low, high in nesting.blocks(at_group[asked]):
-        own = asked[low:high]
-        rows = order[slice(*edges[at_group[own[0]] :][:2])]
-        before = np.searchsorted(start[rows], time[own], side="right")
+    for low, high in nesting.blocks(at_group[point_order]):
+        of_group = point_order[low:high]
+        rows = order[slice(*edges[at_group[of_group[0]] :][:2])]
+        before = np.searchsorted(start[rows], time[of_group], side="right")
         begun = before > 0
-        at[own[begun]] = rows[before[begun] - 1]
+        at[of_group[begun]] = rows[before[begun] - 1]
     nesting.climb(at, time, end, parents(tree), _CLIMBS)
     late = np.flatnonzero((at != ROOT) & (end[at] <= time)) if tree.height else at[:0]
     if late.size:
-        found = linking.enclosing(points[late], tree, by)["slice"]
-        at[late] = found.cast(pl.Int64).fill_null(ROOT).to_numpy()
+        slices = linking.enclosing(points[late], tree, by)["slice"]
+        at[late] = slices.cast(pl.Int64).fill_null(ROOT).to_numpy()
     return intervals.nullable("slice", at, at != ROOT).cast(pl.UInt32)
 
 
 def nearest(tree: pl.DataFrame, wanted: Bools) -> Rows:
-    """The innermost wanted slice that each slice lies in, a row number; :data:`ROOT` for none."""
+    """Return the row of each slice's innermost wanted ancestor; :data:`ROOT` for none."""
     parent = parents(tree)
-    found = np.full(tree.height, ROOT, np.int32)
+    ancestor = np.full(tree.height, ROOT, np.int32)
     for level in _levels(tree, parent):
         above = parent[level]
-        found[level] = np.where(wanted[above], above, found[above])
-    return found
+        ancestor[level] = np.where(wanted[above], above, ancestor[above])
+    return ancestor
 
 
 def parents(tree: pl.DataFrame) -> Rows:
-    """The parent of each slice as an array, :data:`ROOT` where there is none."""
+    """Return the parent of each slice as an array, :data:`ROOT` for a root."""
     parent: Rows = tree["parent"].cast(pl.Int32).fill_null(ROOT).to_numpy()
     return parent
 
 
 def with_descendants(values: Ints, tree: pl.DataFrame) -> Ints:
-    """Each slice's value and those of all slices in it, by ``depth`` and ``parent`` of the tree."""
+    """Return the sum of each slice's value and those of its descendants."""
     total = values.copy()
     parent = parents(tree)
     for level in reversed(_levels(tree, parent)):
@@ -114,7 +117,7 @@ def with_descendants(values: Ints, tree: pl.DataFrame) -> Ints:
 
 
 def _levels(tree: pl.DataFrame, parent: Rows) -> list[Rows]:
-    """The rows of each depth, from 1 on."""
+    """Return the rows of each depth, from 1 on."""
     rows = np.flatnonzero(parent != ROOT).astype(np.int32)
     depth = tree["depth"].fill_null(0).to_numpy()[rows]
     order = np.argsort(intervals.narrow(depth), kind="stable")
@@ -122,7 +125,7 @@ def _levels(tree: pl.DataFrame, parent: Rows) -> list[Rows]:
 
 
 def _in_order(group: Numbers, start: Ints, end: Ints, valid: Bools) -> Rows:
-    """The rows that are slices by (group, start, longest first), ties in the order given."""
+    """Return the slices ordered by (group, start, longest first), stable for ties."""
     rows = np.flatnonzero(valid).astype(np.int32)
     at, until = (start, end) if valid.all() else (start[rows], end[rows])
     later = at[1:] > at[:-1]
@@ -131,24 +134,25 @@ def _in_order(group: Numbers, start: Ints, end: Ints, valid: Bools) -> Rows:
     return rows[nesting.slice_order(group[rows].astype(np.int64), at, until)]
 
 
-def _hold_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
-    """Depth and parent of the ordered slices of one group, and until when each counts.
+def _tree_of_group(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
+    """Return depth, parent and effective end of the ordered slices of one group.
 
-    That is its end, or the start of the first slice that starts in it and outlives it.
+    The effective end is the slice's end, or the start of the first slice that starts in it and
+    outlives it.
     """
-    found = nesting.nest_mostly(start, end)
-    if found is None:
-        return _hold_by_stack(start, end)
-    depth, parent, rest = found
+    nested = nesting.nest_mostly(start, end)
+    if nested is None:
+        return _tree_by_stack(start, end)
+    depth, parent, rest = nested
     until = end.copy()
     if rest.size:
-        depth[rest], above, until[rest] = _hold_by_stack(start[rest], end[rest])
+        depth[rest], above, until[rest] = _tree_by_stack(start[rest], end[rest])
         parent[rest] = np.where(above == ROOT, ROOT, rest[above])
     return depth, parent, until
 
 
-def _hold_by_stack(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
-    """The same, slice by slice."""
+def _tree_by_stack(start: Ints, end: Ints) -> tuple[Rows, Rows, Ints]:
+    """Like :func:`_tree_of_group`, slice by slice."""
     depth, parent, until = array("i"), array("i"), end.copy()
     ends, rows = [nesting.NEVER], [ROOT]  # the open slices, the innermost last
     for row, (since, last) in enumerate(nesting.pairs(start, end)):

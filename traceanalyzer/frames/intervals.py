@@ -1,11 +1,11 @@
 """Algebra of half-open intervals [start, end), within groups of rows.
 
-An interval frame has Int64 columns ``start`` and ``end`` in any one unit, and the columns named by
-``by``: rows that agree in all of them form a group, null being a value like any other. Rows may
-overlap and come in any order. A row whose ``start`` or ``end`` is null, or that ends before it
-starts, is ignored; one of zero length has measure 0 and covers nothing. Set operations return the
-columns ``by``, ``start``, ``end``, one row for each maximal run, sorted by group and start. All are
-exact while the lengths fit Int64, and take O(n log n) for n rows.
+An interval frame has Int64 columns ``start`` and ``end`` in any unit, and the columns ``by``: rows
+with equal values in all of them form a group, null being a value like any other. Rows may overlap
+and have any order. A row with a null ``start`` or ``end``, or that ends before it starts, is
+ignored; one of zero length has measure 0 and covers nothing. Set operations return the columns
+``by``, ``start``, ``end``, one row per maximal run, sorted by group and start. Results are exact if
+lengths fit Int64, and take O(n log n) for n rows.
 """
 
 import itertools
@@ -21,10 +21,10 @@ from traceanalyzer.frames.numbering import group_numbers
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Rows looked at together where each step is one pass over them.
+#: Rows per batch.
 _AT_ONCE = 1 << 16
 
-#: Whether a row is an interval at all (null for a null bound, which a filter drops).
+#: Whether a row is an interval (null for a null bound, which a filter drops).
 IS_INTERVAL = pl.col("end") >= pl.col("start")
 
 
@@ -37,7 +37,7 @@ class Spans(NamedTuple):
 
 
 def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """When is at least one interval running? Intervals that overlap or touch become one."""
+    """Return the union of intervals; intervals that overlap or touch become one."""
     if frame.is_empty():
         return frame[[*by, "start", "end"]]
     groups, (group,) = group_numbers(by, frame)
@@ -45,12 +45,12 @@ def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """When are two or more intervals running?
+    """Return the time in which two or more intervals overlap.
 
-    In order of start, each is crowded until it or the last of those before it has ended.
+    In order of start, each one overlaps others until it or the last of the previous ones ends.
 
     Returns:
-        The columns ``by``, ``start``, ``end``, one row for each maximal run, sorted.
+        The columns ``by``, ``start``, ``end``, one row per maximal run, sorted.
     """
     before = pl.col("end").cum_max().shift(1)
     return union(
@@ -65,11 +65,11 @@ def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """For how long is at least one interval running: the total length of the union.
+    """Return the total length of the union of intervals.
 
     Returns:
-        The columns ``by`` and ``length``, one row for each group of the frame, sorted; a group
-        without any interval has length 0. Without ``by`` one row, also for an empty frame.
+        The columns ``by`` and ``length``, one row per group of the frame, sorted; a group without
+        any interval has length 0. Without ``by`` one row, also for an empty frame.
     """
     groups, (group,) = group_numbers(by, frame)
     runs = _union(_spans(frame, group))
@@ -78,13 +78,13 @@ def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def summary(frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """How many intervals each group has, how long they are together, and when any runs.
+    """Return count, total length, union length and bounds of the intervals of each group.
 
-    For few groups of many intervals, one group after the other; :func:`measure` is for any number.
+    For few groups of many intervals, processed one by one; :func:`measure` is for any number.
 
     Returns:
-        The columns ``by``, n, total (the sum of lengths), length (of the union), start and end (of
-        all), one row for each group of the frame, sorted; without intervals start and end are 0.
+        The columns ``by``, n, total (sum of lengths), length (of the union), start and end (of
+        all), one row per group of the frame, sorted; without intervals start and end are 0.
     """
     groups, (group,) = group_numbers(by, frame)
     spans = _ordered(_spans(frame, group))
@@ -92,17 +92,17 @@ def summary(frame: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     columns = {name: np.zeros(groups.height, np.int64) for name in names}
     first = _firsts(spans.group) if spans.group.size else np.zeros(0, np.int64)
     for low, high in itertools.pairwise([*first, spans.group.size]):
-        own = _told(spans.start[low:high], spans.end[low:high])
-        for name, value in zip(columns, own, strict=True):
+        values = _summarize(spans.start[low:high], spans.end[low:high])
+        for name, value in zip(columns, values, strict=True):
             columns[name][spans.group[low]] = value
     return pl.DataFrame([*groups, *(pl.Series(name, column) for name, column in columns.items())])
 
 
-def _told(start: Ints, end: Ints) -> tuple[int, int, int, int, int]:
-    """Of intervals ordered by start: n, total, length of the union, first start and last end.
+def _summarize(start: Ints, end: Ints) -> tuple[int, int, int, int, int]:
+    """Return n, total, union length, first start and last end of intervals ordered by start.
 
-    What an interval adds to the union is what reaches beyond the ends of all before it. A few at a
-    time, so that what is computed stays in the processor's cache.
+    An interval adds to the union what extends beyond all previous ends. Processed in batches that
+    fit the CPU cache.
     """
     total = length = 0
     reached = int(start[0])
@@ -119,7 +119,7 @@ def _told(start: Ints, end: Ints) -> tuple[int, int, int, int, int]:
 
 
 def _sums(group: Ints, values: Ints, groups: int) -> Ints:
-    """The sum of each group's values, which stand in the order of their groups."""
+    """Return the sum of each group's values, which are ordered by group."""
     sums = np.zeros(groups, np.int64)
     if group.size:
         first = _firsts(group)
@@ -128,7 +128,7 @@ def _sums(group: Ints, values: Ints, groups: int) -> Ints:
 
 
 def _firsts(group: Ints) -> Ints:
-    """Where each group begins."""
+    """Return the first row of each group."""
     changes: Ints = np.flatnonzero(group[1:] != group[:-1])
     return np.concatenate([[0], changes + 1])
 
@@ -136,14 +136,14 @@ def _firsts(group: Ints) -> Ints:
 def gaps(
     frame: pl.DataFrame, by: Sequence[str] = (), span: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """When is nothing running: the maximal stretches of the span that no interval covers.
+    """Return the gaps: the maximal parts of the span that no interval covers.
 
     Args:
         frame: the intervals.
-        by: the columns that tell the groups.
-        span: the intervals to look in, with the same ``by``; a group that has no interval is one
-            gap, one that is not in ``span`` is left out. Default: each group's first start to
-            its last end.
+        by: grouping columns.
+        span: the intervals to search, with the same ``by``; a group without intervals is one gap, a
+            group that is not in ``span`` is dropped. Default: each group's first start to its last
+            end.
     """
     if span is not None:
         return subtract(span, frame, by)
@@ -153,24 +153,24 @@ def gaps(
 
 
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """When is an interval of ``a`` and one of ``b`` running: the intersection of their unions."""
+    """Return the intersection of the unions of ``a`` and ``b``."""
     return _combine(a if b.height else a.clear(), b, by, lambda in_a, in_b: in_a & in_b)
 
 
 def subtract(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """When is an interval of ``a`` running but none of ``b``: the difference of their unions."""
+    """Return the union of ``a`` without the union of ``b``."""
     return _combine(a, b, by, lambda in_a, in_b: in_a & ~in_b)
 
 
 def first_running(
     frames: Sequence[pl.DataFrame], within: pl.DataFrame, by: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Which of the frames is the first to have an interval running, at each time of ``within``?
+    """Return the first of the frames with a running interval, at each time of ``within``.
 
     Returns:
-        The columns ``by``, ``start``, ``end`` and ``first``, the frame's place in ``frames`` or
-        null where none of them has one: disjoint intervals that cover the union of ``within``, one
-        for each maximal run of one ``first``, sorted by group and start.
+        The columns ``by``, ``start``, ``end`` and ``first``, an index into ``frames`` or null if
+        none has a running interval: disjoint intervals that cover the union of ``within``, one per
+        maximal run of one ``first``, sorted by group and start.
     """
     parts = (*frames, within)
     groups, numbers = group_numbers(by, *parts)
@@ -180,20 +180,19 @@ def first_running(
     first = np.where(opened & inside, opened & -opened, 0)
     edge = np.flatnonzero(np.diff(first, prepend=0) | np.diff(group, prepend=-1))
     runs = np.flatnonzero(first[edge])
-    # nothing is open at the end of each group: a run ends where the next edge is
+    # nothing is open at the end of each group: a run ends at the next edge
     start, end = edge[runs], edge[np.minimum(runs + 1, edge.size - 1)]
-    found = first[start]
-    place = np.searchsorted(1 << np.arange(len(spans)), found).astype(np.uint32)
+    bit = first[start]
+    place = np.searchsorted(1 << np.arange(len(spans)), bit).astype(np.uint32)
     return _to_frame(groups, Spans(group[start], time[start], time[end])).with_columns(
-        nullable("first", place, found != inside)
+        nullable("first", place, bit != inside)
     )
 
 
 def clip(frame: pl.DataFrame, start: int | None = None, end: int | None = None) -> pl.DataFrame:
-    """The rows that share time with [start, end), cut to it; None leaves that side open.
+    """Return the rows that overlap [start, end), clipped to it; None leaves a side open.
 
-    A row of zero length stays when it lies in [start, end). All columns and the order of the rows
-    are kept.
+    A row of zero length is kept if it is in [start, end). All columns and the row order are kept.
     """
     keep = IS_INTERVAL
     if start is not None:
@@ -206,12 +205,11 @@ def clip(frame: pl.DataFrame, start: int | None = None, end: int | None = None) 
 
 
 def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """For how long does each row share time with any of the windows of its group?
+    """Compute how long each row overlaps the windows of its group.
 
     Returns:
         ``rows`` with a column ``overlap``: the measure of the row's intersection with the union of
-        the windows, null where the row is not an interval. Rows may overlap one another; each is
-        measured for itself.
+        the windows, null if the row is not an interval. Rows may overlap each other.
     """
     return rows.with_columns(overlap=overlaps(rows, [windows], by)[0])
 
@@ -219,22 +217,22 @@ def overlap_with(rows: pl.DataFrame, windows: pl.DataFrame, by: Sequence[str] = 
 def overlaps(
     rows: pl.DataFrame, windows: Sequence[pl.DataFrame], by: Sequence[str] = ()
 ) -> list[pl.Series]:
-    """The column ``overlap`` of :func:`overlap_with` for each of several frames of windows."""
+    """Return the column ``overlap`` of :func:`overlap_with` for several frames of windows."""
     _, (group, *window_groups) = group_numbers(by, rows, *windows)
     valid, (start, end) = is_interval(rows), bounds(rows)
-    found = []
+    columns = []
     for frame, window_group in zip(windows, window_groups, strict=True):
         runs = _union(_spans(frame, window_group))
         overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
-        found.append(nullable("overlap", overlap, valid))
-    return found
+        columns.append(nullable("overlap", overlap, valid))
+    return columns
 
 
 def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
-    """Which rows share time with any of the windows, whatever their groups?"""
+    """Mark the rows that overlap any of the windows, whatever their groups."""
     runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
     start, end = bounds(rows)
-    if (start[1:] >= start[:-1]).all():  # so that the few are searched for among the many
+    if (start[1:] >= start[:-1]).all():  # search the few among the many
         behind = np.searchsorted(start, runs.end, side="left")
         ended = np.cumsum(np.bincount(behind, minlength=start.size + 1))[: start.size]
     else:
@@ -245,7 +243,7 @@ def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:
-    """Which rows have both bounds, in order."""
+    """Mark the rows with both bounds, in order."""
     start, end = bounds(frame)
     valid = end >= start
     for column in (frame["start"], frame["end"]):
@@ -255,7 +253,7 @@ def is_interval(frame: pl.DataFrame) -> Bools:
 
 
 def bounds(frame: pl.DataFrame) -> tuple[Ints, Ints]:
-    """``start`` and ``end`` as arrays, 0 where null."""
+    """Return ``start`` and ``end`` as arrays, 0 for null."""
     return _integers(frame["start"]), _integers(frame["end"])
 
 
@@ -266,7 +264,7 @@ def _integers(column: pl.Series) -> Ints:
 
 
 def stable_order(group: Ints, time: Ints) -> Ints:
-    """The order by (group, time), ties in the order given; near O(n) where ``time`` is sorted."""
+    """Return the stable order by (group, time); nearly O(n) if ``time`` is sorted."""
     if (time[1:] >= time[:-1]).all():
         return np.argsort(narrow(group), kind="stable")
     order = np.argsort(time, kind="stable")
@@ -274,17 +272,17 @@ def stable_order(group: Ints, time: Ints) -> Ints:
 
 
 def narrow(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """Small non-negative integers as 16 bits where they fit: numpy sorts those by radix, O(n)."""
+    """Convert non-negative integers to 16 bits if they fit: numpy sorts those by radix, O(n)."""
     return numbers.astype(np.uint16) if numbers.max(initial=0) < 1 << 16 else numbers
 
 
 def count_begun(begun: Spans, group: Ints, time: Ints) -> Ints:
-    """How many spans, ordered by (group, start), come before or start at each (group, time)?
+    """Count the spans, ordered by (group, start), at or before each (group, time).
 
-    The last of them, if it is of the same group, is the latest to have started by then.
+    The last of them, if it is of the same group, is the last one to start by then.
     """
     known = begun.start.size
-    if not begun.group.any() and not group.any():  # as of one group
+    if not begun.group.any() and not group.any():  # a single group
         return np.searchsorted(begun.start, time, side="right")
     order = stable_order(np.concatenate([begun.group, group]), np.concatenate([begun.start, time]))
     count = np.empty(order.size, np.int64)
@@ -293,7 +291,7 @@ def count_begun(begun: Spans, group: Ints, time: Ints) -> Ints:
 
 
 def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Series:
-    """The values as a column that is null where not valid."""
+    """Return the values as a column, null if not valid."""
     column = pl.Series(name, values)
     if valid.all():
         return column
@@ -303,9 +301,9 @@ def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Ser
 def _combine(
     a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str], inside: Callable[[Bools, Bools], Bools]
 ) -> pl.DataFrame:
-    """The maximal runs of time where ``inside`` holds for whether the unions of both are running.
+    """Return the maximal runs of time where ``inside`` is true for the unions of both.
 
-    It must be false where ``a`` is not. So no run leaves its group, at the end of which nothing is.
+    ``inside`` must be false outside ``a``, so that no run extends beyond its group.
     """
     b = b if a.height else b.clear()
     groups, (group_a, group_b) = group_numbers(by, a, b)
@@ -316,7 +314,7 @@ def _combine(
 
 
 def _union(spans: Spans) -> Spans:
-    """The maximal runs of time in which a span is open: one begins where all before have ended."""
+    """Return the maximal runs of time with an open span."""
     covers = spans.end > spans.start
     if not covers.all():
         spans = Spans(*(column[covers] for column in spans))
@@ -334,19 +332,19 @@ def _union(spans: Spans) -> Spans:
 
 
 def _extent(spans: Spans) -> tuple[Ints, Ints, Ints]:
-    """The groups that have an interval, if only of zero length, each's first start and last end."""
+    """Return the groups with intervals, also of zero length, their first start and last end."""
     groups = int(spans.group.max(initial=-1)) + 1
     lowest = np.full(groups, np.iinfo(np.int64).max)
     highest = np.full(groups, np.iinfo(np.int64).min)
     np.minimum.at(lowest, spans.group, spans.start)
     np.maximum.at(highest, spans.group, spans.end)
-    held = np.flatnonzero(highest >= lowest)
-    return held, lowest[held], highest[held]
+    used = np.flatnonzero(highest >= lowest)
+    return used, lowest[used], highest[used]
 
 
 def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
-    """What lies between the runs of each group, and between them and its bounds."""
-    # a bound is a run of no length: each group's first start, then its last end
+    """Return the gaps between the runs of each group, and between them and its bounds."""
+    # a bound is a run of zero length: each group's first start, then its last end
     behind = [np.searchsorted(runs.group, groups, side) for side in ("left", "right")]
     at, bounds = np.stack(behind, axis=1).ravel(), np.stack([lowest, highest], axis=1).ravel()
     group = np.insert(runs.group, at, np.repeat(groups, 2))
@@ -356,10 +354,10 @@ def _between(runs: Spans, groups: Ints, lowest: Ints, highest: Ints) -> Spans:
 
 
 def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
-    """Every (group, time) at which a span starts or ends, in order, and what is open from there on.
+    """Return every (group, time) at which a span starts or ends, and the unions open from then on.
 
-    Within a union at most one span is open at a time, so that a bit for each of them tells: every
-    span adds its union's bit at its start and takes it away at its end.
+    At most one span of a union is open at a time, so one bit per union is enough: every span adds
+    its union's bit at its start and subtracts it at its end.
     """
     step = np.concatenate(
         [np.repeat([1 << place, -1 << place], u.start.size) for place, u in enumerate(unions)]
@@ -374,9 +372,9 @@ def _edges(unions: Sequence[Spans]) -> tuple[Ints, Ints, Ints]:
 
 
 def _grouped_order(group: Ints, time: Ints) -> Ints:
-    """The order by (group, time) of a few runs that are in that order already.
+    """Return the order by (group, time) of a few sorted runs.
 
-    As one number both are merged, where it fits; as two they have to be sorted anew.
+    As one combined number, if it fits, the runs are merged; two keys need a full sort.
     """
     groups = int(group.max(initial=0)) + 1
     if groups == 1:
@@ -388,7 +386,7 @@ def _grouped_order(group: Ints, time: Ints) -> Ints:
 
 
 def _ordered(spans: Spans) -> Spans:
-    """The spans by (group, start); events mostly are already."""
+    """Return the spans ordered by (group, start), as events mostly are already."""
     group, start = spans.group, spans.start
     later = (group[1:] == group[:-1]) & (start[1:] >= start[:-1])
     if (later | (group[1:] > group[:-1])).all():
@@ -398,7 +396,7 @@ def _ordered(spans: Spans) -> Spans:
 
 
 def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
-    """The measure of disjoint, ordered runs before each time, up to a constant for each group."""
+    """Return the measure of disjoint, ordered runs before each time, plus a constant per group."""
     begun = count_begun(runs, group, time)
     covered = np.concatenate([[0], np.cumsum(runs.end - runs.start)])[begun]
     behind = np.flatnonzero(begun)
@@ -409,7 +407,7 @@ def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
 
 
 def _spans(frame: pl.DataFrame, group: Ints) -> Spans:
-    """The rows that are intervals."""
+    """Return the rows that are intervals."""
     spans, valid = Spans(group, *bounds(frame)), is_interval(frame)
     return spans if valid.all() else Spans(*(column[valid] for column in spans))
 

@@ -1,10 +1,9 @@
-"""Which row belongs to which: by ids, or by lying inside in time.
+"""Joins by ids, and by time.
 
 Points have an Int64 column ``ts``; slices and intervals are half open, as in
-:mod:`traceanalyzer.frames.intervals`: one that ends at a point does not hold it, one of no duration
-holds nothing, a row that is no interval is ignored. Rows are named by their number in the frame.
-Columns named by ``by`` keep groups apart, null being a value like any other; an id that is null
-matches nothing.
+:mod:`traceanalyzer.frames.intervals`: an interval that ends at a point does not contain it, one of
+zero duration contains nothing, a row that is not an interval is ignored. Results are row numbers.
+The columns ``by`` define groups, null being a value like any other; a null id matches nothing.
 """
 
 from array import array
@@ -18,43 +17,43 @@ from traceanalyzer.frames.intervals import Ints, Spans
 from traceanalyzer.frames.nesting import NEVER, ROOT, Rows
 from traceanalyzer.frames.numbering import group_numbers, numbered
 
-#: Numbers of ids stay below.
+#: Upper bound of id numbers.
 _ROOM = 1 << 62
-#: Ids are looked up in a table where their range is at most so many times the number of rows ...
+#: Ids are looked up in a table if their range is at most this many times the number of rows ...
 _RANGE_PER_ROW = 8
-#: ... and this much more.
+#: ... plus this.
 _SMALL_RANGE = 1 << 16
 
 
 def link(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
-    """Which row of ``left`` has the same ids as each row of ``right``?
+    """Match each row of ``right`` with the row of ``left`` that has the same ids.
 
-    Many rows of ``right`` may belong to one of ``left``. Of several rows of ``left`` with the same
-    ids the first one is taken.
+    Several rows of ``right`` may match one of ``left``. Of several rows of ``left`` with the same
+    ids, the first one is used.
 
     Args:
-        left: one row for each id.
-        right: any number of rows for each id.
+        left: one row per id.
+        right: any number of rows per id.
         on: the id columns, of the same type in both; a null in any of them matches nothing.
 
     Returns:
         Row numbers ``left`` and ``right`` of each match, ordered by ``right``, each of its rows at
         most once.
     """
-    found = first_match(left, right, on)
-    hit = np.flatnonzero(found != ROOT)
-    return pl.DataFrame({"left": found[hit].astype(np.uint32), "right": hit.astype(np.uint32)})
+    match = first_match(left, right, on)
+    hit = np.flatnonzero(match != ROOT)
+    return pl.DataFrame({"left": match[hit].astype(np.uint32), "right": hit.astype(np.uint32)})
 
 
 def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> Rows:
-    """The first row of ``left`` with the same ids as each row of ``right``; :data:`ROOT` for none.
+    """Return the first row of ``left`` for the ids of each row of ``right``, or :data:`ROOT`.
 
-    Ids that are counted up are sorted already, or nearly: 5.6 million calls and 3.7 million kernels
-    whose ids are far apart take 0.5 s and 175 MB.
+    Sequential ids are (nearly) sorted already: 5.6 million calls and 3.7 million kernels with
+    sparse ids take 0.5 s and 175 MB.
 
     Args:
-        left: one row for each id, or several.
-        right: any number of rows for each id.
+        left: one or more rows per id.
+        right: any number of rows per id.
         on: the id columns; a null in any of them matches nothing.
     """
     ids = pl.concat([left[list(on)], right[list(on)]], how="vertical_relaxed")
@@ -69,62 +68,62 @@ def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> R
 
 
 def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Which slice of its group was the innermost one running at each point?
+    """Match each point with the innermost running slice of its group.
 
-    The innermost is the one that started last; of several that started together the shortest, of
-    several alike the last row. Slices may overlap in any way. O(n log n) for n points and slices.
+    The innermost slice is the one that started last; of equal starts the shortest, of equal slices
+    the last row. Slices may overlap in any way. O(n log n) for n points and slices.
 
     Returns:
-        ``points`` with ``slice``, a row number of ``slices``, null where none was running.
+        ``points`` with ``slice``, a row number of ``slices``, null if none was running.
     """
     if points.is_empty() or slices.is_empty():
         return points.with_columns(pl.lit(None, pl.UInt32).alias("slice"))
-    asked, at, rows, spans = _spans(points, slices, by)
+    queries, at, rows, spans = _spans(points, slices, by)
     group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
-    # a point comes after the slices that start with it
+    # a point follows the slices that start at its time
     order = nesting.slice_order(group, start, end)
     group, start, end = group[order], start[order], end[order]
     inner = np.full(order.size, ROOT)
     for lo, hi in nesting.blocks(group):
-        found = _innermost(start[lo:hi], end[lo:hi])
-        inner[lo:hi] = np.where(found == ROOT, ROOT, found + lo)
+        nearest = _innermost(start[lo:hi], end[lo:hi])
+        inner[lo:hi] = np.where(nearest == ROOT, ROOT, nearest + lo)
     hit = np.flatnonzero((order >= rows.size) & (inner != ROOT))
-    return _with_rows(points, "slice", asked[order[hit] - rows.size], rows[order[inner[hit]]])
+    return _with_rows(points, "slice", queries[order[hit] - rows.size], rows[order[inner[hit]]])
 
 
 def label_by_interval(
     points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Which interval of its group holds each point, where intervals do not overlap?
+    """Match each point with the interval of its group that contains it.
 
-    Where they do overlap only the last one to start before the point is considered;
+    Intervals should not overlap: only the last one to start before the point is considered, while
     :func:`enclosing` considers all. O(n log n).
 
     Returns:
-        ``points`` with ``interval``, a row number of ``ranges``, null where none holds it.
+        ``points`` with ``interval``, a row number of ``ranges``, null if none contains it.
     """
     if points.is_empty() or ranges.is_empty():
         return points.with_columns(pl.lit(None, pl.UInt32).alias("interval"))
-    asked, at, rows, spans = _spans(points, ranges, by)
+    queries, at, rows, spans = _spans(points, ranges, by)
     order = intervals.stable_order(spans.group, spans.start)
     spans = Spans(*(column[order] for column in spans))
     last = intervals.count_begun(spans, at.group, at.start) - 1
     hit = np.flatnonzero(last >= 0)
     last = last[hit]
-    held = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
-    return _with_rows(points, "interval", asked[hit[held]], rows[order[last[held]]])
+    inside = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
+    return _with_rows(points, "interval", queries[hit[inside]], rows[order[last[inside]]])
 
 
-# --- rows of the same ids ---------------------------------------------------------------------
+# --- joins by ids ------------------------------------------------------------------------------
 
 
 def _by_table(of_left: Ints, of_right: Ints, size: int) -> Rows:
     row_of = np.full(size + 1, ROOT, np.int32)
-    # of several rows with one id the last written, the first, stays; the last place is for none
+    # reversed, so that the first of several rows wins; the last place is for -1
     row_of[of_left[::-1]] = np.arange(of_left.size - 1, -1, -1, dtype=np.int32)
     row_of[-1] = ROOT
-    found: Rows = row_of[of_right]
-    return found
+    match: Rows = row_of[of_right]
+    return match
 
 
 def _by_search(of_left: Ints, of_right: Ints) -> Rows:
@@ -133,15 +132,15 @@ def _by_search(of_left: Ints, of_right: Ints) -> Rows:
     place = np.searchsorted(of_left, of_right).astype(np.int32)
     hit = np.flatnonzero((place < order.size) & (of_right >= 0)).astype(np.int32)
     hit = hit[of_left[place[hit]] == of_right[hit]]
-    found = np.full(of_right.size, ROOT, np.int32)
-    found[hit] = order[place[hit]]
-    return found
+    match = np.full(of_right.size, ROOT, np.int32)
+    match[hit] = order[place[hit]]
+    return match
 
 
 def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
-    """A number from 0 for each combination of ids, and a number that is larger than all of them.
+    """Return a number for each combination of ids, and an upper bound of the numbers.
 
-    Integers whose ranges multiply to less than :data:`_ROOM` need not be looked up.
+    Integers are combined directly if the product of their ranges is less than :data:`_ROOM`.
     """
     number, size = np.zeros(ids.height, np.int64), 1
     for column in ids:
@@ -156,23 +155,23 @@ def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
     return number, size
 
 
-# --- rows in which points lie ------------------------------------------------------------------
+# --- joins by time -----------------------------------------------------------------------------
 
 
 def _spans(
     points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str]
 ) -> tuple[Ints, Spans, Ints, Spans]:
-    """Row numbers and spans of the points, as spans of no duration, and of what can hold them."""
+    """Return row numbers and spans of the points, as spans of zero length, and of the ranges."""
     _, (at_group, group) = group_numbers(by, points, ranges)
     start, end = intervals.bounds(ranges)
     rows = np.flatnonzero(intervals.is_interval(ranges) & (start < end))
-    asked, times = np.arange(points.height), points["ts"].cast(pl.Int64)
+    queries, times = np.arange(points.height), points["ts"].cast(pl.Int64)
     if times.null_count():
-        asked = np.flatnonzero(times.is_not_null().to_numpy())
-        at_group, times = at_group[asked], times.drop_nulls()
+        queries = np.flatnonzero(times.is_not_null().to_numpy())
+        at_group, times = at_group[queries], times.drop_nulls()
     time = times.to_numpy()
     return (
-        asked,
+        queries,
         Spans(at_group, time, time),
         rows,
         Spans(group[rows], start[rows], end[rows]),
@@ -180,21 +179,21 @@ def _spans(
 
 
 def _innermost(start: Ints, end: Ints) -> Rows:
-    """For each ordered span of one group the last one before it that is still open.
+    """Return for each ordered span of one group the last previous one that is still open.
 
-    Where spans nest that is the parent. In the other stretches a stack finds it.
+    For nested spans that is the parent. All others are processed with a stack.
     """
     most = nesting.nest_mostly(start, end)
     if most is None:
         return _innermost_by_stack(start, end)
     _, last, rest = most
-    found = _innermost_by_stack(start[rest], end[rest])
-    last[rest] = np.where(found == ROOT, ROOT, rest[found])
+    nearest = _innermost_by_stack(start[rest], end[rest])
+    last[rest] = np.where(nearest == ROOT, ROOT, rest[nearest])
     return last
 
 
 def _innermost_by_stack(start: Ints, end: Ints) -> Rows:
-    """The same, span by span: one that a later span outlives is never the last open one again."""
+    """Like :func:`_innermost`; a span outlived by a later one is never the last open one again."""
     last = array("i")
     ends, rows = [NEVER], [ROOT]
     for row, (since, until) in enumerate(nesting.pairs(start, end)):
@@ -211,7 +210,7 @@ def _innermost_by_stack(start: Ints, end: Ints) -> Rows:
 
 
 def _with_rows(frame: pl.DataFrame, name: str, at: Ints, rows: Ints) -> pl.DataFrame:
-    """The frame with a column of row numbers, null but in the rows ``at``."""
+    """Add a column of row numbers, null except in the rows ``at``."""
     column = np.zeros(frame.height, np.uint32)
     column[at] = rows
     valid = np.zeros(frame.height, np.bool_)

@@ -1,17 +1,17 @@
-"""Which slice lies in which: depth, parent and self time of the slices of a thread.
+"""Nesting of the slices of a thread: depth, parent and self time.
 
-A slice frame has Int64 columns ``start`` and ``end`` (half open) and the columns named by ``by``,
-which tell threads apart (null is a value like any other). Slices count in the order of (start,
-longest first, row): of two alike the earlier row encloses the later. A slice of no duration
-encloses nothing; it lies in what is running at its instant, so not in a slice that ends there. A
-row whose bound is null, or that ends before it starts, is no slice and gets nulls.
+A slice frame has Int64 columns ``start`` and ``end`` (half open) and the columns ``by``, which
+identify threads (null is a value like any other). Slices are ordered by (start, longest first,
+row): of two equal slices, the earlier row encloses the later. A slice of zero duration encloses
+nothing; its parent is running at its instant, so it is not a slice that ends there. A row with a
+null bound, or that ends before it starts, is not a slice and gets nulls.
 
-Where no slice of a group outlives an earlier one that was still open, depth is the number of
-earlier starts less the number of ends so far, and a parent is the last slice before of the depth
-above: sorts and searches over whole arrays, O(n log n). Else a stack walks the group slice by
-slice, linear but for the search among its overflow lanes. A million random slices, in order, on
-one core of an AMD EPYC with Python 3.11: 0.11 s by arrays, 0.23 s by the stack. Ten million with
-two grouping columns, all included: 2 s where every group nests exactly, 4.6 s where none does.
+If no slice of a group outlives an earlier open one, depth is the number of earlier starts minus the
+number of ends so far, and the parent is the last previous slice one level up: array sorts and
+searches, O(n log n). Otherwise a stack processes the group slice by slice, linear except for the
+search among overflow lanes. A million random slices, in order, on one core of an AMD EPYC with
+Python 3.11: 0.11 s with arrays, 0.23 s with the stack. Ten million with two grouping columns, all
+included: 2 s if every group nests exactly, 4.6 s if none does.
 """
 
 from array import array
@@ -32,34 +32,34 @@ Rows = npt.NDArray[np.int32]
 #: The parent of a root.
 ROOT = -1
 
-#: The end of what encloses the roots: later than any Int64.
+#: End of the virtual slice around the roots: greater than any Int64.
 NEVER = 1 << 63
 
-#: One depth costs the array method as much as about so many slices cost the stack.
+#: A depth costs the array method as much as this many slices cost the stack.
 _SLICES_PER_DEPTH = 32
 
-#: Slices turned into Python integers at once, to bound memory.
+#: Slices converted to Python integers per batch, to limit memory.
 _BLOCK = 1 << 16
 
 
 def nest(frame: pl.DataFrame, by: Sequence[str] = (), tolerance: int = 1) -> pl.DataFrame:
-    """Which slice does each one lie in?
+    """Compute depth, parent and lane of each slice.
 
-    A slice lies in the innermost open one that it does not outlive. One that outlives an open
-    slice by at most ``tolerance`` lies in it too, as if it ended with it; one that started at most
-    ``tolerance`` before the open slice's end follows it. Any other partial overlap sends the slice
-    to an overflow lane, as if it were not in the main one: there it lies in the open slice that
-    ends soonest after it, in any overflow lane, or is a root of the first lane that is free. Each
-    lane nests properly and every slice has a place.
+    The parent is the innermost open slice that the slice does not outlive. A slice that outlives
+    an open one by at most ``tolerance`` is still its child, as if both ended together; a slice that
+    starts at most ``tolerance`` before the open one's end follows it. Any other partial overlap
+    moves the slice to an overflow lane: its parent there is the open slice that ends soonest after
+    it, in any overflow lane, or it is a root of the first free lane. Each lane nests properly, and
+    every slice is in one lane.
 
     Args:
         frame: the slices.
-        by: the columns that tell threads apart.
-        tolerance: partial overlap to forgive, in the unit of the times.
+        by: columns that identify threads.
+        tolerance: partial overlap to ignore, in the unit of the times.
 
     Returns:
         ``frame`` with ``depth`` (0 for a root), ``parent`` (row of the enclosing slice, null for a
-        root) and ``lane`` (0 the main one).
+        root) and ``lane`` (0 for the main one).
     """
     valid = intervals.is_interval(frame)
     _, (group,) = group_numbers(by, frame)
@@ -80,16 +80,16 @@ def nest(frame: pl.DataFrame, by: Sequence[str] = (), tolerance: int = 1) -> pl.
 
 
 def self_time(frame: pl.DataFrame) -> pl.DataFrame:
-    """How long does a slice run without any of its children running?
+    """Compute the self time of slices, without that of their children.
 
-    ``end - start`` less the measure of the union of the direct children, each cut to the slice.
-    Children in another lane are not known to it and not taken off.
+    ``end - start`` minus the measure of the union of the direct children, clipped to the slice.
+    Slices in another lane are not children.
 
     Args:
-        frame: slices with ``start``, ``end`` and the ``parent`` that :func:`nest` gives.
+        frame: slices with ``start``, ``end`` and the ``parent`` computed by :func:`nest`.
 
     Returns:
-        ``frame`` with ``self_time``, null for a row that is no slice.
+        ``frame`` with ``self_time``, null for a row that is not a slice.
     """
     start, end = intervals.bounds(frame)
     child = np.flatnonzero(frame["parent"].is_not_null().to_numpy())
@@ -98,16 +98,17 @@ def self_time(frame: pl.DataFrame) -> pl.DataFrame:
     child, parent = child[order], parent[order]
     until = np.minimum(end[child], end[parent])
     since = start[child]
-    # siblings follow one another, but for the overlap that was forgiven
+    # siblings do not overlap by more than the tolerance
     after_sibling = np.flatnonzero(parent[1:] == parent[:-1]) + 1
     since[after_sibling] = np.maximum(since[after_sibling], until[after_sibling - 1])
-    own = end - start
-    np.subtract.at(own, parent, until - since)
-    return frame.with_columns(intervals.nullable("self_time", own, intervals.is_interval(frame)))
+    self_time = end - start
+    np.subtract.at(self_time, parent, until - since)
+    valid = intervals.is_interval(frame)
+    return frame.with_columns(intervals.nullable("self_time", self_time, valid))
 
 
 def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
-    """The order of slices by (group, start, longest first), ties in the order given."""
+    """Return the order by (group, start, longest first), stable for ties."""
     order = np.argsort(start, kind="stable")
     since, until = start[order], end[order]
     if ((since[1:] == since[:-1]) & (until[1:] > until[:-1])).any():
@@ -116,26 +117,25 @@ def slice_order(group: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def blocks(group: npt.NDArray[np.integer]) -> Iterator[tuple[int, int]]:
-    """Where each group begins and ends among rows ordered by group."""
+    """Yield the range of rows of each group, for rows ordered by group."""
     cuts = np.flatnonzero(np.diff(group)) + 1
     edges = [0, *cuts.tolist(), group.size] if group.size else []
     return pairwise(edges)
 
 
 def nest_mostly(start: Ints, end: Ints) -> tuple[Rows, Rows, Rows] | None:
-    """Depth and parent of the ordered slices of one group, and the rows for which they are not so.
+    """Return depth and parent of the ordered slices of one group, and rows that must be recomputed.
 
-    These are all slices of a stretch, between moments at which none is running, in which one
-    outlives another that was open before it. None when there are so few slices, or so many depths,
-    that a stack is faster.
+    These rows are all slices of each busy interval in which a slice outlives an earlier open one.
+    None if there are so few slices, or so many depths, that a stack is faster.
     """
     if start.size < _SLICES_PER_DEPTH:
         return None
-    holds = np.zeros(start.size, np.bool_)  # still open when the next one starts
-    holds[:-1] = start[1:] < end[:-1]
-    over = np.bincount(np.searchsorted(start, end[holds]), minlength=start.size + 1)
+    is_parent = np.zeros(start.size, np.bool_)  # still open when the next one starts
+    is_parent[:-1] = start[1:] < end[:-1]
+    over = np.bincount(np.searchsorted(start, end[is_parent]), minlength=start.size + 1)
     ended = np.cumsum(over[: start.size], dtype=np.int32)
-    depth = np.cumsum(holds, dtype=np.int32) - holds - ended
+    depth = np.cumsum(is_parent, dtype=np.int32) - is_parent - ended
     sizes = np.bincount(depth)
     if sizes.size * _SLICES_PER_DEPTH > start.size:
         return None
@@ -145,18 +145,18 @@ def nest_mostly(start: Ints, end: Ints) -> tuple[Rows, Rows, Rows] | None:
 
 
 def _around(chosen: Bools, start: Ints, end: Ints) -> Rows:
-    """The ordered slices of each stretch, between moments when none runs, that has a chosen one."""
+    """Return the ordered slices of each busy interval that contains a chosen one."""
     if not chosen.any():
         return np.zeros(0, np.int32)
-    ended = np.ones(start.size, np.bool_)  # all slices before have
+    ended = np.ones(start.size, np.bool_)  # all previous slices have ended
     ended[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
     first = np.flatnonzero(ended)
-    held = np.repeat(np.logical_or.reduceat(chosen, first), np.diff(first, append=start.size))
-    return np.flatnonzero(held).astype(np.int32)
+    inside = np.repeat(np.logical_or.reduceat(chosen, first), np.diff(first, append=start.size))
+    return np.flatnonzero(inside).astype(np.int32)
 
 
 def _last_above(depth: Rows, sizes: Ints) -> Rows:
-    """For each slice the last one before it that is one depth less deep."""
+    """Return for each slice the last previous one that is one level up."""
     order = np.argsort(intervals.narrow(depth), kind="stable").astype(np.int32)
     levels = np.split(order, np.cumsum(sizes[:-1]))
     parent = np.full(depth.size, ROOT, np.int32)
@@ -166,7 +166,7 @@ def _last_above(depth: Rows, sizes: Ints) -> Rows:
 
 
 def _nest_group(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Rows]:
-    """Depth, parent and lane of the ordered slices of one group."""
+    """Return depth, parent and lane of the ordered slices of one group."""
     depth, parent, lane = (np.zeros(start.size, np.int32) for _ in range(3))
     rest = np.arange(start.size, dtype=np.int32)
     most = nest_mostly(start, end)
@@ -182,7 +182,7 @@ def _nest_group(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Row
 
 
 def _nest_main(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Rows]:
-    """Depth and parent in the main lane, and the slices that it cannot hold."""
+    """Return depth and parent in the main lane, and the slices that do not fit in it."""
     depth, parent, left = array("i"), array("i"), array("i")
     ends, rows = [NEVER], [ROOT]  # the open slices, the innermost last
     nearest = NEVER  # ends[-1]
@@ -209,7 +209,7 @@ def _nest_main(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Rows
 
 
 def _forgive(ends: list[int], since: int, until: int, tolerance: int) -> int:
-    """How many of the open slices stay open around one that outlives the innermost; 0: no place."""
+    """Return how many slices stay open around one that outlives the innermost; 0: does not fit."""
     keep = len(ends)
     while until > ends[keep - 1] + tolerance:
         if since < ends[keep - 1] - tolerance:
@@ -219,7 +219,7 @@ def _forgive(ends: list[int], since: int, until: int, tolerance: int) -> int:
 
 
 def _nest_overflow(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, Rows]:
-    """Depth, parent and lane, from 1, of slices that the main lane cannot hold."""
+    """Return depth, parent and lane, from 1, of slices that do not fit in the main lane."""
     depth, parent, lane = array("i"), array("i"), array("i")
     lanes: list[list[tuple[int, int]]] = []  # (end, row) of each lane's open slices
     nearest: list[tuple[int, int]] = []  # (end of the innermost open slice, lane), sorted
@@ -232,17 +232,17 @@ def _nest_overflow(start: Ints, end: Ints, tolerance: int) -> tuple[Rows, Rows, 
         if place == len(nearest):
             nearest.append((NEVER, len(lanes)))
             lanes.append([(NEVER, ROOT)])
-        around, own = nearest[place]
-        depth.append(len(lanes[own]) - 1)
-        parent.append(lanes[own][-1][1])
-        lane.append(own + 1)
-        nearest[place] = (min(until, around), own)
-        lanes[own].append((nearest[place][0], row))
+        around, number = nearest[place]
+        depth.append(len(lanes[number]) - 1)
+        parent.append(lanes[number][-1][1])
+        lane.append(number + 1)
+        nearest[place] = (min(until, around), number)
+        lanes[number].append((nearest[place][0], row))
     return np.array(depth, np.int32), np.array(parent, np.int32), np.array(lane, np.int32)
 
 
 def pairs(start: Ints, end: Ints) -> Iterator[tuple[int, int]]:
-    """(start, end) as Python integers, a block at a time to bound memory."""
+    """Yield (start, end) as Python integers, converted in blocks to limit memory."""
     return chain.from_iterable(
         zip(start[lo : lo + _BLOCK].tolist(), end[lo : lo + _BLOCK].tolist(), strict=True)
         for lo in range(0, start.size, _BLOCK)
@@ -250,14 +250,14 @@ def pairs(start: Ints, end: Ints) -> Iterator[tuple[int, int]]:
 
 
 def climb(at: npt.NDArray[np.integer], time: Ints, end: Ints, parent: Rows, levels: int) -> None:
-    """Moves each place up to the first slice that has not ended by its time.
+    """Replace each slice by its first ancestor that has not ended at the given time.
 
     Args:
         at: rows of slices, or :data:`ROOT`; changed in place.
-        time: the time of each place.
-        end: of the slices.
-        parent: of the slices.
-        levels: how many levels to climb at most.
+        time: time of each entry of ``at``.
+        end: ends of the slices.
+        parent: parents of the slices.
+        levels: maximum number of levels to climb.
     """
     over = np.flatnonzero(at != ROOT)
     while over.size and levels > 0:

@@ -1,8 +1,8 @@
-"""Which slices lie whole in which ranges, where ranges may overlap one another in any way.
+"""Slices fully inside ranges, where ranges may overlap in any way.
 
-A range holds a slice that starts no sooner and ends no later; both bounds count as inside. Slices
-and ranges are arrays of Int64 starts and ends, of one thread. No pair is looked at by itself: n
-slices and ranges take O(n log n), slices that lie in one another O(n log² n).
+A range contains a slice that starts no earlier and ends no later; both bounds are inclusive. Slices
+and ranges are arrays of Int64 starts and ends, of one thread. n slices and ranges take O(n log n),
+nested slices O(n log² n).
 """
 
 from collections.abc import Iterator
@@ -16,29 +16,29 @@ _SOONEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def innermost_range(start: Ints, end: Ints, since: Ints, until: Ints) -> Rows:
-    """The last range to start of those that hold each slice; :data:`ROOT` where none does.
+    """Return the last range to start among those that contain each slice; :data:`ROOT` for none.
 
     Args:
-        start: of the ranges, which are ordered by (start, longest first).
-        end: of the ranges.
+        start: starts of the ranges, ordered by (start, longest first).
+        end: ends of the ranges.
         since: starts of the slices, in any order.
-        until: their ends.
+        until: ends of the slices.
     """
-    found = np.full(since.size, ROOT, np.int32)
+    innermost = np.full(since.size, ROOT, np.int32)
     if not start.size:
-        return found
+        return innermost
     begun = np.searchsorted(start, since, side="right") - 1
-    reached = np.maximum.accumulate(end)[begun] >= until  # by any that has begun
-    asked = np.flatnonzero((begun >= 0) & reached)
-    found[asked] = _last_reaching(end, begun[asked], until[asked])
-    return found
+    reached = np.maximum.accumulate(end)[begun] >= until  # by any range that has begun
+    queries = np.flatnonzero((begun >= 0) & reached)
+    innermost[queries] = _last_reaching(end, begun[queries], until[queries])
+    return innermost
 
 
 def _last_reaching(end: Ints, place: Ints, need: Ints) -> Ints:
-    """The last row up to each place whose end is no sooner than needed; there is one.
+    """Return the last row up to each place whose end is not before ``need``; it must exist.
 
-    A tree of the latest end of 2, 4, 8 ... rows is climbed until the rows before reach so far, and
-    descended to the last of them: a few steps where the row is near.
+    A tree of the latest end of 2, 4, 8 ... rows is climbed until the previous rows reach ``need``,
+    and descended to the last of them: a few steps if the row is near.
     """
     latest = [end]
     while latest[-1].size > 1:
@@ -63,25 +63,25 @@ def _last_reaching(end: Ints, place: Ints, need: Ints) -> Ints:
 
 
 class Held:
-    """What the slices that each range holds amount to.
+    """Aggregates of the slices in each range.
 
-    In the order of their starts the slices of a range lie side by side, if they end in that order
-    too. A slice that holds another spoils it; such slices are few, and are looked up apart.
+    Ordered by start, the slices of a range are contiguous if they also end in that order. Slices
+    that contain others break this; they are few and processed separately.
 
     Attributes:
-        count: how many slices each range holds.
+        count: number of slices in each range.
     """
 
     def __init__(self, start: Ints, end: Ints, since: Ints, until: Ints) -> None:
-        """Looks up which slices each range holds.
+        """Look up the slices of each range.
 
         Args:
-            start: of the ranges, in any order.
-            end: of the ranges.
-            since: starts of the slices, which are ordered by them.
-            until: their ends.
+            start: starts of the ranges, in any order.
+            end: ends of the ranges.
+            since: starts of the slices, ascending.
+            until: ends of the slices.
         """
-        soonest = np.minimum.accumulate(until[::-1])[::-1]  # end from here on
+        soonest = np.minimum.accumulate(until[::-1])[::-1]  # earliest end from here on
         self._holds: Bools = until > soonest
         self._any_holds = bool(self._holds.any())
         plain = self._plain(since), self._plain(until)
@@ -91,47 +91,47 @@ class Held:
         self.count: Ints = self.sum(np.ones(since.size, np.int64))
 
     def sum(self, values: Ints) -> Ints:
-        """The sum of a value of each slice, 0 where a range holds none."""
+        """Return the sum of a value per slice for each range, 0 without slices."""
         before = np.concatenate([[0], np.cumsum(self._plain(values))])
         total: Ints = before[self._high] - before[self._low]
         return total + self._nested.sum(values[self._holds]) if self._any_holds else total
 
     def lowest(self, values: Ints) -> Ints:
-        """The lowest of a value of each slice; the highest Int64 where a range holds none."""
-        found = _over(self._plain(values), self._low, self._high, np.minimum, _LATEST)
+        """Return the minimum of a value per slice for each range, without slices maximum Int64."""
+        lowest = _over(self._plain(values), self._low, self._high, np.minimum, _LATEST)
         if not self._any_holds:
-            return found
-        return np.minimum(found, self._nested.extreme(values[self._holds], np.minimum, _LATEST))
+            return lowest
+        return np.minimum(lowest, self._nested.extreme(values[self._holds], np.minimum, _LATEST))
 
     def highest(self, values: Ints) -> Ints:
-        """The highest of a value of each slice; the lowest Int64 where a range holds none."""
-        found = _over(self._plain(values), self._low, self._high, np.maximum, _SOONEST)
+        """Return the maximum of a value per slice for each range, without slices minimum Int64."""
+        highest = _over(self._plain(values), self._low, self._high, np.maximum, _SOONEST)
         if not self._any_holds:
-            return found
-        return np.maximum(found, self._nested.extreme(values[self._holds], np.maximum, _SOONEST))
+            return highest
+        return np.maximum(highest, self._nested.extreme(values[self._holds], np.maximum, _SOONEST))
 
     def _plain(self, values: Ints) -> Ints:
         return values[~self._holds] if self._any_holds else values
 
 
 def _over(values: Ints, low: Ints, high: Ints, pick: np.ufunc, none: int) -> Ints:
-    """The pick of the values from ``low`` to before ``high``, of two stretches that cover them."""
-    found = np.full(low.size, none, np.int64)
-    size = np.frexp(high - low)[1].astype(np.int8)  # bits: a stretch is the half or more of all
+    """Return the extreme (``pick``) of the values in [low, high), from two blocks that cover it."""
+    extremes = np.full(low.size, none, np.int64)
+    size = np.frexp(high - low)[1].astype(np.int8)  # bits: a block is at least half of the range
     order = np.argsort(size, kind="stable").astype(np.uint32)
     edges = np.searchsorted(size[order], np.arange(1, int(size.max(initial=0)) + 2))
     for bit in range(edges.size - 1):
         rows, width = order[edges[bit] : edges[bit + 1]], 1 << bit
-        found[rows] = pick(values[low[rows]], values[high[rows] - width])
-        values = pick(values[:-width], values[width:])  # of twice as many
-    return found
+        extremes[rows] = pick(values[low[rows]], values[high[rows] - width])
+        values = pick(values[:-width], values[width:])  # blocks of twice the size
+    return extremes
 
 
 class _Nested:
-    """The same for slices of which each may hold others.
+    """Aggregates of slices that may contain each other.
 
-    Those that start no sooner than a range are a few blocks of 1, 2, 4 ... slices; in each, ordered
-    by end, the ones that the range holds come first.
+    The slices that start no earlier than a range are a few blocks of 1, 2, 4 ... slices; ordered by
+    end, those inside the range come first in each block.
     """
 
     def __init__(self, start: Ints, end: Ints, since: Ints, until: Ints) -> None:
@@ -139,11 +139,11 @@ class _Nested:
         self._first = np.searchsorted(since, start)
         order = np.argsort(until, kind="stable")
         self._ended = np.searchsorted(until[order], end, side="right")
-        self._place = np.arange(self._size)  # in the order of ends; padded ones never end
+        self._place = np.arange(self._size)  # in the order of ends; padding never ends
         self._place[order] = np.arange(since.size)
 
     def sum(self, values: Ints) -> Ints:
-        """The sum of a value of each slice."""
+        """Return the sum of a value per slice for each range."""
         total = np.zeros(self._first.size, np.int64)
         padded = np.append(values, np.zeros(self._size - values.size, np.int64))
         for order, _, rows, low, high in self._blocks():
@@ -152,19 +152,19 @@ class _Nested:
         return total
 
     def extreme(self, values: Ints, pick: np.ufunc, none: int) -> Ints:
-        """The pick of a value of each slice."""
-        found = np.full(self._first.size, none, np.int64)
+        """Return the extreme (``pick``) of a value per slice for each range."""
+        extremes = np.full(self._first.size, none, np.int64)
         padded = np.append(values, np.full(self._size - values.size, none, np.int64))
         for order, width, rows, _, high in self._blocks():
             picked = pick.accumulate(padded[order].reshape(-1, width), axis=1).ravel()
-            found[rows] = pick(found[rows], picked[high - 1])
-        return found
+            extremes[rows] = pick(extremes[rows], picked[high - 1])
+        return extremes
 
     def _blocks(self) -> Iterator[tuple[Ints, int, Ints, Ints, Ints]]:
-        """The slices of each range block by block, for each size of blocks.
+        """Yield the slices of each range by blocks, for each block size.
 
-        Gives the order of slices in blocks of the size, the size, the rows of the ranges that hold
-        slices of such a block, and from where to where in that order these are.
+        Yields the order of slices in blocks of this size, the size, the rows of ranges with slices
+        in such a block, and the start and end of these slices in that order.
         """
         at = self._first.copy()
         width = 1

@@ -1,15 +1,15 @@
-"""Weights on trees of stacks: totals, and trees merged, split, inverted, cut.
+"""Weights on call trees: totals, and operations to merge, split, invert and prune trees.
 
-A :class:`Forest` is a tree of calls as arrays. The forests made here are in order: level by level,
-the children of one node beside one another with distinct frames that ascend, in the order of their
-parents. So every path occurs once, and forests of the same paths are the same arrays. Weights are
-float64 of shape (series, nodes): one series, or two where recordings are compared. ``own`` weights
-are those of a node alone, totals include all that lies below it.
+A :class:`Forest` is a call tree as arrays. The forests returned here are in order: level by level,
+in the order of parents, the children of a node contiguous with distinct ascending frames. So every
+path occurs once, and forests with the same paths are equal arrays. Weights are float64 of shape
+(series, nodes): one series, or two for a comparison of recordings. Self weights are those of a node
+alone, totals include all its descendants.
 
-Everything goes level by level over whole arrays, O(n log n) for n nodes and a fixed cost for each
-level, so bound the levels with ``deepest`` where the stacks come from elsewhere. Three million
-nodes on 60 levels, one core of an AMD EPYC: :func:`merge` 0.5 s, :func:`totals` 0.02 s,
-:func:`by_frame` 0.4 s, :func:`prune` 0.1 s, :func:`split` into 8 groups 1.9 s.
+All operations process whole arrays level by level: O(n log n) for n nodes plus a fixed cost per
+level, so limit the levels of untrusted stacks with ``deepest``. Three million nodes on 60 levels,
+one core of an AMD EPYC: :func:`merge` 0.5 s, :func:`totals` 0.02 s, :func:`by_frame` 0.4 s,
+:func:`prune` 0.1 s, :func:`split` into 8 groups 1.9 s.
 """
 
 from itertools import pairwise
@@ -28,16 +28,17 @@ ROOT = -1
 
 
 class Forest(NamedTuple):
-    """Nodes of call trees: the row of the calling node or :data:`ROOT`, and the frame's number."""
+    """Nodes of call trees: row of the calling node or :data:`ROOT`, and frame number."""
 
     parent: Ints
     frame: Ints
 
 
 class Pruned(NamedTuple):
-    """A forest in which some nodes stand for others.
+    """A forest in which some nodes replace others.
 
-    ``hidden`` is for each node how many nodes it stands for; 0: it is one itself.
+    ``own`` are the self weights, ``hidden`` is the number of nodes that each node replaces, 0 for
+    an ordinary node.
     """
 
     forest: Forest
@@ -48,13 +49,13 @@ class Pruned(NamedTuple):
 def merge(
     parent: Ints, frame: Ints, deepest: int | None = None, rest: int = 0
 ) -> tuple[Forest, Ints]:
-    """One node for each path of frames, whatever the order of the rows.
+    """Merge rows to one node per path of frames, whatever the order of the rows.
 
     Args:
-        parent: the calling row of each row, or :data:`ROOT`; in any order, without circles.
-        frame: each row's frame.
-        deepest: levels to keep as they are. Rows below become one node a parent on a last level.
-        rest: the frame of those nodes.
+        parent: the calling row of each row, or :data:`ROOT`; in any order, without cycles.
+        frame: frame of each row.
+        deepest: number of levels to keep. Deeper rows become one node per parent on a last level.
+        rest: frame of those nodes.
 
     Returns:
         The forest, in order, and the node of each row.
@@ -78,14 +79,14 @@ def merge(
 
 
 def added(place: Ints, weights: Weights, size: int) -> Weights:
-    """The weights summed by the place each belongs to, of ``size`` places."""
+    """Sum the weights by place, for ``size`` places."""
     sums = [np.bincount(place, series, size) for series in weights]
     return np.array(sums, np.float64).reshape(len(weights), size)
 
 
-def totals(forest: Forest, own: Weights) -> Weights:
-    """The weight of each node of a forest in order, with all that lies below it."""
-    total = own.astype(np.float64)
+def totals(forest: Forest, self_weights: Weights) -> Weights:
+    """Return the total weight of each node of a forest in order, including its descendants."""
+    total = self_weights.astype(np.float64)
     for lo, hi in reversed(_levels(forest.parent)[1:]):
         above = forest.parent[lo:hi]
         first = above[0]
@@ -94,111 +95,115 @@ def totals(forest: Forest, own: Weights) -> Weights:
     return total
 
 
-def by_frame(forest: Forest, own: Weights, frames: int) -> tuple[Weights, Weights]:
-    """For each frame the weight of its nodes alone, and of all stacks that it is in.
+def by_frame(forest: Forest, self_weights: Weights, frames: int) -> tuple[Weights, Weights]:
+    """Return the self weight of each frame, and the total weight of all stacks that contain it.
 
-    A stack that holds a frame several times counts once.
+    A stack that contains a frame several times counts once.
     """
     outermost = ~_in_itself(forest)
-    total = totals(forest, own)[:, outermost]
-    return added(forest.frame, own, frames), added(forest.frame[outermost], total, frames)
+    total = totals(forest, self_weights)[:, outermost]
+    return added(forest.frame, self_weights, frames), added(forest.frame[outermost], total, frames)
 
 
-def weighted(forest: Forest, own: Weights) -> tuple[Forest, Weights]:
-    """The nodes of a forest in order that have a weight, or lie above one that does."""
-    used = totals(forest, own).any(axis=0)
+def weighted(forest: Forest, self_weights: Weights) -> tuple[Forest, Weights]:
+    """Return the nodes of a forest in order that have a weight, and their ancestors."""
+    used = totals(forest, self_weights).any(axis=0)
     number = np.cumsum(used) - 1
     parent = forest.parent[used]
-    return Forest(np.where(parent == ROOT, ROOT, number[parent]), forest.frame[used]), own[:, used]
+    return Forest(np.where(parent == ROOT, ROOT, number[parent]), forest.frame[used]), self_weights[
+        :, used
+    ]
 
 
 def innermost(forest: Forest, wanted: Bools) -> Ints:
-    """For each node the wanted frame nearest above it, itself included; :data:`ROOT` if none is.
+    """Return the innermost wanted frame of each node's path, or :data:`ROOT`.
 
     Args:
         forest: the calls, in order.
-        wanted: for each frame, whether it is.
+        wanted: whether each frame is wanted.
     """
     node = nearest(forest.parent, wanted[forest.frame])
     return np.where(node == ROOT, ROOT, forest.frame[node])
 
 
 def focus(forest: Forest, wanted: Bools) -> tuple[Forest, Ints]:
-    """What some functions do, wherever they are called: the stacks from them down, merged.
+    """Merge the stacks from some functions down, wherever they are called.
 
     Args:
         forest: the calls, in order.
-        wanted: for each frame, whether a stack begins there; the outermost one counts.
+        wanted: whether a stack begins at each frame; the outermost one counts.
 
     Returns:
-        The forest, in order, and where each node is now: :data:`ROOT` for one that is left out,
-        as none of the wanted frames is above it.
+        The forest, in order, and the new node of each node: :data:`ROOT` for nodes without a wanted
+        frame in their path.
     """
     inside = nearest(forest.parent, wanted[forest.frame]) != ROOT
     rows = np.flatnonzero(inside)
     above = forest.parent[rows]
     called = np.not_equal(above, ROOT) & inside[above]
     number = np.cumsum(inside) - 1
-    found, merged = merge(np.where(called, number[above], ROOT), forest.frame[rows])
+    focused, merged = merge(np.where(called, number[above], ROOT), forest.frame[rows])
     node = np.full(inside.size, ROOT)
     node[rows] = merged
-    return found, node
+    return focused, node
 
 
 def split(
     forest: Forest, node: Ints, group: Ints, weights: Weights, group_frame: Ints
 ) -> tuple[Forest, Weights]:
-    """Each group's stacks under a root of its own.
+    """Put each group's stacks under a separate root.
 
     Args:
         forest: the calls of all groups, in order.
-        node: the node at which a weight lies.
-        group: the number of the group that the weight belongs to.
+        node: node of each weight.
+        group: group number of each weight.
         weights: the weights, of shape (series, weights).
-        group_frame: the frame of each group's root.
+        group_frame: frame of each group's root.
     """
     groups = group_frame.size
     base = np.zeros(0, np.int64)
-    found = [base]  # node * groups + group, of all nodes that a group uses
+    levels = [base]  # node * groups + group, for all nodes that a group uses
     code = np.unique(node * groups + group)
     for lo, hi in reversed(_levels(forest.parent)):
         ends = code[np.searchsorted(code, lo * groups) : np.searchsorted(code, hi * groups)]
         here = np.union1d(ends, base)
         above = forest.parent[here // groups]
         base = above[above != ROOT] * groups + here[above != ROOT] % groups
-        found.append(here)
-    used = np.concatenate(found[::-1])  # ascends, as nodes lie level by level
+        levels.append(here)
+    used = np.concatenate(levels[::-1])  # ascending, as nodes are ordered by level
     above = forest.parent[used // groups] * groups + used % groups
     root = above < 0
     calls = np.where(root, used % groups, groups + np.searchsorted(used, above))
     parent = np.concatenate([np.full(groups, ROOT), calls])
     frame = np.concatenate([group_frame, forest.frame[used // groups]])
     place = groups + np.searchsorted(used, node * groups + group)
-    made, number = merge(parent, frame)
-    return made, added(number[place], weights, made.parent.size)
+    merged, number = merge(parent, frame)
+    return merged, added(number[place], weights, merged.parent.size)
 
 
 def invert(
-    forest: Forest, own: Weights, least: Weights, rest: int, *, keep_roots: bool = False
+    forest: Forest, self_weights: Weights, least: Weights, rest: int, *, keep_roots: bool = False
 ) -> Pruned:
-    """The forest from the leaves up: roots are the frames that ran, below them who called them.
+    """Invert the forest (bottom-up): roots are the leaf frames, their children the callers.
 
     Args:
         forest: the calls, in order.
-        own: the weights of its nodes; those that have none in any series are no leaves.
-        least: for each series, the weight from which a node is of interest. What is below that in
-            all of them is summed up in one node a parent, without its callers.
-        rest: the frame of those nodes, above all others.
-        keep_roots: the roots stay what they are, and the stacks of each are inverted below it.
+        self_weights: self weights of its nodes; nodes without weight in any series are not leaves.
+        least: minimum weight of a node, per series. Nodes below it in all series are combined to
+            one node per parent, without their callers.
+        rest: frame of those nodes, greater than all others.
+        keep_roots: keep the roots, and invert the stacks below each of them.
 
     Returns:
-        The forest, in order. A node's ``own`` weight is that of the stacks which begin there.
+        The forest, in order. The self weight of a node is that of the stacks which begin there.
     """
     floor = int(np.searchsorted(forest.parent, 0)) if keep_roots else 0
-    at = np.flatnonzero((own > 0).any(axis=0))
-    weights, node = own[:, at], np.full(at.size, ROOT)
+    at = np.flatnonzero((self_weights > 0).any(axis=0))
+    weights, node = self_weights[:, at], np.full(at.size, ROOT)
     parts = [
-        Pruned(Forest(forest.parent[:floor], forest.frame[:floor]), own[:, :floor], _no(floor))
+        Pruned(
+            Forest(forest.parent[:floor], forest.frame[:floor]), self_weights[:, :floor], _no(floor)
+        )
     ]
     if floor:
         node, deeper = nearest(forest.parent, forest.parent == ROOT)[at], at >= floor
@@ -226,18 +231,18 @@ def invert(
 
 
 def prune(tree: Pruned, stays: Bools, rest: int) -> Pruned:
-    """Some of the nodes; the others are summed up in one node under each parent.
+    """Keep some of the nodes; combine the others to one node per parent.
 
-    Nothing is lost: the own weights of the result have the same sum. A node that would stand for a
-    single other one is that one instead.
+    The sum of self weights does not change. A node that would replace a single other one is that
+    one instead.
 
     Args:
-        tree: the forest, in order, its weights, and what its nodes stand for already.
-        stays: which nodes stay; where one does, so do those above it.
-        rest: the frame of nodes that stand for others, above all others.
+        tree: the forest, in order, its weights, and the nodes combined already.
+        stays: whether each node is kept; the ancestors of a kept node must be kept too.
+        rest: frame of combined nodes, greater than all others.
     """
-    forest, own, hidden = tree
-    total = totals(forest, own)
+    forest, self_weights, hidden = tree
+    total = totals(forest, self_weights)
     many = totals(forest, np.maximum(hidden, 1)[None].astype(np.float64))[0]
     above = forest.parent
     outer = ~stays & ((above == ROOT) | stays[above])
@@ -251,25 +256,27 @@ def prune(tree: Pruned, stays: Bools, rest: int) -> Pruned:
     single = (hidden == 1)[node] & outer[rows] & (forest.frame[rows] != rest)
     cut.frame[node[single]] = forest.frame[rows[single]]
     hidden[node[single]] = 0
-    return Pruned(cut, added(node, np.where(outer, total, own)[:, rows], cut.parent.size), hidden)
+    return Pruned(
+        cut, added(node, np.where(outer, total, self_weights)[:, rows], cut.parent.size), hidden
+    )
 
 
 def nearest(parent: Ints, wanted: Bools) -> Ints:
-    """For each node the innermost wanted one on its way to the root, itself included.
+    """Return the innermost wanted node on each node's path to the root, itself included.
 
-    The paths double in length in every pass, so the deepest stack costs its logarithm.
+    Pointer doubling: the number of passes is the logarithm of the deepest stack.
     """
-    found: Ints = np.where(wanted, np.arange(parent.size), parent)
-    rows = np.flatnonzero((found != ROOT) & ~wanted)
+    ancestor: Ints = np.where(wanted, np.arange(parent.size), parent)
+    rows = np.flatnonzero((ancestor != ROOT) & ~wanted)
     while rows.size:
-        rows = rows[~wanted[found[rows]]]
-        found[rows] = found[found[rows]]
-        rows = rows[found[rows] != ROOT]
-    return found
+        rows = rows[~wanted[ancestor[rows]]]
+        ancestor[rows] = ancestor[ancestor[rows]]
+        rows = rows[ancestor[rows] != ROOT]
+    return ancestor
 
 
 def depths(parent: Ints) -> Rows:
-    """How many rows lie above each one; the paths to the roots double in length in every pass."""
+    """Return the depth of each row, by pointer doubling."""
     depth: Rows = np.not_equal(parent, ROOT).astype(np.int32)
     if (parent[1:] >= parent[:-1]).all():  # level by level already
         for lo, hi in _levels(parent)[1:]:
@@ -289,7 +296,7 @@ def depths(parent: Ints) -> Rows:
 def _flattened(
     parent: Ints, frame: Ints, depth: Rows, deepest: int, rest: int
 ) -> tuple[Ints, Ints, Rows]:
-    """Rows below the ``deepest`` levels as children of the last of these."""
+    """Make rows deeper than ``deepest`` levels children of the last of these levels."""
     deep = depth >= deepest
     above = np.where(deep, parent, np.arange(parent.size))
     rows = np.flatnonzero(deep)
@@ -300,7 +307,7 @@ def _flattened(
 
 
 def _levels(parent: Ints) -> list[tuple[int, int]]:
-    """Where each level of a forest in order begins and ends."""
+    """Return start and end of each level of a forest in order."""
     edges = [0]
     while edges[-1] < parent.size:
         edges.append(int(np.searchsorted(parent, edges[-1])))
@@ -308,10 +315,10 @@ def _levels(parent: Ints) -> list[tuple[int, int]]:
 
 
 def _in_itself(forest: Forest) -> Bools:
-    """Which nodes of a forest in order lie below one of the same frame.
+    """Mark the nodes of a forest in order that have an ancestor with the same frame.
 
-    Depth first, the nodes below one follow it without a gap. So among those of one frame, in that
-    order, a node lies in an earlier one if any of them reaches beyond it.
+    In depth-first order, the descendants of a node follow it contiguously. So among nodes of one
+    frame, in that order, a node is inside an earlier one if any of them extends beyond it.
     """
     parent, size = forest.parent, forest.parent.size
     below = totals(forest, np.ones((1, size)))[0].astype(np.int64)
@@ -324,7 +331,7 @@ def _in_itself(forest: Forest) -> Bools:
     order = np.empty(size, np.int64)
     order[place] = np.arange(size)
     order = order[np.argsort(narrow(forest.frame[order]), kind="stable")]
-    shift = forest.frame[order] * (size + 1)  # so that no frame reaches into the next one
+    shift = forest.frame[order] * (size + 1)  # so that frames do not overlap
     begin = place[order] + shift
     reach = np.maximum.accumulate(begin + below[order])
     inside = np.zeros(size, np.bool_)

@@ -1,4 +1,4 @@
-"""Files of profilers and clusters that hold no timeline, or none that is read: what they are."""
+"""Known files of profilers and clusters that no parser reads, with advice for the user."""
 
 import re
 from pathlib import PurePath
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Foreign(NamedTuple):
-    """What a file is, what to do instead, and whether it holds a recording that is not read."""
+    """Description of a file, advice, and whether it contains a recording."""
 
     what: str
     hint: str
@@ -16,7 +16,7 @@ class Foreign(NamedTuple):
 _TRACE_INSTEAD = "prof.export_chrome_trace(FILE) of torch.profiler writes a timeline"
 _SQLITE_INSTEAD = "export the report again: nsys export --type sqlite REPORT"
 
-#: Tables of nsys, of which ``--type parquetdir`` and ``arrowdir`` write a file each.
+#: Tables of nsys; ``--type parquetdir`` and ``arrowdir`` write one file per table.
 _NSYS_TABLE = re.compile(
     r"(?:StringIds|(?:CUPTI_ACTIVITY_|TARGET_INFO_|META_DATA_|ENUM_|CUDA_|NIC_|GPU_|NVTX_)\w+"
     r"|EXPORT_META_DATA|OSRT_API|OSRT_CALLCHAINS|MPI_\w+|SCHED_EVENTS|COMPOSITE_EVENTS|ThreadNames"
@@ -25,7 +25,7 @@ _NSYS_TABLE = re.compile(
 )
 _TAR_MAGIC = slice(257, 262)
 
-#: The first bytes of files, and what they are.
+#: Pattern of the first bytes, description, advice.
 _KNOWN = (
     (
         rb'\{\s*+"schema"\s*+:\s*+"\d[^"]*+"[^{]*?"nodes"\s*+:\s*+\[',
@@ -34,51 +34,51 @@ _KNOWN = (
     ),
     (
         rb"\[\s*+\[\s*+-?\d[\d.eE+-]*+\s*+,\s*+-?\d",
-        "lists of numbers, as a memory timeline of torch.profiler, without blocks and stacks",
-        "torch.cuda.memory._dump_snapshot(FILE) writes a snapshot, which memory reads",
+        "lists of numbers, like a torch.profiler memory timeline, without blocks and stacks",
+        "torch.cuda.memory._dump_snapshot(FILE) writes a snapshot for the memory command",
     ),
     (
         rb"(?is)\s*+<(?:!doctype )?html\b.*?(?:memory timeline|data:image/png;base64)",
-        "a memory timeline of torch.profiler as HTML, a picture",
-        "torch.cuda.memory._dump_snapshot(FILE) writes a snapshot, which memory reads",
+        "a torch.profiler memory timeline as HTML, which contains only a picture",
+        "torch.cuda.memory._dump_snapshot(FILE) writes a snapshot for the memory command",
     ),
-    (rb"(?i)\s*+<(?:!doctype )?html\b", "an HTML page", "give the trace that it was made of"),
+    (rb"(?i)\s*+<(?:!doctype )?html\b", "an HTML page", "pass the trace it was created from"),
     (
         rb'\{[^\n]*"(?:CudaEvent|NvtxEvent|TraceProcessEvent|globalVid|GpuEvent)"',
-        "an nsys export of type jsonlines, which is not read",
+        "an nsys export of type jsonlines, which is not supported",
         _SQLITE_INSTEAD,
     ),
     (
         rb'\{[^{]*?"nodes"\s*+:\s*+\[\s*+\{[^}]*?"callFrame"',
-        "a V8 CPU profile (.cpuprofile), which is not read",
+        "a V8 CPU profile (.cpuprofile), which is not supported",
         "py-spy record -f speedscope profiles Python",
     ),
     (
         rb'\{[^{]*?"(?:pg_config|comm_lib_version)"',
-        "a dump of the NCCL flight recorder, not a timeline",
+        "an NCCL flight recorder dump, not a timeline",
         "torch's torchfrtrace compares the dumps of all ranks",
     ),
     (
         rb'\{\s*+"rocprofiler-sdk-tool"',
-        "JSON of rocprofv3, which is not read",
+        "rocprofv3 JSON, which is not supported",
         "torch.profiler writes Chrome JSON on AMD GPUs too",
     ),
 )
 
 
 def recognise(head: bytes, path: str) -> Foreign | None:
-    """What a file is that no parser reads, or None.
+    """Describe a known file that no parser reads; None for any other file.
 
     Args:
         head: the first bytes after decompression.
         path: the file's name.
     """
     if head[_TAR_MAGIC] == b"ustar":
-        hint = f"unpack it (tar -xf {path} -C FOLDER) and give FOLDER"
+        hint = f"unpack it (tar -xf {path} -C FOLDER) and pass FOLDER"
         return Foreign("a tar archive", hint, is_recording=True)
     if is_nsys_table(path):
         return Foreign(
-            "a table of an nsys export of type parquetdir or arrowdir, which is not read",
+            "a table of an nsys export of type parquetdir or arrowdir, which is not supported",
             _SQLITE_INSTEAD,
             is_recording=True,
         )
@@ -90,5 +90,5 @@ def recognise(head: bytes, path: str) -> Foreign | None:
 
 
 def is_nsys_table(path: str) -> bool:
-    """Whether a file is named like a table that nsys exports as Parquet or Arrow."""
+    """Whether the file name is that of a table exported by nsys as Parquet or Arrow."""
     return _NSYS_TABLE.fullmatch(PurePath(path).name) is not None

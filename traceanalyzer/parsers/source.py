@@ -1,7 +1,4 @@
-"""An input file: its bytes, opened, decompressed and counted, and what its name says.
-
-No format is known here.
-"""
+"""An input file: its decompressed bytes, and the rank in its name. Independent of any format."""
 
 import contextlib
 import io
@@ -16,15 +13,15 @@ from typing import IO, Any
 from isal import isal_zlib
 
 from traceanalyzer.errors import InputError, MalformedInput, UnreadableFile
-from traceanalyzer.vocabulary import CUT_OFF
+from traceanalyzer.vocabulary import TRUNCATED
 
 HEAD_BYTES = 1 << 16  # some writers put pages of metadata before the events
 _READ = 1 << 20
-#: What is read of a file to recognise it; a folder may hold thousands.
+#: Bytes read to recognise a file; a folder may contain thousands of files.
 _HEAD_READ = 1 << 14
-#: A damaged stream is decoded once more in steps of this size, to lose little before the damage.
+#: A damaged stream is decoded again in steps of this size, to keep all data before the damage.
 _CAREFUL_READ = 64
-#: The most that one block of a zstd frame holds.
+#: Maximum size of a block in a zstd frame.
 _ZSTD_BLOCK = 1 << 17
 _ZSTD_HEADER = 18
 
@@ -33,27 +30,27 @@ _InflateError: type[Exception] = getattr(isal_zlib, "error")  # noqa: B009 - its
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"PK\x03\x04": "zip",
-    b"PK\x05\x06": "zip",  # one without members
+    b"PK\x05\x06": "zip",  # an empty archive
     b"\x28\xb5\x2f\xfd": "zstd",
 }
 _RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?(?:rank|worker)[-_.\[ ]?(\d{1,7})(?!\d)")
 _OF_WORLD = re.compile(r"(?i)[-_.](\d{1,7})[-_]of[-_]\d{1,7}(?!\d)")
 _NODE = re.compile(r"(?i)(?:^|[^a-z])node(?:[-_.\[ ]?(?:id|rank))?[-_.\[ ]?(\d{1,7})(?!\d)")
-#: More threads do not read one file any faster.
-_MOST_THREADS = 8
+#: More threads do not read a file faster.
+_MAX_THREADS = 8
 
 
 class Source:
     """One input file. Iterate :meth:`blocks` for its decompressed bytes.
 
-    A compressed stream that is cut or damaged yields what could be decoded; what went wrong is
-    then in ``damage`` (one line), and the parser decides whether enough is left.
+    A truncated or damaged compressed stream yields what could be decoded; ``damage`` then describes
+    the problem in one line, and the parser decides whether the rest is usable.
 
     Attributes:
-        path: the file, as it was named to us.
+        path: the file, as passed by the user.
         size: bytes on disk.
         compression: ``gzip``, ``zip``, ``zstd`` or None.
-        damage: what was wrong with the compressed stream, or None.
+        damage: the problem of the compressed stream, or None.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -63,7 +60,7 @@ class Source:
             info = os.stat(self.path)  # noqa: PTH116 - no Path object: the name is kept as given
             if not stat.S_ISREG(info.st_mode):
                 kind = "a directory" if stat.S_ISDIR(info.st_mode) else "not a regular file"
-                raise UnreadableFile(self.path, f"is {kind}", hint="give a file")
+                raise UnreadableFile(self.path, f"is {kind}", hint="pass a file")
             with open(self.path, "rb") as file:  # noqa: PTH123
                 magic = file.read(4)
         except (OSError, ValueError) as error:
@@ -72,7 +69,7 @@ class Source:
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
 
     def head(self) -> bytes:
-        """The first 64 KiB after decompression; shorter when the file is."""
+        """Return the first 64 KiB after decompression; less for a shorter file."""
         with contextlib.closing(self.blocks(HEAD_BYTES, step=_HEAD_READ)) as blocks:
             return next(blocks, b"")[:HEAD_BYTES]
 
@@ -82,27 +79,27 @@ class Source:
         progress: Callable[[int, int], None] | None = None,
         step: int = _READ,
     ) -> Generator[bytes]:
-        """Decompressed bytes in blocks of at least ``size`` (the last one may be shorter).
+        """Yield decompressed bytes in blocks of at least ``size`` (the last may be shorter).
 
         Args:
-            size: how many bytes to collect.
-            progress: called with (bytes read, bytes in all) of the file on disk.
-            step: how many bytes to read of the file at a time.
+            size: bytes per block.
+            progress: called with (bytes read, total bytes) of the file on disk.
+            step: bytes to read from the file at a time.
 
         Raises:
-            UnreadableFile: the operating system refused.
-            InputError: the compression is one we cannot undo.
+            UnreadableFile: the file cannot be read.
+            InputError: the compression is not supported.
         """
         self.damage = None
         parts: list[bytes] = []
-        held = 0
+        size_so_far = 0
         for piece in self._decompressed(progress, step):
             parts.append(piece)
-            held += len(piece)
-            if held >= size:
+            size_so_far += len(piece)
+            if size_so_far >= size:
                 yield b"".join(parts)
-                parts, held = [], 0
-        if held:
+                parts, size_so_far = [], 0
+        if size_so_far:
             yield b"".join(parts)
 
     def _decompressed(
@@ -143,9 +140,10 @@ class Source:
             yield block
 
     def _gunzip(self, raw: Iterator[bytes], limit: int) -> Iterator[bytes]:
-        """All members of a gzip file; garbage after the last member is ignored, as gzip does."""
+        """Yield all members of a gzip file; like gzip, ignore garbage after the last member."""
         inflater: Any = None
-        read = start = given = 0  # of the file; where this member starts; its bytes yielded
+        # file offset, start of this member, bytes yielded of this member
+        read = start = given = 0
         for block in raw:
             data = block
             while data:
@@ -170,10 +168,10 @@ class Source:
                 read += len(data) - len(rest)
                 data, inflater = rest, None if inflater.eof else inflater
         if inflater is not None:
-            self.damage = f"gzip stream ends early, at byte {read}: {CUT_OFF}"
+            self.damage = f"gzip stream ends early, at byte {read}: {TRUNCATED}"
 
     def _up_to_damage(self, start: int, given: int) -> Iterator[bytes]:
-        """What a gzip member holds before its damage, without the bytes given already."""
+        """Yield the bytes of a gzip member up to its damage, after the first ``given`` bytes."""
         inflater = isal_zlib.decompressobj(31)
         with open(self.path, "rb") as file:  # noqa: PTH123
             file.seek(start)
@@ -188,7 +186,7 @@ class Source:
             self.damage = f"gzip stream damaged near byte {file.tell()}"
 
     def _unzip(self, file: IO[bytes], step: int) -> Iterator[bytes]:
-        """The largest member of a zip archive; the usual case is a single one."""
+        """Yield the largest member of a zip archive; most archives have only one."""
         try:
             with zipfile.ZipFile(file) as archive:
                 member = self._largest(archive)
@@ -197,7 +195,7 @@ class Source:
                         yield block
         except InputError:
             raise
-        except Exception as error:  # noqa: BLE001 - zipfile lets any decompressor's error through
+        except Exception as error:  # noqa: BLE001 - zipfile passes on errors of any decompressor
             self.damage = f"zip archive damaged: {error or type(error).__name__}"
 
     def _largest(self, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -228,16 +226,16 @@ class Source:
                 given += len(block)
                 yield block
             with open(self.path, "rb") as file:  # noqa: PTH123
-                said = zstandard.frame_content_size(file.read(_ZSTD_HEADER))
+                expected = zstandard.frame_content_size(file.read(_ZSTD_HEADER))
         except zstandard.ZstdError as error:
             self.damage = f"zstd stream damaged: {error}"
         else:
-            if given < said:  # unknown is negative
-                self.damage = f"zstd stream ends early: {given} of {said} bytes"
+            if given < expected:  # -1: unknown
+                self.damage = f"zstd stream ends early: {given} of {expected} bytes"
 
 
 def rank_from_name(path: str) -> int | None:
-    """The rank a file's name (or, if that says nothing, its folder's) gives; else None.
+    """Return the rank in a file's name, or else in its folder's name; None without one.
 
     ``rank3.json``, ``trace_rank-3.json.gz``, ``worker3_step_12.json``, ``rank[3].json``,
     ``trace-3-of-8.json``.
@@ -247,7 +245,7 @@ def rank_from_name(path: str) -> int | None:
 
 
 def rank_or_node_from_name(path: str) -> int | None:
-    """As :func:`rank_from_name`; the node's number where no rank is named.
+    """Like :func:`rank_from_name`; the node's number where the name has no rank.
 
     For recordings of a whole node, such as ``profile_node3.txt``.
     """
@@ -256,9 +254,9 @@ def rank_or_node_from_name(path: str) -> int | None:
 
 
 def threads() -> int:
-    """As many as this process may use cores: a cluster's job is often given a few of them."""
+    """Return the number of threads to use: the cores this process may run on, at most 8."""
     known = hasattr(os, "sched_getaffinity")
-    return min(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1, _MOST_THREADS)
+    return min(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1, _MAX_THREADS)
 
 
 class _Joined(io.RawIOBase):
@@ -292,7 +290,7 @@ def _reason(error: Exception) -> str:
 def _last(pattern: re.Pattern[str], path: str) -> int | None:
     parts = PurePath(path).parts[-2:]
     for part in reversed(parts):
-        found = pattern.findall(part)
-        if found:
-            return int(found[-1])
+        matches = pattern.findall(part)
+        if matches:
+            return int(matches[-1])
     return None

@@ -15,26 +15,26 @@ from traceanalyzer.frames.stacks import NONE, Tree
 Ints = npt.NDArray[np.int64]
 Order = npt.NDArray[np.uint32]
 
-#: Frames turned into columns, and times compared, at once, to bound memory.
+#: Frames converted and times compared per batch, to limit memory.
 _AT_ONCE, _COMPARED_AT_ONCE = 1 << 16, 1 << 20
 
 
 def time_order(
     start: Ints, lengths: Callable[[Order], Ints], place: Ints | None = None
 ) -> Order | None:
-    """Row numbers by (start, -length, place), for ``ts``, ``dur`` and the place in the file.
+    """Return row numbers sorted by (start, -length, place): ``ts``, ``dur``, place in the file.
 
-    Nearly all times are distinct: one stable sort by time, which is quick where the rows are a few
-    sorted runs, then only the runs of equal times again.
+    Nearly all times are distinct: one stable sort by time, which is fast for a few sorted runs,
+    then a second sort of the runs of equal times only.
 
     Args:
-        start: of each row.
-        lengths: called for the lengths of rows that start at the same time as others, if any do;
-            open-ended ones are -1, and so come behind the closed ones of their start.
-        place: of each row in the file; default: as they stand.
+        start: start of each row.
+        lengths: returns the lengths of the given rows, called for rows with equal starts only; -1
+            for open-ended rows, so that they follow the closed ones of the same start.
+        place: place of each row in the file; default: the row number.
 
     Returns:
-        None where the rows are in order already.
+        None if the rows are sorted already.
     """
     if (start[1:] > start[:-1]).all():
         return None
@@ -53,7 +53,7 @@ def time_order(
 
 
 def _repeated(start: Ints, order: Order) -> npt.NDArray[np.bool_]:
-    """Which starts are those before them, in order; a part at a time, to save memory."""
+    """Mark starts equal to the previous one in the order; in batches, to save memory."""
     same = np.zeros(len(order) - 1, np.bool_)
     for low in range(0, len(same), _COMPARED_AT_ONCE):
         some = start[order[low : low + _COMPARED_AT_ONCE + 1]]
@@ -62,7 +62,7 @@ def _repeated(start: Ints, order: Order) -> npt.NDArray[np.bool_]:
 
 
 class Frame(NamedTuple):
-    """A function and where it is; None for a file or line that is not told."""
+    """A function and its location; None for an unknown file or line."""
 
     name: str
     file: str | None = None
@@ -71,15 +71,15 @@ class Frame(NamedTuple):
 
 @dataclass
 class Lanes:
-    """Processes and threads seen.
+    """Processes and threads of a file.
 
     Attributes:
-        number: of each (pid, tid); None where the file does not tell.
-        commands: command line of a process.
-        parents: the process that started it.
-        threads: name of a thread, by (pid, tid).
-        textual: threads whose id is one of ours.
-        by_label: numbers by the text that named them, for parsers to remember.
+        number: number of each (pid, tid); None for an unknown id.
+        commands: command line by process.
+        parents: parent process by process.
+        threads: thread name by (pid, tid).
+        textual: threads with a synthetic id.
+        by_label: numbers by label text, a cache for parsers.
     """
 
     number: dict[tuple[int | None, int | None], int] = field(
@@ -92,25 +92,25 @@ class Lanes:
     by_label: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, pid: int | None, tid: int | None) -> int:
-        """The number of a lane."""
+        """Return the number of a lane; new lanes get the next one."""
         return self.number.setdefault((pid, tid), len(self.number))
 
     def add_process(self, pid: int, command: str | None, parent: int | None) -> None:
-        """Note a process, by one of its command lines, in whichever order they are read."""
+        """Record a process and one of its command lines; the order of calls does not matter."""
         self.commands[pid] = _one(self.commands.get(pid), command)
         if parent is not None and parent != pid:
             self.parents[pid] = min(self.parents.get(pid, parent), parent)
 
     def add_thread(self, pid: int | None, tid: int, name: str | None) -> None:
-        """Note a thread; its name may come later than the thread."""
+        """Record a thread; its name may follow later."""
         self.threads[pid, tid] = _one(self.threads.get((pid, tid)), name)
 
 
-def _one(known: str | None, told: str | None) -> str | None:
-    """Of two names of one thing the shorter: lines are not always read in their order."""
-    if known is None or told is None:
-        return known or told
-    return min(known, told, key=lambda name: (len(name), name))
+def _one(first: str | None, second: str | None) -> str | None:
+    """Return the shorter of two names, whatever the order of the lines."""
+    if first is None or second is None:
+        return first or second
+    return min(first, second, key=lambda name: (len(name), name))
 
 
 def sample_events(
@@ -121,14 +121,14 @@ def sample_events(
     rank: int | None,
     **more: pl.Series,
 ) -> pl.DataFrame:
-    """``events`` of one kind, ``sample``, in this order.
+    """Build ``events`` of kind ``sample``, in the given order.
 
     Args:
-        lanes: whose numbers ``lane_of`` holds.
-        lane_of: the lane of each sample.
-        weights: how much each counts.
-        leaf: the row of ``stacks`` each ends in, ``NONE`` for an empty stack.
-        rank: the file's rank.
+        lanes: the lanes that ``lane_of`` refers to.
+        lane_of: lane of each sample.
+        weights: weight of each sample.
+        leaf: leaf row of ``stacks`` of each sample, ``NONE`` for an empty stack.
+        rank: rank of the file.
         more: further columns.
     """
     of_lane = pl.DataFrame(
@@ -151,7 +151,7 @@ def sample_events(
 
 
 def as_table(frame: pl.DataFrame, columns: Iterable[schema.Column]) -> pl.DataFrame:
-    """The frame's columns in the schema's types and order; those that it does not have are null."""
+    """Return the frame's columns in the schema's types and order; missing columns are null."""
     return frame.select(
         (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
         for c in columns
@@ -159,12 +159,17 @@ def as_table(frame: pl.DataFrame, columns: Iterable[schema.Column]) -> pl.DataFr
 
 
 def stacks_table(tree: Tree, frames: Iterable[Frame]) -> pl.DataFrame:
-    """``stacks`` of a prefix tree whose frame numbers count ``frames``."""
+    """Build ``stacks`` from a prefix tree; its frame numbers are indices into ``frames``."""
     return tree_table(tree, _texts(frames))
 
 
 def tree_table(tree: Tree, texts: pl.DataFrame) -> pl.DataFrame:
-    """``stacks`` of a prefix tree whose frame numbers are rows of ``name``, ``file``, ``line``."""
+    """Build ``stacks`` from a prefix tree; its frame numbers are rows of ``texts``.
+
+    Args:
+        tree: the prefix tree.
+        texts: ``name``, ``file`` and ``line`` of each frame.
+    """
     parent = pl.Series(tree.parent)
     return texts[tree.frame].select(
         id=pl.int_range(pl.len(), dtype=pl.UInt32),
@@ -185,7 +190,7 @@ def _texts(frames: Iterable[Frame]) -> pl.DataFrame:
 
 
 def lanes_table(lanes: Lanes, rank: int | None) -> pl.DataFrame:
-    """``lanes``: the processes, then the threads, as they were first seen."""
+    """Build ``lanes``: processes, then threads, in order of first appearance."""
     rows: list[tuple[object, ...]] = [
         (rank, pid, None, command, _child_of(lanes.parents.get(pid)), None, False)
         for pid, command in lanes.commands.items()

@@ -1,10 +1,9 @@
-"""Chrome Trace Event JSON in Kineto's layout, for Perfetto, chrome://tracing and ourselves.
+"""Chrome Trace Event JSON in Kineto's layout, for Perfetto, chrome://tracing and this package.
 
-A Trace enters; bytes leave: the metadata as top-level members, then ``traceEvents``, an event a
-line, times in microseconds with three decimals, exact. ``tracks`` decides where rows are drawn,
-``events`` turns tables into the text of events, ``text`` columns into JSON. Read back by
-``traceanalyzer.parsers.chrome_trace``, a trace of one rank gives equal tables; one of several ranks
-is for viewing, its process ids are new.
+Writes the metadata as top-level members, then ``traceEvents``, one event per line, with exact times
+in microseconds with three decimals. ``tracks`` assigns rows to tracks, ``events`` formats tables as
+events, ``text`` formats columns as JSON. Read back by ``traceanalyzer.parsers.chrome_trace``, a
+trace of one rank has equal tables; a trace of several ranks is for viewing, with new process ids.
 """
 
 from collections.abc import Sequence
@@ -20,27 +19,27 @@ from traceanalyzer.exporters.chrome_trace.tracks import lay_out
 from traceanalyzer.trace import Meta, Trace
 
 _VERSION = "kineto schema "
-#: isal's levels go from 0 to 3; 1 is as fast as 0 and a tenth larger than 3.
+#: isal has levels 0 to 3; 1 is as fast as 0, and its output is 10 % larger than that of 3.
 _GZIP_LEVEL = 1
 
 
 def write_chrome_trace(trace: Trace, file: IO[bytes]) -> None:
     """Write a trace as Chrome JSON.
 
-    Written are events, their kernels, collectives and memory, flows, counters, lanes, stacks and
-    the metadata. Not written: issues, segments and blocks, counter readings that are no finite
-    number, source lines of stacks.
+    Written: events with their kernels, collectives and memory, flows, counters, lanes, stacks and
+    metadata. Not written: issues, segments and blocks, counter readings that are not finite,
+    source lines of stacks.
 
     Args:
-        trace: what to write; read it with the columns ``args`` to keep arguments we do not know.
-        file: a binary file; needs not be seekable.
+        trace: the trace; read it with the column ``args`` to keep unknown arguments.
+        file: a binary file; need not be seekable.
 
     Raises:
-        MissingData: the trace has no times, as sampled stacks in folded form have none.
+        MissingData: the trace has no times, as collapsed stacks have none.
     """
     if trace.events["ts"].null_count():
         raise MissingData(
-            f"{trace.meta.path}: its events have no times, and a Chrome trace is drawn by time"
+            f"{trace.meta.path}: the events have no times, which a Chrome trace requires"
         )
     tracks = lay_out(trace)
     top = _header_members(trace.sources)
@@ -75,25 +74,26 @@ def write_chrome_trace_gz(trace: Trace, file: IO[bytes]) -> None:
         write_chrome_trace(trace, packed)
 
 
-# --- what stands around the events: the members that a trace's metadata gives -------------------
+# --- top-level members: the metadata -------------------------------------------------------------
 
 
 def _header_members(sources: Sequence[Meta]) -> str:
-    """Kineto's top-level members and whatever else the file had, as JSON text without braces.
+    """Return Kineto's top-level members and other metadata, as JSON text without braces.
 
-    Of a trace of several files only what all of them say is written.
+    For a trace of several files, only values that are equal in all of them.
     """
     meta = _in_common(sources)
     extra: dict[str, Any] = msgspec.json.decode(meta.extra) if meta.extra else {}
     job = {"backend": meta.backend, "rank": meta.rank, "world_size": meta.world_size}
-    own = {
+    standard = {
         "schemaVersion": _schema_version(meta.version),
         "deviceProperties": _devices(meta),
         "distributedInfo": {**extra.pop("distributedInfo", {}), **_known(job)},
         "baseTimeNanoseconds": meta.epoch_ns,
         "host_name": meta.host,
     }
-    members = {**{key: value for key, value in own.items() if value not in (None, {}, [])}, **extra}
+    known = {key: value for key, value in standard.items() if value not in (None, {}, [])}
+    members = {**known, **extra}
     return msgspec.json.encode(members).decode()[1:-1]
 
 

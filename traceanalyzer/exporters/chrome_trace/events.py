@@ -1,10 +1,10 @@
-"""Tables as the text of trace events: slices with their arguments, flow points, counters, samples.
+"""Format tables as trace events: slices with their arguments, flow points, counters, samples.
 
-Typed columns become the arguments that Kineto writes, under Kineto's names. What was a Chrome trace
-and was read with the arguments' own text (column ``args``) is written with that text and nothing
-else: all that is typed was read from it. Text of other formats, such as the payload of an NVTX
-range, is one more argument, ``args``, and so is a ``category`` that is no word for a kind. Text
-that is no JSON, as damaged files leave it, becomes a JSON string.
+Typed columns become arguments with Kineto's names. If the source is a Chrome trace and was read
+with the arguments' text (column ``args``), only that text is written: typed columns were read from
+it. Text of other formats, such as the payload of an NVTX range, becomes the argument ``args``, and
+a category that does not name a kind the argument ``category``. Invalid JSON from damaged files
+becomes a JSON string.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,24 +13,24 @@ import msgspec
 import polars as pl
 
 from traceanalyzer.exporters.chrome_trace import text as json
-from traceanalyzer.exporters.chrome_trace.text import looked_up, member, members, quoted_column
+from traceanalyzer.exporters.chrome_trace.text import lookup, member, members, quoted_column
 from traceanalyzer.exporters.chrome_trace.tracks import ORIGINAL_TID, PLACE, PROCESS, THREAD, Tracks
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import kind_of_category
 
-#: Rows turned into text at once: some 50 MB.
+#: Rows per batch: about 50 MB of text.
 ROWS = 1 << 16
 
-#: Kinds that follow from an event's phase, whatever its category.
+#: Kinds determined by the phase, whatever the category.
 _OF_PHASE = ("async", "sample", "object")
 
-#: Samples of a sampling profiler, written as ``samples``; others are events of their own.
+#: Samples of a sampling profiler, written as ``samples``; others are written as events.
 _IS_SAMPLE = (pl.col("kind") == "sample") & pl.col("weight").is_not_null()
 
 _is_async = pl.col("kind") == "async"
 _is_open = pl.col("dur").is_null()
 
-#: How an event begins: the first that applies.
+#: Beginning of an event: the first match is used.
 _SHAPES = (
     (_is_async & _is_open, '{"ph":"n"'),
     (_is_async, '{"ph":"b"'),
@@ -62,7 +62,7 @@ _MEMORY = {
     "reserved_bytes": "Total Reserved",
 }
 
-#: The format whose arguments are all of what is typed.
+#: The format whose ``args`` include all typed columns.
 _CHROME = "chrome-trace"
 
 _items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -71,7 +71,7 @@ _PHASES = {"start": "s", "step": "t", "end": "f"}
 
 
 def slice_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
-    """Every event but samples, in the table's order: ``X``, ``i`` if open, async as a pair."""
+    """Yield every event except samples, in table order: ``X``, ``i`` if open, async as a pair."""
     for first in range(0, trace.events.height, ROWS):
         rows = (
             trace.events.slice(first, ROWS)
@@ -79,8 +79,8 @@ def slice_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
             .with_row_index("event", first)
             .hstack(tracks.of_event.slice(first, ROWS))
         )
-        rows = looked_up(rows, tracks.places, PLACE)
-        rows = rows.with_columns(own_category=_is_kept(rows["category"]))
+        rows = lookup(rows, tracks.places, PLACE)
+        rows = rows.with_columns(keeps_category=_is_kept(rows["category"]))
         texts = rows.select(_category(rows["category"]), quoted_column(rows["name"]))
         frame = _with_arguments(trace, rows).with_columns(texts)
         yield frame.filter(~_IS_SAMPLE).select(_event(frame)).to_series()
@@ -108,7 +108,7 @@ def _async_end() -> pl.Expr:
 
 
 def _identity() -> list[pl.Expr]:
-    """What both ends of an async event have; objects have an id too: the row's number."""
+    """Return the members of both ends of an async event; objects have a row number as id too."""
     return [
         member("cat", pl.col("category")),
         member("name", pl.col("name")),
@@ -118,29 +118,29 @@ def _identity() -> list[pl.Expr]:
 
 
 def _is_kept(category: pl.Series) -> pl.Expr:
-    """Whether a row's category is written as its ``cat``: with it, a reader sees the row's kind.
+    """Whether a row's category is written as ``cat``, because it determines the row's kind.
 
-    That is so in what was a Chrome trace; the domain of an NVTX range is no word for its kind.
+    True for Chrome traces; the domain of an NVTX range does not determine its kind.
     """
     distinct = category.drop_nulls().unique()
     kinds = [kind_of_category(text) for text in distinct.cast(pl.String)]
-    told = pl.col("category").replace_strict(
+    implied = pl.col("category").replace_strict(
         distinct, pl.Series(kinds, dtype=pl.String), default=None, return_dtype=pl.String
     )
     kind = pl.col("kind").cast(pl.String)
-    return (told == kind) | kind.is_in(_OF_PHASE) | _is_memory()
+    return (implied == kind) | kind.is_in(_OF_PHASE) | _is_memory()
 
 
 def _category(category: pl.Series) -> pl.Expr:
-    """The category as the file had it, else the kind, which Kineto's categories are."""
+    """Return the original category, or else the kind, as Kineto's categories are kinds."""
     implied = pl.col("kind").is_in([*_OF_PHASE, "other"]) | _is_memory()
     kind = pl.concat_str(pl.lit('"'), pl.col("kind").cast(pl.String), pl.lit('"'))
-    own = pl.when("own_category").then(quoted_column(category))
-    return pl.coalesce(own, pl.when(~implied).then(kind)).alias("category")
+    original = pl.when("keeps_category").then(quoted_column(category))
+    return pl.coalesce(original, pl.when(~implied).then(kind)).alias("category")
 
 
 def _is_memory() -> pl.Expr:
-    """PyTorch's allocations, which their name tells."""
+    """Whether a row is a PyTorch allocation, by its name."""
     return (pl.col("name") == "[memory]").fill_null(value=False)
 
 
@@ -148,15 +148,16 @@ def _is_memory() -> pl.Expr:
 
 
 def _with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of ``events``, with their number as ``event``, and the text of all their arguments.
+    """Add the text of all arguments to rows of ``events``.
 
     Args:
-        trace: the trace the rows are of.
-        rows: consecutive rows, with ``original``, the own tid of a row on an overflow track, and
-            ``own_category``, whether the category is written elsewhere.
+        trace: the trace.
+        rows: consecutive rows, with their number as ``event``, ``original``, the original tid of a
+            row on an overflow track, and ``keeps_category``, whether the category is written as
+            ``cat``.
 
     Returns:
-        The rows with ``arguments``, null where there are none.
+        The rows with ``arguments``, null without any.
     """
     of_memory = _side(trace.memory_totals, rows, _MEMORY)
     frame = rows.with_columns(is_memory=pl.col("event").is_in(of_memory["event"].implode()))
@@ -167,17 +168,17 @@ def _with_arguments(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     ):
         named = side.rename({"members": name})
         frame = frame.join(named, on="event", how="left", maintain_order="left")
-    own_texts = [name for name in ("args", "input_dims") if name in frame.columns]
-    frame = frame.with_columns(_valid(frame[name]) for name in own_texts)
-    if _has_own_text(trace):
+    json_columns = [name for name in ("args", "input_dims") if name in frame.columns]
+    frame = frame.with_columns(_valid(frame[name]) for name in json_columns)
+    if _has_full_args(trace):
         return frame.with_columns(arguments=_with_origin())
     typed = members(*_typed(frame), *_further(frame))
     built = pl.when(typed != "").then(pl.concat_str(pl.lit("{"), typed, pl.lit("}")))
     return frame.with_columns(arguments=built)
 
 
-def _has_own_text(trace: Trace) -> bool:
-    """Whether the arguments' whole text is there; a column of nulls was asked for, not stored."""
+def _has_full_args(trace: Trace) -> bool:
+    """Whether the trace has the full text of arguments; a column of nulls was not stored."""
     is_chrome = all(meta.format == _CHROME for meta in trace.sources)
     return is_chrome and "args" in trace.events.columns and trace.events["args"].count() > 0
 
@@ -201,14 +202,14 @@ def _typed(frame: pl.DataFrame) -> list[pl.Expr]:
 
 
 def _further(frame: pl.DataFrame) -> list[pl.Expr]:
-    """What the columns of other formats tell besides."""
-    category = pl.when(~pl.col("own_category")).then(quoted_column(frame["category"]))
+    """Return additional arguments for sources of other formats."""
+    category = pl.when(~pl.col("keeps_category")).then(quoted_column(frame["category"]))
     text = [member("args", pl.col("args"))] * ("args" in frame.columns)
     return [member("category", category), *text]
 
 
 def _with_origin() -> pl.Expr:
-    """The given text, with the own tid put in front where the row lies on an overflow track."""
+    """Return the arguments' text, with the original tid first for rows on an overflow track."""
     given, origin = pl.col("args"), member(ORIGINAL_TID, pl.col("original"))
     rest = given.str.slice(1)
     comma = pl.when(rest.str.strip_chars_start().str.starts_with("}")).then(pl.lit(""))
@@ -222,14 +223,16 @@ def _with_origin() -> pl.Expr:
 
 
 def _side(table: pl.DataFrame, rows: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
-    """``event`` and ``members``, null where there are none, of a side table for these rows."""
-    own = _of_rows(table, rows)
+    """Return ``event`` and ``members`` (null if empty) of a side table for these rows."""
+    side = _of_rows(table, rows)
     values = (
-        member(key, quoted_column(own[name]) if own[name].dtype == pl.Categorical else pl.col(name))
+        member(
+            key, quoted_column(side[name]) if side[name].dtype == pl.Categorical else pl.col(name)
+        )
         for name, key in names.items()
     )
     text = members(*values).replace("", None)
-    return own.select("event", members=text).unique("event", keep="first")
+    return side.select("event", members=text).unique("event", keep="first")
 
 
 def _with_triples(kernels: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
@@ -249,10 +252,10 @@ def _of_rows(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _valid(texts: pl.Series) -> pl.Series:
-    """The given texts, those that are no JSON value as a JSON string."""
+    """Return the texts, with invalid JSON converted to a JSON string."""
     given = [text.encode() for text in texts.drop_nulls()]
     try:
-        # compared one by one: no text can be half a value that another one completes
+        # compared one by one: two invalid texts may form a valid value together
         if list(map(bytes, _items.decode(b"[" + b",".join(given) + b"]"))) == given:
             return texts
     except msgspec.DecodeError:
@@ -272,10 +275,10 @@ def _as_value(text: str) -> str:
 
 
 def flow_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
-    """Every flow point, on the track of its slice; its id is the arrow's number.
+    """Yield every flow point, on the track of its slice, with the arrow's number as id.
 
-    An end is bound to the slice around it (``"bp":"e"``, as Kineto writes), unless its slice
-    begins only later.
+    An end is bound to the slice around it (``"bp":"e"``, like Kineto), unless its slice begins
+    later.
     """
     slices = tracks.of_event.with_columns(begin=trace.events["ts"])
     for points in trace.flows.iter_slices(ROWS):
@@ -285,7 +288,7 @@ def flow_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
         )
         lane = pl.when(same).then("lane_slice").fill_null(0)
         frame = points.hstack(bound).with_columns(lane=lane)
-        placed = looked_up(frame, tracks.places, PLACE)
+        placed = lookup(frame, tracks.places, PLACE)
         yield placed.select(_flow(placed)).to_series()
 
 
@@ -308,11 +311,11 @@ def _flow(frame: pl.DataFrame) -> pl.Expr:
 
 
 def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
-    """Counter readings, those of one counter and time that stand together in one event."""
+    """Return counter readings; adjacent readings of one counter and time share an event."""
     finite = trace.counters.filter(pl.col("value").is_finite())
-    frame = looked_up(finite, tracks.processes, PROCESS)
+    frame = lookup(finite, tracks.processes, PROCESS)
     same_event = pl.struct("ts", "name", *PROCESS).rle_id().alias("run")
-    # a series has one reading an event
+    # an event has one reading per series
     again = pl.int_range(pl.len()).over("run", "series").alias("again")
     readings = frame.with_columns(same_event).with_columns(again)
     reading = pl.concat_str(quoted_column(frame["series"]), pl.lit(":"), "value")
@@ -330,7 +333,7 @@ def counter_texts(trace: Trace, tracks: Tracks) -> pl.Series:
 
 
 def frame_texts(trace: Trace) -> pl.Series:
-    """The members of ``stackFrames``: row of ``stacks`` -> function, file and caller."""
+    """Return the members of ``stackFrames``: row of ``stacks`` -> function, file and caller."""
     text = members(
         member("name", quoted_column(trace.stacks["name"])),
         member("category", quoted_column(trace.stacks["file"])),
@@ -342,9 +345,9 @@ def frame_texts(trace: Trace) -> pl.Series:
 
 
 def sample_texts(trace: Trace, tracks: Tracks) -> pl.Series:
-    """The items of ``samples``."""
-    samples = looked_up(trace.events.filter(_IS_SAMPLE), tracks.processes, PROCESS)
-    samples = looked_up(samples, tracks.threads, THREAD)
+    """Return the items of ``samples``."""
+    samples = lookup(trace.events.filter(_IS_SAMPLE), tracks.processes, PROCESS)
+    samples = lookup(samples, tracks.threads, THREAD)
     text = members(
         pl.concat_str(pl.lit('{"ts":'), json.microseconds(pl.col("ts"))),
         member("name", quoted_column(samples["name"])),

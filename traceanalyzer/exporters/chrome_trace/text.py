@@ -1,4 +1,4 @@
-"""JSON text as polars expressions: a column in, a column of text out, never a row at a time."""
+"""JSON text as polars expressions on whole columns."""
 
 from collections.abc import Sequence
 from typing import IO
@@ -8,51 +8,51 @@ import orjson
 import polars as pl
 
 
-def looked_up(rows: pl.DataFrame, table: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
-    """The rows, in their order, with what a table has for them; null is a key like any other."""
+def lookup(rows: pl.DataFrame, table: pl.DataFrame, on: Sequence[str]) -> pl.DataFrame:
+    """Join the rows, in their order, with a table; null is a key like any other."""
     return rows.join(table, on=on, how="left", nulls_equal=True, maintain_order="left")
 
 
 def microseconds(ns: pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals, exact for every Int64."""
+    """Format nanoseconds as microseconds with three decimals, exact for every Int64."""
     return (ns.cast(pl.Decimal(38, 3)) / 1000).cast(pl.String)
 
 
 def member(key: str, value: pl.Expr) -> pl.Expr:
-    """``"key":value`` of values that are JSON already; null where the value is."""
+    """Format ``"key":value`` from JSON values; null for null."""
     return pl.lit(f"{quoted(key)}:") + value.cast(pl.String)
 
 
 def members(*expressions: pl.Expr) -> pl.Expr:
-    """Members with commas between them, the null ones left out; empty when all are."""
+    """Join members with commas, without nulls; empty if all are null."""
     return pl.concat_str(expressions, separator=",", ignore_nulls=True)
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string."""
+    """Format a text as a JSON string."""
     return orjson.dumps(text).decode()
 
 
 def quoted_column(column: pl.Series) -> pl.Expr:
-    """The column of that name as JSON strings, each distinct text escaped once."""
+    """Return the column of that name as JSON strings; each distinct text is escaped once."""
     distinct = column.drop_nulls().unique()
     texts = pl.Series([quoted(text) for text in distinct.cast(pl.String)], dtype=pl.String)
     return pl.col(column.name).replace_strict(distinct, texts, default=None, return_dtype=pl.String)
 
 
 class Items:
-    """The items of a JSON array or object, written to a file one to a line."""
+    """Writes the items of a JSON array or object to a file, one per line."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._separator = b"\n"
 
     def write(self, items: pl.Series) -> None:
-        """Write a column of items; nulls are left out."""
+        """Write a column of items, without nulls."""
         lines = (",\n" + items.drop_nulls()).to_arrow(compat_level=pl.CompatLevel.oldest())
         if len(lines) == 0:
             return
-        # the texts of an Arrow column lie in one buffer, end to end
+        # the texts of an Arrow column are contiguous in one buffer
         _, offsets, data = lines.buffers()
         ends = np.frombuffer(offsets, np.int64)[lines.offset :]
         self._file.write(self._separator)

@@ -1,20 +1,20 @@
-"""Where a row is drawn: process and thread ids, their names, and lanes for what overlaps.
+"""Tracks of rows: process and thread ids, their names, and lanes for overlapping slices.
 
-A viewer draws a slice on the track (pid, tid) and needs the slices of a track to nest: Perfetto
-drops one that overlaps another partially. So
+A viewer draws a slice on the track (pid, tid) and requires the slices of a track to nest: Perfetto
+drops a slice that partially overlaps another. Therefore
 
-* device rows lie where Kineto puts them: pid is the device, tid the stream (-1 where not known);
-* ids that were text are text again;
-* where device rows tell their process (nsys), whose tracks nothing names, these are called
-  ``GPU 0 (NVIDIA H100)`` and ``stream 7``; what belongs to a process and to none of its threads, as
-  ranges that end on another one than they began on, is drawn on a track of its own, tid -1;
-* stretches in which a thread was on a core lie on a track beside its own, ``(running)``;
-* a slice that does not nest goes to an overflow track: a tid from 1,000,000,000 on, named like its
-  own thread with ``(overlap 1)`` behind it; ``"traceanalyzer tid"`` among the arguments of its
-  slices, flow points and names says where they came from;
-* with several ranks in one trace, processes are numbered from 1, rank by rank, since ranks use the
+* device rows are placed as in Kineto: pid is the device, tid the stream (-1 if unknown);
+* textual ids are written as text;
+* device rows with a process (nsys) have unnamed tracks, which get the names ``GPU 0 (NVIDIA H100)``
+  and ``stream 7``; rows of a process without a thread, such as ranges that end on another thread,
+  get a separate track, tid -1;
+* scheduling intervals of a thread get a second track, ``(running)``;
+* a slice that does not nest moves to an overflow track: a tid from 1,000,000,000 on, named like the
+  thread plus ``(overlap 1)``; the argument ``"traceanalyzer tid"`` of its slices, flow points and
+  names is the original tid;
+* with several ranks in one trace, processes are numbered from 1, rank by rank, as ranks use the
   same device numbers and often the same process ids. Their names begin with the rank, and
-  ``"traceanalyzer rank"`` and ``"traceanalyzer pid"`` of ``process_name`` say what they were.
+  ``"traceanalyzer rank"`` and ``"traceanalyzer pid"`` of ``process_name`` are the original values.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ from itertools import count, islice
 
 import polars as pl
 
-from traceanalyzer.exporters.chrome_trace.text import looked_up, member, members, quoted_column
+from traceanalyzer.exporters.chrome_trace.text import lookup, member, members, quoted_column
 from traceanalyzer.frames.nesting import nest
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_KINDS
 
 FIRST_OVERFLOW_TID = 1_000_000_000
-#: The lane of what a scheduler tells of a thread; overflow lanes lie below.
+#: Lane of scheduling intervals; overflow lanes are smaller.
 _RUNNING = 1 << 31
 _NO_ID = -1
 ORIGINAL_TID = "traceanalyzer tid"
@@ -41,12 +41,12 @@ PLACE = ("rank", "pid", "tid", "lane")
 
 @dataclass(frozen=True)
 class Tracks:
-    """The tracks of a trace; ids are JSON text, ready to be written.
+    """The tracks of a trace; ids are JSON text.
 
     Attributes:
-        of_event: rank, pid, tid and lane of each row of ``events``; lane 0 is the own track.
+        of_event: rank, pid, tid and lane of each row of ``events``; lane 0 is the main track.
         places: rank, pid, tid, lane -> ``where``, the members ``"pid":…,"tid":…``, and
-            ``original``, the id that an overflow track stands for, else null.
+            ``original``, the original id of an overflow track, else null.
         processes: rank, pid -> ``process``, its id.
         threads: rank, pid, tid -> ``thread``, its id.
         names: the metadata events that name and order processes and threads.
@@ -60,8 +60,8 @@ class Tracks:
 
 
 def lay_out(trace: Trace) -> Tracks:
-    """Find every row's track, name the tracks."""
-    drawn = _drawn(trace)
+    """Assign a track to every row, and name the tracks."""
+    drawn = _with_tracks(trace)
     of_event = _with_lanes(trace.events, drawn)
     unnamed = _unnamed(trace, drawn)
     threads = _threads(trace, of_event, unnamed)
@@ -77,8 +77,8 @@ def lay_out(trace: Trace) -> Tracks:
     )
 
 
-def _drawn(trace: Trace) -> pl.DataFrame:
-    """rank, pid and tid of the track each event is drawn on."""
+def _with_tracks(trace: Trace) -> pl.DataFrame:
+    """Return rank, pid and tid of the track of each event."""
     on_device = pl.col("tid").is_null()
     pid = pl.when(on_device & _is_of_device()).then("device").otherwise("pid")
     tid = pl.when(on_device).then("stream").otherwise("tid")
@@ -91,20 +91,20 @@ def _drawn(trace: Trace) -> pl.DataFrame:
         synchronises=pl.col("kind") == "cuda_sync",
         on_device=on_device,
     )
-    return _where_flows_say(drawn, trace.flows).select(*THREAD)
+    return _with_flow_tracks(drawn, trace.flows).select(*THREAD)
 
 
 def _is_of_device() -> pl.Expr:
-    """Rows without a thread that lie on a device; an allocation is one of its process."""
+    """Match rows without a thread that belong to a device; allocations belong to their process."""
     on_stream = pl.col("kind").is_in(DEVICE_KINDS) | pl.col("pid").is_null()
     return pl.col("device").is_not_null() & on_stream
 
 
-def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
-    """Streams moved to the track that flows to them name.
+def _with_flow_tracks(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
+    """Move streams to the track named by flows to them.
 
-    The file's own id of a stream's track need not be the stream's number ("stream 7"), and an
-    arrow must end where its slice is.
+    The id of a stream's track in the file may differ from the stream number ("stream 7"), and an
+    arrow must end on the track of its slice.
     """
     queue = ["rank", "device", "stream", "synchronises"]
     points = flows.filter(pl.col("event").is_not_null()).select("event", "pid", "tid")
@@ -117,7 +117,7 @@ def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
     )
     if named.is_empty():
         return drawn
-    joined = looked_up(drawn, named, queue)
+    joined = lookup(drawn, named, queue)
     moved = pl.col("on_device") & pl.col("flow_pid").is_not_null()
     return joined.with_columns(
         pl.when(moved).then(f"flow_{name}").otherwise(name).alias(name) for name in ("pid", "tid")
@@ -125,7 +125,7 @@ def _where_flows_say(drawn: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_lanes(events: pl.DataFrame, drawn: pl.DataFrame) -> pl.DataFrame:
-    """Lanes in which every slice nests exactly; a row that is no slice stays on its own track."""
+    """Add lanes in which every slice nests exactly; rows that are not slices stay in lane 0."""
     is_slice = pl.col("kind") != "async"
     bounds = events.select(
         start="ts",
@@ -138,24 +138,25 @@ def _with_lanes(events: pl.DataFrame, drawn: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unnamed(trace: Trace, drawn: pl.DataFrame) -> pl.DataFrame:
-    """Names for the tracks of rows without a thread of which the process is known.
+    """Return names for the tracks of rows with a process but without a thread.
 
     Returns:
-        rank, pid, tid -> ``track``, its name, and ``owner``, that of the process if it is a GPU.
+        rank, pid, tid -> ``track``, its name, and ``owner``, the name of the process if it is a
+        GPU.
     """
     names = {device.id: device.name for device in trace.meta.devices if device.name}
     models = pl.lit(None, pl.String)
     if names:
         models = pl.col("device").replace_strict(names, default=None, return_dtype=pl.String)
     stream = pl.when(pl.col("stream").is_null()).then(pl.lit("no stream"))
-    told = trace.events.select(
+    rows = trace.events.select(
         "device",
         "stream",
         on_device=_is_of_device(),
         is_unnamed=pl.col("tid").is_null() & pl.col("pid").is_not_null(),
     )
     return (
-        drawn.hstack(told)
+        drawn.hstack(rows)
         .filter("is_unnamed")
         .unique(list(THREAD), maintain_order=True)
         .select(
@@ -173,23 +174,23 @@ def _unnamed(trace: Trace, drawn: pl.DataFrame) -> pl.DataFrame:
 
 
 def _threads(trace: Trace, of_event: pl.DataFrame, unnamed: pl.DataFrame) -> pl.DataFrame:
-    """Every thread of the trace, with what ``lanes`` says about it and its id as JSON text."""
+    """Return every thread of the trace, with its data in ``lanes`` and its id as JSON text."""
     used = pl.concat(
         frame.select(pl.col("rank"), pl.col("pid"), pl.col("tid"))
         for frame in (trace.lanes.drop_nulls("tid"), of_event, trace.flows)
     )
-    threads = _described(used.unique(maintain_order=True), trace.lanes, THREAD, "thread")
-    return _called(threads, unnamed, THREAD, "track")
+    threads = _with_labels(used.unique(maintain_order=True), trace.lanes, THREAD, "thread")
+    return _with_names(threads, unnamed, THREAD, "track")
 
 
 def _processes(trace: Trace, threads: pl.DataFrame, unnamed: pl.DataFrame) -> pl.DataFrame:
-    """Every process of the trace, likewise; numbered anew where there are several ranks."""
+    """Return every process of the trace, likewise; renumbered if there are several ranks."""
     lanes = trace.lanes.filter(pl.col("tid").is_null())
     used = pl.concat(frame.select(*PROCESS) for frame in (lanes, threads, trace.counters))
-    described = _described(used.unique(maintain_order=True), lanes, PROCESS, "process")
+    described = _with_labels(used.unique(maintain_order=True), lanes, PROCESS, "process")
     owners = unnamed.drop_nulls("owner").unique(list(PROCESS), maintain_order=True)
-    processes = _called(described, owners, PROCESS, "owner")
-    # readings of the whole machine are no rank's
+    processes = _with_names(described, owners, PROCESS, "owner")
+    # readings of the whole machine belong to no rank
     of_ranks = processes.filter(pl.col("rank").is_not_null() | pl.col("pid").is_not_null())
     if of_ranks["rank"].n_unique() < 2:  # ids of one rank stay as they are
         return processes
@@ -203,29 +204,29 @@ def _processes(trace: Trace, threads: pl.DataFrame, unnamed: pl.DataFrame) -> pl
     )
 
 
-def _described(
+def _with_labels(
     used: pl.DataFrame, lanes: pl.DataFrame, key: tuple[str, ...], name: str
 ) -> pl.DataFrame:
-    """The tracks of a key with what ``lanes`` says about them and ``name``, their id in JSON."""
-    told = lanes.select(*key, "label", "labels", "sort_index", "textual")
-    frame = looked_up(used, told, key)
+    """Return the tracks of a key with their data in ``lanes`` and ``name``, their id in JSON."""
+    rows = lanes.select(*key, "label", "labels", "sort_index", "textual")
+    frame = lookup(used, rows, key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.when("textual").then(quoted_column(frame["label"])).otherwise(number)
     return frame.with_columns(text.alias(name), original=pl.lit(None, pl.String))
 
 
-def _called(
+def _with_names(
     tracks: pl.DataFrame, names: pl.DataFrame, key: tuple[str, ...], name: str
 ) -> pl.DataFrame:
-    """The tracks, those without a label called as ``names`` says."""
-    joined = looked_up(tracks, names.select(*key, name), key)
+    """Set the labels of tracks without one from ``names``."""
+    joined = lookup(tracks, names.select(*key, name), key)
     return joined.with_columns(label=pl.coalesce("label", name)).drop(name)
 
 
 def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFrame) -> pl.DataFrame:
-    """Every thread in lane 0, and behind them the overflow tracks."""
+    """Return every thread in lane 0, followed by the overflow tracks."""
     used = of_event.filter(pl.col("lane") > 0).unique().sort(*PLACE)
-    overflow = looked_up(used, threads, THREAD).with_columns(
+    overflow = lookup(used, threads, THREAD).with_columns(
         original="thread",
         thread=_free_ids(threads["tid"], used.height).cast(pl.String),
         label=pl.format(
@@ -236,14 +237,14 @@ def _places(of_event: pl.DataFrame, threads: pl.DataFrame, processes: pl.DataFra
             .otherwise(pl.lit("running")),
         ),
     )
-    own = threads.with_columns(lane=pl.lit(0, pl.UInt32))
-    both = pl.concat([own, overflow.select(own.columns)])
+    main = threads.with_columns(lane=pl.lit(0, pl.UInt32))
+    both = pl.concat([main, overflow.select(main.columns)])
     where = members(member("pid", pl.col("process")), member("tid", pl.col("thread")))
-    return looked_up(both, processes.select(*PROCESS, "process"), PROCESS).with_columns(where=where)
+    return lookup(both, processes.select(*PROCESS, "process"), PROCESS).with_columns(where=where)
 
 
 def _free_ids(used: pl.Series, number: int) -> pl.Series:
-    """Thread ids for overflow tracks that no thread of the trace has."""
+    """Return unused thread ids for overflow tracks."""
     taken = set(used)
     free = (tid for tid in count(FIRST_OVERFLOW_TID) if tid not in taken)
     return pl.Series(list(islice(free, number)), dtype=pl.Int64)
@@ -270,9 +271,9 @@ def _thread_names(places: pl.DataFrame) -> pl.Series:
 def _metadata(
     tracks: pl.DataFrame, thing: str, where: pl.Expr, columns: Mapping[str, str], was: pl.Expr
 ) -> pl.Series:
-    """Metadata events ``thing_name`` and so on, track by track, where there is something to say.
+    """Return metadata events ``thing_name`` etc., track by track, for non-null values.
 
-    ``was`` are the further members that say what a track stands for, null where it is itself.
+    ``was`` are additional members with the original ids, null if unchanged.
     """
     texts = tracks.with_columns(quoted_column(tracks[name]) for name in ("label", "labels"))
     events = texts.select(

@@ -1,14 +1,14 @@
-/* Strict scan of a stretch of chrome trace events into columns, without a Python object an event.
+/* Strict scan of Chrome trace events into columns, without a Python object per event.
  *
  * One function, scan(). It reads the ordinary events (complete events, instants, flow points) of
- * well-formed JSON. An event with anything out of the ordinary (text where numbers are usual,
- * counters, begin/end pairs, collectives) is handed back as a range of bytes; at the first byte that
- * is not strict JSON it gives up the whole stretch. In both cases Python code decides, so this file
- * never needs to be lenient, and an error in a file cannot get past it.
+ * well-formed JSON. Any other event (text instead of numbers, counters, begin/end pairs,
+ * collectives) is returned as a byte range, and the scan returns None at the first byte that is not
+ * strict JSON. Python code handles both cases, so this file never needs to be lenient and cannot
+ * hide an error in a file.
  *
  * Safety: all reads go through a cursor p < end, except that end[0] may be read: the buffer of a
  * bytes object ends with a NUL, and NUL ends every loop. No recursion beyond MAX_DEPTH.
- * The GIL is released while scanning; the bytes object is held.
+ * The GIL is released while scanning; the caller keeps a reference to the bytes object.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -21,8 +21,8 @@
 #define NONE INT64_MIN
 #define NO_CODE UINT32_MAX
 
-enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* what a category says */
-enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* what a name says */
+enum { WANTED = 1, DEVICE = 2, OTHER = 64 }; /* flags of a category */
+enum { SPECIAL = 4, NAMED = 8, ESCAPED = 16, MEMORY = 32 }; /* flags of a name */
 enum outcome { SKIP, ROW, FLOW, REST };
 
 /* --- growing arrays ------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ typedef struct {
     int64_t *windows; Py_ssize_t n_windows;
     int flows, all, args, input_dims;
     uint32_t rows, flow_rows;
-    int64_t first; /* the earliest time of any event, wanted or not */
+    int64_t first; /* earliest time of any event, selected or not */
     int out_of_memory;
 } scanner;
 
@@ -99,7 +99,7 @@ static uint32_t flags_of(const scanner *s, const char *at, uint32_t length) {
         if (contains(at, length, &s->special[i], 1)) { flags |= SPECIAL; break; }
     for (Py_ssize_t i = 0; i < s->n_named; i++)
         if (contains(at, length, &s->named[i], 0)) { flags |= NAMED; break; }
-    /* as a category: blanks around it and its case do not count */
+    /* as a category: surrounding blanks and case are ignored */
     while (from < to && *from == ' ') from++;
     while (to > from && to[-1] == ' ') to--;
     int category = from == to ? s->absent : s->other;
@@ -165,10 +165,10 @@ static inline const char *blanks(const char *p) {
     return p;
 }
 
-/* The first quote, backslash or control character at p or behind it. */
+/* Returns the first quote, backslash or control character at or after p. */
 static inline const char *notable(const char *p, const char *end) {
 #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    while (end - p >= 8) { /* eight at a time; the lowest bit set is exact, others may not be */
+    while (end - p >= 8) { /* 8 bytes at a time; only the lowest bit set is exact */
         uint64_t w; memcpy(&w, p, 8);
         uint64_t q = w ^ 0x2222222222222222ull, b = w ^ 0x5C5C5C5C5C5C5C5Cull;
         uint64_t hit = (((q - 0x0101010101010101ull) & ~q) | ((b - 0x0101010101010101ull) & ~b)
@@ -182,7 +182,7 @@ static inline const char *notable(const char *p, const char *end) {
     return p;
 }
 
-/* Behind the escape sequence at p, or NULL. */
+/* Returns the end of the escape sequence at p, or NULL. */
 static const char *escape_end(const char *p) {
     char c = p[1];
     if (c != 'u') return c && strchr("\"\\/bfnrt", c) ? p + 2 : NULL;
@@ -190,11 +190,11 @@ static const char *escape_end(const char *p) {
         int x = lower((unsigned char)p[i]);
         if (!((x >= '0' && x <= '9') || (x >= 'a' && x <= 'f'))) return NULL;
     }
-    /* halves of surrogate pairs may stand alone: not ours to judge */
+    /* surrogates may be unpaired: left to Python */
     return lower((unsigned char)p[2]) == 'd' && lower((unsigned char)p[3]) >= '8' ? NULL : p + 6;
 }
 
-/* Behind the closing quote of the string whose first character is at p, or NULL. */
+/* Returns the position after the closing quote of the string that starts at p, or NULL. */
 static inline const char *string_end(const char *p, const char *end, int *escaped) {
     for (;;) {
         p = notable(p, end);
@@ -224,7 +224,7 @@ static const char *number_end(const char *p) {
         const char *fraction = ++p;
         if ((p = digits(p)) == fraction) return NULL;
     }
-    if (*p == 'e' || *p == 'E') { /* two digits at most: more may be beyond a double */
+    if (*p == 'e' || *p == 'E') { /* at most two digits: more may exceed a double */
         const char *exponent = p + 1 + (p[1] == '+' || p[1] == '-');
         const char *mantissa_end = p;
         p = digits(exponent);
@@ -233,7 +233,7 @@ static const char *number_end(const char *p) {
     return p;
 }
 
-/* Behind the value at p, or NULL when it is not strict JSON. */
+/* Returns the end of the value at p, or NULL if it is not strict JSON. */
 static const char *skip(const char *p, const char *end, int depth) {
     char c = *p;
     int escaped = 0;
@@ -259,7 +259,7 @@ static const char *skip(const char *p, const char *end, int depth) {
     }
 }
 
-/* An integer of at most 18 digits; returns behind it, or NULL when the value is something else. */
+/* Reads an integer of at most 18 digits; returns its end, or NULL for any other value. */
 static inline const char *integer(const char *p, int64_t *value) {
     int negative = *p == '-';
     const char *first = p += negative;
@@ -271,7 +271,7 @@ static inline const char *integer(const char *p, int64_t *value) {
     return p;
 }
 
-/* A time in us to the nearest ns; NULL when the value is no number below 10^15 us. */
+/* Reads a time in us, rounded to ns; returns its end, or NULL if not a number below 10^15 us. */
 static inline const char *time_ns(const char *p, int64_t *ns) {
     int negative = *p == '-';
     const char *first = p += negative;
@@ -311,7 +311,7 @@ typedef struct {
 
 #define IS(literal) (length == sizeof(literal) - 1 && !memcmp(key, literal, sizeof(literal) - 1))
 
-/* A value that must be an integer (null counts as absent); anything else makes the event a rest. */
+/* Reads an integer (null: absent); with any other value the event is left to Python. */
 static inline const char *integer_or_rest(const char *p, const char *end, int64_t *value, event *e) {
     const char *q = integer(p, value);
     if (q) return q;
@@ -374,14 +374,14 @@ static const char *argument(const char *key, size_t length, const char *p, const
 }
 
 static const char *arguments(const char *p, const char *end, event *e) {
-    if (e->has_args++) e->rest = 1; /* given twice: the last one counts, alone */
+    if (e->has_args++) e->rest = 1; /* duplicate: only the last one counts */
     if (*p != '{') { e->rest |= *p != 'n'; return skip(p, end, 1); }
     p = blanks(p + 1);
     if (*p == '}') return p + 1;
     for (;;) {
         if (*p != '"') return NULL;
         const char *key = p + 1;
-        if (!(p = string_end(key, end, &e->rest))) return NULL; /* escaped, it might spell any */
+        if (!(p = string_end(key, end, &e->rest))) return NULL; /* an escaped key may be any key */
         size_t length = (size_t)(p - 1 - key);
         p = blanks(p);
         if (*p != ':') return NULL;
@@ -393,7 +393,7 @@ static const char *arguments(const char *p, const char *end, event *e) {
     }
 }
 
-/* A string as a text code; null is no text; anything else makes the event a rest. */
+/* Reads a string as a text code (null: no text); with any other value the event is left to Python. */
 static const char *name_or_rest(scanner *s, const char *p, uint32_t *code, event *e) {
     *code = NO_CODE;
     if (*p != '"') { e->rest |= *p != 'n'; return skip(p, s->end, 1); }
@@ -464,7 +464,7 @@ static int in_windows(const scanner *s, const event *e) {
     uint64_t lasts = e->dur > 0 ? (uint64_t)e->dur : 0;
     for (Py_ssize_t i = 0; i < s->n_windows; i++) {
         int64_t from = s->windows[2 * i], to = s->windows[2 * i + 1];
-        /* ts + dur may be beyond int64, so the distance to the window's start is compared */
+        /* ts + dur may overflow int64, so the distance to the window's start is compared */
         if (e->ts < to && (e->ts > from || lasts > (uint64_t)from - (uint64_t)e->ts)) return 1;
     }
     return 0;
@@ -477,11 +477,11 @@ static enum outcome judge(const scanner *s, const event *e) {
         if (!s->flows) return e->rest ? REST : SKIP;
         return e->rest || e->ts == NONE ? REST : FLOW;
     }
-    /* no event, such as the empty object with which JAX closes its array */
+    /* not an event, such as the empty object at the end of JAX's array */
     if (!e->phase && !e->rest && e->name == NO_CODE && e->ts == NONE) return SKIP;
     if ((e->phase != 'X' && e->phase != 'i') || e->rest || e->ts == NONE) return REST;
     if (category & ESCAPED || (e->phase == 'X' && e->dur == NONE)) return REST;
-    if (!s->all && name & MEMORY && category & OTHER) return REST; /* the name tells the kind */
+    if (!s->all && name & MEMORY && category & OTHER) return REST; /* kind depends on the name */
     if (!s->all && !(category & WANTED)) {
         if (s->n_named && (name & ESCAPED)) return REST;
         if (!(name & NAMED)) return SKIP;
@@ -490,7 +490,7 @@ static enum outcome judge(const scanner *s, const event *e) {
     return name & SPECIAL && !(category & DEVICE) ? REST : ROW;
 }
 
-/* Where a text lies, and its length; 0 and 0 where there is none. */
+/* Appends offset and length of a text; 0 and 0 without one. */
 static int put_span(const scanner *s, column *c, const char *at, const char *end) {
     return put64(c, at ? at - s->begin : 0) && put64(c, at ? end - at : 0);
 }
@@ -533,8 +533,8 @@ static int put_flow(scanner *s, const event *e, uint32_t order) {
         && put64(&o[FLOW_TID], e->tid) && put64(&o[FLOW_ID], e->id);
 }
 
-/* Scans events up to the end or a `]`; commas and blanks around them do not matter, for the text is
- * cut out of a larger one. Returns the number of events, or -1: not strict JSON. */
+/* Scans events up to the end or a `]`; surrounding commas and blanks are ignored, as the text is
+ * part of a larger one. Returns the number of events, or -1: not strict JSON. */
 static int64_t run(scanner *s, int64_t *closed) {
     const char *p = blanks(s->begin);
     uint32_t order = 0;
@@ -545,7 +545,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         const char *start = p;
         if (*p == ']') { *closed = p + 1 - s->begin; break; }
         if (*p != '{' || !(p = object(s, p, &e)) || p > s->end) return -1;
-        if (e.phase == 'i') e.dur = NONE; /* a moment, whatever it says */
+        if (e.phase == 'i') e.dur = NONE; /* an instant: a duration is ignored */
         if (!e.rest && (e.phase == 'X' || e.phase == 'i') && e.ts != NONE && e.ts < s->first) s->first = e.ts;
         int ok = 1;
         switch (judge(s, &e)) {
@@ -562,7 +562,7 @@ static int64_t run(scanner *s, int64_t *closed) {
         p = blanks(p);
         if (*p == ',') {
             p = blanks(p + 1);
-            if (*p == ']' || *p == ',') return -1; /* a comma too many: Python goes on */
+            if (*p == ']' || *p == ',') return -1; /* an extra comma: left to Python */
         } else if (p < s->end && *p != ']') {
             return -1;
         }
@@ -579,8 +579,8 @@ static int64_t run(scanner *s, int64_t *closed) {
 
 /* --- Python ---------------------------------------------------------------------------------- */
 
-/* Words from a list of bytes or of (bytes, flags). The list must outlive them. */
-static word *words(PyObject *list, Py_ssize_t *count) {
+/* Reads names from a list of bytes or of (bytes, flags). The list must outlive them. */
+static word *read_names(PyObject *list, Py_ssize_t *count) {
     *count = PyList_Size(list);
     if (*count < 0) return NULL;
     word *all = calloc((size_t)*count + 1, sizeof *all);
@@ -614,12 +614,12 @@ static PyObject *columns(scanner *s, int64_t events, int64_t closed) {
 PyDoc_STRVAR(scan_doc,
 "scan(text, begin, categories, other, absent, special, named, windows, flows, all, args,\n"
 "     input_dims)\n--\n\n"
-"Columns of the ordinary events of text[begin:], or None when it is not strict JSON.\n\n"
-"Args: categories is a list of (lower-case spelling, flags), other and absent the flags of any other\n"
-"and of no category (1 wanted, 2 device); special are lower-case words whose events Python must read;\n"
-"named are words wanted whatever the category; windows are (start, end) in ns, flat, as int64 bytes;\n"
-"args and input_dims say whether to tell where those of each row lie.\n"
-"Returns (events, offset behind a closing bracket or -1, earliest time, columns as bytes).");
+"Scan the ordinary events of text[begin:] into columns; None if it is not strict JSON.\n\n"
+"Args: categories is a list of (lower-case spelling, flags), other and absent are the flags of any\n"
+"other and of no category (1 wanted, 2 device); special are lower-case substrings of names whose\n"
+"events are left to Python; named are substrings of names to keep whatever the category; windows are\n"
+"(start, end) in ns, flat, as int64 bytes; args and input_dims: whether to return their offsets.\n"
+"Returns (events, offset after a closing bracket or -1, earliest time, columns as bytes).");
 
 static PyObject *scan(PyObject *module, PyObject *args) {
     (void)module;
@@ -642,9 +642,9 @@ static PyObject *scan(PyObject *module, PyObject *args) {
     PyObject *result = NULL;
     s.begin = data + begin; s.end = data + size; s.first = INT64_MAX;
     s.n_windows = window_bytes / 16;
-    s.categories = words(categories, &s.n_categories);
-    s.special = s.categories ? words(special, &s.n_special) : NULL;
-    s.named = s.special ? words(named, &s.n_named) : NULL;
+    s.categories = read_names(categories, &s.n_categories);
+    s.special = s.categories ? read_names(special, &s.n_special) : NULL;
+    s.named = s.special ? read_names(named, &s.n_named) : NULL;
     s.windows = s.named ? malloc((size_t)window_bytes + 8) : NULL;
     if (s.windows) {
         int64_t events, closed;
@@ -666,6 +666,6 @@ static PyObject *scan(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {{"scan", scan, METH_VARARGS, scan_doc}, {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_scan",
-    "Strict scan of chrome trace events into columns.", 0, methods, NULL, NULL, NULL, NULL};
+    "Strict scan of Chrome trace events into columns.", 0, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__scan(void) { return PyModuleDef_Init(&module); }

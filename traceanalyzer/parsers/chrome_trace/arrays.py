@@ -1,4 +1,4 @@
-"""All event arrays of a file to collected columns: cut into pieces, read on several cores."""
+"""Collect all event arrays of a file: split into pieces, read on several cores."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from traceanalyzer.parsers.source import threads
 
 PIECE_BYTES = 1 << 22
 FIRST_PIECE_BYTES = 1 << 12
-#: Where a piece may end is looked for in so much text first.
+#: The end of a piece is searched in this much text first.
 TAIL_BYTES = 1 << 15
-#: No event is larger; text without an end to any event is cut anywhere.
+#: Maximum size of an event; text without any event end is cut anywhere.
 MAX_EVENT_BYTES = 1 << 26
-#: An event that still does not end after so much text never will: a bracket was lost.
+#: An event that does not end within this much text is damaged: a bracket is missing.
 MAX_CARRY_BYTES = 1 << 23
 
 
 def collect(
     text: Text, offset: int | None, selection: Selection, container: Container, collected: Collected
 ) -> None:
-    """Every event array of the file, one after the other, and what stands around them.
+    """Collect every event array of the file, and the metadata around them.
 
     Args:
-        text: of the file.
-        offset: where the first array begins; None for a file without any.
+        text: text of the file.
+        offset: start of the first array; None for a file without one.
         selection: what to keep.
-        container: learns what stands around the arrays.
-        collected: takes the events.
+        container: receives the metadata around the arrays.
+        collected: receives the events.
     """
     while offset is not None:
         closed = _array(text, offset, selection, container, collected)
@@ -49,17 +49,17 @@ def collect(
 def _array(
     text: Text, offset: int, selection: Selection, container: Container, collected: Collected
 ) -> int | None:
-    """Collect one array's events; returns the offset behind its ``]``, None if it has none.
+    """Collect one array's events; return the offset after its ``]``, None if it is missing.
 
-    A piece that was cut inside an event leaves that event's beginning over: it is put before the
-    next piece, which is then read once more.
+    If a piece ends inside an event, the event's beginning is put before the next piece, which is
+    then read again.
     """
     carry = b""
-    for piece, found in _batches(text, offset, selection):
+    for piece, batches in _batches(text, offset, selection):
         start, container.end = piece.offset - len(carry), piece.offset + piece.length
         if carry:
-            found = process(carry + text.read(piece.offset, piece.length), start, selection)
-        carry, closed = _take(found, collected)
+            batches = process(carry + text.read(piece.offset, piece.length), start, selection)
+        carry, closed = _take(batches, collected)
         if closed is None and carry and (piece.last or len(carry) > MAX_CARRY_BYTES):
             start = container.end - len(carry)
             carry, closed = _take(process(carry, start, selection, final=True), collected)
@@ -74,18 +74,18 @@ def _array(
     return None
 
 
-def _take(found: list[Batch], collected: Collected) -> tuple[bytes, int | None]:
-    """Collect a piece's batches; what the piece leaves over, and the offset behind its ``]``."""
-    for batch in found:
+def _take(batches: list[Batch], collected: Collected) -> tuple[bytes, int | None]:
+    """Collect a piece's batches; return the unfinished text and the offset after its ``]``."""
+    for batch in batches:
         collected.add(batch)
-    return found[-1].tail, found[-1].closed
+    return batches[-1].tail, batches[-1].closed
 
 
 def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Piece, list[Batch]]]:
-    """Each piece with its batches, in the pieces' order; a few pieces are under way at a time.
+    """Yield each piece with its batches, in order; a few pieces are processed at a time.
 
-    A scan leaves the interpreter free, so pieces are read in threads. The first one, which is
-    small, is read before anything is started: it may be all there is, but for one more.
+    The scan releases the GIL, so pieces are read in threads. The small first piece is read before
+    threads are started: many files have only one or two pieces.
     """
     cut = pieces(text, offset)
     first = next(cut)
@@ -96,14 +96,14 @@ def _batches(text: Text, offset: int, selection: Selection) -> Iterator[tuple[Pi
     if second.last:
         yield second, process(text.read(second.offset, second.length), second.offset, selection)
         return
-    most = threads()
+    workers = threads()
     waiting: deque[tuple[Piece, Future[list[Batch]]]] = deque()
-    with ThreadPoolExecutor(most) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         try:
             for piece in itertools.chain((second,), cut):
                 data = text.later(piece.offset, piece.length)
                 waiting.append((piece, pool.submit(_process, data, piece.offset, selection)))
-                if len(waiting) > most:
+                if len(waiting) > workers:
                     done, result = waiting.popleft()
                     yield done, result.result()
             while waiting:
@@ -119,7 +119,7 @@ def _process(data: Callable[[], bytes], offset: int, selection: Selection) -> li
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text that begins and (but for the last) ends between two events."""
+    """A range of text that begins and (except the last one) ends between two events."""
 
     offset: int
     length: int
@@ -127,9 +127,9 @@ class Piece:
 
 
 def pieces(text: Text, offset: int) -> Iterator[Piece]:
-    """Cut the text from an offset to its end into pieces of about ``PIECE_BYTES``.
+    """Split the text from an offset to its end into pieces of about ``PIECE_BYTES``.
 
-    A small one comes first: some files are thousands of small arrays.
+    The first piece is small: some files consist of thousands of small arrays.
     """
     first = min(FIRST_PIECE_BYTES, PIECE_BYTES)
     cut = _cut(text, offset, first) or Piece(offset, first, last=False)
@@ -137,14 +137,14 @@ def pieces(text: Text, offset: int) -> Iterator[Piece]:
     while not cut.last:
         offset += cut.length
         length = PIECE_BYTES
-        while (found := _cut(text, offset, length)) is None:
+        while (piece := _cut(text, offset, length)) is None:
             length *= 2  # an event larger than a piece
-        cut = found
+        cut = piece
         yield cut
 
 
 def _cut(text: Text, offset: int, length: int) -> Piece | None:
-    """The piece of at most this length, or None when no event ends inside it."""
+    """Return the piece of at most this length, or None if no event ends inside it."""
     for window in dict.fromkeys((min(TAIL_BYTES, length), length)):
         low = offset + length - window
         tail = text.read(low, window)
@@ -153,7 +153,7 @@ def _cut(text: Text, offset: int, length: int) -> Piece | None:
             return Piece(offset, end - offset, last=True)
         start = around.last_event_start(tail)
         if start > 0:
-            # the line's beginning goes with the event
+            # the indentation belongs to the next event
             start = len(tail[:start].rstrip(b" \t\r\n")) or start
             return Piece(offset, low + start - offset, last=False)
     if length <= 2 * PIECE_BYTES:

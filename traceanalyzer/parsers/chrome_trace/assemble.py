@@ -1,4 +1,4 @@
-"""Collected columns to the schema's tables."""
+"""Build the schema's tables from collected columns."""
 
 import ctypes
 import json
@@ -24,7 +24,7 @@ _KINDS = pl.Series(KINDS, dtype=schema.KIND)
 _KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 _DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_KINDS], dtype=np.uint8)
 _MAX_DEVICE = 1 << 16
-#: With fewer rows, giving memory back takes longer than it is worth.
+#: With fewer rows, returning memory to the system is not worth the time.
 _MANY = 1 << 18
 
 _LANE_COLUMNS = {
@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 class Assembler:
-    """One file's tables; each method makes one and frees the columns it used."""
+    """The tables of one file; each method builds one and frees the columns it used."""
 
     def __init__(self, collected: Collected, selection: Selection, rank: int | None) -> None:
         self.of = collected
@@ -60,7 +60,7 @@ class Assembler:
         self._drop_unwanted_pairs()
         self._count_odd_durations()
         self.pid = self._lane("pid")
-        self.tid = self._lane("tid")  # looks at pid
+        self.tid = self._lane("tid")  # needs pid
         order = time_order(self.ts, self._lengths, self.file_order)
         self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
         self.row_of = np.empty(len(self.order), dtype=np.uint32)
@@ -68,9 +68,9 @@ class Assembler:
         self._sort()
 
     def frames(self) -> Frames:
-        """All tables of the schema that a chrome trace can fill."""
+        """Build all tables of the schema that a Chrome trace can fill."""
         frames: Frames = {}
-        for table, make in (
+        for table, build in (
             ("events", self._events),
             ("launch_configs", self._launch_configs),
             ("collectives", self._collectives),
@@ -82,18 +82,18 @@ class Assembler:
             if len(self.order) > _MANY:
                 _give_back_memory()
             if table not in self.selection.unused:
-                frames[table] = make()
+                frames[table] = build()
         return frames
 
     # --- rows of events --------------------------------------------------------------------
 
     def _lengths(self, rows: Order) -> Ints:
-        """How long rows are; -1 is open-ended."""
+        """Return the durations of rows; -1 for open-ended ones."""
         dur: Ints = self.dur[rows]
         return np.where(dur == NULL, -1, dur)
 
     def _sort(self) -> None:
-        """Into the order of ``events``; one column after the other, so that only one is twice."""
+        """Sort all columns into the order of ``events``, one at a time to save memory."""
         self.file_order = self.file_order[:0]
         for name in ("ts", "dur", "category", "name", "kind", "pid", "tid"):
             setattr(self, name, getattr(self, name)[self.order])
@@ -120,7 +120,7 @@ class Assembler:
         return kinds
 
     def _drop_unwanted_pairs(self) -> None:
-        """Pairs are judged here: before pairing, an end does not say what it ends."""
+        """Drop pairs that are not selected; before pairing, the name of an end is unknown."""
         if not self.pairs:
             return
         keep = self._wanted_kinds() & self._inside_windows()
@@ -135,7 +135,7 @@ class Assembler:
         self.paired.end = [e for e, k in zip(self.paired.end, kept, strict=True) if k]
 
     def _wanted_kinds(self) -> npt.NDArray[np.bool_]:
-        """Rows whose kind or name is asked for."""
+        """Mark rows with a selected kind or name."""
         if self.selection.kinds is None:
             return np.ones(len(self.kind), dtype=bool)
         wanted = np.zeros(len(KINDS), dtype=bool)
@@ -149,7 +149,7 @@ class Assembler:
         return of_kind | np.isin(self.name, np.array(named, dtype=np.uint32))
 
     def _inside_windows(self) -> npt.NDArray[np.bool_]:
-        """Rows that overlap a window."""
+        """Mark rows that overlap a window."""
         end = self.ts + np.maximum(self.dur, 0)
         inside = np.full(len(self.ts), not self.selection.windows)
         for low, high in self.selection.windows:
@@ -175,8 +175,8 @@ class Assembler:
             "pid": nullable(np.where(on_device, NULL, self.pid), pl.Int64),
             "tid": nullable(np.where(on_device, NULL, self.tid), pl.Int64),
             **self._device(on_device),
-            "correlation": self._own("correlation"),
-            "external_id": self._own("external_id"),
+            "correlation": self._complete_column("correlation"),
+            "external_id": self._complete_column("external_id"),
             **self._sizes(),
             "stack": _constant(None, height, pl.UInt32),
             "weight": _constant(None, height, pl.Float64),
@@ -187,15 +187,15 @@ class Assembler:
             columns["input_dims"] = self._texts_of(self.of.input_dims, [])
         return pl.DataFrame(columns)
 
-    def _own(self, name: str) -> pl.Series:
-        """A column that only complete events have."""
+    def _complete_column(self, name: str) -> pl.Series:
+        """Return a column that only complete events have."""
         column = self.of.slices.whole(name)
         if len(column) < len(self.order):
             column = np.concatenate([column, np.full(len(self.order) - len(column), NULL)])
         return nullable(column[self.order], pl.Int64)
 
     def _lane(self, name: str) -> Ints:
-        """Process or thread as the file has it: a missing one is 0, or the process."""
+        """Return process or thread ids; a missing process is 0, a missing thread the process id."""
         column: Ints = self._with_pairs(name)
         missing = column == NULL
         if missing.any():
@@ -203,13 +203,13 @@ class Assembler:
         return column
 
     def _device(self, on_device: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
-        """Device and stream of the rows on a device; the device of an allocation."""
+        """Return device and stream of device rows, and the device of allocations."""
         slices = self.of.slices
         rows = self.row_of[slices.whole("device_rows")]
-        told, queue = slices.whole("device"), slices.whole("stream")
+        recorded, queue = slices.whole("device"), slices.whole("stream")
         device = np.full(len(on_device), NULL)
-        device[rows] = np.where(told == NULL, self.pid[rows], told)
-        # a begin/end pair on a device lies on the lane of the same numbers
+        device[rows] = np.where(recorded == NULL, self.pid[rows], recorded)
+        # pid and tid of a begin/end pair on a device are device and stream
         paired = on_device & (self.order >= self.height)
         device[paired] = self.pid[paired]
         self.memory_rows = self.row_of[slices.whole("memory_rows")]
@@ -225,7 +225,7 @@ class Assembler:
         return {"device": numbers, "stream": nullable(stream, pl.Int64)}
 
     def _sizes(self) -> dict[str, pl.Series]:
-        """Bytes copied or allocated, and the address of an allocation."""
+        """Return bytes copied or allocated, and the address of allocations."""
         slices, height = self.of.slices, len(self.order)
         copied, allocated = slices.whole("copied"), slices.whole("allocated")
         where = slices.whole("address")
@@ -241,7 +241,7 @@ class Assembler:
         return {"bytes": size, "address": address}
 
     def _pair_args(self) -> list[str | None]:
-        """Begin and end arguments merged, the end's winning."""
+        """Merge the arguments of begin and end; those of the end win."""
         args = self.of.point_args
         return (
             [
@@ -252,8 +252,8 @@ class Assembler:
             else []
         )
 
-    def _texts_of(self, own: list[str | None], pairs: list[str | None]) -> pl.Series:
-        texts = own + (pairs or [None] * (len(self.order) - len(own)))
+    def _texts_of(self, complete: list[str | None], pairs: list[str | None]) -> pl.Series:
+        texts = complete + (pairs or [None] * (len(self.order) - len(complete)))
         return pl.Series(texts, dtype=pl.String).gather(self.order)
 
     # --- side tables -----------------------------------------------------------------------
@@ -281,12 +281,12 @@ class Assembler:
         event = self.row_of[self.of.slices.whole("collective_rows")]
         columns = [pl.Series("event", event, dtype=pl.UInt32)]
         for place, column in enumerate(schema.COLLECTIVES[1:]):
-            values = [told[place] for told in self.of.collectives]
+            values = [collective[place] for collective in self.of.collectives]
             if column.dtype == schema.NAME:
-                made = pl.Series(values, dtype=pl.String).cast(column.dtype)
+                series = pl.Series(values, dtype=pl.String).cast(column.dtype)
             else:
-                made = nullable(np.array(values, dtype=np.int64), column.dtype)
-            columns.append(made.alias(column.name))
+                series = nullable(np.array(values, dtype=np.int64), column.dtype)
+            columns.append(series.alias(column.name))
         return pl.DataFrame(columns).sort("event")
 
     def _memory_totals(self) -> pl.DataFrame:
@@ -331,9 +331,9 @@ _AXES = ("_x", "_y", "_z")
 
 
 def _give_back_memory() -> None:
-    """Return what was freed to the system: glibc keeps it, and the tables are another allocator's.
+    """Return freed memory to the system: glibc keeps it, and polars uses another allocator.
 
-    A fifth of the peak of a 1 GB trace (benchmarks/profile_read.py); nothing elsewhere.
+    Saves a fifth of the peak memory of a 1 GB trace (benchmarks/profile_read.py).
     """
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
@@ -361,12 +361,12 @@ def _merged(begin: str | None, end: str | None) -> str | None:
 def _lane_table(
     collected: Collected, rank: int | None, used: tuple[Ints, Ints] | None
 ) -> pl.DataFrame:
-    """Processes and threads that have a name, label or textual id; the last word wins.
+    """Return processes and threads with a name, label or textual id; the last event wins.
 
     Args:
-        collected: whose metadata events name them.
-        rank: the file's rank.
-        used: pid and tid of all slices, to tell the textual ones among them, or None.
+        collected: columns of the file, with its metadata events.
+        rank: rank of the file.
+        used: pid and tid of all slices, to add their textual ids, or None.
     """
     lanes: Lanes = {}
     for what, pid_number, pid_label, tid_number, tid_label, args in collected.metadata:
@@ -387,12 +387,12 @@ def _lane_table(
             rank,
             pid,
             tid,
-            found.get("label"),
-            found.get("labels"),
-            found.get("sort_index"),
-            found.get("textual", False),
+            lane.get("label"),
+            lane.get("labels"),
+            lane.get("sort_index"),
+            lane.get("textual", False),
         )
-        for (pid, tid), found in lanes.items()
+        for (pid, tid), lane in lanes.items()
     ]
     types = {c.name: c.dtype for c in schema.LANES}
     return pl.DataFrame(rows, schema=types, orient="row").sort(
@@ -405,10 +405,10 @@ def _add_textual(lanes: Lanes, collected: Collected, pids: Ints, tids: Ints) -> 
     textual = (pids >= TEXTUAL_ID) | (tids >= TEXTUAL_ID)
     used = np.unique(np.stack([pids[textual], tids[textual]]), axis=1)
     for pid, tid in used.T.tolist():
-        for key, own in (((pid, None), pid), ((pid, tid), tid)):
-            if own in text_of:
-                lanes.setdefault(key, {}).setdefault("label", text_of[own])
-    for (pid, tid), found in lanes.items():
-        found["textual"] = (pid if tid is None else tid) in text_of
-        if found["textual"]:
-            found["label"] = text_of[pid if tid is None else tid]
+        for key, number in (((pid, None), pid), ((pid, tid), tid)):
+            if number in text_of:
+                lanes.setdefault(key, {}).setdefault("label", text_of[number])
+    for (pid, tid), lane in lanes.items():
+        lane["textual"] = (pid if tid is None else tid) in text_of
+        if lane["textual"]:
+            lane["label"] = text_of[pid if tid is None else tid]

@@ -1,4 +1,4 @@
-"""Columns of events: of one piece of text as raw bytes, of a whole file as arrays."""
+"""Columns of events: raw bytes for a piece of text, arrays for a whole file."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,19 +16,18 @@ Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]
 #: (collective, dtype, elements in, elements out, group, group size, group ranks, seq)
 Collective = tuple[str | None, str | None, int, int, str | None, int, str | None, int]
-#: (what, pid, its text, tid, its text, known arguments as JSON) of an event of phase M
+#: (name, pid, its text, tid, its text, known arguments as JSON) of an event of phase M
 Metadata = tuple[str, int, str | None, int, str | None, str]
 #: (ts, pid, its text, name, series, value)
 Reading = tuple[int, int, str | None, str, str, float]
 
-#: Later than any time.
+#: Greater than any time.
 NEVER = (1 << 63) - 1
 NO_TEXT = Codes.EMPTY
 #: Synthetic ids of textual lanes start here, beyond any process or thread id.
 TEXTUAL_ID = 1 << 62
 
-#: Columns that are not Int64. Those that end in ``_rows`` are the rows of the columns that only
-#: some events have.
+#: Columns that are not Int64. ``*_rows`` are the rows of columns that only some events have.
 _DTYPES: dict[str, Any] = {
     "order": np.uint32,
     "category": np.uint32,
@@ -47,26 +46,26 @@ _TEXT = ("category", "name", "key")
 
 
 class Issues(dict[str, tuple[int, int]]):
-    """What was lost or odd: code -> (count, byte offset of the first)."""
+    """Issues: code -> (count, byte offset of the first)."""
 
     def note(self, code: str, offset: int, count: int = 1) -> None:
-        """Count something; what was counted before came first."""
-        seen, first = self.get(code, (0, offset))
-        self[code] = (seen + count, first)
+        """Count an issue; the offset of the first call is kept."""
+        previous, first = self.get(code, (0, offset))
+        self[code] = (previous + count, first)
 
     def add(self, others: Mapping[str, tuple[int, int]], offset: int = 0) -> None:
-        """Count what others counted, from an offset on."""
+        """Add other issues, with an offset added to their positions."""
         for code, (count, first) in others.items():
             self.note(code, offset + first, count)
 
 
 class Rows(msgspec.Struct):
-    """Events of one sort of a piece, in file order.
+    """Events of one type of a piece, in file order.
 
     Attributes:
         columns: name -> raw bytes; texts are codes, see :attr:`Batch.texts`.
-        labels: column of ids -> row -> the id, where it is no number.
-        args: the JSON text of each row's arguments, where asked for.
+        labels: id column -> row -> the id, if it is not a number.
+        args: the JSON text of each row's arguments, if selected.
     """
 
     columns: dict[str, bytes] = {}
@@ -84,25 +83,26 @@ class Slices(Rows):
 
 
 class Flows(Rows):
-    """Flow points; ``at_next`` are the rows that are bound to the slice behind them."""
+    """Flow points; ``at_next`` are the rows that are bound to the next slice."""
 
     at_next: list[int] = []
 
 
 class Batch(msgspec.Struct):
-    """All of one piece, or the part of it that one route read.
+    """A piece of text, or the part of it that was read in one way.
 
     Attributes:
-        events: events in the piece, wanted or not.
-        first: the earliest time of its events, wanted or not, in ns; ``NEVER`` without any.
+        events: number of events in the piece, selected or not.
+        first: earliest time of its events, selected or not, in ns; ``NEVER`` without any.
         texts: names, categories and keys by code.
-        slices, flows: see there.
-        points: begin and end events, which mean something only together; they share a ``key``, but
-            for B and E, which share their thread.
-        counters, metadata: readings, and what events of phase M say.
-        issues: what was lost or odd.
-        tail: an event at the piece's end that goes on in the next: the piece was cut inside it.
-        closed: offset behind the ``]`` that ended the event array inside this piece, or None.
+        slices: rows of ``events``.
+        flows: flow points.
+        points: begin and end events, paired later by ``key``, B and E by thread.
+        counters: counter readings.
+        metadata: contents of events of phase M.
+        issues: lost or odd events.
+        tail: unfinished event at the piece's end, which continues in the next piece.
+        closed: offset after the ``]`` that ended the event array inside this piece, or None.
     """
 
     events: int = 0
@@ -120,16 +120,16 @@ class Batch(msgspec.Struct):
 
 @dataclass
 class Columns:
-    """Whole columns of one sort of row, batch after batch.
+    """Columns of one type of row for the whole file, appended batch by batch.
 
-    ``parts`` become arrays on :meth:`whole`, which gives each array away: the parts are freed.
+    :meth:`whole` concatenates the ``parts`` of a column and frees them.
     """
 
     parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     height: int = 0
 
     def whole(self, name: str) -> npt.NDArray[Any]:
-        """The column, in file order; can be asked for once."""
+        """Return the column in file order; works once, as the parts are freed."""
         parts = self.parts.pop(name, [])
         if not parts:
             return np.empty(0, dtype=_DTYPES.get(name, np.int64))
@@ -137,7 +137,7 @@ class Columns:
 
 
 class Collected:
-    """Everything of one file, still in file order."""
+    """All columns of one file, in file order."""
 
     def __init__(self) -> None:
         self.texts: dict[str, int] = {}
@@ -158,10 +158,10 @@ class Collected:
         self.first = NEVER
 
     def add(self, batch: Batch) -> None:
-        """Take a batch; batches come in the file's order."""
+        """Add a batch; batches must come in file order."""
         texts = self.texts
         codes = [texts.setdefault(text, len(texts)) for text in batch.texts]
-        # the last entry answers for "no text"
+        # the last entry stands for "no text"
         recode = np.array([*codes, NO_TEXT], dtype=np.uint32)
         base = self.slices.height
         self.stack_frames.update({base + k: v for k, v in batch.slices.stack_frames.items()})
@@ -196,37 +196,37 @@ class Collected:
             columns.parts.setdefault(name, []).append(column)
         for name, labels in rows.labels.items():
             known = self.flow_id_labels if name == "id" else self.labels
-            # of the last part, which may be read-only, the textual ids get their numbers
+            # set the numbers of textual ids in the last part, which may be read-only
             column = columns.parts[name][-1] = columns.parts[name][-1].copy()
             for row, label in labels.items():
                 column[row] = known.setdefault(label, textual_id(label))
 
     def lane_id(self, number: int, label: str | None) -> int | None:
-        """The id of a lane named by number or text; None when it is named by neither."""
+        """Return the id of a lane with this number or text; None without both."""
         if label is not None:
             return self.labels.setdefault(label, textual_id(label))
         return None if number == NULL else number
 
 
 def textual_id(label: str) -> int:
-    """The synthetic id of a textual lane: the same in every file, whatever else is read of it."""
+    """Return the synthetic id of a textual lane, a hash that is the same in every file."""
     digest = hashlib.blake2b(label.encode("utf-8", "replace"), digest_size=8).digest()
     return TEXTUAL_ID + (int.from_bytes(digest, "big") >> 3)
 
 
 def text_series(codes: Codes32, texts: pl.Series) -> pl.Series:
-    """A Categorical series from text codes; ``texts`` is the Categorical table of all texts."""
+    """Return a Categorical series from text codes; ``texts`` is the Categorical of all texts."""
     return texts.gather(_without(codes, NO_TEXT))
 
 
 def nullable(column: npt.NDArray[Any], dtype: Any, null: int = NULL) -> pl.Series:
-    """A series in which the sentinel is null, and so is what does not fit the dtype."""
+    """Return a series with null for the sentinel and for values that do not fit the dtype."""
     series = _without(column, null)
     return series if series.dtype == dtype else series.cast(dtype, strict=False)
 
 
 def _without(column: npt.NDArray[Any], null: int) -> pl.Series:
-    """A series in which the sentinel is null."""
+    """Return a series with null for the sentinel."""
     series = pl.Series(column)
     if (column == null).any():
         return series.zip_with(pl.Series(column != null), pl.Series([None], dtype=series.dtype))

@@ -1,8 +1,8 @@
-"""Traces of MosaicML Composer: merged files, their ranks, and PyTorch's events among Composer's.
+"""Traces of MosaicML Composer: merged files, ranks, and PyTorch events in Composer's files.
 
 Composer's times are microseconds since 1970. With a PyTorch profiler it appends Kineto's events and
-drops the base of their times (``baseTimeNanoseconds``), so that one file has two clocks. The base
-is a multiple of :data:`BASE_STEP_NS`, and it is recovered from that.
+drops their time base (``baseTimeNanoseconds``), so that one file has two clocks. The base is
+recovered because it is a multiple of :data:`BASE_STEP_NS`.
 """
 
 import re
@@ -18,27 +18,27 @@ from traceanalyzer.parsers.chrome_trace.decode import integer
 
 Frames = dict[str, pl.DataFrame]
 
-#: Kineto's base of times is a multiple of three ``std::chrono::months``.
+#: Kineto's time base is a multiple of three ``std::chrono::months``.
 BASE_STEP_NS = 7_889_238 * 10**9
-#: PyTorch's events begin at most so long after Composer compared the clocks of the ranks.
+#: Maximum time from Composer's clock synchronisation to PyTorch's events.
 _LONGEST_RUN_NS = 30 * 86_400 * 10**9
 _CLOCKS_DIFFER_NS = 3_600 * 10**9
-#: The key in ``Meta.extra``: the time of the first PyTorch event as PyTorch writes it.
+#: Key in ``Meta.extra``: time of the first PyTorch event on PyTorch's clock.
 TORCH_START = "composer_torch_start_ns"
-#: The key in ``Meta.extra`` of a file in which PyTorch's events have Composer's clock: before 2.4
-#: PyTorch wrote times since 1970 too.
+#: Key in ``Meta.extra`` of a file whose PyTorch events use Composer's clock: before 2.4, PyTorch
+#: wrote times since 1970 too.
 ONE_CLOCK = "composer_torch_on_one_clock"
 _SYNC = "clock_sync_timestamp_us"
 _PROCESS = re.compile(r"Rank (\d+) training loop process")
 
 
-#: What Composer's merger puts before the events of the ranks.
+#: Composer's merger writes this before the events of the ranks.
 _MERGED = re.compile(rb'\[\s*+\{"name": "thread_sort_index", "ph": "M", "pid":')
 _PART = re.compile(rb'training loop process"|"callback/\w+/event/|"name": "event/\w')
 
 
 def is_merged(head: bytes) -> bool:
-    """Whether a file with these first bytes is one that Composer merged of those of the ranks."""
+    """Whether a file with these first bytes was merged by Composer from the ranks' files."""
     return _MERGED.match(head) is not None
 
 
@@ -48,23 +48,23 @@ def is_part(head: bytes) -> bool:
 
 
 def ranks_by_pid(metadata: Sequence[Metadata]) -> dict[int, int]:
-    """The rank of each process, in a file that Composer wrote; empty for any other file."""
-    found: dict[int, int] = {}
+    """Return the rank of each process in a Composer file; empty for any other file."""
+    ranks: dict[int, int] = {}
     for name, pid, *_, args in metadata:
         if name == "global_rank" and (rank := _value(args)) >= 0:
-            found[pid] = rank
+            ranks[pid] = rank
         elif name == "process_name" and (match := _PROCESS.fullmatch(str(_args(args).get("name")))):
-            found.setdefault(pid, int(match[1]))
-    return found
+            ranks.setdefault(pid, int(match[1]))
+    return ranks
 
 
 def with_ranks(frames: Frames, ranks: Mapping[int, int], pids: npt.NDArray[Any]) -> Frames:
-    """The tables of a merged file, each row with the rank of its process.
+    """Return the tables of a merged file, each row with the rank of its process.
 
     Args:
-        frames: all tables, their rank null.
+        frames: all tables, with null ranks.
         ranks: rank by process id.
-        pids: the process of each row of ``events``; device work has none in the table.
+        pids: process of each row of ``events``; the table itself has none for device work.
     """
     old, new = list(ranks), list(ranks.values())
 
@@ -82,14 +82,14 @@ def with_ranks(frames: Frames, ranks: Mapping[int, int], pids: npt.NDArray[Any])
 
 
 def torch_base(metadata: Sequence[Metadata], first: int) -> int | None:
-    """The base of the times of PyTorch's events in ns; 0 where there are none on another clock.
+    """Return the time base of PyTorch's events in ns; 0 if all events use one clock.
 
     Args:
-        metadata: of the file.
-        first: the earliest time in the file, in ns.
+        metadata: metadata events of the file.
+        first: earliest time in the file, in ns.
 
     Returns:
-        None where PyTorch's events cannot belong to the time of Composer's.
+        None if the clocks cannot be aligned.
     """
     values = (_value(args) for name, *_, args in metadata if name == _SYNC)
     synchronised = min((1000 * value for value in values if value > 0), default=0)
@@ -101,7 +101,7 @@ def torch_base(metadata: Sequence[Metadata], first: int) -> int | None:
 
 
 def on_one_clock(frames: Frames, base: int) -> Frames:
-    """The tables with the base added to the times of PyTorch's events."""
+    """Return the tables with the base added to the times of PyTorch's events."""
     moved = pl.when(pl.col("ts") < BASE_STEP_NS).then(pl.col("ts") + base).otherwise("ts")
     return {
         name: frame.with_columns(ts=moved) if "ts" in frame.columns else frame
@@ -114,5 +114,5 @@ def _value(args: str) -> int:
 
 
 def _args(text: str) -> dict[str, Any]:
-    found = msgspec.json.decode(text)
-    return found if isinstance(found, dict) else {}
+    args = msgspec.json.decode(text)
+    return args if isinstance(args, dict) else {}

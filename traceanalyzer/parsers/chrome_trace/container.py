@@ -1,4 +1,4 @@
-"""Where the event arrays lie in a file, what stands around them, and where events may begin."""
+"""Locate the event arrays of a file, the metadata around them, and starts of events."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from traceanalyzer.parsers.chrome_trace.columns import Issues
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, decode_any
 from traceanalyzer.parsers.chrome_trace.text import Text
 
-#: One value beside the events, and all of them, are kept up to this size.
+#: Maximum size of a metadata value, and of all of them.
 MAX_VALUE_BYTES = 1 << 26
 WINDOW_BYTES = 1 << 12
 _STRIDE_BYTES = 1 << 20
@@ -21,25 +21,25 @@ _BLANKS = b" \t\r\n,"
 _KEY = re.compile(rb'("(?:[^"\\]++|\\.)*+")\s*+:\s*+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*+:\s*+\[')
 _NO_EVENTS = re.compile(rb"null|\{\s*+\}")
-#: Values that hold times: decimals stay text, for exact nanoseconds.
+#: Values with times: decimals stay text, for exact nanoseconds.
 _WITH_TIMES = frozenset(("samples",))
 
-#: An error this near to the end of the text may be the cut's: the longest token that can be begun.
+#: An error within this distance of the text's end may come from truncation: the longest token.
 _NEAR = 12
 
 _KEYS = (
     rb"ph|name|cat|ts|pid|tid|dur|args|id|id2|s|bp|sf|tts|tdur|cname|scope|weight|bind_id"
     rb"|flow_in|flow_out"
 )
-# no run of blanks is looked at twice, whatever stands around it
+# possessive quantifiers: no run of blanks is scanned twice
 _OPENING = rb'\{\s*+"(?:' + _KEYS + rb')"\s*+:'
-#: Where an event starts: an object behind another, or behind a line's end, that opens with a key
-#: of the format. The same text inside an event is possible (a list of such objects in ``args``);
-#: a cut there leaves an event that does not end, which is then joined with the next piece.
+#: Start of an event: an object after another one, or after a line end, that opens with a key of
+#: the format. The same text may occur inside an event (a list of such objects in ``args``); a cut
+#: there leaves an unfinished event, which is then joined with the next piece.
 EVENT_START = re.compile(rb"(?:\A\s*+|[,}]\s*+|\n[ \t]*+)(?=" + _OPENING + rb")")
-#: What ends text that is no event: an event, whatever stands before it, or a bracket.
+#: End of stray text: an event, whatever precedes it, or a bracket.
 BEHIND_STRAY = re.compile(_OPENING + rb"|\]")
-#: Behind the end of an array: another array, or an event, so that the two are read as one.
+#: After the end of an array: another array or an event, read together with the first.
 GOES_ON = re.compile(
     rb'[ \t\r\n,]*+(?:(?:\}\s*+\{\s*+"traceEvents"\s*+:\s*+)?\[|(?=' + _OPENING + rb"))"
 )
@@ -47,34 +47,34 @@ GOES_ON = re.compile(
 #: An object that opens like an event.
 OPENING = re.compile(_OPENING)
 _OBJECT = re.compile(rb'\{\s*+"')
-#: Of so many starts the best is taken.
+#: Number of candidate starts of which the best is used.
 _CANDIDATES = 32
 _LONGEST_INDENT = 256
 
-# the values are of no interest; `len` keeps long numbers from being worked out
+# the values are not used; `len` avoids the conversion of long numbers
 _scanner = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
 _loose_json = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
-class NoTraceError(ValueError):
-    """The text is no chrome trace; the message says what it is instead."""
+class NotATraceError(ValueError):
+    """The text is not a Chrome trace; the message says what it is."""
 
 
 @dataclass
 class Container:
-    """What was found around the events.
+    """The JSON around the events.
 
     Attributes:
-        metadata: top-level values beside the events.
-        found: there is a list of events, be it empty.
-        is_object: the events lie in an object, so its end must follow; a bare array's need not.
-        closed: the last array or object was closed as it should be.
-        end: how far events were read.
-        issues: what was odd around the events.
+        metadata: top-level values other than the events.
+        has_events: there is a list of events, perhaps empty.
+        is_object: the events are inside an object, whose end must follow; a bare array may lack it.
+        closed: the last array or object was closed.
+        end: offset up to which events were read.
+        issues: issues outside the events.
     """
 
     metadata: dict[str, Any] = field(default_factory=dict)
-    found: bool = False
+    has_events: bool = False
     is_object: bool = False
     closed: bool = False
     end: int = 0
@@ -82,11 +82,11 @@ class Container:
     kept_bytes: int = 0
 
     def enter(self, *, is_object: bool) -> None:
-        """Events begin here."""
-        self.found, self.is_object, self.closed = True, is_object, False
+        """Record the start of an event array."""
+        self.has_events, self.is_object, self.closed = True, is_object, False
 
     def learn(self, members: dict[str, bytes], offset: int) -> None:
-        """Take values beside the events."""
+        """Add metadata values."""
         for key, value in members.items():
             self.kept_bytes += len(value)
             fits = self.kept_bytes <= MAX_VALUE_BYTES
@@ -98,14 +98,14 @@ class Container:
 
 
 def _decoded(key: str, value: bytes) -> tuple[bool, Any]:
-    """A value, whatever small faults it has; first whether it could be read."""
+    """Decode a value leniently; the first item is whether it could be read."""
     try:
         return True, decode_any(value) if key in _WITH_TIMES else msgspec.json.decode(value)
     except BAD_TEXT:
         pass
     try:
         loose = _loose_json.decode(value.decode("utf-8", "replace"))
-        # lone surrogates and whole numbers of any length end here
+        # removes lone surrogates and integers of any length
         strict = json.dumps(loose, ensure_ascii=False).encode("utf-8", "replace")
         return True, msgspec.json.decode(strict)
     except (*BAD_TEXT, ValueError):
@@ -113,27 +113,27 @@ def _decoded(key: str, value: bytes) -> tuple[bool, Any]:
 
 
 def first_events(text: Text, container: Container) -> int | None:
-    """Offset behind the bracket (or at the first line) where events begin; None: there are none.
+    """Return the offset after the bracket (or of the first line) where events begin, or None.
 
     Raises:
-        NoTraceError: the text is no trace.
+        NotATraceError: the text is not a trace.
     """
     start = _behind(text, len(_BOM) if text.read(0, len(_BOM)) == _BOM else 0)
     first = text.read(start, 1)
     if not first:
-        raise NoTraceError("is empty")
+        raise NotATraceError("is empty")
     if first not in (b"[", b"{"):
-        raise NoTraceError("is not JSON")
+        raise NotATraceError("is not JSON")
     at = _find_events(text, start, container)
-    if not container.found:
+    if not container.has_events:
         if container.issues or not container.closed:
-            raise NoTraceError('ends or is damaged before any "traceEvents"')
-        raise NoTraceError('is JSON, but has no "traceEvents"')
+            raise NotATraceError('is truncated or damaged before "traceEvents"')
+        raise NotATraceError('is JSON without "traceEvents"')
     return at
 
 
 def next_events(text: Text, offset: int, container: Container) -> int | None:
-    """After the ``]`` of an event array: where the next one begins, or None; metadata is read."""
+    """Return the start of the next event array after a ``]``, or None; read metadata between."""
     head = text.read(offset, WINDOW_BYTES).lstrip(_BLANKS)
     if container.is_object or head.startswith(b'"'):
         events, at = _members(text, offset, container)
@@ -145,7 +145,7 @@ def next_events(text: Text, offset: int, container: Container) -> int | None:
 
 
 def _find_events(text: Text, at: int, container: Container) -> int | None:
-    """Where the events of the value at an offset, or of one behind it, begin."""
+    """Return where the events of the value at an offset, or of a later one, begin."""
     while first := text.read(at := _behind(text, at, _BLANKS + b"]}"), 1):
         if first == b"[":
             container.enter(is_object=False)
@@ -171,13 +171,13 @@ def _members(
 
     Args:
         text: the text.
-        at: behind the opening brace, or behind a value.
-        container: takes what is read.
-        start: the object's own offset, when it is read from its beginning. It may turn out to be
-            an event itself, the first of a file without brackets.
+        at: offset after the opening brace, or after a value.
+        container: receives the members.
+        start: offset of the object, if it is read from its beginning. The object may be an event
+            itself, the first of a file without brackets.
 
     Returns:
-        Where events begin, or None; the offset behind the object, or None at the text's end.
+        Where events begin, or None; the offset after the object, or None at the text's end.
     """
     members: dict[str, bytes] = {}
     opened = at
@@ -197,7 +197,7 @@ def _members(
         if name is None or value is None:
             return _salvage(text, at, container, members, start), None
         if name == "traceEvents":
-            container.found |= _NO_EVENTS.fullmatch(value) is not None
+            container.has_events |= _NO_EVENTS.fullmatch(value) is not None
         else:
             members[name] = value
         at = value_at + len(value)
@@ -212,7 +212,7 @@ def _members(
 def _salvage(
     text: Text, at: int, container: Container, members: dict[str, bytes], start: int | None
 ) -> int | None:
-    """Where events begin in or behind a damaged object."""
+    """Return where events begin in or after a damaged object."""
     if start is not None and ("ph" in members or _is_event(text.read(start, WINDOW_BYTES))):
         container.enter(is_object=False)
         return start
@@ -226,7 +226,7 @@ def _salvage(
 
 
 def _is_event(head: bytes) -> bool:
-    """Whether a damaged object may be an event; if it is not, its events are found all the same."""
+    """Whether a damaged object may be an event; if it is not, its events are still found."""
     return EVENT_START.match(head) is not None and b'"ph"' in head
 
 
@@ -242,7 +242,7 @@ def _text(key: bytes) -> str | None:
 
 
 def _value(text: Text, at: int) -> bytes | None:
-    """The text of the value at an offset; None when it does not end or is too large."""
+    """Return the text of the value at an offset; None if it is unfinished or too large."""
     size = WINDOW_BYTES
     while True:
         window = text.read(at, size)
@@ -256,7 +256,7 @@ def _value(text: Text, at: int) -> bytes | None:
 
 
 def _behind(text: Text, at: int, blanks: bytes = b" \t\r\n") -> int:
-    """Offset of the first byte that is none of these; no file has more than some MB of them."""
+    """Return the offset of the first byte that is not a blank; at most some MB are skipped."""
     limit = at + MAX_VALUE_BYTES
     while at < limit and (window := text.read(at, WINDOW_BYTES)):
         rest = window.lstrip(blanks)
@@ -267,7 +267,7 @@ def _behind(text: Text, at: int, blanks: bytes = b" \t\r\n") -> int:
 
 
 def _next_match(text: Text, at: int, pattern: re.Pattern[bytes]) -> int | None:
-    """Offset behind the first match at or behind an offset; None: there is none to the end."""
+    """Return the offset after the first match at or after an offset, or None."""
     while window := text.read(at, _STRIDE_BYTES):
         match = pattern.search(window)
         if match:
@@ -283,30 +283,30 @@ def _next_match(text: Text, at: int, pattern: re.Pattern[bytes]) -> int | None:
 
 
 def last_event_start(text: bytes) -> int:
-    """Offset of the last event that starts behind the text's beginning; 0 when there is none.
+    """Return the offset of the last event start after the text's beginning; 0 without one.
 
-    Of starts at the beginning of a line the least indented: others may be inside an event.
+    Among starts at the beginning of a line, the least indented: others may be inside an event.
     """
     return _last(OPENING, text)
 
 
 def last_object_start(text: bytes) -> int:
-    """The same for an object with any key, for files whose events open with one of their own."""
+    """Like :func:`last_event_start`, for an object that opens with any key."""
     return _last(_OBJECT, text)
 
 
 def _last(opening: re.Pattern[bytes], text: bytes) -> int:
-    best, least, seen, at = 0, len(text), 0, len(text)
-    while seen < _CANDIDATES and (at := text.rfind(b"{", 0, at)) > 0:
+    best, least, tried, at = 0, len(text), 0, len(text)
+    while tried < _CANDIDATES and (at := text.rfind(b"{", 0, at)) > 0:
         if opening.match(text, at) and (indent := _indent(text, at)) is not None:
-            seen += 1
+            tried += 1
             if best == 0 or indent < least:
                 best, least = at, indent
     return best
 
 
 def _indent(text: bytes, at: int) -> int | None:
-    """How far an object is indented, if it may be an event: far when it does not begin a line."""
+    """Return the indentation of an object that may be an event; large if not at a line start."""
     before = text[max(at - _LONGEST_INDENT, 0) : at]
     blanks = len(before) - len(before.rstrip(b" \t\r\n"))
     line = before.rfind(b"\n", len(before) - blanks)
@@ -319,9 +319,9 @@ class End(NamedTuple):
     """The end of a value.
 
     Attributes:
-        at: offset behind the value, None when there is no value that ends.
-        cut: the text ended inside the value; more of it may help.
-        wrong: offset of what is no JSON, None when there is no such place.
+        at: offset after the value, None without a complete value.
+        cut: the text ended inside the value; more text may complete it.
+        wrong: offset of invalid JSON, or None.
     """
 
     at: int | None
@@ -330,15 +330,15 @@ class End(NamedTuple):
 
 
 def value_end(characters: str, at: int) -> End:
-    """Where the value that begins at an offset ends.
+    """Return the end of the value that begins at an offset.
 
     Control characters in strings, lone surrogates, NaN and Infinity are allowed. ``characters``
-    are bytes decoded as Latin-1, so that offsets are the bytes' and any byte will do.
+    are bytes decoded as Latin-1, so that offsets are byte offsets and any byte is accepted.
     """
     try:
         end = _scanner.raw_decode(characters, at)[1]
     except json.JSONDecodeError as error:
-        # a token that was only begun has no bracket behind it
+        # no bracket follows an unfinished token
         is_near = len(characters) - error.pos <= _NEAR and "}" not in characters[error.pos :]
         is_cut = is_near or error.msg.startswith("Unterminated string")
         return End(None, is_cut, error.pos)

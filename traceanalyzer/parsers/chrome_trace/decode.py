@@ -1,7 +1,7 @@
-"""JSON text of events to typed objects, strictly, and what they say to what columns hold.
+"""Strict decoding of events from JSON to typed objects, and conversion of values to columns.
 
-Any fault in the text raises. Values may be anything: each function that makes a column has a fast
-route for well-formed values and a slow one, value by value, for when somebody wrote something else.
+Any fault in the text raises. Values may have any type: each function that builds a column has a
+fast path for well-formed values and a slow one, value by value, for all others.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-#: "Not there" in integer columns on their way to the tables; nobody's ts, id or size.
+#: Null in integer columns before they become tables; never a valid ts, id or size.
 NULL = -(1 << 63)
 INT64_MAX = (1 << 63) - 1
 UINT64_MAX = (1 << 64) - 1
-#: Null in a UInt64 column on its way to the tables.
+#: Null in a UInt64 column before it becomes a table.
 NULL_ADDRESS = UINT64_MAX
 ABSENT = msgspec.Raw(b"null")
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments we know; the others are skipped by the decoder."""
+    """The known arguments; the decoder skips all others."""
 
     external_id: Any = msgspec.field(default=NULL, name="External id")
     external_id_2021: Any = msgspec.field(default=NULL, name="external id")
@@ -66,7 +66,7 @@ NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; its times are kept as text, for exact nanoseconds."""
+    """One event; times stay text, for exact nanoseconds."""
 
     ph: Any = None
     cat: str | None = None
@@ -87,18 +87,18 @@ class Event(msgspec.Struct, gc=False):
 
 
 class RawArgs(msgspec.Struct, gc=False):
-    """Only the text of an event's arguments."""
+    """The text of an event's arguments."""
 
     args: msgspec.Raw = ABSENT
 
 
-#: What a strict decoder raises on bad text.
+#: Exceptions of a strict decoder on bad text.
 BAD_TEXT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 #: All events of a JSON array, and of newline-delimited JSON.
 decode_events = msgspec.json.Decoder(list[Event]).decode
 decode_lines = msgspec.json.Decoder(Event).decode_lines
-#: Any value as plain Python objects; decimals stay text, for exact nanoseconds on this route too.
+#: Any value as plain Python objects; decimals stay text, for exact nanoseconds.
 decode_any = msgspec.json.Decoder(float_hook=str).decode
 
 _decode_event = msgspec.json.Decoder(Event).decode
@@ -107,7 +107,7 @@ _raw_args_lines = msgspec.json.Decoder(RawArgs)
 
 
 def decode_event(text: bytes) -> Event:
-    """One event; a value of a strange type is kept for the caller to coerce."""
+    """Decode one event; a value of an unexpected type is kept for the caller to coerce."""
     try:
         return _decode_event(text)
     except msgspec.ValidationError:
@@ -115,17 +115,17 @@ def decode_event(text: bytes) -> Event:
 
 
 def decode_raw_args(array: bytes) -> list[msgspec.Raw]:
-    """The arguments' text of every event of a JSON array, in order."""
+    """Return the arguments' text of every event of a JSON array, in order."""
     return [event.args for event in _raw_args.decode(array)]
 
 
 def decode_raw_args_lines(lines: bytes) -> list[msgspec.Raw]:
-    """The same of newline-delimited JSON."""
+    """Like :func:`decode_raw_args`, for newline-delimited JSON."""
     return [event.args for event in _raw_args_lines.decode_lines(lines)]
 
 
 def _loose_event(value: Any) -> Event:
-    """An event from a plain dict, whatever its values' types.
+    """Build an event from a plain dict with values of any type.
 
     Raises:
         msgspec.DecodeError: the value is not a JSON object.
@@ -167,7 +167,7 @@ _decimal_integer = re.compile(r"[+-]?\d{1,20}")
 
 
 def integers(values: list[Any]) -> bytes:
-    """A column of Int64; what is no integer becomes null."""
+    """Return a column of Int64, null for values that are not integers."""
     try:
         return array("q", values).tobytes()
     except (TypeError, OverflowError):
@@ -175,7 +175,7 @@ def integers(values: list[Any]) -> bytes:
 
 
 def integer(value: Any) -> int:
-    """An Int64 from a number or numeric text, else null."""
+    """Convert a number or numeric text to Int64, anything else to null."""
     if isinstance(value, str) and _decimal_integer.fullmatch(value):
         value = int(value)
     if isinstance(value, float) and value.is_integer():
@@ -186,7 +186,7 @@ def integer(value: Any) -> int:
 
 
 def addresses(values: list[Any]) -> bytes:
-    """A column of UInt64; negative ones are two's complement, what is no integer is null."""
+    """Return a column of UInt64: two's complement of negative values, null for non-integers."""
     return array("Q", map(_address, values)).tobytes()
 
 
@@ -202,7 +202,7 @@ def _address(value: Any) -> int:
 
 
 class Codes(dict[str | None, int]):
-    """Text to small numbers, in order of first appearance; null is the empty code."""
+    """Codes of texts, in order of first appearance; null has the code ``EMPTY``."""
 
     EMPTY = (1 << 32) - 1
 
@@ -216,19 +216,19 @@ class Codes(dict[str | None, int]):
         return code
 
     def column(self, values: list[Any]) -> bytes:
-        """Codes (UInt32) of a column of text; what is not text is made text first."""
+        """Return the codes (UInt32) of a column; other values are converted to text first."""
         try:
             return array("I", map(self.__getitem__, values)).tobytes()
         except TypeError:
             return array("I", [self[text_of(value)] for value in values]).tobytes()
 
     def table(self) -> list[str]:
-        """The texts by code."""
+        """Return the texts by code."""
         return [text for text in self if text is not None]
 
 
 def text_of(value: Any) -> str | None:
-    """A name as text: numbers as written, structures as JSON; None stays None."""
+    """Convert a name to text: numbers as written, structures as JSON; None stays None."""
     if value is None or type(value) is str:
         return value
     if isinstance(value, str | int | float | bool):
@@ -237,10 +237,10 @@ def text_of(value: Any) -> str | None:
 
 
 def ids(values: list[Any]) -> tuple[bytes, dict[int, str]]:
-    """A column of process or thread ids, and the textual ones by row.
+    """Return a column of process or thread ids, and the textual ids by row.
 
-    Integers and numeric text are ids; other text is a label (its id null here, made by the
-    assembler); missing is null.
+    Integers and numeric text are ids; other text is a label (its id is null here and set by the
+    assembler); a missing id is null.
     """
     try:
         return array("q", values).tobytes(), {}
@@ -256,12 +256,12 @@ def ids(values: list[Any]) -> tuple[bytes, dict[int, str]]:
 
 
 def label(value: Any, number: int) -> str | None:
-    """The text of an id that is no number."""
+    """Return the text of an id that is not a number, else None."""
     return text_of(value) if number == NULL and value is not None and value != NULL else None
 
 
 def triples(values: list[Any]) -> bytes:
-    """x, y, z of every value, flat, Int32; what is no triple of numbers is null (-1)."""
+    """Return x, y, z of every value, flat, as Int32; -1 if a value is not a triple of integers."""
     return array("i", [number for value in values for number in _triple(value)]).tobytes()
 
 
@@ -275,13 +275,13 @@ def _triple(value: Any) -> tuple[int, int, int]:
 
 # --- times in microseconds -----------------------------------------------------------------
 
-#: Decimals of a nanosecond; whole microseconds of fewer digits fit into Int64.
+#: Decimals of a nanosecond in us; microseconds with fewer digits than ``_PLAIN`` fit Int64 as ns.
 _DIGITS, _PLAIN = 3, 16
 _number = re.compile(rb'"?\s*(-?)(\d+)(?:\.(\d*))?(?:[eE]([+-]?\d{1,3}))?\s*"?')
 
 
 def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
-    """A column of JSON numbers in us as Int64 ns, ``NULL`` for null; and how many were no time."""
+    """Convert JSON numbers in us to Int64 ns, ``NULL`` for null; also count the invalid times."""
     column, bad = array("q"), 0
     for each in texts:
         value = nanosecond(bytes(each))
@@ -291,7 +291,7 @@ def nanoseconds(texts: list[msgspec.Raw]) -> tuple[array[int], int]:
 
 
 def nanosecond(text: bytes) -> int | None:
-    """One time in microseconds, as JSON text, to the nearest nanosecond; None if it is none."""
+    """Convert a time in us, as JSON text, to the nearest ns; None if it is invalid."""
     whole, point, fraction = text.partition(b".")
     if whole.isdigit() and len(whole) < _PLAIN:  # nearly always
         if not point:

@@ -1,4 +1,4 @@
-"""Typed events of a piece to a batch of columns."""
+"""Convert the typed events of a piece to a batch of columns."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _SLICE_PHASES = frozenset("XiIRPNODvVc")
 _PAIR_PHASES = frozenset("BEbenSTpF")
 _FLOW_PHASES = frozenset("stf")
 _KNOWN_PHASES = _SLICE_PHASES | _PAIR_PHASES | _FLOW_PHASES | frozenset("()MC")
-#: Events of phase P that V8 packs the samples of its CPU profiler into, many in one.
+#: Events of phase P that contain many samples of V8's CPU profiler each.
 _PROFILES = ("Profile", "ProfileChunk")
 
 
@@ -27,14 +27,14 @@ def extract(
     raw_args: RawArgs,
     order: Sequence[int] | None = None,
 ) -> Batch:
-    """A batch of the wanted events of a piece.
+    """Return a batch of the selected events of a piece.
 
     Args:
         events: the piece's events, in file order.
         selection: what to keep.
-        offset: the piece's place in the file, for issues.
-        raw_args: gives the arguments' text of every event; asked for counters and ``args`` only.
-        order: the events' numbers in the piece, where they are not all of it.
+        offset: offset of the piece in the file, for issues.
+        raw_args: returns the arguments' text of every event; called for counters and ``args`` only.
+        order: the events' numbers in the piece, if they are only part of it.
     """
     raw_args = _as_recorded(events, raw_args)
     draft = Draft(selection, offset, raw_args)
@@ -62,14 +62,14 @@ def extract(
 
 
 def _phase(event: Event) -> Any:
-    """The phase as text; a step of an asynchronous slice (``T``) with a duration is a slice."""
+    """Return the phase as text; an async step (``T``) with a duration becomes a slice."""
     if event.ph == "T" and event.dur != decode.ABSENT:
         event.ph = "X"
     return event.ph if type(event.ph) is str else text_of(event.ph)
 
 
 def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:
-    """Undo what our own exporter and py-spy do to events; what gives the texts of arguments."""
+    """Undo changes by our exporter and py-spy; return the function for the arguments' text."""
     moved = [
         row
         for row, event in enumerate(events)
@@ -85,9 +85,9 @@ def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:
 
 
 def _slice_rows(draft: Draft, events: Sequence[Event], phases: Sequence[Any]) -> list[int]:
-    """The rows of the events that are rows of ``events``.
+    """Return the rows of the events that become rows of ``events``.
 
-    What holds a V8 CPU profile is no sample itself: it is counted and left out.
+    Events with a V8 CPU profile are not samples: they are counted as an issue and dropped.
     """
     rows = [row for row, phase in enumerate(phases) if phase in _SLICE_PHASES]
     if "P" not in phases:
@@ -102,7 +102,7 @@ def _slice_rows(draft: Draft, events: Sequence[Event], phases: Sequence[Any]) ->
 
 
 def _others(draft: Draft, batch: Batch, events: list[Event], phases: list[Any]) -> None:
-    """Everything that is no row of ``events`` by itself."""
+    """Process all events that are not a row of ``events`` by themselves."""
     selection, present = draft.selection, set(phases)
 
     def of(wanted: frozenset[str]) -> list[tuple[int, Event]]:
@@ -132,7 +132,7 @@ def _others(draft: Draft, batch: Batch, events: list[Event], phases: list[Any]) 
 
 
 def _lose(draft: Draft, event: Event) -> None:
-    """Count an event of a phase that is not known."""
+    """Count an event with an unknown phase."""
     if event.ph is not None:
         draft.lose(f"unknown-phase-{text_of(event.ph)!s:.8}")
     # JAX closes its array with an empty event
@@ -159,7 +159,7 @@ def _flows(draft: Draft, chosen: list[tuple[int, Event]]) -> Flows:
 def _placed(
     draft: Draft, out: Rows, chosen: list[tuple[int, Event]]
 ) -> tuple[list[Event], list[int]]:
-    """Fill the columns of those events that have a time; these and their rows."""
+    """Fill the columns of the events that have a time; return these and their rows."""
     events, rows, ts = draft.timed([event for _, event in chosen], [row for row, _ in chosen])
     draft.fill(out, events, rows, ts)
     out.columns["phase"] = "".join([e.ph for e in events]).encode()
@@ -167,7 +167,7 @@ def _placed(
 
 
 def _bound_flow(event: Event) -> Event | None:
-    """The flow point a slice carries itself (``bind_id`` with ``flow_in``/``flow_out``)."""
+    """Return the flow point of a slice with ``bind_id`` and ``flow_in``/``flow_out``, or None."""
     phase = {(False, True): "s", (True, True): "t", (True, False): "f"}.get(
         (event.flow_in is True, event.flow_out is True)
     )
@@ -179,7 +179,7 @@ def _bound_flow(event: Event) -> Event | None:
 
 
 def _async_key(event: Event) -> str | None:
-    """What begin and end of one async event share; None for B and E, which share their thread."""
+    """Return the key shared by begin and end of an async event; None for B and E."""
     if event.ph in "BE":
         return None
     if event.ph in "STpF":
@@ -193,7 +193,7 @@ def _async_key(event: Event) -> str | None:
 
 
 def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> list[Reading]:
-    """What a counter event says, a reading for each series."""
+    """Return the readings of a counter event, one per series."""
     ts = decode.nanosecond(bytes(event.ts))
     if ts is None:
         draft.lose("no-time")
@@ -229,7 +229,7 @@ def _number(value: Any) -> float | None:
 
 
 def _metadata(event: Event) -> Metadata:
-    """What an event of phase M says."""
+    """Return the content of a metadata event (phase M)."""
     pid, tid = decode.integer(event.pid), decode.integer(event.tid)
     args = event.args if type(event.args) is Args else NO_ARGS
     given = {

@@ -1,4 +1,4 @@
-"""The Chrome trace parser: a file's text in, a :class:`~traceanalyzer.trace.Trace` out."""
+"""The Chrome trace parser: reads a file into a :class:`~traceanalyzer.trace.Trace`."""
 
 import re
 
@@ -6,7 +6,7 @@ from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 
-#: Keys that tell a trace from any other JSON; most of them are those before the events.
+#: Keys that distinguish a trace from other JSON; most of them precede the events.
 _LIKELY = re.compile(
     rb'"(?:traceEvents|ph|schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo'
     rb'|displayTimeUnit|traceName|otherData|stackFrames|systemTraceEvents|viztracer_metadata)"'
@@ -14,7 +14,7 @@ _LIKELY = re.compile(
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether these first bytes look like a chrome trace; the file's name does not matter."""
+    """Whether the first bytes look like a Chrome trace; the file name does not matter."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"["):
         inner = text[1:].strip(b" \t\r\n,")

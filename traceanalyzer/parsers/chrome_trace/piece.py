@@ -1,7 +1,7 @@
-"""One piece of text to batches: the compiled scan, strict decoding, recovery, in this order.
+"""Convert a piece of text to batches: compiled scan, strict decoding, recovery, in this order.
 
-The scan (``_scan.c``) takes the ordinary events of well-formed text and hands all others back to
-Python. Without it (no compiler when the package was installed) strict decoding takes everything
+The scan (``_scan.c``) reads the ordinary events of well-formed text and returns all others to
+Python. Without it (no compiler when the package was installed) strict decoding reads everything
 and gives the same tables, slower.
 """
 
@@ -28,13 +28,13 @@ _trailing = re.compile(r"trailing characters \(byte (\d+)\)")
 
 #: Flags of the scan for a category.
 _WANTED, _DEVICE, _OTHER = 1, 2, 64
-#: Words in the names of communication: host events with them carry arguments that Python reads.
-_SPECIAL = [word.encode() for word in vocabulary.COMMUNICATION_WORDS]
+#: Parts of communication names: Python reads the arguments of host events with such names.
+_COMMUNICATION = [word.encode() for word in vocabulary.COMMUNICATION_WORDS]
 #: How ``null`` begins.
 _NULL = ord("n")
 
-#: What the scan gives, in its order: columns of slices, rows that may be collectives, columns of
-#: flow points.
+#: Results of the scan, in order: columns of slices, rows that may be collectives, columns of flow
+#: points.
 _SLICE_COLUMNS = (
     *("order", "ts", "dur", "category", "name", "pid", "tid", "correlation", "external_id"),
     *("device_rows", "device", "stream", "copied"),
@@ -46,12 +46,12 @@ _FLOW_COLUMNS = ("order", "phase", "ts", "category", "name", "pid", "tid", "id")
 
 
 def process(text: bytes, offset: int, selection: Selection, *, final: bool = False) -> list[Batch]:
-    """The batches of a piece of text; together they hold its events, the last one their number.
+    """Return the batches of a piece of text; the last one has the number of events.
 
     Args:
-        text: events separated by commas, line breaks or nothing; perhaps damaged. It begins
-            between two events; an event that it does not end is the last batch's ``tail``.
-        offset: the piece's place in the file, for issues.
+        text: events separated by commas, line breaks or nothing; may be damaged. It begins between
+            two events; an unfinished event at its end becomes the last batch's ``tail``.
+        offset: offset of the piece in the file, for issues.
         selection: what to keep.
         final: no text follows.
     """
@@ -63,24 +63,24 @@ def process(text: bytes, offset: int, selection: Selection, *, final: bool = Fal
 
 
 def _whole(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
-    """Well-formed events, perhaps with the array's end among them; None: they are not."""
-    found = _scanned(text, offset, selection) or _strict(text, offset, selection)
-    # an array that ends only for another to begin is read as one with it, see recover
-    goes_on = found and found[-1].closed and GOES_ON.match(text, found[-1].closed)
-    return None if goes_on else found
+    """Read well-formed events, perhaps with the array's end; None if the text is damaged."""
+    batches = _scanned(text, offset, selection) or _strict(text, offset, selection)
+    # consecutive arrays are read as one, see recover
+    goes_on = batches and batches[-1].closed and GOES_ON.match(text, batches[-1].closed)
+    return None if goes_on else batches
 
 
 # --- the compiled scan -----------------------------------------------------------------------
 
 
 def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
-    """The batches of a well-formed piece, or None when it has to be read another way."""
+    """Scan a well-formed piece; None if it must be read another way."""
     if _scan is None:
         return None  # type: ignore[unreachable]
     other = _flags("other", selection) | _OTHER
     with_args = "args" in selection.columns
     with_dims = "input_dims" in selection.columns
-    found = _scan.scan(
+    scanned = _scan.scan(
         text,
         0,
         [
@@ -90,7 +90,7 @@ def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | No
         ],
         other,
         other,
-        _SPECIAL,
+        _COMMUNICATION,
         [name.encode() for name in selection.names],
         array("q", [edge for window in selection.windows for edge in window]).tobytes(),
         selection.wants("flow", None),
@@ -98,9 +98,9 @@ def _scanned(text: bytes, offset: int, selection: Selection) -> list[Batch] | No
         with_args,
         with_dims,
     )
-    if found is None:
+    if scanned is None:
         return None
-    events, closed, first, columns = found
+    events, closed, first, columns = scanned
     *values, next_rows, args, input_dims, text_ranges, rest_ranges = columns
     width = len(_SLICE_COLUMNS)
     slices = Slices(dict(zip(_SLICE_COLUMNS, values[:width], strict=True)))
@@ -126,7 +126,7 @@ def _flags(kind: str, selection: Selection) -> int:
 
 
 def _name_collectives(slices: Slices, rows: array[int], texts: list[str]) -> None:
-    """Communication kernels without arguments: the name says which collective it is."""
+    """Set the collectives of communication kernels without arguments, by kernel name."""
     names = array("I", slices.columns["name"])
     categories = array("I", slices.columns["category"])
     kernels = {
@@ -142,7 +142,7 @@ def _named(kernel: str) -> Collective:
 
 
 def _texts(text: bytes, ranges: array[int]) -> list[str]:
-    """Names and categories by code; those with escapes as the decoder reads them."""
+    """Return names and categories by code; escapes are decoded."""
     texts = []
     for at, length in zip(ranges[::2], ranges[1::2], strict=True):
         raw = text[at : at + length]
@@ -153,13 +153,13 @@ def _texts(text: bytes, ranges: array[int]) -> list[str]:
 
 
 def _spelled(text: bytes, ranges: array[int]) -> list[str | None]:
-    """A value of each row as the file spells it; None where there is none, or null."""
+    """Return the JSON text of a value of each row; None if absent or null."""
     spans = zip(ranges[::2], ranges[1::2], strict=True)
     return [text[at : at + n].decode() if n and text[at] != _NULL else None for at, n in spans]
 
 
 def _rest(text: bytes, ranges: array[int], offset: int, selection: Selection) -> Batch:
-    """The batch of the events that the scan handed back."""
+    """Return the batch of the events that the scan left to Python."""
     if not ranges:
         return Batch()
     spans = zip(ranges[::3], ranges[1::3], strict=True)
@@ -176,7 +176,7 @@ def _batch(
     selection: Selection,
     order: array[int] | None = None,
 ) -> Batch:
-    """The batch of events that stand in a text with commas between them."""
+    """Return the batch of events in a text that separates them by commas."""
     return extract(
         events, selection, offset, lambda: decode.decode_raw_args(b"[" + text + b"]"), order
     )
@@ -186,7 +186,7 @@ def _batch(
 
 
 def _strict(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
-    """Well-formed events by the decoder."""
+    """Decode well-formed events; None if the text is damaged."""
     body = text.strip(_BLANKS)
     if not body:
         return [Batch()]
@@ -206,14 +206,14 @@ def _strict(text: bytes, offset: int, selection: Selection) -> list[Batch] | Non
 
 
 def _early_end(body: bytes, error: Exception) -> int | None:
-    """Offset behind the ``]`` that ended ``[body]`` early, as the decoder's complaint tells it."""
+    """Return the offset after the ``]`` that ended ``[body]`` early, from the decoder's error."""
     match = _trailing.search(str(error))
-    # the decoder counts the bracket put before the text, and the first byte that is too many
+    # the decoder counts the added bracket and the first extra byte
     return None if match is None else body.rfind(b"]", 0, int(match[1]) - 1) + 1
 
 
 def _lines(text: bytes, offset: int, selection: Selection) -> list[Batch] | None:
-    """Newline-delimited events, without commas, perhaps with the array's end behind them."""
+    """Decode newline-delimited events without commas, perhaps followed by the array's end."""
     lines = text.rstrip(_BLANKS)
     closed = len(lines) if lines.endswith(b"]") else None
     if closed:
@@ -231,7 +231,7 @@ def _lines(text: bytes, offset: int, selection: Selection) -> list[Batch] | None
 
 
 def _saved(text: bytes, offset: int, selection: Selection, *, final: bool) -> Batch:
-    """Damaged text, event by event."""
+    """Recover events from damaged text, one by one."""
     from traceanalyzer.parsers.chrome_trace import recover
 
     saved = recover.recover(text, final=final)

@@ -1,4 +1,4 @@
-"""Events that mean something only together: begin and end to slices, flow points to arrows."""
+"""Combine events: begin and end events to slices, flow points to arrows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +22,13 @@ _PHASE_CODE[[ord("s"), ord("t"), ord("f")]] = 0, 1, 2
 
 @dataclass
 class Paired:
-    """Slices made of pairs, a row each: the begin event's row and the end event's (or -1).
+    """Slices from begin and end events.
 
-    ``asynchronous`` tells async slices from B/E ones.
+    Attributes:
+        begin: row of each slice's begin event.
+        end: row of its end event, or -1.
+        asynchronous: whether it is an async slice, not a B/E pair.
+        issues: issue counts.
     """
 
     begin: list[int] = field(default_factory=list)
@@ -33,18 +37,18 @@ class Paired:
     issues: dict[str, int] = field(default_factory=dict)
 
     def add(self, begin: int, end: int, *, asynchronous: bool) -> None:
-        """A slice from its two events' rows."""
+        """Add a slice by the rows of its two events."""
         self.begin.append(begin)
         self.end.append(end)
         self.asynchronous.append(asynchronous)
 
     def count(self, code: str) -> None:
-        """Count an oddity."""
+        """Count an issue."""
         self.issues[code] = self.issues.get(code, 0) + 1
 
 
 class _Open:
-    """The open slices of one lane, innermost last, also by name: no end looks through them all."""
+    """The open slices of one lane, innermost last, and by name, so that no end scans them all."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -53,26 +57,26 @@ class _Open:
         self.strays: list[int] = []
 
     def begin(self, row: int, *names: tuple[int, ...]) -> None:
-        """Open a slice that ends under any of these names may close."""
+        """Open a slice; an end with any of these names may close it."""
         self.rows.append(row)
         for name in names:
             self.by_name.setdefault(name, []).append(row)
 
     def innermost(self) -> int | None:
-        """The slice opened last, or None."""
+        """Return the innermost open slice, or None."""
         return self._top(self.rows)
 
     def named(self, *names: tuple[int, ...]) -> int | None:
-        """The innermost slice of the first of these names that is open, or None."""
-        found = (self._top(self.by_name.get(name, [])) for name in names)
-        return next((row for row in found if row is not None), None)
+        """Return the innermost slice of the first of these names that is open, or None."""
+        rows = (self._top(self.by_name.get(name, [])) for name in names)
+        return next((row for row in rows if row is not None), None)
 
     def end(self, row: int) -> None:
         """Close a slice."""
         self.closed.add(row)
 
     def left(self) -> list[int]:
-        """What was never closed."""
+        """Return the slices that were never closed."""
         return [row for row in self.rows if row not in self.closed]
 
     def _top(self, rows: list[int]) -> int | None:
@@ -82,14 +86,14 @@ class _Open:
 
 
 def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> Paired:
-    """Match begin and end events in the order of time, file order where times are equal.
+    """Match begin and end events by time, in file order for equal times.
 
-    An end closes the innermost open slice of its name (of its process, if there is one), one
-    without a name the innermost. Slices that an end passes over stay open. An end for which nothing
-    is open waits until all others have closed their own, and then closes the innermost of those
-    that are left from before it, or one of its name that begins at that very time. A slice that is
-    never closed has no end; an end with nothing to close is dropped. An end that names another
-    slice than the innermost (async slices: than any open one) is counted, as those are.
+    An end closes the innermost open slice of its name (preferably of its process), or the innermost
+    slice if it has no name. Skipped slices stay open. An end without an open slice is matched after
+    all others: to the innermost remaining slice before it, or to one of its name that begins at the
+    same time. A slice that is never closed has no end; an end without a slice is dropped. Ends that
+    do not match the innermost slice (async: any open slice), unclosed slices and dropped ends are
+    counted.
     """
     paired = Paired()
     lanes: dict[tuple[int, ...], _Open] = {}
@@ -97,12 +101,14 @@ def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> P
     for row in np.argsort(ts, kind="stable").tolist():
         what, is_async = phase[row], keys[row] != NO_TEXT
         lane = lanes.setdefault((keys[row],) if is_async else (pids[row], tids[row]), _Open())
-        own = (names[row], pids[row]), (names[row],)
+        keys_of_name = (names[row], pids[row]), (names[row],)
         if what in _BEGIN:
-            lane.begin(row, *own)
+            lane.begin(row, *keys_of_name)
         elif what in _INSTANT:
             paired.add(row, -1, asynchronous=True)
-        elif (begin := lane.innermost() if names[row] == NO_TEXT else lane.named(*own)) is None:
+        elif (
+            begin := lane.innermost() if names[row] == NO_TEXT else lane.named(*keys_of_name)
+        ) is None:
             lane.strays.append(row)
         else:
             if begin != lane.innermost() and not is_async:
@@ -115,10 +121,10 @@ def pair(phase: str, ts: Ints, name: Ints, pid: Ints, tid: Ints, key: Ints) -> P
 
 
 def _settle(lane: _Open, paired: Paired, ts: Ints, names: list[int], keys: list[int]) -> None:
-    """What was never closed, and ends for which nothing was open."""
+    """Match the unclosed slices and the ends without an open slice."""
     strays = set(lane.strays)
     left: list[int] = []
-    # of one time what begins comes first: there an end may have been written before its begin
+    # begins sort before ends of the same time: an end may precede its begin in the file
     for row in sorted([*lane.left(), *strays], key=lambda row: (ts[row], row in strays, row)):
         is_async = keys[row] != NO_TEXT
         if row not in strays:
@@ -134,21 +140,21 @@ def _settle(lane: _Open, paired: Paired, ts: Ints, names: list[int], keys: list[
 
 
 def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:
-    """The pairs of a file and the columns of the slices they make, in no particular order."""
+    """Return the pairs of a file and the columns of their slices, in no particular order."""
     points = collected.points
     if not points.height:
         return Paired(), {}
     columns = {name: points.whole(name) for name in list(points.parts)}
     phase = columns.pop("phase").tobytes().decode()
-    made = pair(
+    paired = pair(
         phase, columns["ts"], columns["name"], columns["pid"], columns["tid"], columns["key"]
     )
-    begin, end = np.array(made.begin, dtype=np.int64), np.array(made.end, dtype=np.int64)
+    begin, end = np.array(paired.begin, dtype=np.int64), np.array(paired.end, dtype=np.int64)
     slices = {
         name: columns[name][begin] for name in ("order", "ts", "category", "name", "pid", "tid")
     }
     slices["dur"] = np.where(end >= 0, columns["ts"][end] - slices["ts"], NULL)
-    return made, slices
+    return paired, slices
 
 
 # --- flows -----------------------------------------------------------------------------------
@@ -157,10 +163,10 @@ def paired_columns(collected: Collected) -> tuple[Paired, dict[str, Ints]]:
 def flow_table(
     collected: Collected, texts: pl.Series, rank: int | None, slices: Mapping[str, Ints]
 ) -> pl.DataFrame:
-    """The ``flows`` table; ``slices`` has ts, dur, pid and tid of all rows of ``events``, in order.
+    """Build ``flows``; ``slices`` has ts, dur, pid and tid of all rows of ``events``, in order.
 
-    A point belongs to the arrow of its (id, category, name). A start, a step and an end with
-    ``bp: "e"`` are bound to the innermost slice around them, other ends to the next slice.
+    Points with the same (id, category, name) form an arrow. Starts, steps and ends with ``bp: "e"``
+    are bound to the innermost slice around them, other ends to the next slice.
     """
     if not collected.flows.height:
         return schema.empty("flows")
@@ -183,7 +189,7 @@ def flow_table(
 
 
 def _flow_points(collected: Collected) -> pl.DataFrame:
-    """The flow points in the order of time, file order where times are equal."""
+    """Return the flow points ordered by time, in file order for equal times."""
     flows = collected.flows
     columns = {name: flows.whole(name) for name in list(flows.parts)}
     columns["pid"] = np.where(columns["pid"] == NULL, 0, columns["pid"])
@@ -195,26 +201,26 @@ def _flow_points(collected: Collected) -> pl.DataFrame:
 
 
 def _bound(points: pl.DataFrame, slices: Mapping[str, Ints]) -> pl.Series:
-    """The event row each point is bound to, null for none.
+    """Return the event row that each point is bound to, null for none.
 
-    Nearly always the slice that started last before the point is still running; only for the other
-    points the slices' nesting is worked out.
+    Usually the last slice that started before the point is still running; the nesting of slices is
+    computed for the other points only.
     """
     at, is_next = points["ts"], points["to_next"]
     lanes = pl.DataFrame({name: slices[name] for name in _LANE})
     _, (of_point, of_slice) = group_numbers(_LANE, points, lanes)
-    asked = pl.DataFrame({"ts": at, "lane": of_point.astype(np.int32)})
+    queries = pl.DataFrame({"ts": at, "lane": of_point.astype(np.int32)})
     lanes = pl.DataFrame({"ts": slices["ts"], "lane": of_slice.astype(np.int32)})
     lanes = lanes.with_row_index("event")
-    before = asked.join_asof(lanes, on="ts", by="lane", check_sortedness=False)["event"]
-    # the last nanosecond of a slice still counts: Kineto ends an arrow where its launch ended
+    before = queries.join_asof(lanes, on="ts", by="lane", check_sortedness=False)["event"]
+    # the end of a slice is included: Kineto ends an arrow where its launch ended
     end = pl.Series(slices["ts"] + np.maximum(slices["dur"], 0) + 1)
     rows = (end.gather(before) <= at).fill_null(value=False) & ~is_next
     if rows.any():
         spans = lanes.select("lane", start="ts").with_columns(end=end)
-        inside = enclosing(asked.filter(rows), spans, by=["lane"])["slice"]
+        inside = enclosing(queries.filter(rows), spans, by=["lane"])["slice"]
         before = before.scatter(rows.arg_true(), inside)
     if not is_next.any():
         return before
-    behind = asked.join_asof(lanes, on="ts", by="lane", strategy="forward", check_sortedness=False)
-    return behind["event"].zip_with(is_next, before)
+    after = queries.join_asof(lanes, on="ts", by="lane", strategy="forward", check_sortedness=False)
+    return after["event"].zip_with(is_next, before)

@@ -1,18 +1,17 @@
-"""What single producers of traces write otherwise than the format means it, set right.
+"""Corrections for producers that deviate from the format.
 
-Each is undone by what is spelled exactly so; nothing else is changed:
+Each correction applies to one exact spelling; all other events are unchanged:
 
 * our own exporter moves slices that do not nest to overflow tracks
   (:mod:`traceanalyzer.exporters.chrome_trace.tracks`): the argument ``"traceanalyzer tid"``, always
-  the first, holds the own tid of a slice, flow point or thread name written under another one;
-* py-spy's begin and end events are named as its other formats name frames, since no other column
-  could hold the file and line that their arguments tell; its frames that stand for a thread or a
-  process are lanes, as in its raw format;
-* MosaicML Composer's system profiler has counters under names and in units that are not true: its
-  "gb" of memory are bytes / 2**9, its "kb" of the network bytes / 2**3, its disk counters have a
-  series that is literally called ``field_name``, and its CUDA memory is in 10^9 bytes under names
-  that do not tell. Nothing is changed into what is spelled so: reading a file that was exported
-  changes nothing more.
+  the first, is the original tid of a slice, flow point or thread name;
+* py-spy's begin and end events get frame names as in its other formats, because there is no column
+  for the file and line in their arguments; frames for a thread or a process become lanes, as in its
+  raw format;
+* MosaicML Composer's system profiler writes wrong counter names and units: its "gb" of memory are
+  bytes / 2**9, its "kb" of network traffic bytes / 2**3, its disk counters have a series literally
+  called ``field_name``, and its CUDA memory is in 10^9 bytes without saying so. The corrected names
+  never match these spellings, so reading an exported file corrects nothing twice.
 """
 
 import re
@@ -34,15 +33,15 @@ _origin = re.compile(rb'\{"traceanalyzer tid":(?:-?\d+|"(?:[^"\\]|\\.)*"),?')
 
 
 def undo_overflow(events: list[Event], moved: Sequence[int], raw_args: RawArgs) -> RawArgs:
-    """Give moved events their own tid, take the names from the tracks they were moved to.
+    """Restore the tid of moved events, and drop the names of overflow tracks.
 
     Args:
-        events: events of any writer, which are changed.
-        moved: the rows of those that have an ``original_tid``.
-        raw_args: gives the arguments' text of every event.
+        events: events of any writer, changed in place.
+        moved: rows of the events with an ``original_tid``.
+        raw_args: returns the arguments' text of every event.
 
     Returns:
-        What gives the arguments' texts as they were before the move.
+        A function that returns the arguments' texts as they were before the move.
     """
     for row in moved:
         event = events[row]
@@ -50,26 +49,26 @@ def undo_overflow(events: list[Event], moved: Sequence[int], raw_args: RawArgs) 
             event.name = None
         elif type(event.args) is Args:
             event.tid = event.args.original_tid
-    return (lambda: _own_args(raw_args(), moved)) if moved else raw_args
+    return (lambda: _without_mark(raw_args(), moved)) if moved else raw_args
 
 
-def _own_args(texts: list[msgspec.Raw], moved: Sequence[int]) -> list[msgspec.Raw]:
-    """The texts without the mark; null where there was nothing else."""
-    own = list(texts)
+def _without_mark(texts: list[msgspec.Raw], moved: Sequence[int]) -> list[msgspec.Raw]:
+    """Return the texts without ``"traceanalyzer tid"``; null if there was nothing else."""
+    cleaned = list(texts)
     for row in moved:
-        text = _origin.sub(b"{", bytes(own[row]), count=1)
-        own[row] = ABSENT if text == b"{}" else msgspec.Raw(text)
-    return own
+        text = _origin.sub(b"{", bytes(cleaned[row]), count=1)
+        cleaned[row] = ABSENT if text == b"{}" else msgspec.Raw(text)
+    return cleaned
 
 
 # --- py-spy ----------------------------------------------------------------------------------
 
-#: A phase that means nothing.
+#: A phase that is ignored.
 _NOTHING = "("
 
 
 class _Place(msgspec.Struct, gc=False):
-    """Where a function is."""
+    """Location of a function."""
 
     filename: Any = None
     line: Any = None
@@ -78,16 +77,16 @@ class _Place(msgspec.Struct, gc=False):
 _decode_place = msgspec.json.Decoder(_Place).decode
 
 
-def name_py_spy_frames(events: list[Event], own: Sequence[int], raw_args: RawArgs) -> None:
-    """Call py-spy's slices ``NAME (FILE:LINE)``, let its labels name processes and threads.
+def name_py_spy_frames(events: list[Event], rows: Sequence[int], raw_args: RawArgs) -> None:
+    """Name py-spy's slices ``NAME (FILE:LINE)``; turn its labels into process and thread names.
 
     Args:
-        events: events of any writer, which are changed.
-        own: the rows of those that py-spy wrote.
-        raw_args: gives the arguments' text of every event.
+        events: events of any writer, changed in place.
+        rows: rows of py-spy's events.
+        raw_args: returns the arguments' text of every event.
     """
-    texts = raw_args() if own else []
-    for row in own:
+    texts = raw_args() if rows else []
+    for row in rows:
         event = events[row]
         try:
             place = _decode_place(texts[row])
@@ -102,12 +101,12 @@ def name_py_spy_frames(events: list[Event], own: Sequence[int], raw_args: RawArg
 
 
 def _frame(name: str, file: str, line: Any) -> str:
-    """A function as py-spy's raw format writes it, without a line where it tells none."""
+    """Format a function as in py-spy's raw format, without the line if it is unknown."""
     return f"{name} ({file}:{line})" if type(line) is int and line > 0 else f"{name} ({file})"
 
 
 def _label(event: Event, text: str) -> None:
-    """Make of the begin of a label the metadata that names its lane, of its end nothing."""
+    """Turn a label's begin event into a metadata event that names its lane; drop its end event."""
     lanes = Lanes()
     _, rest = labels.py_spy(text.encode(errors="replace"), lanes)
     if rest:
@@ -124,7 +123,7 @@ def _label(event: Event, text: str) -> None:
 
 
 class TrueCounter(NamedTuple):
-    """What a counter is called here, and what its readings are multiplied by."""
+    """Corrected name and series of a counter, and the factor for its readings."""
 
     name: str
     series: str
@@ -140,34 +139,34 @@ _NETWORK = re.compile(r"(network/.+)/kb_(sent|recv)", re.DOTALL)
 
 
 def true_counter(name: str, series: str) -> TrueCounter | None:
-    """What a counter of Composer's spelling really is; None for any other."""
-    if _MEMORY.fullmatch(name) and (told := _MEMORY_SERIES.fullmatch(series)):
-        return TrueCounter(name, f"{told[1]}_bytes", 2**9)
-    if (told := _CUDA.fullmatch(name)) and series == f"{told[1]}_mem":
-        return TrueCounter("memory/cuda", f"{told[1]}_bytes", 10**9)
+    """Return the correction of a Composer counter; None for any other counter."""
+    if _MEMORY.fullmatch(name) and (match := _MEMORY_SERIES.fullmatch(series)):
+        return TrueCounter(name, f"{match[1]}_bytes", 2**9)
+    if (match := _CUDA.fullmatch(name)) and series == f"{match[1]}_mem":
+        return TrueCounter("memory/cuda", f"{match[1]}_bytes", 10**9)
     if (name, series) == _RETRIES:
         return TrueCounter("memory/cuda", series, 1)
-    if (told := _DISK.fullmatch(name)) and series == "field_name":
-        return TrueCounter(told[1], told[2].replace("_time", "_time_ms"), 1)
-    if (told := _NETWORK.fullmatch(name)) and series == f"kb_{told[2]}":
-        return TrueCounter(told[1], f"{told[2]}_bytes", 2**3)
+    if (match := _DISK.fullmatch(name)) and series == "field_name":
+        return TrueCounter(match[1], match[2].replace("_time", "_time_ms"), 1)
+    if (match := _NETWORK.fullmatch(name)) and series == f"kb_{match[2]}":
+        return TrueCounter(match[1], f"{match[2]}_bytes", 2**3)
     return None
 
 
 def undo_composer_units(counters: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Readings with true names and values, and how many of them were changed.
+    """Correct names and values of Composer's readings; also return the number of corrections.
 
-    Bytes are whole: of what Composer rounded to five digits of 10^9 bytes the rest is 0.
+    Byte counts are rounded to integers: Composer keeps five digits of 10^9 bytes.
 
     Args:
-        counters: the table ``counters``, its names as text.
+        counters: the table ``counters``, with names as text.
     """
     pairs = counters.select("name", "series").unique()
-    told = [(*pair, *true) for pair in pairs.iter_rows() if (true := true_counter(*pair))]
-    if not told:
+    corrections = [(*pair, *true) for pair in pairs.iter_rows() if (true := true_counter(*pair))]
+    if not corrections:
         return counters, 0
     texts = dict.fromkeys(("name", "series", "true_name", "true_series"), pl.String)
-    known = pl.DataFrame(told, schema={**texts, "factor": pl.Float64}, orient="row")
+    known = pl.DataFrame(corrections, schema={**texts, "factor": pl.Float64}, orient="row")
     joined = counters.join(known, on=["name", "series"], how="left", maintain_order="left")
     changed = joined.with_columns(
         name=pl.coalesce("true_name", "name"),

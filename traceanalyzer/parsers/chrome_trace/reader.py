@@ -1,4 +1,4 @@
-"""A Chrome trace's text in, the tables of a trace out."""
+"""Read the text of a Chrome trace into the tables of a trace."""
 
 import re
 from dataclasses import replace
@@ -13,14 +13,14 @@ from traceanalyzer.limits import LAST_EPOCH_NS
 from traceanalyzer.parsers.chrome_trace.arrays import collect
 from traceanalyzer.parsers.chrome_trace.assemble import Assembler
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Collected, Metadata
-from traceanalyzer.parsers.chrome_trace.container import Container, NoTraceError, first_events
+from traceanalyzer.parsers.chrome_trace.container import Container, NotATraceError, first_events
 from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.chrome_trace.text import open_text
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.trace import Device, Meta, Trace, issue_rows, sort_events
 
-#: How bad an issue is; whatever is not listed is a loss.
+#: Issues without data loss; all others are losses.
 _NOTICES = frozenset(
     (
         "negative-duration",
@@ -38,18 +38,18 @@ _NOTICES = frozenset(
     )
 )
 
-#: What is said of an issue instead of the place where it was found.
+#: Details of an issue, shown instead of its first place.
 _DETAILS = {
-    "profile-chunk": "a V8 CPU profile: its samples are not read",
+    "profile-chunk": "a V8 CPU profile: its samples are not supported",
     "two-clocks": "PyTorch's events cannot be placed on Composer's clock",
 }
 
-#: The first event of JAX's and TensorFlow's profiler: it names its devices and hosts.
+#: The first event of JAX's and TensorFlow's profiler, which names devices and hosts.
 _XLA = re.compile(rb'"process_name"[^{]*+\{\s*+"name"\s*+:\s*+"/(?:device|host):')
 _XLA_BYTES = 1 << 12
 
-#: Top-level values that have a place of their own in Meta, and those that are too large for it.
-_OWN = frozenset(
+#: Top-level keys with a field in Meta, and keys too large for it.
+_META_KEYS = frozenset(
     ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "host_name")
 )
 _BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
@@ -57,11 +57,11 @@ _MAX_RANK = (1 << 31) - 1
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None) -> Trace:
-    """Read one chrome trace.
+    """Read one Chrome trace.
 
     Raises:
-        MalformedInput: nothing in the file is an event and it is no empty trace either.
-        UnreadableFile: the operating system refused.
+        MalformedInput: the file has no events and is not an empty trace.
+        UnreadableFile: the file cannot be read.
     """
     text = open_text(source, progress)
     container, collected = Container(), Collected()
@@ -71,9 +71,9 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         if first is not None and _XLA.search(text.read(first, _XLA_BYTES)):
             from traceanalyzer.parsers.chrome_trace import xla
 
-            reading, by_lanes = xla.everything(selection), True
+            reading, by_lanes = xla.full_selection(selection), True
         collect(text, first, reading, container, collected)
-    except NoTraceError as error:
+    except NotATraceError as error:
         raise MalformedInput(
             source.path,
             str(error),
@@ -83,14 +83,14 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         text.close()
     trace = _trace(source, reading, container.metadata, collected)
     if by_lanes:
-        trace = xla.told(trace, selection)
+        trace = xla.with_device_work(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
 
 
 def _trace(
     source: Source, selection: Selection, metadata: dict[str, Any], collected: Collected
 ) -> Trace:
-    """All tables of what was collected."""
+    """Build all tables from the collected columns."""
     meta = _meta(source, metadata, collected)
     assembler = Assembler(collected, selection, meta.rank)
     frames = assembler.frames()
@@ -106,7 +106,9 @@ def _trace(
         frames, meta, is_moved = _of_composer(frames, meta, collected, assembler)
     if source.damage:
         collected.issues.note(f"damaged-file: {source.damage}", -1)
-    rows = [(_severity(code), *_worded(code, n, at)) for code, (n, at) in collected.issues.items()]
+    rows = [
+        (_severity(code), *_detailed(code, n, at)) for code, (n, at) in collected.issues.items()
+    ]
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
     trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
     return sort_events(trace) if is_moved else trace
@@ -115,7 +117,11 @@ def _trace(
 def _of_composer(
     frames: dict[str, pl.DataFrame], meta: Meta, collected: Collected, assembler: Assembler
 ) -> tuple[dict[str, pl.DataFrame], Meta, bool]:
-    """What Composer wrote: ranks of a merged file, one clock; last whether times were moved."""
+    """Correct tables of a Composer file: ranks of a merged file, one clock.
+
+    Returns:
+        The tables, the metadata, and whether times were shifted.
+    """
     from traceanalyzer.parsers.chrome_trace import composer
 
     ranks = composer.ranks_by_pid(collected.metadata)
@@ -141,17 +147,17 @@ def _severity(code: str) -> str:
     return "data_loss"
 
 
-def _worded(code: str, count: int, offset: int) -> tuple[str, int, str | None]:
+def _detailed(code: str, count: int, offset: int) -> tuple[str, int, str | None]:
     code, _, detail = code.partition(": ")
     place = None if offset < 0 else f"byte {offset}"
     return code, count, detail or _DETAILS.get(code, place)
 
 
-# --- what the file says about itself, in whichever of its writers' words -------------------------
+# --- metadata of the file, in the spelling of its writer ------------------------------------------
 
 
 def _meta(source: Source, metadata: dict[str, Any], collected: Collected) -> Meta:
-    """The file's Meta from its top-level values, its metadata events and its name."""
+    """Build the file's Meta from its top-level values, its metadata events and its name."""
     job = metadata.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
     rank = _count(job.get("rank"))
@@ -159,7 +165,7 @@ def _meta(source: Source, metadata: dict[str, Any], collected: Collected) -> Met
         rank = _global_rank(collected.metadata)
     if rank is None:
         rank = rank_from_name(source.path)
-    rest = {k: v for k, v in metadata.items() if k not in _OWN and k not in _BULKY}
+    rest = {k: v for k, v in metadata.items() if k not in _META_KEYS and k not in _BULKY}
     if len(job) > 1:
         rest["distributedInfo"] = job
     return Meta(
@@ -183,17 +189,17 @@ def _version(metadata: dict[str, Any]) -> str | None:
 
 
 def _global_rank(events: list[Metadata]) -> int | None:
-    """Composer's rank; several of them mean a merged file, which has no one rank."""
-    found = {
+    """Return Composer's rank; None for a merged file, which has several."""
+    ranks = {
         _count(msgspec.json.decode(args).get("value"))
         for name, *_, args in events
         if name == "global_rank"
     }
-    return found.pop() if len(found) == 1 else None
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _epoch(value: Any) -> int | None:
-    """Absolute time of ts 0, if it leaves room on the clock for the times behind it."""
+    """Return the absolute time of ts 0; None if later times would overflow the clock."""
     number = integer(value)
     return number if 0 <= number <= LAST_EPOCH_NS else None
 
@@ -201,18 +207,18 @@ def _epoch(value: Any) -> int | None:
 def _devices(properties: Any) -> tuple[Device, ...]:
     if not isinstance(properties, list):
         return ()
-    found = []
+    devices = []
     for entry in properties:
         number = _count(entry.get("id")) if isinstance(entry, dict) else None
         if number is not None:
             memory = integer(entry.get("totalGlobalMem"))
             known = None if memory == NULL else memory
-            found.append(Device(number, _text(entry.get("name")), known))
-    return tuple(found)
+            devices.append(Device(number, _text(entry.get("name")), known))
+    return tuple(devices)
 
 
 def _count(value: Any) -> int | None:
-    """A rank or a number of ranks; sometimes written as text."""
+    """Return a rank or a number of ranks, which some writers store as text."""
     number = integer(value) if not isinstance(value, bool) else NULL
     return number if 0 <= number <= _MAX_RANK else None
 

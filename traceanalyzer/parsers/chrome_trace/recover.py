@@ -1,4 +1,4 @@
-"""What can be saved of text that is not JSON: small faults are mended, what is lost is counted."""
+"""Recover events from invalid JSON: repair small faults, count lost events."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from traceanalyzer.parsers.chrome_trace.columns import Issues
 from traceanalyzer.parsers.chrome_trace.container import value_end
 from traceanalyzer.parsers.chrome_trace.decode import BAD_TEXT, Event, decode_event, decode_events
 
-#: Recovery may cost this many units for each byte of text, a unit being the decoding of a byte.
+#: Budget of recovery in units per byte of text; a unit is the cost of decoding a byte.
 _PATIENCE = 3
 _FREE = 1 << 21
-#: What an event costs at least, and further one that is decoded alone, or that is lost.
+#: Minimum cost of an event, extra cost of one that is decoded alone, and of one that is lost.
 _LEAST, _ALONE, _LOSS = 1 << 7, 3 << 7, 1 << 10
-#: What it costs to mend a fault, to look for faults in a byte, and to go on behind a bracket.
-_FAULT, _MEND, _BRACKET = 3 << 5, 2, 1 << 5
-#: Text with more faults than one in so many bytes is not mended.
+#: Cost of repairing a fault, of searching a byte for faults, and of continuing after a bracket.
+_FAULT, _REPAIR, _BRACKET = 3 << 5, 2, 1 << 5
+#: Text with more faults than one in this many bytes is not repaired.
 _BYTES_PER_FAULT, _FEW_FAULTS = 8, 64
-#: Events are decoded together, in runs of up to so many bytes.
+#: Maximum bytes of events that are decoded together.
 _RUN = 1 << 14
-#: An event without an end is looked at so far first.
+#: Bytes of an unfinished event that are examined first.
 _WINDOW = 1 << 9
-#: How far an event's indentation is looked for before it, and events indented alike behind it.
+#: Search distance for an event's indentation before it, and for equally indented events after it.
 _INDENT = 64
 _REACH = 1 << 16
-#: Searching costs less than decoding.
+#: Searching costs this much less than decoding.
 _SEARCH = 8
 
-# every alternative takes its whole token at once, so that no text is looked at twice
+# every alternative consumes its whole token, so that no text is scanned twice
 _SOUND = (
     rb'"(?:[^"\\\x00-\x1f]++|\\(?:[\"\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+"'
     rb'|[^"\d\-NnIi,]++'
@@ -63,16 +63,16 @@ _low_half = re.compile(rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _high_half = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 _object = re.compile(rb'\{\s*+["}]')
-#: What a decoder stumbles over and :func:`mended` mends: escapes, numbers, commas.
-_mendable = re.compile(rb"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
+#: Faults that a decoder rejects and :func:`repaired` fixes: escapes, numbers, commas.
+_repairable = re.compile(rb"[\\\d.#\-+eEnNiI}\]]|,[ \t\r\n]*+[}\]]")
 _blanks = re.compile(rb"[ \t\r\n,]*+")
-#: The end of an array, to be told from that of a list inside an event.
+#: The end of the event array, as opposed to a list inside an event.
 _last_end = re.compile(rb'\}[\s,]*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"))')
 _QUOTE, _OPEN, _CLOSE = b'"{}'
 _STRUCTURE, _BLANK, _BEFORE_EVENT = (
     np.isin(np.arange(256), list(some)) for some in (b'"{}', b" \t\r", b",}\n")
 )
-#: An event is looked for behind at most so many blanks.
+#: Maximum blanks before an event.
 _LONGEST_INDENT = 256
 
 Places = npt.NDArray[np.int32]
@@ -80,15 +80,15 @@ Places = npt.NDArray[np.int32]
 
 @dataclass
 class Saved:
-    """Events saved from damaged text.
+    """Events recovered from damaged text.
 
     Attributes:
-        texts: each event's own JSON text, now strict.
+        texts: JSON texts of the events, now valid.
         events: the events, in order.
-        issues: what was lost or mended, with offsets within the text.
-        tail: the text of an event at the end that goes on where the text stops.
-        closed: offset behind the ``]`` that ended the array, or None.
-        lost: an event was lost and none was read since: this may be the inside of that one.
+        issues: lost events and repairs, with offsets within the text.
+        tail: text of an unfinished event at the end.
+        closed: offset after the ``]`` that ended the array, or None.
+        lost: an event was lost and none was read since: the position may be inside the lost event.
     """
 
     texts: list[bytes] = field(default_factory=list)
@@ -100,15 +100,14 @@ class Saved:
 
 
 class DamagedText:
-    """A text with the places where its objects begin and end, and the work done on it.
+    """A damaged text with the offsets of its objects, and the work done on it.
 
-    The work is bounded by the text's length: events that cost more than the text allows for are
-    skipped.
+    The work is limited by the text's length: events beyond the budget are skipped.
 
     Attributes:
-        text: what is damaged.
-        spent: units of work.
-        run: events are decoded together in runs of up to so many bytes.
+        text: the damaged text.
+        spent: units of work done.
+        run: maximum bytes of events that are decoded together.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -117,16 +116,16 @@ class DamagedText:
         self.run = _RUN
 
     def credit(self, at: int) -> int:
-        """What may still be spent when reading has come to an offset; a debt is negative."""
+        """Return the remaining budget at an offset; negative if it is exceeded."""
         return _FREE + _PATIENCE * (len(self.text) + at) - self.spent
 
     def start(self, at: int) -> int | None:
-        """The offset of the event that starts at an offset or next behind it, or None."""
+        """Return the offset of the first event start at or after an offset, or None."""
         place = bisect.bisect_left(self._starts, at)
         return self._starts[place] if place < len(self._starts) else None
 
     def end(self, at: int) -> int | None:
-        """The offset behind the object that begins with the brace at an offset, or None."""
+        """Return the offset after the object that begins at an offset, or None."""
         if not _object.match(self.text, at):
             return None
         opened, ends = self._objects
@@ -134,26 +133,26 @@ class DamagedText:
         is_known = place < len(opened) and opened[place] == at
         return ends[place] or None if is_known else None
 
-    def mended(self, part: bytes) -> tuple[bytes, dict[str, int]]:
-        """A part of the text with its faults mended, and how many of each there were.
+    def repaired(self, part: bytes) -> tuple[bytes, dict[str, int]]:
+        """Return a part of the text with its faults repaired, and the number of each fault.
 
         Raises:
-            msgspec.DecodeError: there are too many faults.
+            msgspec.DecodeError: too many faults.
         """
         faults = Faults(_FEW_FAULTS + len(part) // _BYTES_PER_FAULT)
         try:
-            return mended(part, faults), faults.counts
+            return repaired(part, faults), faults.counts
         finally:
-            self.spent += _MEND * len(part) + _FAULT * faults.number
+            self.spent += _REPAIR * len(part) + _FAULT * faults.number
 
     @cached_property
     def _openings(self) -> Places:
-        found = [match.start() for match in container.OPENING.finditer(self.text)]
-        return np.array(found, np.int32)
+        starts = [match.start() for match in container.OPENING.finditer(self.text)]
+        return np.array(starts, np.int32)
 
     @cached_property
     def _starts(self) -> array[int]:
-        """The openings behind another object, or at the beginning of a line."""
+        """The openings after another object, or at the beginning of a line."""
         data = np.frombuffer(b"\n" + self.text, np.uint8)
         before = self._openings.copy()
         for _ in range(_LONGEST_INDENT):
@@ -165,13 +164,13 @@ class DamagedText:
 
     @cached_property
     def _objects(self) -> tuple[array[int], array[int]]:
-        """Offsets of opening braces, and behind the brace that closes each; 0: there is none."""
+        """Offsets of opening braces, and after the brace that closes each; 0: unclosed."""
         at, is_open = _braces(self.text, self._openings)
         level = np.cumsum(2 * is_open.astype(np.int8) - 1, dtype=np.int32)
         level += ~is_open
         level -= level.min(initial=0)
         levels = np.minimum(level, 0xFFFF, out=level).astype(np.uint16)
-        # braces of one level open and close in turn
+        # braces of one level alternate between open and close
         order = np.argsort(levels, kind="stable").astype(np.int32)
         levels, opens = levels[order], is_open[order]
         pair = np.flatnonzero(opens[:-1] & ~opens[1:] & (levels[:-1] == levels[1:]))
@@ -181,10 +180,10 @@ class DamagedText:
 
 
 def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_]]:
-    """Offsets of the braces outside strings, and which of them open an object.
+    """Return the offsets of braces outside strings, and which of them open an object.
 
-    No event begins inside a string, where its quotes would be escaped: quotes are counted from
-    each event's beginning, so that one too many does no harm behind it.
+    Events never begin inside a string, where quotes are escaped: quotes are counted from the
+    beginning of each event, so that an extra quote does not affect the next event.
     """
     plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     data = np.frombuffer(plain, np.uint8)
@@ -200,14 +199,14 @@ def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_
 
 
 def recover(text: bytes, *, final: bool) -> Saved:
-    """All whole events of a piece of text, whatever surrounds them.
+    """Recover all complete events of a piece of text.
 
-    The work is linear in the length of the text, whatever it holds: of text with hardly any event
-    that can be read some starts are skipped, and some events of text with very many tiny ones.
+    The work is linear in the length of the text: event starts are skipped in text with hardly any
+    valid event, and events in text with very many tiny ones.
 
     Args:
         text: begins between two events.
-        final: no text follows; an event that does not end is lost.
+        final: no text follows; an unfinished event is lost.
     """
     saved = Saved()
     damaged = DamagedText(text)
@@ -225,7 +224,7 @@ def recover(text: bytes, *, final: bool) -> Saved:
 
 
 def _skip(damaged: DamagedText, at: int, saved: Saved) -> int:
-    """Behind the text that pays for what was spent, to the next event."""
+    """Skip text until the budget is positive again; return the offset of the next event."""
     saved.issues.note("bad-event", at)
     saved.lost = True
     following = damaged.start(at + 1 - damaged.credit(at) // _PATIENCE)
@@ -233,9 +232,9 @@ def _skip(damaged: DamagedText, at: int, saved: Saved) -> int:
 
 
 def _run(damaged: DamagedText, at: int, saved: Saved) -> int | None:
-    """Save several events from an offset on together; returns where they end.
+    """Recover several events from an offset on together; return the offset of their end.
 
-    Runs are longer behind an event that was well, shorter where one is not.
+    Runs get longer after valid events and shorter after damaged ones.
     """
     while True:
         texts, stop = _following(damaged, at)
@@ -254,7 +253,7 @@ def _run(damaged: DamagedText, at: int, saved: Saved) -> int | None:
 
 
 def _following(damaged: DamagedText, at: int) -> tuple[list[bytes], int]:
-    """The texts of the objects from an offset on with nothing between them, and where they end."""
+    """Return the texts of the adjacent objects from an offset on, and the offset of their end."""
     text, texts, stop = damaged.text, list[bytes](), at
     while stop < min(at + damaged.run, len(text)) and text[stop] == _OPEN:
         end = damaged.end(stop)
@@ -271,14 +270,14 @@ T = TypeVar("T")
 def _decoded(
     damaged: DamagedText, segment: bytes, decode: Callable[[bytes], T]
 ) -> tuple[T, bytes, dict[str, int]] | None:
-    """What a text says, the text, mended if need be, and what was mended; None: it is no JSON."""
+    """Decode a text; return value, text (repaired if needed) and repair counts, None on failure."""
     damaged.spent += len(segment)
     try:
         return decode(segment), segment, {}
     except BAD_TEXT:
         pass
     try:
-        segment, counts = damaged.mended(segment)
+        segment, counts = damaged.repaired(segment)
         return decode(segment), segment, counts
     except BAD_TEXT:
         return None
@@ -300,7 +299,7 @@ def _behind_blanks(text: bytes, at: int) -> int:
 
 
 def _event(damaged: DamagedText, at: int, final: bool, saved: Saved) -> int:
-    """Save the event at an offset, or count it lost; returns where to go on."""
+    """Recover the event at an offset, or count it as lost; return the offset to continue at."""
     text, end = damaged.text, damaged.end(at)
     if end is not None:
         damaged.spent += _ALONE
@@ -319,21 +318,21 @@ def _event(damaged: DamagedText, at: int, final: bool, saved: Saved) -> int:
 
 
 def _last_bracket(text: bytes, at: int) -> int:
-    """The offset of the bracket that ends the array; the text's end where there is none."""
+    """Return the offset of the bracket that ends the array; the text's end without one."""
     last = _last_end.search(text, at)
     return last.end() if last else len(text)
 
 
 def _is_cut(damaged: DamagedText, at: int) -> bool:
-    """Whether the text stops within the event at an offset, which may have small faults."""
+    """Whether the text ends within the event at an offset, which may have small faults."""
     size = _WINDOW
     while damaged.credit(at) >= 0:
         window = damaged.text[at : at + size]
         end = value_end(window.decode("latin-1"), 0)
         damaged.spent += end.wrong or len(window)
-        if end.wrong is not None and not end.cut and _mendable.match(window, end.wrong):
+        if end.wrong is not None and not end.cut and _repairable.match(window, end.wrong):
             try:
-                end = value_end(damaged.mended(window)[0].decode("latin-1"), 0)
+                end = value_end(damaged.repaired(window)[0].decode("latin-1"), 0)
             except BAD_TEXT:
                 return False
         if not end.cut or at + size >= len(damaged.text):
@@ -343,10 +342,10 @@ def _is_cut(damaged: DamagedText, at: int) -> bool:
 
 
 def _resume(damaged: DamagedText, at: int) -> int | None:
-    """Where to go on behind the start of a lost event; None: the rest of the text belongs to it.
+    """Return the offset to continue at after a lost event; None: the rest belongs to that event.
 
-    Where events stand on lines of their own, at the next one that is indented no deeper: others may
-    be inside the lost event.
+    If events are on separate lines, this is the next one that is not indented deeper: deeper ones
+    may be inside the lost event.
     """
     damaged.spent += _LOSS
     text = damaged.text
@@ -366,9 +365,10 @@ def _resume(damaged: DamagedText, at: int) -> int | None:
 
 
 def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
-    """The array's end, unless another array, or an event, follows: it is read as one with this.
+    """Process a closing bracket; return the offset to continue at.
 
-    Nor is it the end when it may belong to a lost event and more events follow.
+    It does not end the array if another array or an event follows, or if it may belong to a lost
+    event and more events follow.
     """
     damaged.spent += _BRACKET
     if match := container.GOES_ON.match(damaged.text, at + 1):
@@ -380,22 +380,22 @@ def _bracket(damaged: DamagedText, at: int, saved: Saved) -> int:
 
 
 def _stray(text: bytes, at: int, saved: Saved) -> int:
-    """Text that is no event: over it to the next event or bracket."""
+    """Skip stray text; return the offset of the next event or bracket."""
     saved.issues.note("stray-text", at)
     match = container.BEHIND_STRAY.search(text, at)
     return match.start() if match else len(text)
 
 
-# --- small faults, mended without moving the bounds of an event --------------------------------
+# --- repair of small faults, without changing the bounds of an event ----------------------------
 
 
 class Faults:
-    """How many faults were mended.
+    """Number of repaired faults.
 
     Attributes:
-        most: there may be so many.
-        number: of all.
-        counts: of each kind that is an issue.
+        most: maximum number.
+        number: total number.
+        counts: number of each kind that is an issue.
     """
 
     def __init__(self, most: int) -> None:
@@ -403,10 +403,10 @@ class Faults:
         self.counts: dict[str, int] = {}
 
     def add(self, code: str | None, count: int = 1) -> None:
-        """Count faults; a number that becomes null is no issue.
+        """Count faults; a number that becomes null is not an issue.
 
         Raises:
-            msgspec.DecodeError: there are too many for text that was JSON once.
+            msgspec.DecodeError: too many faults for text that was once JSON.
         """
         if code:
             self.counts[code] = self.counts.get(code, 0) + count
@@ -415,15 +415,15 @@ class Faults:
             raise msgspec.DecodeError("too many faults")
 
 
-def mended(text: bytes, faults: Faults) -> bytes:
-    """The text with all small faults mended.
+def repaired(text: bytes, faults: Faults) -> bytes:
+    """Return the text with all small faults repaired.
 
     Bytes that are not UTF-8 and lone surrogates become U+FFFD, raw control characters in strings
-    are escaped, backslashes that escape nothing are doubled, commas before a closing bracket go,
-    NaN, Infinity and numbers that JSON or a double cannot hold become null.
+    are escaped, invalid backslashes are doubled, commas before a closing bracket are removed, NaN,
+    Infinity and numbers invalid in JSON or beyond a double become null.
 
     Raises:
-        msgspec.DecodeError: there are too many faults.
+        msgspec.DecodeError: too many faults.
     """
     try:
         text.decode()
@@ -432,12 +432,12 @@ def mended(text: bytes, faults: Faults) -> bytes:
         faults.add("bad-utf8", replaced.count("\ufffd") - text.count(b"\xef\xbf\xbd"))
         text = replaced.encode()
 
-    def mend(match: re.Match[bytes]) -> bytes:
+    def repair(match: re.Match[bytes]) -> bytes:
         token = match.group()
         if match.lastindex:
             return token
         if token[0] == _QUOTE:
-            return _mended_string(token, faults)
+            return _repaired_string(token, faults)
         if token == b",":
             faults.add("trailing-comma")
             return b""
@@ -446,19 +446,19 @@ def mended(text: bytes, faults: Faults) -> bytes:
         faults.add(None)
         return b"null"
 
-    return _token.sub(mend, text)
+    return _token.sub(repair, text)
 
 
-def _mended_string(token: bytes, faults: Faults) -> bytes:
+def _repaired_string(token: bytes, faults: Faults) -> bytes:
     if _odd_in_string.search(token) is None:
         return token
-    paired = -1  # where the second half of a surrogate pair stands
+    paired = -1  # offset of the second half of a surrogate pair
 
     def count(code: str, instead: bytes) -> bytes:
         faults.add(code)
         return instead
 
-    def mend(match: re.Match[bytes]) -> bytes:
+    def repair(match: re.Match[bytes]) -> bytes:
         nonlocal paired
         odd = match.group()
         if odd[0] != 0x5C:
@@ -472,4 +472,4 @@ def _mended_string(token: bytes, faults: Faults) -> bytes:
             return odd
         return count("lone-surrogate", b"\\ufffd")
 
-    return _odd_in_string.sub(mend, token)
+    return _odd_in_string.sub(repair, token)

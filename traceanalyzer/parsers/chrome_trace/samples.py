@@ -13,7 +13,7 @@ from traceanalyzer.parsers.chrome_trace.columns import Collected
 from traceanalyzer.parsers.chrome_trace.decode import integer, label, nanosecond, text_of
 from traceanalyzer.parsers.contract import Selection
 
-#: Whole numbers up to here are exact as Float64.
+#: Integers up to this are exact as Float64.
 _MAX_WEIGHT = 1 << 53
 
 
@@ -26,7 +26,7 @@ class _Frames:
     row_of: dict[str, int | None] = field(default_factory=dict)
 
     def row(self, frame: Any) -> int | None:
-        """The row of a frame, its callers' before it; None for one that is not given."""
+        """Return the row of a frame, adding its callers before it; None for an unknown frame."""
         chain: dict[str, None] = {}
         key = str(frame)
         while key not in self.row_of and isinstance(self.given.get(key), dict):
@@ -35,12 +35,12 @@ class _Frames:
             chain[key] = None
             key = str(self.given[key].get("parent"))
         parent = self.row_of.get(key)
-        for own in reversed(chain):
-            entry = self.given[own]
+        for frame_id in reversed(chain):
+            entry = self.given[frame_id]
             row = len(self.rows)
             name, where = text_of(entry.get("name")), text_of(entry.get("category"))
             self.rows.append((row, parent, name or "", where, None))
-            parent = self.row_of[own] = row
+            parent = self.row_of[frame_id] = row
         return self.row_of.get(str(frame))
 
 
@@ -52,16 +52,16 @@ def add_samples(
     rank: int | None,
     row_of: npt.NDArray[np.uint32],
 ) -> dict[str, pl.DataFrame]:
-    """The tables with ``stacks`` filled, ``stack`` set where told, samples behind the events.
+    """Return the tables with ``stacks``, the ``stack`` of slices, and samples after the events.
 
-    ``row_of`` tells the row in ``events`` of each slice in the order they were collected.
+    ``row_of`` is the row in ``events`` of each slice, in the order of collection.
     """
     given = metadata.get("stackFrames")
     samples = metadata.get("samples") if selection.wants("sample", None) else None
     if not samples and not (given and collected.stack_frames):
         return frames
     stacks = _Frames(given if isinstance(given, dict) else {})
-    for frame in stacks.given:  # all of them: a frame's row depends on nothing else that is read
+    for frame in stacks.given:  # all of them, so that row numbers do not depend on the selection
         stacks.row(frame)
     events = frames["events"]
     if collected.stack_frames:
@@ -111,16 +111,16 @@ def _samples(
 
 
 def _lane(sample: dict[str, Any], collected: Collected) -> tuple[int | None, int | None]:
-    """Process and thread. A thread without a process is of process 0, as with slices and names."""
-    told = (sample.get("pid"), sample.get("tid"))
-    pid, tid = (collected.lane_id(integer(own), label(own, integer(own))) for own in told)
+    """Return process and thread; the process of a thread without one is 0, as for slices."""
+    ids = (sample.get("pid"), sample.get("tid"))
+    pid, tid = (collected.lane_id(integer(raw), label(raw, integer(raw))) for raw in ids)
     return 0 if pid is None and tid is not None else pid, tid
 
 
 def _textual(
     sampled: pl.DataFrame, lanes: pl.DataFrame, collected: Collected, rank: int | None
 ) -> pl.DataFrame:
-    """``lanes`` of the textual ids that only samples have."""
+    """Return ``lanes`` of the textual ids that occur in samples only."""
     text_of = {number: text for text, number in collected.labels.items()}
     known = set(lanes.select("pid", "tid").rows())
     used = sampled.select("pid", "tid").unique(maintain_order=True).rows()
@@ -135,7 +135,7 @@ def _textual(
 
 
 def weight_unit(metadata: dict[str, Any]) -> str | None:
-    """``samples`` where the file has any that count, whether they are asked for or not."""
+    """Return ``samples`` if the file has any with a weight, selected or not; else None."""
     samples = metadata.get("samples")
     given = samples if isinstance(samples, list) else ()
     counted = (_weight(s) is not None for s in given if isinstance(s, dict))
@@ -143,7 +143,7 @@ def weight_unit(metadata: dict[str, Any]) -> str | None:
 
 
 def _weight(sample: dict[str, Any]) -> float | None:
-    """How often a sample counts: once, when it does not tell."""
+    """Return the weight of a sample; 1 by default, None if it is not a number."""
     value = sample.get("weight", 1)
     try:
         weight = math.nan if isinstance(value, bool) else float(value)  # decoded as text if 1.5

@@ -1,4 +1,4 @@
-"""Complete events and instants to the columns of a batch."""
+"""Convert complete events and instants to the columns of a batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.vocabulary import kind_of_category
 
-#: Gives the arguments' JSON text of every event of a piece.
+#: Returns the arguments' JSON text of every event of a piece.
 RawArgs = Callable[[], list[msgspec.Raw]]
 
 #: The name of Kineto's allocator events, which had no category before 2022.
 MEMORY = "[memory]"
-#: Kinds that the phase tells, whatever the category says.
+#: Kinds that follow from the phase, whatever the category.
 PHASE_KINDS = {"P": "sample", "N": "object", "O": "object", "D": "object"}
-#: A moment each, whatever some writers say of their duration.
+#: Instants; a duration written by some tools is ignored.
 _INSTANT_PHASES = frozenset("iIR")
 
 _HOST_COLLECTIVE = re.compile(r"^(?:nccl|rccl|xccl|gloo|mpi|ucc):|^record_param_comms$|^c10d::")
@@ -32,7 +32,7 @@ _decode_list = msgspec.json.Decoder(list[Any]).decode
 
 
 class Draft:
-    """A batch that is being made: what is wanted of its piece, text codes, counted issues."""
+    """State while a batch is built: selection, text codes, issues."""
 
     def __init__(self, selection: Selection, offset: int, raw_args: RawArgs) -> None:
         self.selection = selection
@@ -42,14 +42,14 @@ class Draft:
         self.issues = Issues()
 
     def lose(self, code: str, count: int = 1) -> None:
-        """Count something that could not be kept."""
+        """Count events that could not be kept."""
         if count:
             self.issues.note(code, self.offset, count)
 
     def timed(
         self, events: list[Event], rows: list[int]
     ) -> tuple[list[Event], list[int], array[int]]:
-        """Events and rows without those that have no time, which are counted; and the times."""
+        """Return the events and rows that have a time, and the times; count the others."""
         ts, bad = decode.nanoseconds([e.ts for e in events])
         self.lose("bad-time", bad)
         if not events or min(ts) != NULL:
@@ -59,7 +59,7 @@ class Draft:
         return [events[i] for i in have], [rows[i] for i in have], _take(ts, have)
 
     def fill(self, out: Rows, events: list[Event], rows: list[int], ts: array[int]) -> None:
-        """Fill the columns that all sorts of events have."""
+        """Fill the columns that all types of events have."""
         out.columns["order"] = array("I", rows).tobytes()
         out.columns["ts"] = ts.tobytes()
         out.columns["category"] = self.codes.column([e.cat for e in events])
@@ -68,7 +68,7 @@ class Draft:
         set_ids(out, "tid", [e.tid for e in events])
 
     def json_texts(self, rows: list[int]) -> list[str | None] | None:
-        """The text of the arguments of rows, if it is asked for."""
+        """Return the arguments' text of rows, if it is selected."""
         if "args" not in self.selection.columns:
             return None
         raw = self.raw_args()
@@ -83,7 +83,7 @@ def set_ids(out: Rows, name: str, values: list[Any]) -> None:
 
 
 def slice_columns(draft: Draft, events: list[Event], rows: list[int]) -> Slices:
-    """The columns of the wanted ones of these events; ``rows`` are their numbers in the piece."""
+    """Return the columns of the selected events; ``rows`` are their numbers in the piece."""
     events, rows = _wanted(draft.selection, events, rows)
     if not events:
         return Slices()
@@ -120,7 +120,7 @@ def slice_columns(draft: Draft, events: list[Event], rows: list[int]) -> Slices:
 def _wanted(
     selection: Selection, events: list[Event], rows: list[int]
 ) -> tuple[list[Event], list[int]]:
-    """The events whose kind or name is asked for."""
+    """Return the events with a selected kind or name."""
     if selection.kinds is None:
         return events, rows
     keep = [
@@ -137,12 +137,12 @@ def _kind(event: Event) -> str:
 
 
 def _without_duration(events: list[Event], dur: array[int]) -> int:
-    """Complete events that say nothing, or nothing usable, about their duration."""
+    """Count complete events without a valid duration."""
     return sum(1 for e, length in zip(events, dur, strict=True) if e.ph == "X" and length == NULL)
 
 
 def _inside(windows: Sequence[tuple[int, int]], ts: array[int], dur: array[int]) -> list[int]:
-    """Rows that overlap a window."""
+    """Return the rows that overlap a window."""
     return [
         row
         for row, (start, length) in enumerate(zip(ts, dur, strict=True))
@@ -155,7 +155,7 @@ def _take(column: array[int], rows: list[int]) -> array[int]:
 
 
 def _device_columns(out: dict[str, bytes], events: list[Event], args: list[Args]) -> list[int]:
-    """Fill the columns of device rows and of kernels; returns the device rows."""
+    """Fill the columns of device rows and of kernels; return the device rows."""
     on_device = {c for c in {e.cat for e in events} if is_device(c)}
     if not on_device:
         return []
@@ -174,7 +174,7 @@ def _device_columns(out: dict[str, bytes], events: list[Event], args: list[Args]
 
 
 def is_device(category: str | None) -> bool:
-    """Whether events of a category lie on a device."""
+    """Whether events of a category run on a device."""
     return kind_of_category(category) in vocabulary.DEVICE_KINDS
 
 
@@ -213,20 +213,20 @@ def _collective_columns(
     rows = {i for i in on_device if args[i].collective is not None}
     if names:
         rows.update(i for i, e in enumerate(events) if e.name in names)
-    found = [(i, row) for i in sorted(rows) if (row := _collective(events[i], args[i])) is not None]
-    out.columns["collective_rows"] = array("I", [i for i, _ in found]).tobytes()
-    out.collectives = [row for _, row in found]
+    kept = [(i, row) for i in sorted(rows) if (row := _collective(events[i], args[i])) is not None]
+    out.columns["collective_rows"] = array("I", [i for i, _ in kept]).tobytes()
+    out.collectives = [row for _, row in kept]
 
 
 @lru_cache(maxsize=1 << 16)
 def _may_communicate(name: str) -> bool:
-    """Whether a name may be communication's; plain words, since this sees every name."""
+    """Whether a name may be that of communication; substrings, as every name is tested."""
     small = name.lower()
     return any(word in small for word in vocabulary.COMMUNICATION_WORDS)
 
 
 def _collective(event: Event, args: Args) -> Collective | None:
-    """What one event tells of a collective, by its arguments, name and tensors; None: of none."""
+    """Return the collective of an event by arguments, name and tensors; None without one."""
     name = event.name if isinstance(event.name, str) else ""
     kind = kind_of_category(event.cat)
     host = kind in ("cpu_op", "user_annotation") and _HOST_COLLECTIVE.search(name) is not None
@@ -252,7 +252,7 @@ def _collective(event: Event, args: Args) -> Collective | None:
 
 
 def _tensor(args: Args) -> tuple[str | None, int]:
-    """Dtype and number of elements of an operator's first tensors of one type."""
+    """Return dtype and number of elements of an operator's first tensor or tensor list."""
     try:
         dims, types = _decode_list(args.input_dims), _decode_list(args.input_type)
     except decode.BAD_TEXT:
@@ -266,7 +266,7 @@ def _tensor(args: Args) -> tuple[str | None, int]:
 
 
 def _elements(shape: Any) -> int | None:
-    """Product of a shape; a list of shapes is the sum of their products."""
+    """Return the product of a shape; for a list of shapes, the sum of their products."""
     if not isinstance(shape, list) or not shape:
         return None
     if isinstance(shape[0], list):

@@ -1,4 +1,4 @@
-"""Decompressed bytes of a source by offset, so that the rest need not know how they arrive."""
+"""Decompressed bytes of a source by offset, independent of compression."""
 
 import contextlib
 import os
@@ -17,23 +17,23 @@ _SMALL = 1 << 16
 
 
 class Text(Protocol):
-    """Random access to decompressed bytes that are not yet released."""
+    """Random access to decompressed bytes that are not released yet."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes from an offset; fewer than asked only at the end."""
+        """Return bytes from an offset; fewer than requested only at the end."""
 
     def later(self, offset: int, length: int) -> Callable[[], bytes]:
-        """The same, to be called from any thread, also when the bytes are released already."""
+        """Return a function for :meth:`read` that works in any thread and after the release."""
 
     def release(self, offset: int) -> None:
-        """Bytes before this offset will not be asked for again."""
+        """Release the bytes before this offset."""
 
     def close(self) -> None:
         """Stop reading."""
 
 
 def open_text(source: Source, progress: Progress | None) -> Text:
-    """The text of a source, read ahead where it is compressed."""
+    """Return the text of a source; a compressed one is read ahead."""
     if source.compression is None:
         return _PlainText(source, progress)
     return _StreamedText(source, progress)
@@ -69,7 +69,7 @@ class _PlainText:
 
 
 class _StreamedText:
-    """A compressed file: a thread inflates ahead, blocks are kept until released."""
+    """A compressed file: a thread decompresses ahead, blocks are kept until released."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._blocks: list[bytes] = []
@@ -77,7 +77,7 @@ class _StreamedText:
         self._end = 0
         self._ended = False
         blocks = source.blocks(_BLOCK, progress)
-        # of a small file a thread costs more than it saves
+        # for a small file a thread costs more than it saves
         self._ahead = None if source.size < _SMALL else _Ahead(blocks)
         self._next = self._ahead.next if self._ahead else partial(next, blocks, None)
 
@@ -92,7 +92,7 @@ class _StreamedText:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def later(self, offset: int, length: int) -> Callable[[], bytes]:
-        data = self.read(offset, length)  # a stream is read by one thread
+        data = self.read(offset, length)  # only one thread may read a stream
         return lambda: data
 
     def release(self, offset: int) -> None:
@@ -114,7 +114,7 @@ class _StreamedText:
 
 
 class _Ahead:
-    """An iterator of blocks run in a thread, a few blocks ahead; inflating frees the GIL."""
+    """An iterator of blocks run in a thread, a few blocks ahead; inflating releases the GIL."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
@@ -129,7 +129,7 @@ class _Ahead:
                 if self._stop.is_set():
                     return
             self._put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to the reader, who raises it
+        except BaseException as error:  # noqa: BLE001 - raised again by next()
             self._put(error)
 
     def _put(self, item: bytes | BaseException | None) -> None:
@@ -150,7 +150,7 @@ class _Ahead:
 
 
 def _read_range(file: int, offset: int, length: int) -> bytes:
-    """Bytes of an open file from an offset; fewer only at its end."""
+    """Return bytes of an open file from an offset; fewer only at its end."""
     parts = []
     while length > 0:
         part = os.pread(file, length, offset)

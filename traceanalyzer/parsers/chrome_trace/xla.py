@@ -1,8 +1,8 @@
-"""What JAX's and TensorFlow's profiler recorded on GPUs, which lanes and arguments tell.
+"""GPU work in traces of JAX's and TensorFlow's profiler, derived from lanes and arguments.
 
-Its events have no categories. A process ``/device:GPU:0`` stands for a device, a thread of it
-called ``Stream #13(Compute)`` for a stream; its other threads (``XLA Modules``, ``XLA Ops``,
-``Steps``, ...) tell that work once more and are annotations here. Arguments are text, numbers too:
+The events have no categories. A process ``/device:GPU:0`` is a device, its thread
+``Stream #13(Compute)`` a stream; its other threads (``XLA Modules``, ``XLA Ops``, ``Steps``, ...)
+repeat that work and become annotations. All arguments are text, including numbers:
 ``kernel_details``, ``memcpy_details``, ``correlation_id``, ``step_num``. Source: XLA's
 ``trace_events_to_json.cc``, ``cupti_collector.cc`` and ``gpu_event_stats.cc``.
 """
@@ -22,25 +22,25 @@ _DEVICE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
 _STREAM = re.compile(r"Stream #(\d{1,18})(?!\d)")
 #: Calls of the driver and of the runtime, of CUDA and HIP.
 _DRIVER, _RUNTIME = r"^cu[A-Z]", r"^(?:cuda|hip)[A-Z]"
-#: Memory taken and given back on a stream is no work of it.
+#: Allocations and frees on a stream are not device work.
 _NO_WORK = r"^Mem(?:Alloc|Free|ory)"
 _WITH_CORRELATION = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
 
 _NAME, _ARGS = pl.col("name").cast(pl.String), pl.col("args")
 
 
-def everything(selection: Selection) -> Selection:
-    """What must be read, where only afterwards is known of what kind each event is."""
+def full_selection(selection: Selection) -> Selection:
+    """Return the selection to read, as the kinds of events are known only afterwards."""
     kinds = None if selection.kinds is None else selection.kinds | set(KINDS)
     return replace(selection, kinds=kinds, names=(), columns=selection.columns | {"args"})
 
 
-def told(trace: Trace, selection: Selection) -> Trace:
-    """The trace with device work, launch calls and steps as such, and of it what is asked for.
+def with_device_work(trace: Trace, selection: Selection) -> Trace:
+    """Classify device work, launch calls and steps, and apply the selection.
 
     Args:
         trace: all slices of the file, with ``args``.
-        selection: what is asked for; its windows have been seen to.
+        selection: what to keep; its windows are applied already.
     """
     devices, streams = _lanes(trace.lanes)
     events = _events(trace.events, devices, streams)
@@ -50,15 +50,15 @@ def told(trace: Trace, selection: Selection) -> Trace:
         launch_configs=_launch_configs(events),
         collectives=_collectives(events),
     )
-    if (asked := selection.rows()) is not None:
-        trace = trace.select(asked)
+    if (selected := selection.rows()) is not None:
+        trace = trace.select(selected)
     return (
         trace if "args" in selection.columns else replace(trace, events=trace.events.drop("args"))
     )
 
 
 def _lanes(lanes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The processes that are devices (pid, gpu), and their streams (pid, tid, queue)."""
+    """Return the processes that are devices (pid, gpu), and their streams (pid, tid, queue)."""
     labels = lanes.drop_nulls("label").select("pid", "tid", "label").rows()
     devices = {
         pid: int(match[1])
@@ -79,23 +79,23 @@ def _lanes(lanes: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _events(events: pl.DataFrame, devices: pl.DataFrame, streams: pl.DataFrame) -> pl.DataFrame:
-    """The events, those on devices with device and stream in place of process and thread."""
+    """Classify the events; device rows get device and stream instead of process and thread."""
     number = _ARGS.str.extract(r'"correlation_id"\s*:\s*"?(\d{1,18})"?\s*[,}]').cast(pl.Int64)
     size = _ARGS.str.extract(r"\bsize:(\d{1,18})\b").cast(pl.Int64)
     ours = pl.col("category").is_null() & (pl.col("dur") >= 0).fill_null(value=False)
     launched, copied = pl.col("kind").is_in(_WITH_CORRELATION), pl.col("kind") == "gpu_memcpy"
-    known, on_gpu = pl.col("told").is_not_null(), pl.col("gpu").is_not_null()
+    known, on_gpu = pl.col("derived").is_not_null(), pl.col("gpu").is_not_null()
     return (
         events.lazy()
         .join(devices.lazy(), on="pid", how="left", maintain_order="left")
         .join(streams.lazy(), on=["pid", "tid"], how="left", maintain_order="left")
-        .with_columns(gpu=pl.when(ours).then("gpu"), told=pl.when(ours).then(_kind()))
+        .with_columns(gpu=pl.when(ours).then("gpu"), derived=pl.when(ours).then(_kind()))
         .with_columns(
-            kind=pl.coalesce("told", pl.col("kind").cast(pl.String)).cast(schema.KIND),
-            category=pl.when(known).then("told").otherwise("category").cast(schema.NAME),
+            kind=pl.coalesce("derived", pl.col("kind").cast(pl.String)).cast(schema.KIND),
+            category=pl.when(known).then("derived").otherwise("category").cast(schema.NAME),
             name=pl.when(known).then(_name()).otherwise(_NAME).cast(schema.NAME),
             device=pl.coalesce("gpu", "device"),
-            # lanes that tell the work once more lie beside its streams
+            # lanes that repeat the work get their tid as stream
             stream=pl.when(on_gpu).then(pl.coalesce("queue", "tid")).otherwise("stream"),
             pid=pl.when(~on_gpu).then("pid"),
             tid=pl.when(~on_gpu).then("tid"),
@@ -110,14 +110,14 @@ def _events(events: pl.DataFrame, devices: pl.DataFrame, streams: pl.DataFrame) 
 
 
 def _kind() -> pl.Expr:
-    """What sort of event a slice is, by lane, name and arguments; null where they do not tell."""
-    works = pl.col("gpu").is_not_null() & pl.col("queue").is_not_null()
-    copies = _NAME.str.starts_with("Memcpy") | _ARGS.str.contains('"memcpy_details"', literal=True)
-    sets = _NAME.str.starts_with("Memset") | _ARGS.str.contains('"memset_details"', literal=True)
+    """Derive the kind of a slice from lane, name and arguments; null if unknown."""
+    on_stream = pl.col("gpu").is_not_null() & pl.col("queue").is_not_null()
+    memcpy = _NAME.str.starts_with("Memcpy") | _ARGS.str.contains('"memcpy_details"', literal=True)
+    memset = _NAME.str.starts_with("Memset") | _ARGS.str.contains('"memset_details"', literal=True)
     return (
-        pl.when(works & copies).then(pl.lit("gpu_memcpy"))
-        .when(works & sets).then(pl.lit("gpu_memset"))
-        .when(works & ~_NAME.str.contains(_NO_WORK)).then(pl.lit("kernel"))
+        pl.when(on_stream & memcpy).then(pl.lit("gpu_memcpy"))
+        .when(on_stream & memset).then(pl.lit("gpu_memset"))
+        .when(on_stream & ~_NAME.str.contains(_NO_WORK)).then(pl.lit("kernel"))
         .when(pl.col("gpu").is_not_null()).then(pl.lit("gpu_user_annotation"))
         .when(_NAME.str.contains(_DRIVER)).then(pl.lit("cuda_driver"))
         .when(_NAME.str.contains(_RUNTIME)).then(pl.lit("cuda_runtime"))
@@ -126,29 +126,29 @@ def _kind() -> pl.Expr:
 
 
 def _step() -> pl.Expr:
-    """The number of the step that a slice of the host stands for."""
+    """Extract the step number of a host slice."""
     return _ARGS.str.extract(r'"step_num"\s*:\s*"?(\d{1,18})"?\s*[,}]')
 
 
 def _name() -> pl.Expr:
-    """Copies as Kineto calls them, ``Memcpy HtoD (Pinned -> Device)``, and steps numbered."""
-    way = [_NAME.str.extract(r"^Memcpy([HDP])2([HDP])", at) for at in (1, 2)]
+    """Name copies as Kineto does, ``Memcpy HtoD (Pinned -> Device)``, and number steps."""
+    direction = [_NAME.str.extract(r"^Memcpy([HDP])2([HDP])", at) for at in (1, 2)]
     ends = [
         _ARGS.str.extract(rf"\b{end}:(\w+)").str.to_titlecase() for end in ("kind_src", "kind_dst")
     ]
     memory = pl.format(" ({} -> {})", *ends).fill_null("")
-    copy = pl.format("Memcpy {}to{}{}", *way, memory)
-    word = pl.when(_NAME.str.contains(r"(?i)(?:step|iter(?:ation)?)$")).then(pl.lit(" "))
-    step = pl.format("{}{}{}", _NAME, word.otherwise(pl.lit(" step ")), _step())
+    copy = pl.format("Memcpy {}to{}{}", *direction, memory)
+    separator = pl.when(_NAME.str.contains(r"(?i)(?:step|iter(?:ation)?)$")).then(pl.lit(" "))
+    step = pl.format("{}{}{}", _NAME, separator.otherwise(pl.lit(" step ")), _step())
     return (
-        pl.when(pl.col("told") == "gpu_memcpy").then(pl.coalesce(copy, _NAME))
-        .when(pl.col("told") == "user_annotation").then(step)
+        pl.when(pl.col("derived") == "gpu_memcpy").then(pl.coalesce(copy, _NAME))
+        .when(pl.col("derived") == "user_annotation").then(step)
         .otherwise(_NAME)
     )  # fmt: skip
 
 
 def _launch_configs(events: pl.DataFrame) -> pl.DataFrame:
-    """How kernels were launched, where ``kernel_details`` tell."""
+    """Return the launch configurations of kernels with ``kernel_details``."""
     details = _ARGS.str.extract(r'"kernel_details"\s*:\s*"([^"]*)"')
     number = r"(\d{1,9})"
     shape = {
@@ -163,23 +163,23 @@ def _launch_configs(events: pl.DataFrame) -> pl.DataFrame:
         pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"),
         pl.when(pl.col("kind") == "kernel").then(details).alias("details"),
     ).drop_nulls()
-    told = rows.select(
+    configs = rows.select(
         "event",
         **shape,
         registers=pl.col("details").str.extract(rf"\bregs:{number}"),
         shared_memory=shared[0].cast(pl.Int64) + shared[1].cast(pl.Int64),
     )
-    return told.cast({c.name: c.dtype for c in schema.LAUNCH_CONFIGS})
+    return configs.cast({c.name: c.dtype for c in schema.LAUNCH_CONFIGS})
 
 
 def _collectives(events: pl.DataFrame) -> pl.DataFrame:
-    """Which kernels are collectives, and which; more is not recorded."""
+    """Return the collectives among the kernels; only their type is recorded."""
     kernels = events.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"), "name", "kind")
     kernels = kernels.filter(pl.col("kind") == "kernel")
     names = kernels["name"].unique().drop_nulls().cast(pl.String)
-    words = {name: word for name in names if (word := collective_of_kernel(name))}
-    told = kernels.select(
+    by_name = {name: collective for name in names if (collective := collective_of_kernel(name))}
+    rows = kernels.select(
         "event",
-        collective=_NAME.replace_strict(words, default=None, return_dtype=pl.String),
+        collective=_NAME.replace_strict(by_name, default=None, return_dtype=pl.String),
     ).drop_nulls("collective")
-    return as_table(told, schema.COLLECTIVES)
+    return as_table(rows, schema.COLLECTIVES)

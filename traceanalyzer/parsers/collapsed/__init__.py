@@ -1,8 +1,8 @@
 """Collapsed ("folded") stacks: py-spy's raw format, FlameGraph's and inferno's, Austin's.
 
-In: text, a sample a line: frames joined by ``;``, outermost first, then a count. Out: a ``sample``
-event a line and the prefix tree of its frames. ``text`` gives whole lines and tells their dialect,
-``labels`` reads frames, ``lines`` turns lines into numbers.
+Input: text with one sample per line: frames joined by ``;``, outermost first, then a count. Output:
+one ``sample`` event per line and the prefix tree of the frames. ``text`` splits lines and detects
+the dialect, ``labels`` parses frames, ``lines`` turns lines into numbers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from traceanalyzer.trace import Meta, Trace, issue_rows
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether these first bytes look like collapsed stacks; the file's name does not matter."""
+    """Whether the first bytes look like collapsed stacks; the file name does not matter."""
     return text.looks_collapsed(text.utf8(head))
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
     """Read one file of collapsed stacks.
 
-    A sample's weight is its count; of two columns the first is a sample of category ``before``, the
-    second one of category ``after``. Empty stacks are samples without ``stack``.
+    The count is the sample's weight. With two columns, the first is a sample of category
+    ``before``, the second one of category ``after``. Empty stacks are samples without ``stack``.
 
     Raises:
-        MalformedInput: the file is binary or JSON, or no line of it is a stack and a count.
-        UnreadableFile: the operating system refused.
+        MalformedInput: the file is binary or JSON, or has no line with a stack and a count.
+        UnreadableFile: the file cannot be read.
     """
     kinds = selection.kinds
     rank = rank_or_node_from_name(source.path)
@@ -46,21 +46,21 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         return Trace(sources=(_meta(source, rank, None),))
     head = text.utf8(source.head())
     if foreign := text.foreign(head):
-        raise MalformedInput(source.path, f"{foreign}, no lines of stacks and counts")
-    found = text.tell(head)
-    lines = Lines(found)
+        raise MalformedInput(source.path, f"{foreign}, not text with stacks and counts")
+    dialect = text.detect_dialect(head)
+    lines = Lines(dialect)
     for chunk in text.chunks(source, progress):
         lines.add(chunk)
     lines.add([], last=True)
     if not lines.lengths:
         raise MalformedInput(
             source.path,
-            "no line is a stack and a count",
+            "no line has a stack and a count",
             where=f"line {lines.first_bad}" if lines.first_bad else None,
             hint="record with py-spy record --format raw",
         )
     trace = Trace(
-        sources=(_meta(source, rank, found.unit),),
+        sources=(_meta(source, rank, dialect.unit),),
         lanes=lanes_table(lines.lanes, rank),
         issues=issue_rows(_issues(source, lines), rank),
     )
@@ -70,7 +70,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     return replace(
         trace,
         events=_events(lines, tree, rank),
-        stacks=stacks_table(tree, _frames(lines, found.austin)),
+        stacks=stacks_table(tree, _frames(lines, dialect.austin)),
     )
 
 
@@ -96,12 +96,12 @@ def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
 
 
 def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | None]]:
-    found: list[tuple[str, str, int, str | None]] = []
+    issues: list[tuple[str, str, int, str | None]] = []
     if lines.bad:
-        found.append(("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"))
+        issues.append(("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"))
     if source.damage:
-        found.append(("data_loss", "damaged-file", 1, source.damage))
-    return found
+        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    return issues
 
 
 def _numbers(values: array[int]) -> stacks.Numbers:

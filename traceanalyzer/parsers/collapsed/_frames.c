@@ -1,7 +1,7 @@
-/* Frames of stacks to numbers, without a Python object a frame.
+/* Numbers the frames of collapsed stacks, without a Python object per frame.
  *
- * One function, numbered(). Stacks stand one to a line, their frames between semicolons; nothing else
- * is looked at, so nothing in a file can go wrong here. All reads stay below end.
+ * One function, numbered(). The input has one stack per line, its frames separated by semicolons;
+ * nothing else is interpreted, so any input is valid. All reads stay below end.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -63,7 +63,7 @@ static int grow(texts *t) {
     return 1;
 }
 
-/* The number of a text, given when it is first seen; UINT32_MAX: out of memory. */
+/* Returns the number of a text, assigned at its first appearance; UINT32_MAX: out of memory. */
 static uint32_t number_of(texts *t, const char *at, uint32_t length) {
     if (t->count == t->room && !grow(t)) return UINT32_MAX;
     uint32_t hash = hash_of(at, length), slot = hash & t->mask;
@@ -77,10 +77,10 @@ static uint32_t number_of(texts *t, const char *at, uint32_t length) {
     return t->count++;
 }
 
-/* The first semicolon or line's end at p or behind it, or end. */
+/* Returns the first semicolon or line end at or after p, or end. */
 static const char *frame_end(const char *p, const char *end) {
 #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    while (end - p >= 8) { /* eight at a time; the lowest bit set is exact, others may not be */
+    while (end - p >= 8) { /* 8 bytes at a time; only the lowest bit set is exact */
         uint64_t w; memcpy(&w, p, 8);
         uint64_t a = w ^ 0x3B3B3B3B3B3B3B3Bull, b = w ^ 0x0A0A0A0A0A0A0A0Aull;
         uint64_t hit = (((a - 0x0101010101010101ull) & ~a) | ((b - 0x0101010101010101ull) & ~b))
@@ -111,8 +111,9 @@ static int run(const char *p, const char *end, texts *t, numbers *frames, number
 
 PyDoc_STRVAR(numbered_doc,
 "numbered(stacks)\n--\n\n"
-"The frames of stacks that stand one to a line, numbered in the order in which they first occur.\n\n"
-"Returns (distinct frames, number of each frame as uint32 bytes, frames of each line likewise).");
+"Number the frames of stacks, one stack per line, in order of first appearance.\n\n"
+"Returns (distinct frames, number of each frame, frame count of each line), the latter two as\n"
+"uint32 bytes.");
 
 static PyObject *numbered(PyObject *module, PyObject *stacks) {
     (void)module;
@@ -120,7 +121,7 @@ static PyObject *numbered(PyObject *module, PyObject *stacks) {
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(stacks, &data, &size) < 0) return NULL;
     if (size >= UINT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "numbered: too much text");
+        PyErr_SetString(PyExc_ValueError, "numbered: text exceeds 4 GiB");
         return NULL;
     }
     texts t = {0};

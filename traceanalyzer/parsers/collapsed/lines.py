@@ -1,9 +1,8 @@
 """Lines of collapsed stacks -> numbers: frames, lengths, weights and lanes of the samples.
 
-A frame's text is looked at once: a dictionary knows its number from then on. Lines that hold
-nothing unusual are taken a chunk at a time; what makes a line unusual is a frame's text (a label, a
-bracket left open by a cut inside a path, nothing at all) or a count that is no whole number, and
-such lines are taken one by one.
+Each distinct frame text is parsed once and numbered in a dictionary. Ordinary lines are processed
+in chunks. A line with an unusual frame (a label, an unbalanced bracket from a ``;`` inside a path,
+an empty text) or a count that is not an integer is processed by itself.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ try:
 except ImportError:  # pragma: no cover - built without a compiler
     _frames = None  # type: ignore[assignment]
 
-#: A record whose command line goes on for more lines or bytes is none.
+#: Maximum lines and bytes of a record with a multi-line command line.
 _MAX_JOINED_LINES = 1000
 _MAX_JOINED = 1 << 20
-#: A longer count is no number: reading it takes the square of its length.
+#: Maximum digits of a count: parsing takes quadratic time.
 _MAX_COUNT = 400
-#: A path cut at its ``;`` is looked for in so many pieces.
+#: Maximum pieces of a path split at its ``;``.
 _MAX_PIECES = 16
 
 _at_last_space = methodcaller("rpartition", b" ")
 
 
 class FrameNumbers(dict[bytes, int]):
-    """Numbers of frame texts, given as they are first looked up."""
+    """Numbers of frame texts, assigned at the first lookup."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.odd = bytearray()  # by number: whether a line that holds it is unusual
+        self.odd = bytearray()  # by number: whether a line with this frame is unusual
 
     def __missing__(self, text: bytes) -> int:
         number = self[text] = len(self.odd)
@@ -59,13 +58,13 @@ def _is_odd(text: bytes) -> bool:
 
 
 class Lines:
-    """What has been read: one entry a sample in ``lengths``, ``weights`` and ``lane_of``.
+    """The samples read: one entry per sample in ``lengths``, ``weights`` and ``lane_of``.
 
     Attributes:
-        frames: frame numbers of all samples, end to end, outermost first.
-        second: weights of the second column, where there are two.
-        bad: lines that are no sample.
-        first_bad: number of the first of them, from 1.
+        frames: frame numbers of all samples, concatenated, outermost first.
+        second: weights of the second column, if there are two.
+        bad: number of lines that are not samples.
+        first_bad: number of the first bad line, from 1.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -79,21 +78,21 @@ class Lines:
         self.lane_of = array("I")
         self.bad = 0
         self.first_bad: int | None = None
-        self._line = 1  # number of the line to come
+        self._line = 1  # number of the next line
         self._waiting: list[bytes] = []
 
     def add(self, lines: list[bytes], *, last: bool = False) -> None:
-        """Take whole lines; ``last`` when none will follow."""
+        """Add whole lines; ``last`` if no lines follow."""
         lines = self._waiting + lines
         self._waiting = []
         at_once = self.dialect.columns == 1 and not self.dialect.austin
         batch = self._batch(lines, last) if at_once else None
-        place = 0  # of the first row that is neither taken nor dropped
-        behind = 0  # the first row behind the last record
+        place = 0  # first row that is neither taken nor dropped
+        behind = 0  # first row after the last record
         dropped: list[int] = []
         for row in batch.odd if batch else range(len(lines)):
             if row < behind:
-                continue  # a line of the record before
+                continue  # a line of the previous record
             used, sample = self._record(lines, row, last)
             behind = row + used
             if used == 1 and sample is None:
@@ -113,17 +112,17 @@ class Lines:
         self._line += len(lines) - len(self._waiting)
 
     def _batch(self, lines: list[bytes], last: bool) -> _Batch:
-        """All lines as if none were unusual, with the rows of those that are."""
+        """Process all lines as ordinary ones, and list the rows of the unusual ones."""
         split = list(map(_at_last_space, lines))
         stacks = [stack for stack, _, _ in split]
         counts = [count for _, _, count in split]
         lanes = np.zeros(len(lines), np.uint32)
         if self.dialect.labelled:
-            behind = 0  # a command line that goes on: what looks like labels in it are none
+            behind = 0  # labels inside a multi-line command line are not labels
             for row, (stack, count) in enumerate(zip(stacks, counts, strict=True)):
                 if row < behind:
                     continue
-                # what is left as it is will be unusual for its label
+                # other lines keep their label and are unusual for that
                 if count.isdigit() and labels.is_closed(stack):
                     lanes[row], stacks[row] = labels.py_spy(stack, self.lanes)
                 elif _goes_on(lines[row]):
@@ -131,7 +130,7 @@ class Lines:
         return _Batch(stacks, counts, lanes, self.numbers)
 
     def _take(self, batch: _Batch, start: int, end: int, dropped: list[int]) -> None:
-        """The plain lines of a batch from one row to another."""
+        """Add the ordinary lines of a batch from one row to another."""
         kept = np.ones(end - start, np.bool_)
         kept[np.array(dropped, np.int64) - start] = False
         frames = batch.frames[batch.ends[start] : batch.ends[end]]
@@ -146,9 +145,11 @@ class Lines:
     def _record(
         self, lines: list[bytes], row: int, last: bool
     ) -> tuple[int, tuple[bytes, list[float]] | None]:
-        """The record that begins in this row: how many lines it has, its stack and weights.
+        """Parse the record that begins in this row.
 
-        No lines: more are needed to tell. No stack: a comment, an empty line or a bad one.
+        Returns:
+            The number of lines, 0 if more lines are needed; stack and weights, None for a comment,
+            an empty line or a bad one.
         """
         line, used = lines[row], 1
         if _goes_on(line):
@@ -176,7 +177,7 @@ class Lines:
             self.second.append(weights[1])
 
     def _weighed(self, line: bytes) -> tuple[bytes, list[float]] | None:
-        """A line's stack and weights; None where it has no count."""
+        """Return a line's stack and weights; None without a valid count."""
         columns = self.dialect.columns
         parts = line.rsplit(None, columns)
         if len(parts) == columns and line[:1].isspace():
@@ -202,15 +203,15 @@ class Lines:
 
 
 class _Batch:
-    """Lines read all at once, with the rows that have to be looked at one by one.
+    """Lines processed as one batch, with the rows to process one by one.
 
     Attributes:
-        frames: frame numbers of all lines, end to end.
-        ends: where each line's frames begin, and where the last line's end.
-        lengths: how many frames each line has.
-        weights: each line's count.
-        lanes: each line's lane.
-        odd: rows for which the above may be wrong.
+        frames: frame numbers of all lines, concatenated.
+        ends: start of each line's frames, and the end of the last line's.
+        lengths: number of frames per line.
+        weights: count of each line.
+        lanes: lane of each line.
+        odd: unusual rows, for which the above may be wrong.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class _Batch:
 
 
 def _whole(counts: list[bytes]) -> npt.NDArray[np.float64]:
-    """Counts as numbers, NaN for what is no whole number."""
+    """Return counts as floats, NaN for counts that are not integers."""
     if not all(counts) or not b"".join(counts).isdigit() or max(map(len, counts)) > _MAX_COUNT:
         counts = [c if c.isdigit() and len(c) <= _MAX_COUNT else b"nan" for c in counts]
     weights = np.fromiter(map(float, counts), np.float64, len(counts))
@@ -240,15 +241,15 @@ def _whole(counts: list[bytes]) -> npt.NDArray[np.float64]:
 
 
 def _goes_on(line: bytes) -> bool:
-    """Whether a command line begins in this line and does not end in it."""
+    """Whether a command line begins in this line and continues in the next."""
     start = labels.opened(line)
     return bool(start) and not labels.closes(line[start:])
 
 
 def _extent(lines: list[bytes], row: int, last: bool) -> int:
-    """How many lines a record has whose command line goes on; 0 when more are needed to tell.
+    """Return the number of lines of a record with a multi-line command line; 0: more are needed.
 
-    Nothing in a command line is escaped. Where none of the next lines ends it, it is one bad line.
+    Command lines are not escaped. If none of the next lines ends it, the line itself is bad.
     """
     size = 0
     for following in range(row + 1, min(len(lines), row + _MAX_JOINED_LINES)):
@@ -262,7 +263,7 @@ def _extent(lines: list[bytes], row: int, last: bool) -> int:
 
 
 def _rejoined(parts: list[bytes]) -> list[bytes]:
-    """Frames of which some were cut inside brackets, as in ``f (a;b.py:1)``."""
+    """Join frames that were split inside brackets, as in ``f (a;b.py:1)``."""
     ends = _closing(list(map(_left_open, parts)))
     whole: list[bytes] = []
     place = 0
@@ -273,9 +274,9 @@ def _rejoined(parts: list[bytes]) -> list[bytes]:
 
 
 def _closing(left_open: list[int]) -> list[int]:
-    """For each part, behind which part its brackets are closed; itself where they stay open."""
+    """Return the part after which each part's brackets are closed; the next one if they are not."""
     ends = list(range(1, len(left_open) + 1))
-    waiting: list[tuple[int, int]] = []  # (brackets open before it, part): both grow
+    waiting: list[tuple[int, int]] = []  # (brackets open before the part, part), both ascending
     level = 0
     for place, opened in enumerate(left_open):
         waiting.append((level, place))
@@ -292,16 +293,16 @@ def _left_open(text: bytes) -> int:
 
 
 def numbered(stacks: bytes) -> tuple[list[bytes], bytes, bytes]:
-    """The frames of stacks that stand one to a line, numbered in the order they first occur in.
+    """Number the frames of stacks, one stack per line, in order of first appearance.
 
     Returns:
-        The distinct frames, the number of each frame as uint32, the frames of each line likewise.
+        The distinct frames, the number of each frame and the frame count of each line, as uint32.
     """
     return _frames.numbered(stacks) if _frames is not None else numbered_in_python(stacks)
 
 
 def numbered_in_python(stacks: bytes) -> tuple[list[bytes], bytes, bytes]:
-    """The same, five times slower."""
+    """Python version of :func:`numbered`, five times slower."""
     lengths = [line.count(b";") + 1 for line in stacks.split(b"\n")]
     number: dict[bytes, int] = {}
     frames = [

@@ -1,4 +1,4 @@
-"""Whole lines of UTF-8 from a file's bytes, and which dialect of collapsed stacks they are."""
+"""Split a file into lines of UTF-8, and detect the dialect of collapsed stacks."""
 
 import codecs
 import re
@@ -9,9 +9,9 @@ from traceanalyzer.parsers.collapsed import labels
 from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.source import Source
 
-#: A longer line is no stack: a million frames fit.
+#: Maximum line length: a million frames fit.
 MAX_LINE = 16 << 20
-#: What stands for it: a line that is no sample.
+#: Replacement of a longer line; not a valid sample.
 TOO_LONG = b"..."
 _CHUNK = 1 << 21
 
@@ -23,54 +23,54 @@ _AUSTIN_LINE = re.compile(rb"P\d+;T[\dxXa-fA-F:]+[; ]")
 _HEADER = re.compile(rb"# (\w+): (.*)")
 _AUSTIN_METRICS = re.compile(rb"\d+,[01],-?\d+\Z")
 _JSON = re.compile(rb'\s*(?:\{\s*(?:["}]|\Z)|\[\s*(?:[\[{"\]\d]|\Z))')
-#: Control characters that no text has.
+#: Control characters that do not occur in text.
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-#: Of the lines that are no comments, so many must be samples.
+#: Minimum fraction of samples among the lines that are not comments.
 _ENOUGH = 0.5
-#: Where two recordings are compared, so many lines have two counts: a name may end in a number.
+#: Minimum fraction of lines with two counts in a comparison: a name may end in a number.
 _MOST = 0.9
 
 
 def utf8(head: bytes) -> bytes:
-    """The beginning of a file as UTF-8 without its byte order mark."""
+    """Return the beginning of a file as UTF-8 without its byte order mark."""
     return b"".join(_decoded(iter((head,))))
 
 
 def chunks(source: Source, progress: Progress | None) -> Iterator[list[bytes]]:
-    """Lists of whole lines, without their ends; the last line of the file with or without one.
+    """Yield lists of lines without their line ends; the last line of a file may lack its end.
 
-    Instead of a line longer than ``MAX_LINE`` (or a chunk, if that is more) there is ``TOO_LONG``.
+    A line longer than ``MAX_LINE`` (or a chunk, if that is larger) is replaced by ``TOO_LONG``.
     """
     parts: list[bytes] = []
-    held = 0
+    size = 0
     for block in _decoded(source.blocks(_CHUNK, progress)):
         end = block.rfind(b"\n")
         if end < 0:
-            if held <= MAX_LINE:
+            if size <= MAX_LINE:
                 parts.append(block)
-            held += len(block)
+            size += len(block)
             continue
-        if held > MAX_LINE:
+        if size > MAX_LINE:
             parts = [TOO_LONG, block[block.index(b"\n") : end]]
         else:
             parts.append(block[:end])
         yield _lines(b"".join(parts))
-        parts, held = [block[end + 1 :]], len(block) - end - 1
-    if held:
-        yield [TOO_LONG] if held > MAX_LINE else _lines(b"".join(parts))
+        parts, size = [block[end + 1 :]], len(block) - end - 1
+    if size:
+        yield [TOO_LONG] if size > MAX_LINE else _lines(b"".join(parts))
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How lines are to be read.
+    """How to parse the lines.
 
     Attributes:
         austin: frames are ``FILE:NAME:LINE`` below ``P<pid>;T<tid>``.
         full: Austin's metrics are ``TIME,IDLE,MEMORY``.
-        columns: counts at the end of a line: 1, or 2 where two recordings are compared.
+        columns: counts at the end of a line: 1, or 2 for a comparison of two recordings.
         labelled: lines begin with process or thread frames.
-        scale: one count is so many of ``unit``.
-        unit: what a count counts: ``samples``, ``ns`` or ``bytes``.
+        scale: factor from a count to ``unit``.
+        unit: unit of the weights: ``samples``, ``ns`` or ``bytes``.
     """
 
     austin: bool = False
@@ -82,21 +82,21 @@ class Dialect:
 
 
 def is_comment(line: bytes) -> bool:
-    """Whether a line is for people: ``#`` anything, ``//`` and a space or no count."""
+    """Whether a line is a comment: ``#``, or ``//`` followed by a space or without a count."""
     if line.startswith(b"#"):
         return True
     return line.startswith(b"//") and (line[2:3].isspace() or not _ONE.match(line))
 
 
 def foreign(text: bytes) -> str | None:
-    """What a file that begins so is instead of lines of text, or None."""
+    """Return what a file that begins so is, if not lines of text; else None."""
     if _BINARY.search(text.replace(b"\0", b"", 1)):
         return "is binary"
     return "is JSON" if _JSON.match(text) else None
 
 
 def looks_collapsed(text: bytes) -> bool:
-    """Whether a file that begins so is one of collapsed stacks."""
+    """Whether a file that begins so contains collapsed stacks."""
     if foreign(text):
         return False
     lines = _whole_lines(text)
@@ -107,7 +107,7 @@ def looks_collapsed(text: bytes) -> bool:
     data = _data(lines)
     if data and _AUSTIN_LINE.match(data[0]):
         return True
-    stacks = [found[1] for line in data if (found := _ONE.match(line))]
+    stacks = [match[1] for line in data if (match := _ONE.match(line))]
     if not stacks or len(stacks) < _ENOUGH * len(data):
         return False
     joined = sum(1 for stack in stacks if b";" in stack or stack.endswith(b")") or not stack)
@@ -115,16 +115,16 @@ def looks_collapsed(text: bytes) -> bool:
 
 
 def _is_cut_stack(line: bytes) -> bool:
-    """Whether a line without its end looks like one of py-spy."""
+    """Whether an incomplete line looks like py-spy's."""
     frames = line.split(b";")[:-1]
     return sum(frame.endswith(b")") for frame in frames) > _ENOUGH * len(frames)
 
 
-def tell(text: bytes) -> Dialect:
-    """The dialect of a file that begins so."""
+def detect_dialect(text: bytes) -> Dialect:
+    """Return the dialect of a file that begins so."""
     lines = _whole_lines(text)
-    found = filter(None, map(_HEADER.match, lines))
-    headers: dict[bytes, bytes] = {header[1]: header[2] for header in found}
+    matches = filter(None, map(_HEADER.match, lines))
+    headers: dict[bytes, bytes] = {header[1]: header[2] for header in matches}
     data = _data(lines)
     if b"austin" in headers or (data and all(map(_AUSTIN_LINE.match, data))):
         return _austin(headers, data)
@@ -143,7 +143,7 @@ def _austin(headers: dict[bytes, bytes], data: list[bytes]) -> Dialect:
 
 
 def _whole_lines(text: bytes) -> list[bytes]:
-    """The lines; the last one, which the head may have cut, only where it is the only one."""
+    """Return the lines without the last one, which may be incomplete, unless it is the only one."""
     lines = [line.removesuffix(b"\r") for line in text.split(b"\n")]
     return lines[:-1] if len(lines) > 1 else lines
 
@@ -159,7 +159,7 @@ def _lines(text: bytes) -> list[bytes]:
 
 
 def _decoded(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks as UTF-8; what is no UTF-16 becomes U+FFFD, what is no UTF-8 is kept."""
+    """Decode the blocks to UTF-8; invalid UTF-16 becomes U+FFFD, invalid UTF-8 is kept."""
     first = next(blocks, b"")
     encoding = next((name for bom, name in _BOMS.items() if first.startswith(bom)), None)
     if encoding is None:

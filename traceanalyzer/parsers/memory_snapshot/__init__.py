@@ -1,8 +1,8 @@
-"""CUDA memory snapshots, as ``torch.cuda.memory._dump_snapshot`` pickles them.
+"""CUDA memory snapshots, pickled by ``torch.cuda.memory._dump_snapshot``.
 
-``machine`` turns a pickle into a ``document``, columns of words; without a compiler ``scan`` goes
-through the opcodes first. ``tables`` makes the tables of a trace, ``reader`` puts them together and
-says what is missing or odd.
+``machine`` turns a pickle into a ``document``, columns of tagged 64-bit words; without a compiler,
+``scan`` checks the opcodes first. ``tables`` builds the tables of a trace, ``reader`` combines them
+and reports issues.
 """
 
 import zipfile
@@ -13,7 +13,7 @@ from traceanalyzer.trace import Trace
 
 _PROTO = 0x80
 _PROTOCOLS = (2, 3, 4, 5)
-#: Keys of a snapshot, all of which stand at its beginning; those of one that is a list of segments.
+#: Keys at the beginning of a snapshot; keys of an old one, which is a list of segments.
 _WHOLE = (b"segments", b"device_traces")
 _LIST = (b"total_size", b"blocks")
 
@@ -26,18 +26,18 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether these are the first bytes of a pickle of any kind."""
+    """Whether these are the first bytes of a pickle."""
     return len(head) > 1 and head[0] == _PROTO and head[1] in _PROTOCOLS
 
 
-def no_snapshot(source: Source) -> str | None:
-    """What a file is that was pickled and is no snapshot; None for all others."""
-    if source.compression == "zip" and _holds_a_pickle(source.path):
-        return "a checkpoint of torch.save"
+def describe_pickle(source: Source) -> str | None:
+    """Describe a pickle that is not a snapshot; None for other files."""
+    if source.compression == "zip" and _contains_pickle(source.path):
+        return "a torch.save checkpoint"
     return "a pickle" if is_pickle(source.head()) else None
 
 
-def _holds_a_pickle(path: str) -> bool:
+def _contains_pickle(path: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("data.pkl") for name in archive.namelist())

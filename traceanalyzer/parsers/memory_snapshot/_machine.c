@@ -1,10 +1,10 @@
-/* A snapshot of CUDA memory, unpickled into columns without an object graph.
+/* Unpickles a CUDA memory snapshot into columns, without an object graph.
  *
- * A virtual machine of the few opcodes that genuine snapshots use. Values are 64-bit words (a tag in
+ * A virtual machine for the few opcodes that real snapshots use. Values are 64-bit words (a tag in
  * the low four bits); dicts with a known key become rows of a table, lists of frames become interned
- * sequences. slow_machine.py is the same in Python, word for word: what is stored, in which order
- * memory is asked for, and what is refused. Nothing here calls itself, every read stays below end,
- * and memory is bounded by the bytes read.
+ * sequences. machine.py and scan.py implement the same in Python: the same result, the same input
+ * rejected. There is no recursion, every read stays below end, and memory is limited by the number
+ * of bytes read.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -19,7 +19,7 @@ enum {
     OP_PROTO = 0x80, OP_TUPLE1 = 0x85, OP_TUPLE2, OP_TUPLE3, OP_NEWTRUE, OP_NEWFALSE, OP_LONG1,
     OP_SHORT_BINUNICODE = 0x8c, OP_MEMOIZE = 0x94, OP_FRAME
 };
-/* Bytes of an opcode with the part of its argument that has a fixed length; 0: not accepted. */
+/* Bytes of an opcode with the fixed-length part of its argument; 0: rejected. */
 static const uint8_t sizes[256] = {
     [OP_MARK] = 1, [OP_EMPTY_TUPLE] = 1, [OP_STOP] = 1, [OP_BINFLOAT] = 9, [OP_BININT] = 5,
     [OP_BININT1] = 2, [OP_BININT2] = 3, [OP_NONE] = 1, [OP_BINUNICODE] = 5, [OP_EMPTY_LIST] = 1,
@@ -77,7 +77,7 @@ static int stop(machine *m) {
     return 1;
 }
 
-/* Opcodes that push no new value. */
+/* Opcodes that do not push a new value. */
 static int step(machine *m, unsigned op, const uint8_t *p) {
     size_t height = m->stack.used - floor_of(m);
     switch (op) {
@@ -95,7 +95,7 @@ static int step(machine *m, unsigned op, const uint8_t *p) {
         size_t count = op - OP_TUPLE1 + 1;
         return height >= count ? tuple(m, count) : fail(m, TOO_FEW, op);
     }
-    case OP_FRAME: return 1; /* how much to read ahead: of no use here */
+    case OP_FRAME: return 1; /* bytes to read ahead: not needed */
     case OP_STOP: return stop(m);
     case OP_PROTO:
         if (m->at) return fail(m, PROTO_AGAIN, 0);
@@ -111,7 +111,7 @@ static int step(machine *m, unsigned op, const uint8_t *p) {
         if (!(call)) return p; \
         top = WORDS(m->stack) + m->stack.used; } while (0)
 
-/* Whole opcodes from start on; returns where the first stands that is not whole, or is wrong. */
+/* Runs complete opcodes from start on; returns the first that is incomplete or wrong. */
 static const uint8_t *run(machine *m, const uint8_t *start, const uint8_t *end) {
     const uint8_t *p = start;
     word *top = WORDS(m->stack) + m->stack.used, value = NONE;
@@ -174,9 +174,9 @@ out:
     return p;
 }
 
-/* ---- for Python ---- */
+/* ---- Python interface ---- */
 
-/* Bytes of the opcode at p, or so many that more of it is known. */
+/* Bytes of the opcode at p, or as many as are needed to know its length. */
 static size_t length_of(const uint8_t *p, size_t have) {
     size_t size = sizes[*p] ? sizes[*p] : 1, length = 0;
     if (have < size) return size;
@@ -188,7 +188,7 @@ static size_t length_of(const uint8_t *p, size_t have) {
 
 static int keep(machine *m, const uint8_t *p, size_t size) {
     store *s = &m->pending;
-    if (s->used + size > s->room) { /* not more than twice what was fed: within the bound */
+    if (s->used + size > s->room) { /* at most twice the bytes fed: within the limit */
         size_t room = s->room ? s->room : 64;
         while (room < s->used + size) room *= 2;
         void *at = realloc(s->at, room);
@@ -214,7 +214,7 @@ static void read_block(machine *m, const uint8_t *p, const uint8_t *end) {
         if (m->pending.used < length_of(first, m->pending.used)) continue;
         size_t done = (size_t)(run(m, first, first + m->pending.used) - first);
         m->consumed += done;
-        m->pending.used -= done; /* to nothing, or there is a problem */
+        m->pending.used -= done; /* 0 unless there is a problem */
     }
     if (m->problem) return;
     if (!m->stopped) {
@@ -241,7 +241,7 @@ static int is_idle(machine *m) {
 static PyObject *feed(PyObject *self, PyObject *block) {
     machine *m = (machine *)self;
     Py_buffer view;
-    /* a buffer may be made by Python code, which may do anything to the machine: look after it */
+    /* a buffer may run Python code that uses the machine: check the state afterwards */
     if (PyObject_GetBuffer(block, &view, PyBUF_SIMPLE) < 0) return NULL;
     if (!is_idle(m)) {
         PyBuffer_Release(&view);
@@ -269,7 +269,7 @@ static PyObject *taken_bytes(const void *at, size_t size) {
     return PyBytes_FromStringAndSize(at, (Py_ssize_t)size);
 }
 
-/* The texts of a pool as a list of bytes. */
+/* Returns the texts of a pool as a list of bytes. */
 static PyObject *text_list(const pool *q) {
     PyObject *list = PyList_New((Py_ssize_t)q->ends.used);
     for (size_t i = 0; list && i < q->ends.used; i++) {
@@ -290,7 +290,7 @@ static PyObject *pool_words(pool *q) {
     return Py_BuildValue("(NN)", ends, taken_bytes(q->bytes.at, q->bytes.used));
 }
 
-/* Offsets in items of so many words, and the words, each chain in one piece. */
+/* Returns the offsets, in items of `each` words, and the words, each chain contiguous. */
 static PyObject *chain_words(const chains *c, size_t each) {
     size_t count = c->chains.used, filled = 0;
     PyObject *ends = taken_bytes(NULL, (count + 1) * 8), *all = taken_bytes(NULL, c->words.used * 8);
@@ -310,7 +310,7 @@ static PyObject *chain_words(const chains *c, size_t each) {
     return Py_BuildValue("(NN)", ends, all);
 }
 
-/* Columns of a table, None where no row has the field. The memory of each is given back at once. */
+/* Returns the columns of a table, None if no row has the field; frees each column at once. */
 static PyObject *table_columns(machine *m, size_t number) {
     table *t = &m->tables[number];
     size_t rows = number ? t->rows : m->frames.ends.used;
@@ -343,12 +343,12 @@ static void release(machine *m) {
         }
     free(m->triggers); free(m->fields);
     m->triggers = NULL; m->fields = NULL;
-    m->held = 0;
+    m->allocated = 0;
 }
 
 PyDoc_STRVAR(take_doc,
 "take()\n--\n\n"
-"Everything that was read, and the machine's memory back: texts, large integers and floats as bytes,\n"
+"Return all values read, and free the machine's memory: texts, large integers and floats as bytes,\n"
 "sequences, lists, dicts, tables, root, complete, consumed, protocol, trailing.");
 
 static PyObject *take(PyObject *self, PyObject *Py_UNUSED(nothing)) {
@@ -369,9 +369,9 @@ static PyObject *take(PyObject *self, PyObject *Py_UNUSED(nothing)) {
     return result;
 }
 
-static PyObject *held(PyObject *self, void *Py_UNUSED(closure)) {
+static PyObject *allocated_bytes(PyObject *self, void *Py_UNUSED(closure)) {
     machine *m = (machine *)self;
-    return PyLong_FromUnsignedLongLong(m->held + m->pending.room);
+    return PyLong_FromUnsignedLongLong(m->allocated + m->pending.room);
 }
 
 static int set_keys(machine *m, PyObject *keys) {
@@ -448,7 +448,7 @@ static PyMethodDef methods[] = {
     {"take", take, METH_NOARGS, take_doc},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef properties[] = {{"held", held, NULL, "Bytes of memory in use.", NULL}, {0}};
+static PyGetSetDef properties[] = {{"allocated_bytes", allocated_bytes, NULL, "Bytes of memory in use.", NULL}, {0}};
 static PyType_Slot slots[] = {
     {Py_tp_new, new_machine}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods},
     {Py_tp_getset, properties}, {Py_tp_doc, "Machine(keys, tables, seed, /)\n--\n\nReads one pickle."},

@@ -1,8 +1,8 @@
-/* What the machine of a memory snapshot is made of, and how it asks for memory.
+/* Data structures of the snapshot machine, and its memory accounting.
  *
- * Part of _machine.c. Arrays grow through fit() and hash tables through widen(), which count what they
- * take and refuse what the bytes read do not account for; columns of tables charge by themselves, and
- * keep() holds the rest of a block, which the caller gave.
+ * Part of _machine.c. Arrays grow through fit() and hash tables through widen(), which count their
+ * memory and fail beyond the limit for the bytes read; columns of tables call charge() themselves, and
+ * keep() stores the rest of a block.
  */
 #include <Python.h>
 #include <stdint.h>
@@ -15,10 +15,10 @@
 
 typedef uint64_t word;
 
-/* The last three never leave the machine: a container that can still be filled, a memo entry that
- * cannot be fetched, and a stack in the memo that was not yet fetched. */
+/* The last three are internal: an open container, a memo entry that must not be fetched, and a stack
+ * in the memo that was not fetched yet. */
 enum { NONE, BOOL, INT, BIG, FLOAT, STR, EMPTY, STACK, TUPLE, LIST, DICT, ROW, OPEN, BARRED, KEPT };
-/* Kinds of OPEN; what stands above the kind: nothing, a memo index, a sequence, or a chain. */
+/* Kinds of OPEN; the bits above are unused, a memo index, a sequence, or a chain. */
 enum { NEW_LIST, NEW_DICT, MEMO_LIST, MEMO_DICT, OPEN_STACK, MEMO_STACK, OPEN_LIST, OPEN_DICT };
 enum {
     FINE, OPCODE, BEYOND, NEVER_STORED, STORED_TWICE, INTEGER, TEXT, USED_TWICE, REFILLED, MEMORY,
@@ -32,7 +32,7 @@ enum {
 #define MOST_FIELDS 64
 #define MOST_BIG 9
 #define ALLOWANCE (32ull << 20)
-#define AHEAD 1024 /* a memo index may skip so many */
+#define AHEAD 1024 /* maximum gap between memo indices */
 
 #define TAG(w) ((unsigned)(w) & 15)
 #define WORD(tag, value) ((word)(value) << 4 | (tag))
@@ -45,10 +45,10 @@ enum {
 
 typedef struct { void *at; size_t used, room; } store;
 
-/* Distinct texts of bytes, numbered. A slot is the hash's upper half and the number + 1. */
+/* Distinct byte strings, numbered. A slot is the hash's upper half and the number + 1. */
 typedef struct { store bytes, ends; uint64_t *slots; size_t size; } pool;
 
-/* Growing runs of words side by side: each a chain of pieces of one store. */
+/* Growing runs of words: each a chain of pieces of one store. */
 typedef struct { uint64_t start, count, next; } piece; /* next: number + 1, or 0 */
 typedef struct { uint64_t first, last; } chain;        /* numbers + 1, or 0 */
 typedef struct { store words, pieces, chains; } chains;
@@ -59,17 +59,17 @@ typedef struct {
     PyObject_HEAD
     int busy, taken, stopped, problem, protocol;
     uint64_t argument;     /* of the problem */
-    uint64_t consumed;     /* bytes of whole opcodes */
-    uint64_t at, behind;   /* where the present opcode begins and ends */
-    uint64_t trailing, held, seed, again;
+    uint64_t consumed;     /* bytes of complete opcodes */
+    uint64_t at, behind;   /* start and end of the current opcode */
+    uint64_t trailing, allocated, seed, again;
     word root;
     store stack, memo, scratch, pending;
     size_t marks[MOST_MARKS], open_marks, stored;
     pool strings, bigs, floats, sequences, frames;
     chains lists, dicts;
     size_t keys, count;
-    uint16_t *triggers;    /* of each key: a bit for each table */
-    int8_t *fields;        /* of each table, of each key: its column, or -1 */
+    uint16_t *triggers;    /* by key: a bit for each table */
+    int8_t *fields;        /* by table and key: its column, or -1 */
     table tables[MOST_TABLES];
 } machine;
 
@@ -83,15 +83,15 @@ static int fail(machine *m, int problem, uint64_t argument) {
 /* ---- memory ---- */
 
 static int charge(machine *m, uint64_t bytes) {
-    if (m->held + bytes > 2 * m->behind + ALLOWANCE) return fail(m, MEMORY, 0);
-    m->held += bytes;
+    if (m->allocated + bytes > 2 * m->behind + ALLOWANCE) return fail(m, MEMORY, 0);
+    m->allocated += bytes;
     return 1;
 }
 
 static size_t next_room(size_t room, size_t need) {
     if (room < 64) room = 64;
     else if (room < 1 << 16) room *= 2;
-    else room += room >> (room < 1 << 20 ? 2 : 3); /* sparing, so that dense files fit their bound */
+    else room += room >> (room < 1 << 20 ? 2 : 3); /* slowly, so that dense files stay below the limit */
     return room < need ? need : room;
 }
 
@@ -107,7 +107,7 @@ static int fit(machine *m, store *s, size_t need, size_t each) {
 
 static void drop(store *s) { free(s->at); *s = (store){0}; }
 
-/* ---- values that are stored once ---- */
+/* ---- interned values ---- */
 
 static uint64_t mixed(uint64_t a, uint64_t b) {
 #ifdef __SIZEOF_INT128__
@@ -145,7 +145,7 @@ static int widen(machine *m, pool *q) {
         slots[to] = q->slots[i];
     }
     free(q->slots);
-    m->held -= q->size * 8;
+    m->allocated -= q->size * 8;
     q->slots = slots; q->size = size;
     return 1;
 }
@@ -157,7 +157,7 @@ static const uint8_t *entry(const pool *q, size_t number, size_t *size) {
     return (const uint8_t *)q->bytes.at + start;
 }
 
-/* The number of these bytes, new or known. They must not lie in the pool itself. */
+/* Returns the number of these bytes, new or known. They must not be part of the pool itself. */
 static int intern(machine *m, pool *q, const void *at, size_t size, uint64_t *number) {
     size_t count = q->ends.used, length;
     if (2 * (count + 1) > q->size && !widen(m, q)) return 0;
@@ -187,7 +187,7 @@ static void drop_pool(pool *q) {
 
 /* ---- runs of words ---- */
 
-/* What a container on the stack is once it is used. */
+/* Returns the final word of a container on the stack. */
 static word settled(const machine *m, word w) {
     if (TAG(w) != OPEN) return w;
     switch (KIND(w)) {

@@ -1,6 +1,6 @@
 /* Part of _machine.c: its containers and its memo. Lists, stacks, rows, dicts, tuples. */
 
-/* The memo entry of a container that is about to be filled, which nobody may have fetched. */
+/* The memo entry of a container about to be filled, which must not have been fetched. */
 static int patch(machine *m, word container, unsigned expected, word value) {
     word *kept = WORDS(m->memo) + OF(container);
     if (TAG(*kept) != expected) return fail(m, REFILLED, 0);
@@ -27,7 +27,7 @@ static int make_stack(machine *m, word *container, const word *items, size_t cou
     return 1;
 }
 
-/* A stack that gets more items: pickle writes a thousand at a time. */
+/* Adds items to a stack: pickle writes a thousand at a time. */
 static int more_stack(machine *m, word *container, const word *items, size_t count) {
     size_t size;
     uint64_t number;
@@ -48,7 +48,7 @@ static int more_stack(machine *m, word *container, const word *items, size_t cou
     return extend(m, &m->lists, number, items, count);
 }
 
-/* Everything above a place on the stack goes into the list there. */
+/* Appends everything above a place on the stack to the list there. */
 static int append(machine *m, size_t place) {
     word *container = WORDS(m->stack) + place, *items = container + 1, was = *container;
     size_t count = m->stack.used - place - 1;
@@ -67,7 +67,7 @@ static int append(machine *m, size_t place) {
     return extend(m, &m->lists, number, items, count);
 }
 
-/* The first table that has one of these keys as its trigger, or MOST_TABLES. */
+/* Returns the first table identified by one of these keys, or MOST_TABLES. */
 static unsigned table_of(const machine *m, const word *pairs, size_t count) {
     unsigned bits = 0, number = 0;
     for (size_t i = 0; i < count; i += 2)
@@ -116,7 +116,7 @@ static int table_row(machine *m, unsigned number, const word *pairs, size_t coun
     for (size_t i = 0; i < count; i += 2) {
         int column = column_of(m, number, pairs[i]);
         if (column < 0) continue;
-        if (!t->columns[column]) { /* rows so far have nothing there: the word 0 */
+        if (!t->columns[column]) { /* previous rows lack the field: word 0 */
             if (!charge(m, (uint64_t)t->room * 8)) return 0;
             t->columns[column] = calloc(t->room, 8);
             if (!t->columns[column]) return fail(m, NO_MEMORY, 0);
@@ -127,7 +127,7 @@ static int table_row(machine *m, unsigned number, const word *pairs, size_t coun
     return 1;
 }
 
-/* The pairs above a place on the stack go into the dict there, which may so become a row. */
+/* Adds the pairs above a place on the stack to the dict there, which may become a row. */
 static int set(machine *m, size_t place) {
     word *container = WORDS(m->stack) + place, *pairs = container + 1, was = *container;
     size_t count = m->stack.used - place - 1;
@@ -157,7 +157,7 @@ static int tuple(machine *m, size_t count) {
     if (count > MOST_ITEMS) return fail(m, LONG_TUPLE, count);
     for (size_t i = 0; i < count; i++) {
         items[i] = settled(m, items[i]);
-        if (TAG(items[i]) > EMPTY) return fail(m, NESTED_TUPLE, 0); /* or sharing would multiply */
+        if (TAG(items[i]) > EMPTY) return fail(m, NESTED_TUPLE, 0); /* shared nested tuples would multiply */
     }
     if (!intern(m, &m->sequences, items, count * 8, &number)) return 0;
     *items = WORD(TUPLE, number);
@@ -188,7 +188,7 @@ static int put(machine *m, uint64_t index) {
     return 1;
 }
 
-/* A memo entry that is fetched for the first time, or must not be. */
+/* Checks a memo entry that is fetched for the first time, or is invalid. */
 static int fetch(machine *m, uint64_t index, word *value) {
     word *kept = WORDS(m->memo) + index;
     if (index >= m->memo.used || *kept == UNSET) return fail(m, NEVER_STORED, index);
@@ -201,7 +201,7 @@ static int fetch(machine *m, uint64_t index, word *value) {
     return 1;
 }
 
-/* ---- a file that ends too early ---- */
+/* ---- truncated files ---- */
 
 static size_t floor_of(const machine *m) { return m->open_marks ? m->marks[m->open_marks - 1] : 0; }
 
@@ -209,7 +209,7 @@ static int list_like(word w) {
     return TAG(w) == OPEN && KIND(w) != NEW_DICT && KIND(w) != MEMO_DICT && KIND(w) != OPEN_DICT;
 }
 
-/* Items that wait for an APPEND above the last mark go into the lists below them. */
+/* Appends items that wait for an APPEND above the last mark to the lists below them. */
 static int fold_items(machine *m, size_t floor, int in_list) {
     while (m->stack.used - floor >= 2) {
         word *top = WORDS(m->stack) + m->stack.used - 1;
@@ -220,9 +220,9 @@ static int fold_items(machine *m, size_t floor, int in_list) {
     return 1;
 }
 
-/* The items above the last mark go into the container below it; a row that is not whole is lost. */
+/* Puts the items above the last mark into the container below it; an incomplete row is lost. */
 static int fold_mark(machine *m, size_t floor, int in_list) {
-    word *container = WORDS(m->stack) + floor - 1; /* there is one: see salvage() */
+    word *container = WORDS(m->stack) + floor - 1; /* exists: see salvage() */
     if (in_list) return append(m, floor - 1);
     if (TAG(*container) != OPEN) { m->stack.used = floor; return 1; }
     m->stack.used -= (m->stack.used - floor) & 1;
@@ -238,12 +238,12 @@ static int salvage(machine *m) {
     m->at = m->behind = m->consumed;
     for (;;) {
         size_t floor = floor_of(m), below = m->open_marks > 1 ? m->marks[m->open_marks - 2] : 0;
-        int held = m->open_marks && floor > below; /* by a container, or whatever stands there */
-        int in_list = held && list_like(WORDS(m->stack)[floor - 1]);
+        int in_container = m->open_marks && floor > below; /* or another value */
+        int in_list = in_container && list_like(WORDS(m->stack)[floor - 1]);
         if (!fold_items(m, floor, in_list)) return 0;
         if (!m->open_marks) break;
         m->open_marks--;
-        if (!held) m->stack.used = floor;
+        if (!in_container) m->stack.used = floor;
         else if (!fold_mark(m, floor, in_list)) return 0;
     }
     m->root = m->stack.used ? settled(m, WORDS(m->stack)[0]) : NONE;

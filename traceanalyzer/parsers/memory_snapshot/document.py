@@ -1,8 +1,8 @@
-"""What a pickled snapshot holds: a :class:`Document` of words, and its content by name.
+"""Content of a pickled snapshot: a :class:`Document` of tagged words, and access by name.
 
-A word is 64 bits: a tag in the low 4, what it says in the high 60. Dicts with a known key are rows
-of a table, by the keys they hold and never by a version: snapshots of torch 1.13 and older are a
-list of segments, later ones a dict; fields came and went, and what a file does not hold is null.
+A word has 64 bits: a tag in the low 4, a payload in the high 60. Dicts with a known key are rows of
+a table. Tables are identified by keys, never by a version: snapshots of torch 1.13 and older are a
+list of segments, later ones a dict; fields missing in a file are null.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ import polars as pl
 
 from traceanalyzer.limits import MOST_ADDRESS, MOST_BYTES
 
-Words = npt.NDArray[np.uint64]
+TaggedArray = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
-#: Tables by number: the key that tells, and the fields that are read.
+#: Tables by number: the identifying key, and the fields that are read.
 TABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("filename", ("name", "filename", "line")),
     (
@@ -58,7 +58,7 @@ TABLES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 FRAMES, EVENTS, BLOCKS, SEGMENTS, ANNOTATIONS, HISTORY = range(len(TABLES))
 
-#: Keys of the whole.
+#: Keys of the root.
 TRACES = "device_traces"
 SETTINGS = "allocator_settings"
 MOST_ENTRIES = "trace_alloc_max_entries"
@@ -84,30 +84,30 @@ _BITS = np.uint64(4)
 _TAG = np.uint64(15)
 _ROW_BITS = np.uint64(52)
 _ROW_MASK = np.uint64((1 << 52) - 1)
-#: Levels of nested containers turned into Python values.
+#: Maximum depth of containers converted to Python values.
 _DEEPEST = 6
-#: Values turned into Python values at once, and letters of their texts.
+#: Maximum number of values converted to Python values, and characters of their texts.
 _MOST = 1000
 _LETTERS = 100_000
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a pickle holds.
+    """The content of a pickle.
 
     Attributes:
-        strings: every text once, as its bytes; the known keys come first.
+        strings: distinct texts as bytes; the known keys come first.
         bigs: integers beyond 60 bits.
-        floats: every float once.
+        floats: distinct floats.
         sequences: stacks and tuples: offsets (one more than there are), and the words.
-        lists: the same for other lists.
-        dicts: offsets in pairs, and key and value in turns.
-        tables: rows of each, and the columns that any row has.
-        root: the word of the whole.
-        complete: whether the pickle ends as it must; else what came before is all there is.
-        consumed: bytes up to the end of the last whole opcode.
-        protocol: the pickle's, None of an empty file.
-        trailing: bytes behind the end.
+        lists: other lists, in the same form.
+        dicts: offsets in pairs, and alternating keys and values.
+        tables: number of rows of each table, and the columns that any row has.
+        root: the word of the root.
+        complete: whether the pickle is complete, not truncated.
+        consumed: bytes up to the end of the last complete opcode.
+        protocol: the pickle's protocol, None for an empty file.
+        trailing: bytes after the end.
     """
 
     strings: list[bytes]
@@ -126,15 +126,15 @@ class Document:
 
 @dataclass(frozen=True)
 class Table:
-    """One table's rows."""
+    """The rows of a table."""
 
     height: int
-    columns: dict[str, Words]
+    columns: dict[str, TaggedArray]
 
-    def words(self, name: str) -> Words:
-        """A column, of NONE where the file does not have it."""
-        found = self.columns.get(name)
-        return np.zeros(self.height, np.uint64) if found is None else found
+    def column(self, name: str) -> TaggedArray:
+        """Return a column, filled with NONE if the file does not have it."""
+        column = self.columns.get(name)
+        return np.zeros(self.height, np.uint64) if column is None else column
 
     def has(self, name: str) -> bool:
         """Whether any row has this field."""
@@ -143,28 +143,28 @@ class Table:
 
 @dataclass
 class _Budget:
-    """What turning words into values may still cost: containers may be shared, and so multiply."""
+    """Remaining budget of a conversion to Python values: shared containers multiply."""
 
     values: int = _MOST
     letters: int = _LETTERS
 
     def spend(self) -> bool:
-        """Whether there may be one value more."""
+        """Use up one value; return whether the budget allows it."""
         self.values -= 1
         return self.values >= 0
 
     def text(self, text: str) -> str:
-        """As much of a text as may be."""
-        told = text[: self.letters]
-        self.letters -= len(told)
-        return told
+        """Return as much of a text as the budget allows."""
+        shortened = text[: self.letters]
+        self.letters -= len(shortened)
+        return shortened
 
 
 class Reading:
-    """A document's content by name.
+    """Access to a document's content by name.
 
     Attributes:
-        wrong: how many values are of a type their field never has.
+        wrong: number of values with an invalid type for their field.
     """
 
     def __init__(self, document: Document) -> None:
@@ -176,24 +176,24 @@ class Reading:
 
     @cached_property
     def texts(self) -> list[str]:
-        """All texts by number; what is not UTF-8 is replaced."""
+        """All texts by number; invalid UTF-8 is replaced."""
         return [text.decode(errors="replace") for text in self.document.strings]
 
     def table(self, number: int) -> Table:
-        """The rows that dicts with one of the keys of :data:`TABLES` became."""
+        """Return a table of :data:`TABLES` by number."""
         height, columns = self.document.tables[number]
         return Table(height, {name: _array(data) for name, data in columns.items()})
 
-    def integers(self, words: Words, *, unsigned: bool = False) -> pl.Series:
-        """Whole numbers; null where there is none. Numbers beyond 64 bits are of a wrong type."""
-        tags = words & _TAG
-        values = words.view(np.int64) >> np.int64(4)
+    def integers(self, tagged: TaggedArray, *, unsigned: bool = False) -> pl.Series:
+        """Return integers; null if absent. Numbers beyond 64 bits count as wrong."""
+        tags = tagged & _TAG
+        values = tagged.view(np.int64) >> np.int64(4)
         valid = tags == INT
         if unsigned:
             valid &= values >= 0
         rest = np.flatnonzero(~valid & (tags != NONE))
         for row in rest:
-            known = self._integer(int(words[row]))
+            known = self._integer(int(tagged[row]))
             if known is None or not (
                 0 <= known < 1 << 64 if unsigned else -(1 << 63) <= known < 1 << 63
             ):
@@ -206,67 +206,67 @@ class Reading:
             column if valid.all() else pl.select(pl.when(pl.Series(valid)).then(column)).to_series()
         )
 
-    def addresses(self, words: Words) -> pl.Series:
-        """Addresses; null where there are none, or where no pointer of a process can point to."""
-        found = self.integers(words, unsigned=True)
-        wrong = (found >= MOST_ADDRESS).fill_null(value=False)
+    def addresses(self, tagged: TaggedArray) -> pl.Series:
+        """Return addresses; null if absent or beyond the address space of a process."""
+        values = self.integers(tagged, unsigned=True)
+        wrong = (values >= MOST_ADDRESS).fill_null(value=False)
         self.wrong += int(wrong.sum())
-        return found.set(wrong, None)
+        return values.set(wrong, None)
 
-    def sizes(self, words: Words, any_size: pl.Series | None = None) -> pl.Series:
-        """Bytes; null where there are none. No device has as many as :data:`MOST_BYTES`.
+    def sizes(self, tagged: TaggedArray, any_size: pl.Series | None = None) -> pl.Series:
+        """Return sizes in bytes; null if absent, negative or at least :data:`MOST_BYTES`.
 
         Args:
-            words: of the sizes.
-            any_size: rows of which any size will do, such as that of a request that failed.
+            tagged: the sizes.
+            any_size: rows where any size is valid, such as requests that failed.
         """
-        found = self.integers(words)
-        large = found >= MOST_BYTES if any_size is None else (found >= MOST_BYTES) & ~any_size
-        wrong = ((found < 0) | large).fill_null(value=False)
+        values = self.integers(tagged)
+        large = values >= MOST_BYTES if any_size is None else (values >= MOST_BYTES) & ~any_size
+        wrong = ((values < 0) | large).fill_null(value=False)
         self.wrong += int(wrong.sum())
-        return found.set(wrong, None)
+        return values.set(wrong, None)
 
-    def codes(self, words: Words) -> Ints:
-        """Numbers of texts; -1 where there is none."""
-        told = (words & _TAG) == STR
-        self.wrong += int(((words & _TAG) != NONE)[~told].sum())
-        return np.where(told, (words >> _BITS).astype(np.int64), -1)
+    def codes(self, tagged: TaggedArray) -> Ints:
+        """Return numbers of texts; -1 if absent."""
+        valid = (tagged & _TAG) == STR
+        self.wrong += int(((tagged & _TAG) != NONE)[~valid].sum())
+        return np.where(valid, (tagged >> _BITS).astype(np.int64), -1)
 
     def strings(
-        self, words: Words, dtype: pl.DataType | type[pl.DataType] = pl.String
+        self, tagged: TaggedArray, dtype: pl.DataType | type[pl.DataType] = pl.String
     ) -> pl.Series:
-        """Texts; null where there is none."""
-        codes = self.codes(words)
+        """Return texts; null if absent."""
+        codes = self.codes(tagged)
         used, place = np.unique(codes, return_inverse=True)
         texts = [None if code < 0 else self.texts[code] for code in used.tolist()]
         return pl.Series(texts, dtype=pl.String).cast(dtype).gather(place)
 
-    def booleans(self, words: Words) -> pl.Series:
-        """True, false, or null where neither is told."""
-        told = (words & _TAG) == BOOL
-        self.wrong += int(((words & _TAG) != NONE)[~told].sum())
+    def booleans(self, tagged: TaggedArray) -> pl.Series:
+        """Return booleans; null if absent."""
+        valid = (tagged & _TAG) == BOOL
+        self.wrong += int(((tagged & _TAG) != NONE)[~valid].sum())
         return pl.select(
-            pl.when(pl.Series(told)).then(pl.Series((words >> _BITS) == 1))
+            pl.when(pl.Series(valid)).then(pl.Series((tagged >> _BITS) == 1))
         ).to_series()
 
-    def sequence_numbers(self, words: Words) -> Ints:
-        """Numbers of stacks; -1 where there is none."""
-        self.wrong += int((~np.isin(words & _TAG, (STACK, NONE, EMPTY))).sum())
-        return sequence_numbers(words)
+    def sequence_numbers(self, tagged: TaggedArray) -> Ints:
+        """Return numbers of stacks; -1 if absent."""
+        self.wrong += int((~np.isin(tagged & _TAG, (STACK, NONE, EMPTY))).sum())
+        return sequence_numbers(tagged)
 
     def frames(self, sequences: Ints) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-        """Rows of frames of some sequences end to end, outermost first, and each one's length."""
+        """Return frame rows of the sequences, concatenated, outermost first, and their lengths."""
         offsets, items = self._sequences
         starts, lengths = offsets[sequences], offsets[sequences + 1] - offsets[sequences]
         total = int(lengths.sum())
         ends = np.cumsum(lengths)
-        # the innermost comes first in the file: the last of a run is read first
+        # the file has the innermost frame first: each run is reversed
         back = np.repeat(starts + lengths - 1 + (ends - lengths), lengths) - np.arange(total)
         rows = (items[back] >> _BITS) & _ROW_MASK
         return rows.astype(np.uint32), lengths.astype(np.uint32)
 
     def rows(self, word: int, table: int) -> Ints:
-        """The rows of one table that a list holds, in its order; others are of a wrong type."""
+        """Return the rows of a table in a list, in its order; other items count as wrong."""
         if word & 15 != LIST:
             self.wrong += word & 15 not in (NONE, EMPTY)
             return np.empty(0, np.int64)
@@ -276,30 +276,30 @@ class Reading:
         rows: Ints = ((items[of_table] >> _BITS) & _ROW_MASK).astype(np.int64)
         return rows
 
-    def owners(self, words: Words, table: int) -> tuple[Ints, Ints]:
-        """The rows of ``table`` in lists, and which of ``words`` names the list that holds each."""
-        found = [self.rows(int(word), table) for word in words]
-        owner = np.repeat(np.arange(len(found)), [rows.size for rows in found])
-        return np.concatenate([np.empty(0, np.int64), *found]), owner
+    def owners(self, tagged: TaggedArray, table: int) -> tuple[Ints, Ints]:
+        """Return the rows of ``table`` in several lists, and the index of each row's list."""
+        lists = [self.rows(int(word), table) for word in tagged]
+        owner = np.repeat(np.arange(len(lists)), [rows.size for rows in lists])
+        return np.concatenate([np.empty(0, np.int64), *lists]), owner
 
-    def first_rows(self, words: Words, table: int) -> Ints:
-        """The first row of ``table`` in each list; -1 where there is none."""
-        found = [self.rows(int(word), table) for word in words]
-        return np.array([rows[0] if rows.size else -1 for rows in found], np.int64)
+    def first_rows(self, tagged: TaggedArray, table: int) -> Ints:
+        """Return the first row of ``table`` in each list; -1 without one."""
+        lists = [self.rows(int(word), table) for word in tagged]
+        return np.array([rows[0] if rows.size else -1 for rows in lists], np.int64)
 
     def items(self, word: int) -> list[int]:
-        """The words of a list; none for anything else."""
+        """Return the words of a list; empty for any other value."""
         return self._items(self._lists, word >> 4).tolist() if word & 15 == LIST else []
 
     def fields(self, word: int) -> dict[str, int]:
-        """Words of a dict by key."""
+        """Return the words of a dict by key."""
         if word & 15 != DICT:
             return {}
         pairs = self._items(self._dicts, word >> 4, 2).reshape(-1, 2).tolist()
         return {self.texts[key >> 4]: value for key, value in pairs if key & 15 == STR}
 
     def value(self, word: int) -> Any:
-        """A small container or a scalar as a Python value; of a large one the beginning."""
+        """Convert a scalar or a container to a Python value; large containers are truncated."""
         return self._value(word, _Budget(), 0)
 
     def _value(self, word: int, budget: _Budget, depth: int) -> Any:
@@ -330,19 +330,19 @@ class Reading:
             return payload - (1 << 60) if payload >> 59 else payload
         return self.document.bigs[payload] if tag == BIG else None
 
-    def _items(self, cut: tuple[Ints, Words], number: int, width: int = 1) -> Words:
+    def _items(self, cut: tuple[Ints, TaggedArray], number: int, width: int = 1) -> TaggedArray:
         offsets, items = cut
         return items[width * int(offsets[number]) : width * int(offsets[number + 1])]
 
 
-def _cut(stored: tuple[bytes, bytes]) -> tuple[Ints, Words]:
+def _cut(stored: tuple[bytes, bytes]) -> tuple[Ints, TaggedArray]:
     return _array(stored[0]).astype(np.int64), _array(stored[1])
 
 
-def _array(data: bytes) -> Words:
+def _array(data: bytes) -> TaggedArray:
     return np.frombuffer(data, np.uint64)
 
 
-def sequence_numbers(words: Words) -> Ints:
-    """Numbers of stacks; -1 for whatever is none."""
-    return np.where((words & _TAG) == STACK, (words >> _BITS).astype(np.int64), -1)
+def sequence_numbers(tagged: TaggedArray) -> Ints:
+    """Return numbers of stacks; -1 for other values."""
+    return np.where((tagged & _TAG) == STACK, (tagged >> _BITS).astype(np.int64), -1)

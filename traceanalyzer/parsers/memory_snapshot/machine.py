@@ -1,8 +1,8 @@
-"""Pickled snapshots to a :class:`~.document.Document`, in bounded memory; no code of a file is run.
+"""Unpickle snapshots to a :class:`~.document.Document` in limited memory, without running code.
 
-The compiled machine follows the opcodes that a snapshot may hold and makes words of them, not
-objects. Without a compiler pickle's unpickler makes objects, after ``scan`` has followed all
-opcodes and refused what is in no snapshot, and the same words are made of the objects.
+The compiled machine interprets the opcodes allowed in a snapshot and creates words instead of
+objects. Without a compiler, ``scan`` checks all opcodes and rejects those not allowed, pickle's
+unpickler creates objects, and these are converted to the same words.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MOST_TABLES: Final = 16
 
 
 class Refused(Exception):
-    """Bytes that no memory snapshot has.
+    """The bytes are not a memory snapshot.
 
     Attributes:
-        what: one clause.
-        offset: where the opcode begins in the decompressed bytes.
+        what: the reason, one clause.
+        offset: offset of the opcode in the decompressed bytes.
     """
 
     def __init__(self, what: str, offset: int) -> None:
@@ -46,11 +46,11 @@ class Refused(Exception):
 
 
 def machine(keys: tuple[str, ...], tables: Tables) -> Machine | PlainMachine:
-    """What reads one pickle: the compiled machine, or the other where there was no compiler.
+    """Return a machine for one pickle: the compiled one, or the Python one without a compiler.
 
     Args:
         keys: texts that come first in the document.
-        tables: the key by which a table's dicts are known, and the fields that are read of them.
+        tables: the key that identifies a table's dicts, and the fields to read from them.
     """
     return (PlainMachine if _machine is None else Machine)(keys, tables)
 
@@ -65,21 +65,21 @@ class Machine:
             for trigger, fields in tables
         )
         raw = tuple(key.encode() for key in keys)
-        # a seed that nobody knows: no file can be made whose values all hash alike
+        # a random seed: no file can be crafted to cause hash collisions
         self._machine = _machine.Machine(raw, wanted, int.from_bytes(os.urandom(8)))
         self._fields = [fields for _, fields in tables]
 
     @property
-    def held(self) -> int:
+    def allocated_bytes(self) -> int:
         """Bytes of memory in use."""
-        return self._machine.held
+        return self._machine.allocated_bytes
 
     def feed(self, block: bytes | bytearray | memoryview) -> None:
-        """Read on; :class:`Refused` for what no snapshot has."""
+        """Read the next block; raise :class:`Refused` if it is not a snapshot."""
         self._check(self._machine.feed(block))
 
     def close(self) -> Document:
-        """The file ends here: what was in it. Nothing can be done with the machine afterwards."""
+        """End the file and return its content. The machine cannot be used afterwards."""
         self._check(self._machine.finish())
         strings, bigs, floats, sequences, lists, dicts, tables, *rest = self._machine.take()
         root, complete, consumed, protocol, trailing = rest
@@ -116,7 +116,7 @@ class Machine:
 
 
 class PlainMachine:
-    """The same in Python."""
+    """Python version of :class:`Machine`."""
 
     def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
         if len(tables) > _MOST_TABLES:
@@ -127,18 +127,18 @@ class PlainMachine:
             if key not in keys:
                 raise KeyError(key)
         self._scan: Scan | None = Scan([trigger.encode() for trigger, _ in tables])
-        self._words = _Words(keys, tables)
-        self._behind = 0  # bytes after the last whole opcode
+        self._encoder = _Encoder(keys, tables)
+        self._behind = 0  # bytes after the last complete opcode
         self._problem: Refused | None = None
 
     @property
-    def held(self) -> int:
+    def allocated_bytes(self) -> int:
         """Bytes of the file, the stack and the memo."""
         scan = self._scan
         return 0 if scan is None else len(scan.data) + 8 * len(scan.stack) + len(scan.memo)
 
     def feed(self, block: bytes | bytearray | memoryview) -> None:
-        """Read on; :class:`Refused` for what no snapshot has."""
+        """Read the next block; raise :class:`Refused` if it is not a snapshot."""
         scan = self._open()
         if scan.stopped:
             self._behind += len(block)
@@ -152,7 +152,7 @@ class PlainMachine:
         self._behind = len(scan.data) - scan.consumed
 
     def close(self) -> Document:
-        """The file ends here: what was in it. Nothing can be done with the machine afterwards."""
+        """End the file and return its content. The machine cannot be used afterwards."""
         scan = self._open()
         tail = b""
         if not scan.stopped:
@@ -164,10 +164,10 @@ class PlainMachine:
         scan.data[scan.consumed :] = tail
         stream = io.BytesIO(scan.data)
         scan.data.clear()
-        found = PlainUnpickler(io.BufferedReader(stream, _READ_AHEAD)).load()
-        words = [self._words.word(value) for value in ((found,) if scan.stopped else found)]
-        return self._words.document(
-            root=words[0],
+        loaded = PlainUnpickler(io.BufferedReader(stream, _READ_AHEAD)).load()
+        encoded = [self._encoder.word(value) for value in ((loaded,) if scan.stopped else loaded)]
+        return self._encoder.document(
+            root=encoded[0],
             complete=scan.stopped,
             consumed=scan.consumed,
             protocol=scan.protocol or None,
@@ -183,25 +183,25 @@ class PlainMachine:
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Makes numbers, texts, tuples, lists and dicts, even if a scan let something else pass."""
+    """Creates only numbers, texts, tuples, lists and dicts, even if the scan missed something."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Refuse: a snapshot names no class or function."""
-        raise pickle.UnpicklingError(f"{module}.{name} is not read")
+        """Reject: a snapshot contains no class or function."""
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
     def persistent_load(self, pid: Any, /) -> Any:
-        """Refuse: a snapshot refers to nothing outside."""
-        raise pickle.UnpicklingError(f"{pid!r} is not read")
+        """Reject: a snapshot has no external references."""
+        raise pickle.UnpicklingError(f"{pid!r} is not allowed")
 
 
-class _Words:
-    """Objects as words, in the order in which their opcodes end them."""
+class _Encoder:
+    """Encodes objects as words, in the order in which their opcodes end."""
 
     def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
         self._triggers = [trigger.encode() for trigger, _ in tables]
         self._fields = [{field.encode(): field for field in fields} for _, fields in tables]
         self._strings = {key.encode(): number for number, key in enumerate(keys)}
-        # by bytes: hashes of numbers are known, and a file could have many that are alike
+        # by bytes: hashes of numbers are predictable, and a file could cause collisions
         self._bigs: dict[bytes, int] = {}
         self._floats: dict[bytes, int] = {}
         self._sequences: dict[bytes, int] = {}
@@ -209,20 +209,20 @@ class _Words:
         self._lists, self._dicts = _Runs(1), _Runs(2)
         self._tables: list[dict[str, array[int]]] = [{} for _ in tables]
         self._rows = [0] * len(tables)
-        #: By identity: the words of what may be used twice, and of these the frames'.
+        #: By identity: the words of objects that may be shared, and those of frames.
         self._shared: dict[int, int] = {}
-        self._frame_words: dict[int, int] = {}
+        self._frame_word: dict[int, int] = {}
 
     def word(self, value: Any) -> int:
-        """The word of an object, whose containers may lie deeper than Python's calls may."""
+        """Return the word of an object; iterative, as containers may exceed the recursion limit."""
         levels: list[tuple[Any, Iterator[Any], array[int]]] = [(None, iter((value,)), array("Q"))]
         while True:
-            container, rest, words = levels[-1]
+            container, rest, encoded = levels[-1]
             for item in rest:
                 if type(item) not in _CONTAINERS:
-                    words.append(self._scalar(item))
+                    encoded.append(self._scalar(item))
                 elif (word := self._shared.get(id(item)) or self._stack(item)) is not None:
-                    words.append(word)
+                    encoded.append(word)
                 else:
                     items = chain.from_iterable(item.items()) if type(item) is dict else iter(item)
                     levels.append((item, items, array("Q")))
@@ -230,12 +230,12 @@ class _Words:
             else:
                 levels.pop()
                 if not levels:
-                    return words[0]
-                levels[-1][2].append(self._container(container, words))
+                    return encoded[0]
+                levels[-1][2].append(self._container(container, encoded))
 
     def document(self, **more: Any) -> Document:
-        """All words so far."""
-        ends = accumulate((len(words) // 8 for words in self._sequences), initial=0)
+        """Return the document of all words so far."""
+        ends = accumulate((len(encoded) // 8 for encoded in self._sequences), initial=0)
         return Document(
             strings=list(self._strings),
             bigs=[int.from_bytes(raw, "little", signed=True) for raw in self._bigs],
@@ -267,43 +267,45 @@ class _Words:
             return document.INT | (number & (1 << 60) - 1) << 4
         return document.BIG | _number(self._bigs, number.to_bytes(16, "little", signed=True)) << 4
 
-    def _container(self, value: Any, words: array[int]) -> int:
-        if not words:
+    def _container(self, value: Any, encoded: array[int]) -> int:
+        if not encoded:
             return document.EMPTY
         if type(value) is dict:
-            return self._dict(value, words)
+            return self._dict(value, encoded)
         if type(value) is tuple:
-            return self._sequence(document.TUPLE, value, words)
-        if all(word & _FRAME_BITS == document.ROW for word in words):
-            return self._sequence(document.STACK, value, words)
-        return document.LIST | self._lists.add(words) << 4
+            return self._sequence(document.TUPLE, value, encoded)
+        if all(word & _FRAME_BITS == document.ROW for word in encoded):
+            return self._sequence(document.STACK, value, encoded)
+        return document.LIST | self._lists.add(encoded) << 4
 
     def _stack(self, value: Any) -> int | None:
-        """The word of a list of known frames; most lists are."""
+        """Return the word of a list of known frames, as most lists are; else None."""
         if type(value) is not list or not value:
             return None
-        words = list(map(self._frame_words.get, map(id, value), repeat(0)))
-        if not all(words):
+        encoded = list(map(self._frame_word.get, map(id, value), repeat(0)))
+        if not all(encoded):
             return None
-        return self._sequence(document.STACK, value, array("Q", words))
+        return self._sequence(document.STACK, value, array("Q", encoded))
 
-    def _sequence(self, tag: int, value: Any, words: array[int]) -> int:
-        word = self._shared[id(value)] = tag | _number(self._sequences, words.tobytes()) << 4
+    def _sequence(self, tag: int, value: Any, encoded: array[int]) -> int:
+        word = self._shared[id(value)] = tag | _number(self._sequences, encoded.tobytes()) << 4
         return word
 
-    def _dict(self, value: dict[Any, Any], words: array[int]) -> int:
+    def _dict(self, value: dict[Any, Any], encoded: array[int]) -> int:
         table = next((at for at, key in enumerate(self._triggers) if key in value), None)
         if table is None:
-            return document.DICT | self._dicts.add(words) << 4
+            return document.DICT | self._dicts.add(encoded) << 4
         fields, columns, rows = self._fields[table], self._tables[table], self._rows[table]
         row = {
-            fields[key]: word for key, word in zip(value, words[1::2], strict=True) if key in fields
+            fields[key]: word
+            for key, word in zip(value, encoded[1::2], strict=True)
+            if key in fields
         }
         number = rows
         if table == document.FRAMES:
             packed = array("Q", (row.get(name, document.NONE) for name in fields.values()))
             number = _number(self._frames, packed.tobytes())
-            self._shared[id(value)] = self._frame_words[id(value)] = document.ROW | number << 4
+            self._shared[id(value)] = self._frame_word[id(value)] = document.ROW | number << 4
         if number == rows:
             for name in row.keys() - columns.keys():
                 columns[name] = array("Q", bytes(8 * rows))
@@ -314,26 +316,26 @@ class _Words:
 
 
 class _Runs:
-    """Runs of words, one behind another."""
+    """Concatenated runs of words."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._words, self._ends = array("Q"), array("Q", [0])
+        self._data, self._ends = array("Q"), array("Q", [0])
 
-    def add(self, words: array[int]) -> int:
-        """The number of a new run."""
-        self._words.extend(words)
-        self._ends.append(len(self._words) // self._width)
+    def add(self, encoded: array[int]) -> int:
+        """Add a run and return its number."""
+        self._data.extend(encoded)
+        self._ends.append(len(self._data) // self._width)
         return len(self._ends) - 2
 
     def packed(self) -> tuple[bytes, bytes]:
-        """The offsets, in items of ``width`` words, and the words."""
-        return self._ends.tobytes(), self._words.tobytes()
+        """Return the offsets, in items of ``width`` words, and the words."""
+        return self._ends.tobytes(), self._data.tobytes()
 
 
 _READ_AHEAD: Final = 1 << 17
 _CONTAINERS: Final = (list, dict, tuple)
-#: Of a word: the tag, and the number of the table whose row it names.
+#: Bits of a word: the tag and, for a row, the number of its table.
 _FRAME_BITS: Final = 0xFF << 56 | 15
 
 

@@ -1,4 +1,4 @@
-"""A snapshot's bytes in, the tables of a trace out."""
+"""Read a snapshot into the tables of a trace."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 Finding = tuple[str, str, int, str | None]
 
-#: How a history is recorded; a snapshot without one tells only what was held when it was taken.
+#: How to record a history; a snapshot without one only has the memory at the time of the dump.
 RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
 
 _BLOCK = 1 << 20
@@ -34,36 +34,35 @@ _CUDA = 1
 def parse(source: Source, selection: Selection, progress: Progress | None, format_: str) -> Trace:
     """Read a snapshot.
 
-    Events lie on a clock that starts with the first of them. A file that was cut off gives what is
-    whole in it.
+    The clock starts at the first event. All complete parts of a truncated file are read.
 
     Raises:
-        MalformedInput: the pickle holds what no snapshot does, or nothing of one.
-        UnreadableFile: the operating system refused.
+        MalformedInput: the pickle is not a snapshot, or is empty.
+        UnreadableFile: the file cannot be read.
     """
     rank = rank_from_name(source.path)
     if selection.kinds is not None and not selection.kinds & _WANTED:
         return Trace(sources=(Meta(path=source.path, format=format_, rank=rank),))
     reading = _read(source, progress)
     top = reading.fields(reading.document.root)
-    found = tables.read_history(reading, reading.items(top.get(document.TRACES, 0)))
+    history = tables.read_history(reading, reading.items(top.get(document.TRACES, 0)))
     of_stacks = tables.read_stacks(
         reading,
         [
-            reading.table(number).words("frames")
+            reading.table(number).column("frames")
             for number in (document.EVENTS, document.BLOCKS, document.SEGMENTS, document.HISTORY)
         ],
     )
     ranges, alone = tables.read_annotations(reading)
-    start_us = _earliest(found.time_us, ranges["time_us"])
-    told, totals = _events(reading, selection, found, of_stacks, ranges, start_us)
+    start_us = _earliest(history.time_us, ranges["time_us"])
+    events, totals = _events(reading, selection, history, of_stacks, ranges, start_us)
     segments = tables.segments(reading, of_stacks, rank)
     blocks = tables.blocks(reading, of_stacks, segments)
-    devices = sorted({*found.device.tolist(), *segments["device"].drop_nulls().to_list()})
-    if told.is_empty() and segments.is_empty():
+    devices = sorted({*history.device.tolist(), *segments["device"].drop_nulls().to_list()})
+    if events.is_empty() and segments.is_empty():
         hint = f"{RECORD}, and take the snapshot after it"
         raise MalformedInput(
-            source.path, "a snapshot that holds no memory and no history", hint=hint
+            source.path, "an empty snapshot: no segments and no history", hint=hint
         )
     return Trace(
         sources=(
@@ -77,12 +76,12 @@ def parse(source: Source, selection: Selection, progress: Progress | None, forma
                 extra=_extra(reading, top),
             ),
         ),
-        events=told.with_columns(rank=pl.lit(rank, pl.Int32)),
+        events=events.with_columns(rank=pl.lit(rank, pl.Int32)),
         stacks=of_stacks.table,
         memory_totals=totals,
         segments=segments,
         blocks=blocks,
-        issues=issue_rows(_issues(source, reading, top, found, alone), rank),
+        issues=issue_rows(_issues(source, reading, top, history, alone), rank),
     )
 
 
@@ -95,29 +94,29 @@ def _read(source: Source, progress: Progress | None) -> Reading:
     except Refused as error:
         raise MalformedInput(
             source.path,
-            f"no memory snapshot, and not read further: {error.what}",
+            f"not a memory snapshot: {error.what}",
             where=f"byte {error.offset:,}",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes one",
         ) from None
 
 
 def _earliest(*times: pl.Series) -> int | None:
-    told = [int(low) for time in times if isinstance(low := time.min(), int)]
-    return min(told, default=None)
+    starts = [int(low) for time in times if isinstance(low := time.min(), int)]
+    return min(starts, default=None)
 
 
 def _events(
     reading: Reading,
     selection: Selection,
-    found: History,
+    history: History,
     of_stacks: Stacks,
     ranges: pl.DataFrame,
     start_us: int | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The tables ``events``, in its order, and ``memory_totals``."""
+    """Build ``events``, sorted, and ``memory_totals``."""
     start = start_us or 0
-    done = tables.events(reading, found, of_stacks, args="args" in selection.columns)
-    done = done.with_columns(ts=(found.time_us - start) * _US)
+    done = tables.events(reading, history, of_stacks, args="args" in selection.columns)
+    done = done.with_columns(ts=(history.time_us - start) * _US)
     marked = ranges.select(
         "name",
         "device",
@@ -126,7 +125,7 @@ def _events(
         dur=(pl.col("end_us") - pl.col("time_us")) * _US,
     )
     both = pl.concat([done, marked], how="diagonal").with_columns(
-        free_bytes=tables.free_bytes(reading, found).extend_constant(None, marked.height)
+        free_bytes=tables.free_bytes(reading, history).extend_constant(None, marked.height)
     )
     if (wanted := _wanted(selection)) is not None:
         both = both.filter(wanted)
@@ -138,8 +137,8 @@ def _events(
 
 
 def _wanted(selection: Selection) -> pl.Expr | None:
-    """Which events are asked for; None for all."""
-    keep = [] if (asked := selection.rows()) is None else [asked]
+    """Return the filter on events; None for all."""
+    keep = [] if (selected := selection.rows()) is None else [selected]
     if selection.windows:
         end = pl.col("ts") + pl.col("dur").fill_null(0)
         inside = [(end >= low) & (pl.col("ts") < high) for low, high in selection.windows]
@@ -162,14 +161,14 @@ def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
 
 
 def _extra(reading: Reading, top: dict[str, int]) -> str | None:
-    """The allocator's settings, and how long the history could grow."""
+    """Return the allocator's settings and the maximum length of the history as JSON text."""
     names = (document.SETTINGS, document.MOST_ENTRIES, document.OVERFLOWED)
-    told: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
-    return json.dumps(_finite(told)) if told else None
+    values: dict[str, Any] = {name: reading.value(top[name]) for name in names if name in top}
+    return json.dumps(_finite(values)) if values else None
 
 
 def _finite(value: Any) -> Any:
-    """The value with texts for floats that JSON does not have."""
+    """Return the value with text in place of floats that JSON does not support."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -178,13 +177,13 @@ def _finite(value: Any) -> Any:
 
 
 def _overflowed(reading: Reading, top: dict[str, int]) -> bool:
-    """Whether the history is a ring that has begun to overwrite its oldest events."""
-    told = reading.value(top.get(document.OVERFLOWED, 0))
-    return any(told) if isinstance(told, list) else bool(told)
+    """Whether the oldest events of the history, a ring buffer, were overwritten."""
+    value = reading.value(top.get(document.OVERFLOWED, 0))
+    return any(value) if isinstance(value, list) else bool(value)
 
 
 def _issues(
-    source: Source, reading: Reading, top: dict[str, int], found: History, alone: int
+    source: Source, reading: Reading, top: dict[str, int], history: History, alone: int
 ) -> Iterator[Finding]:
     pickled = reading.document
     if not pickled.complete:
@@ -194,15 +193,15 @@ def _issues(
         yield ("data_loss", "damaged-file", 1, source.damage)
     if pickled.trailing:
         yield ("notice", "trailing-bytes", pickled.trailing, None)
-    if lost := found.table.height - found.rows.size:
+    if lost := history.table.height - history.rows.size:
         yield ("data_loss", "stray-events", lost, None)
     if reading.wrong:
         yield ("data_loss", "wrong-type", reading.wrong, None)
-    if found.rows.size <= 1:
+    if history.rows.size <= 1:
         yield ("notice", "no-history", 1, RECORD)
     elif _overflowed(reading, top):
-        yield ("notice", "history-overflowed", 1, "its oldest events were overwritten")
-    if found.backwards:
-        yield ("notice", "time-backwards", found.backwards, None)
+        yield ("notice", "history-overflowed", 1, "the oldest events were overwritten")
+    if history.backwards:
+        yield ("notice", "time-backwards", history.backwards, None)
     if alone:
         yield ("info", "open-annotations", alone, None)

@@ -1,7 +1,7 @@
-"""A scan of a snapshot's opcodes, before pickle makes objects of it.
+"""Check of a snapshot's opcodes, before pickle creates objects.
 
-It refuses what ``_machine.c`` refuses, at the same byte. It follows the kinds of the values on the
-stack and in the memo, not the values, and bounds the memory that they would need as objects.
+It rejects the same input as ``_machine.c``, at the same byte. It tracks the kinds of the values on
+the stack and in the memo, not the values, and limits the memory that the objects would need.
 """
 
 import pickle  # for the names of its opcodes alone
@@ -16,73 +16,71 @@ MOST_TEXT = 16 << 20
 MOST_MARKS = 1000
 MOST_BIG = 9
 MOST_ITEMS = 65536
-#: A memo index may skip so many.
+#: Maximum gap between memo indices.
 AHEAD = 1024
-#: Bytes of memory for each byte of the file: of the stack and the memo, and of objects, which take
-#: 5 to 10 in genuine files.
+#: Memory limit in bytes per byte of the file: for stack and memo, and for objects, which take 5 to
+#: 10 in real files.
 SLOTS, OBJECTS = 2, 20
-#: And so many more of both, whatever the file's size.
+#: Constant added to both limits.
 ALLOWANCE = 32 << 20
-#: Bytes that objects and the words made of them take: an item, a pair, and what is noted of a stack
-#: or frame.
+#: Bytes of objects and of their words: an item, a pair, the bookkeeping of a stack or frame.
 ITEM_BYTES, PAIR_BYTES, NOTED_BYTES = 16, 48, 200
 
 
 class Problem(Enum):
-    """Why a file is refused, in the order of the numbers in ``_machine_store.h``.
+    """Reasons to reject a file, in the order of the numbers in ``_machine_store.h``.
 
-    In the texts ``{}`` is the problem's number, ``{op}`` the opcode of that number.
+    In the texts, ``{}`` is the number of the problem, ``{op}`` the opcode with that number.
     """
 
-    OPCODE = "opcode {op} is not one of a memory snapshot"
-    BEYOND = "memo index {} is beyond what was stored"
+    OPCODE = "opcode {op} does not occur in memory snapshots"
+    BEYOND = "memo index {} is out of range"
     NEVER_STORED = "memo index {} was never stored"
     STORED_TWICE = "memo index {} is stored twice"
     INTEGER = "an integer of {} bytes"
     TEXT = "a text of {} bytes"
     USED_TWICE = "a list or row is used twice"
-    REFILLED = "a list or dict is filled after it was used"
-    MEMORY = "needs more memory than a snapshot of its size would"
-    MARKS = f"more than {MOST_MARKS} containers within one another"
+    REFILLED = "a list or dict is filled after use"
+    MEMORY = "needs more memory than a snapshot of this size"
+    MARKS = f"more than {MOST_MARKS} nested containers"
     FRAMES = f"a stack of more than {MOST_ITEMS} frames"
-    TOO_FEW = "opcode {op} with too few values before it"
+    TOO_FEW = "opcode {op} with too few values on the stack"
     NO_MARK = "opcode {op} without a MARK"
-    NO_LIST = "an item for what is no open list"
-    NO_DICT = "a pair for what is no open dict"
+    NO_LIST = "an item without an open list"
+    NO_DICT = "a pair without an open dict"
     ODD = "a key without a value"
-    PROTOCOL = "pickle protocol {}"
-    START = "the first byte is {}, which begins no pickle"
+    PROTOCOL = "unsupported pickle protocol {}"
+    START = "the first byte is {}, not the start of a pickle"
     PROTO_AGAIN = "a second PROTO"
-    LEFT_OVER = "STOP with {} values, not one"
-    NESTED_TUPLE = "a tuple of more than plain values"
+    LEFT_OVER = "STOP with {} values instead of 1"
+    NESTED_TUPLE = "a tuple with nested containers"
     LONG_TUPLE = "a tuple of {} values"
     KEPT_TWICE = "a list or dict is stored twice"
-    AGAIN = "a stack is filled again and again"
-    TOO_MANY = "more different values than can be numbered"
-    KEY = "a key that is neither a text nor a small number"  # by this scan alone
+    AGAIN = "a stack is refilled too often"
+    TOO_MANY = "too many distinct values"
+    KEY = "a key that is neither text nor a small number"  # raised by this scan only
 
 
 class Wrong(Exception):
-    """A problem, on its way to who reads the file."""
+    """The file is rejected for a problem."""
 
     def __init__(self, problem: Problem, number: int = 0) -> None:
         self.problem = problem
         self.number = number
 
 
-# Kinds of values: the tags of a document's words, but a row of the first table is a FRAME, and a
-# text that tells a table is TRIGGER and the table's number. Of containers on the stack and in the
-# memo that can still be filled there are five more kinds; a memo entry may also be UNSET, or TAKEN:
-# what no snapshot uses twice.
+# Kinds of values: the tags of a document's words, except that a row of the first table is FRAME and
+# a text that identifies a table is TRIGGER + table number. Open containers on the stack and in the
+# memo have five more kinds; a memo entry may also be UNSET, or TAKEN if it must not be used again.
 FRAME, TRIGGER = 12, 16
 NEW_LIST, NEW_DICT, OPEN_STACK, OPEN_LIST, OPEN_DICT, UNSET, TAKEN = range(32, 39)
-#: What a container in the memo is once it was fetched, and can be filled no more.
+#: Kind of a container in the memo after its first fetch, when it can no longer be filled.
 _FETCHED: Final = {
     NEW_LIST: document.EMPTY,
     NEW_DICT: document.EMPTY,
     OPEN_STACK: document.STACK,
 }
-#: Kinds of which no file can have many that hash alike, and which can be hashed at all.
+#: Hashable kinds whose values cannot be crafted to collide.
 _KEYS: Final = frozenset(
     (document.NONE, document.BOOL, document.INT, document.STR, *range(TRIGGER, NEW_LIST))
 )
@@ -92,9 +90,9 @@ class Open:
     """A list or dict on the stack.
 
     Attributes:
-        kind: whether it is new, and what it holds.
-        index: where it is in the memo, or -1.
-        frames: how many of them it holds.
+        kind: whether it is new, and what it contains.
+        index: its index in the memo, or -1.
+        frames: number of frames in it.
     """
 
     __slots__ = ("frames", "index", "kind")
@@ -106,18 +104,18 @@ class Open:
 
 
 class Scan:
-    """Follows the opcodes in ``data``, to which a file's bytes are added as they are read.
+    """Interprets the opcodes in ``data``, to which the file's bytes are appended as they are read.
 
-    It changes them so that pickle loads texts as bytes, of which not all are UTF-8, and reads no
-    frame ahead, which a file that was cut off does not have.
+    It modifies ``data`` so that pickle loads texts as bytes (not all are UTF-8) and does not read
+    frames ahead (a truncated file lacks the last one).
 
     Attributes:
-        data: the file's bytes so far.
-        consumed: bytes of whole opcodes.
-        at: where the present opcode begins.
-        protocol: the pickle's, 0 before it is known.
+        data: bytes of the file so far.
+        consumed: bytes of complete opcodes.
+        at: offset of the current opcode.
+        protocol: pickle protocol, 0 if not known yet.
         stopped: whether the pickle has ended.
-        stack: kinds of values, or containers that can still be filled.
+        stack: kinds of values, or open containers.
         memo: kinds of values.
     """
 
@@ -133,7 +131,7 @@ class Scan:
         self._dropped: list[int] = []
 
     def run(self) -> None:
-        """Follow all opcodes that are whole."""
+        """Process all complete opcodes."""
         data, end, at = self.data, len(self.data), self.consumed
         if end and not at and data[0] != _PROTO:
             raise Wrong(Problem.START, data[0])
@@ -155,9 +153,10 @@ class Scan:
         self.consumed = at
 
     def complete(self) -> bytes:
-        """Opcodes that end a file that was cut off, and make a tuple of its value and of lists.
+        """Return opcodes that complete a truncated file, as a tuple of its value and of lists.
 
-        These hold what is in no container, for the rows in it. A row that is not whole is lost.
+        The lists contain values outside any container, for the rows in them. An incomplete row is
+        lost.
         """
         self.at = self.consumed
         tail = bytearray()
@@ -180,7 +179,7 @@ class Scan:
     # --- the memo ----------------------------------------------------------------------------
 
     def _fetches(self, at: int, end: int) -> int:
-        """All BINGET and LONG_BINGET from here on: most of a snapshot is nothing else."""
+        """Process consecutive BINGET and LONG_BINGET opcodes, the bulk of a snapshot."""
         data, memo, stack, known = self.data, self.memo, self.stack, len(self.memo)
         room = (SLOTS * at + ALLOWANCE) // 8 - 2 * known
         while at < end and len(stack) <= room:
@@ -202,7 +201,7 @@ class Scan:
         return at
 
     def _fetch(self, index: int) -> None:
-        """A memo entry that is fetched for the first time, or must not be."""
+        """Check a memo entry that is fetched for the first time, or is invalid."""
         if index >= len(self.memo) or self.memo[index] == UNSET:
             raise Wrong(Problem.NEVER_STORED, index)
         if self.memo[index] not in _FETCHED:
@@ -244,7 +243,7 @@ class Scan:
         (self._append if op in _APPENDS else self._set)(place)
 
     def _append(self, place: int) -> None:
-        """Everything above a place on the stack goes into the list there."""
+        """Append everything above a place on the stack to the list there."""
         to, items = self.stack[place], self.stack[place + 1 :]
         if not isinstance(to, Open) or not _is_list(to):
             raise Wrong(Problem.NO_LIST)
@@ -264,7 +263,7 @@ class Scan:
         self._become(to, OPEN_STACK, OPEN_STACK)
 
     def _set(self, place: int) -> None:
-        """The pairs above a place on the stack go into the dict there, which may become a row."""
+        """Add the pairs above a place on the stack to the dict there, which may become a row."""
         to, pairs = self.stack[place], self.stack[place + 1 :]
         if not isinstance(to, Open) or to.kind not in (NEW_DICT, OPEN_DICT):
             raise Wrong(Problem.NO_DICT)
@@ -283,7 +282,7 @@ class Scan:
             raise Wrong(Problem.KEY)
 
     def _become(self, container: Open, kind: int, in_memo: int) -> None:
-        """Fill a container, which nobody may have fetched from the memo."""
+        """Fill a container, which must not have been fetched from the memo."""
         if container.index >= 0:
             if self.memo[container.index] != container.kind:
                 raise Wrong(Problem.REFILLED)
@@ -299,7 +298,7 @@ class Scan:
         if count > MOST_ITEMS:
             raise Wrong(Problem.LONG_TUPLE, count)
         place = len(self.stack) - count
-        if not all(map(_is_plain, self.stack[place:])):  # or sharing would multiply
+        if not all(map(_is_plain, self.stack[place:])):  # shared nested tuples would multiply
             raise Wrong(Problem.NESTED_TUPLE)
         self.stack[place:] = [document.TUPLE if count else document.EMPTY]
         self._charge(ITEM_BYTES * count, self.at + 1)
@@ -317,11 +316,11 @@ class Scan:
         self.stack.append(self._texts.get(bytes(text), document.STR))
 
     def frame(self, _: int, __: bytearray) -> None:
-        """How much to read ahead."""
+        """FRAME: the number of bytes to read ahead."""
         self.data[self.at + 1 : self.at + 9] = bytes(8)
 
     def proto(self, _: int, argument: bytearray) -> None:
-        """The protocol, at the beginning alone."""
+        """PROTO, allowed at the beginning only."""
         if self.at:
             raise Wrong(Problem.PROTO_AGAIN)
         if not 2 <= argument[0] <= 5:
@@ -329,19 +328,19 @@ class Scan:
         self.protocol = argument[0]
 
     def stop(self, _: int, __: bytearray) -> None:
-        """The end."""
+        """STOP."""
         if len(self.stack) != 1 or self._marks:
             raise Wrong(Problem.LEFT_OVER, len(self.stack))
         self.stopped = True
 
     def mark(self, _: int, __: bytearray) -> None:
-        """What comes now goes into one container."""
+        """MARK: the following values go into one container."""
         if len(self._marks) == MOST_MARKS:
             raise Wrong(Problem.MARKS)
         self._marks.append(len(self.stack))
 
     def refuse(self, op: int, _: bytearray) -> None:
-        """All opcodes that no snapshot has."""
+        """All opcodes that do not occur in snapshots."""
         raise Wrong(Problem.OPCODE, op)
 
     def _charge(self, size: int, behind: int) -> None:
@@ -350,7 +349,7 @@ class Scan:
             raise Wrong(Problem.MEMORY)
 
     def _floor(self, mark: int = -1) -> int:
-        """How much of the stack is below a mark."""
+        """Return the height of the stack below a mark."""
         return self._marks[mark] if len(self._marks) >= -mark else 0
 
     def _unmark(self, op: int) -> int:
@@ -362,10 +361,10 @@ class Scan:
         if len(self.stack) - self._floor() < count:
             raise Wrong(Problem.TOO_FEW, op)
 
-    # --- a file that ends too early ----------------------------------------------------------
+    # --- truncated files ---------------------------------------------------------------------
 
     def _fold_items(self, tail: bytearray, floor: int, *, in_list: bool) -> None:
-        """Items that wait for an APPEND go into the lists below them."""
+        """Append items that wait for an APPEND to the lists below them."""
         while len(self.stack) - floor >= 2 and _is_list(self.stack[-2]):
             top = self.stack[-1]
             if top not in (document.ROW, FRAME) and (in_list or not _is_list(top)):
@@ -374,7 +373,7 @@ class Scan:
             tail += pickle.APPEND
 
     def _fold_mark(self, tail: bytearray, floor: int, container: int | Open | None) -> None:
-        """What is above a mark goes into the container below it."""
+        """Put everything above a mark into the container below it."""
         if _is_list(container):
             self._append(floor - 1)
             tail += pickle.APPENDS
@@ -398,7 +397,7 @@ class Scan:
         self._drop(tail)
 
     def _drop(self, tail: bytearray) -> int:
-        """Take the last value off the stack, and give its index in the memo."""
+        """Remove the last value from the stack, and return its index in the memo."""
         index = len(self.memo) + len(self._dropped)
         self._dropped.append(index)
         del self.stack[-1]
@@ -426,9 +425,9 @@ def _is_plain(value: int | Open) -> bool:
 
 
 def _table_of(pairs: Sequence[int | Open]) -> int | None:
-    """The first table of whose rows these pairs have the key."""
-    found = [key for key in pairs[::2] if isinstance(key, int) and key >= TRIGGER]
-    return min(found) - TRIGGER if found else None
+    """Return the first table identified by a key of these pairs, or None."""
+    triggers = [key for key in pairs[::2] if isinstance(key, int) and key >= TRIGGER]
+    return min(triggers) - TRIGGER if triggers else None
 
 
 _PROTO, _LONG1, _EMPTY_LIST = pickle.PROTO[0], pickle.LONG1[0], pickle.EMPTY_LIST[0]
@@ -447,8 +446,8 @@ _TUPLES: Final = {
 }
 _Opcode = tuple[int, int, int | Callable[[Scan, int, bytearray], None]]
 _UNKNOWN: Final[_Opcode] = (1, 0, Scan.refuse)
-#: Of each opcode: its bytes without what a length in it adds, the bytes of memory that its object
-#: takes, and the kind that it pushes or what it does.
+#: Per opcode: bytes without a variable-length argument, memory of its object in bytes, and the kind
+#: it pushes or its handler.
 _OPCODES: Final[dict[int, _Opcode]] = {
     pickle.PROTO[0]: (2, 0, Scan.proto),
     pickle.FRAME[0]: (9, 0, Scan.frame),
@@ -478,6 +477,6 @@ _OPCODES: Final[dict[int, _Opcode]] = {
     pickle.MEMOIZE[0]: (1, 0, Scan.put),
     pickle.BINPUT[0]: (2, 0, Scan.put),
     pickle.LONG_BINPUT[0]: (5, 0, Scan.put),
-    _BINGET: (2, 0, Scan.refuse),  # where they are whole, they are followed elsewhere
+    _BINGET: (2, 0, Scan.refuse),  # complete ones are handled by _fetches
     _LONG_BINGET: (5, 0, Scan.refuse),
 }

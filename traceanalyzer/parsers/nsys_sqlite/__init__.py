@@ -1,8 +1,8 @@
-"""Nsight Systems databases, as ``nsys export --type sqlite`` writes them.
+"""Nsight Systems databases, written by ``nsys export --type sqlite``.
 
-In goes a database file (or a compressed one), read-only; out comes a trace. ``parser`` recognises
-the file, ``reader`` makes the trace: it opens the file (``pages``, ``database``) as an export
-(``tables``), finds out whose it is (``identity``), and reads what devices did (``device``), what
-threads of the host did (``host``) and what programs marked (``nvtx``). Only ``registry`` may import
+Input: a database file, possibly compressed, opened read-only. Output: a trace. ``parser``
+recognises the file, ``reader`` builds the trace: it opens the file (``pages``, ``database``) as an
+export (``tables``), determines ranks and devices (``identity``), and reads device work
+(``device``), host calls (``host``) and NVTX ranges (``nvtx``). Only ``registry`` may import
 ``parser``.
 """

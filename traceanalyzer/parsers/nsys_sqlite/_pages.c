@@ -1,10 +1,9 @@
-/* Whole numbers of a table, straight from the pages of an SQLite file.
+/* Reads integer columns of a table from the pages of an SQLite file.
  *
- * Two functions: children() of interior pages, and numbers() of leaf pages. Both know the pages of
- * ordinary tables only; at the first thing that is out of the ordinary (a text where a number must
- * be, a row that is shorter than the table, a cell outside its page) they give up and return None,
- * and the caller asks SQLite. The format is described in https://www.sqlite.org/fileformat2.html.
- * All reads stay inside the page they are of.
+ * Two functions: children() for interior pages, and numbers() for leaf pages. Both support ordinary
+ * tables only; on anything else (text instead of a number, a row that is shorter than the table, a
+ * cell outside its page) they return None, and the caller uses SQLite. File format:
+ * https://www.sqlite.org/fileformat2.html. All reads stay inside their page.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -22,7 +21,7 @@ typedef const unsigned char *bytes;
 static uint32_t be16(bytes p) { return (uint32_t)p[0] << 8 | p[1]; }
 static uint32_t be32(bytes p) { return be16(p) << 16 | be16(p + 2); }
 
-/* A variable-length integer of at most 9 bytes below end; NULL when it does not end there. */
+/* Reads a varint of at most 9 bytes; returns its end, or NULL if it exceeds `end`. */
 static bytes varint(bytes p, bytes end, uint64_t *value) {
     uint64_t v = 0;
     for (int i = 0; i < 8; i++) {
@@ -35,12 +34,12 @@ static bytes varint(bytes p, bytes end, uint64_t *value) {
     return p;
 }
 
-/* Bytes of a payload that lie on the page itself; the rest is on overflow pages. */
+/* Returns the bytes of a payload that are on the page itself; the rest is on overflow pages. */
 static uint64_t local(uint64_t payload, uint64_t usable) {
     if (payload <= usable - 35) return payload;
     uint64_t least = (usable - 12) * 32 / 255 - 23;
-    uint64_t held = least + (payload - least) % (usable - 4);
-    return held <= usable - 35 ? held : least;
+    uint64_t size = least + (payload - least) % (usable - 4);
+    return size <= usable - 35 ? size : least;
 }
 
 static int64_t integer(bytes p, uint64_t type) {
@@ -56,16 +55,16 @@ static int64_t integer(bytes p, uint64_t type) {
 
 static const unsigned char SIZES[] = {0, 1, 2, 3, 4, 6, 8, 8, 0, 0};
 
-/* The wanted columns of one row into out[column][row]; 0 when it is out of the ordinary. */
+/* Reads the wanted columns of one row into out[column][row]; returns 0 if it is not ordinary. */
 static int row(bytes cell, bytes end, uint64_t usable, const uint16_t *wanted, Py_ssize_t count,
                Py_ssize_t key, int64_t **out, Py_ssize_t at, uint32_t *nulls) {
     uint64_t payload, id, header, type;
     bytes p = varint(cell, end, &payload);
     if (!p || !(p = varint(p, end, &id))) return 0;
-    uint64_t held = local(payload, usable);
-    if (held > (uint64_t)(end - p)) return 0;
-    bytes stop = p + held, h = varint(p, stop, &header);
-    if (!h || header > held) return 0;
+    uint64_t local_size = local(payload, usable);
+    if (local_size > (uint64_t)(end - p)) return 0;
+    bytes stop = p + local_size, h = varint(p, stop, &header);
+    if (!h || header > local_size) return 0;
     bytes types_end = p + header;
     uint64_t data = header;
     uint16_t column = 0;
@@ -81,25 +80,25 @@ static int row(bytes cell, bytes end, uint64_t usable, const uint16_t *wanted, P
                 if (i != key) *nulls |= 1u << i;
             } else if (type == 8 || type == 9) value = (int64_t)type - 8;
             else if (type < 7) {
-                if (data + size > held) return 0;
+                if (data + size > local_size) return 0;
                 value = integer(p + data, type);
                 if (value == NOTHING) return 0;
             } else return 0;
             out[i++][at] = value;
         }
-        if (size > held) data = held + 1; /* on overflow pages: nothing behind it can be read */
-        else if (data <= held) data += size;
+        if (size > local_size) data = local_size + 1; /* on overflow pages, like all that follows */
+        else if (data <= local_size) data += size;
     }
     return 1;
 }
 
-/* Rows of all pages; -1 when a page is no ordinary leaf of a table. */
+/* Counts the rows of all pages; -1 if a page is not an ordinary leaf of a table. */
 static Py_ssize_t counted(bytes pages, Py_ssize_t size, Py_ssize_t page, uint64_t usable,
                           Py_ssize_t count) {
     Py_ssize_t rows = 0;
     for (bytes p = pages; p < pages + size; p += page) {
         uint64_t cells = be16(p + 3);
-        /* a row has a byte for each column and three more: pages that promise more are hostile */
+        /* a row takes a byte per column and three more: more rows cannot be valid */
         if (p[0] != LEAF || 8 + cells * (2 + (uint64_t)count + 3) > usable) return -1;
         rows += (Py_ssize_t)cells;
     }
@@ -123,9 +122,9 @@ static int filled(bytes pages, Py_ssize_t size, Py_ssize_t page, uint64_t usable
 
 PyDoc_STRVAR(numbers_doc,
 "numbers(pages, page_size, usable, columns, key, /)\n--\n\n"
-"(bytes of int64 for each column, bit set of columns with nulls) of leaf pages, or None.\n\n"
-"columns: uint16 numbers, ascending; key: which of them is the row id, -1 for none.\n"
-"A null is the smallest int64.");
+"Return (int64 bytes of each column, bit set of columns with nulls) of leaf pages, or None.\n\n"
+"columns: uint16 numbers, ascending; key: index of the row id column, -1 for none.\n"
+"Null is the smallest int64.");
 
 static PyObject *numbers(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_buffer pages, columns;
@@ -138,7 +137,7 @@ static PyObject *numbers(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_ssize_t count = columns.len / 2, rows = -1;
     int ok = 0;
     if (page < 512 || usable < 480 || usable > page || pages.len % page || count > MOST_COLUMNS) {
-        PyErr_SetString(PyExc_ValueError, "no whole pages, or too many columns");
+        PyErr_SetString(PyExc_ValueError, "partial pages, or too many columns");
         goto done;
     }
     memcpy(wanted, columns.buf, (size_t)count * 2);
@@ -172,7 +171,8 @@ done:
 
 PyDoc_STRVAR(children_doc,
 "children(pages, page_size, usable, /)\n--\n\n"
-"Page numbers, as bytes of uint32, below interior pages of a table, in order; None for others.");
+"Return the child page numbers of a table's interior pages, in order, as uint32 bytes; None for\n"
+"other pages.");
 
 static PyObject *children(PyObject *Py_UNUSED(self), PyObject *args) {
     Py_buffer pages;
@@ -180,7 +180,7 @@ static PyObject *children(PyObject *Py_UNUSED(self), PyObject *args) {
     if (!PyArg_ParseTuple(args, "y*nn", &pages, &page, &usable)) return NULL;
     PyObject *answer = NULL;
     if (page < 512 || usable < 480 || usable > page || pages.len % page) {
-        PyErr_SetString(PyExc_ValueError, "no whole pages");
+        PyErr_SetString(PyExc_ValueError, "partial pages");
         goto done;
     }
     bytes first = pages.buf, last = first + pages.len;
@@ -195,7 +195,7 @@ static PyObject *children(PyObject *Py_UNUSED(self), PyObject *args) {
     for (bytes p = first; p < last; p += page) {
         uint32_t cells = be16(p + 3), child;
         for (uint32_t i = 0; i <= cells; i++) {
-            if (i == cells) child = be32(p + 8); /* the rightmost stands in the header */
+            if (i == cells) child = be32(p + 8); /* the rightmost is in the header */
             else {
                 uint32_t place = be16(p + 12 + 2 * i);
                 if (place + 4 > (uint64_t)usable) {

@@ -1,4 +1,4 @@
-"""How nsys recorded: what it was asked for, what it reports, why GPU work is missing."""
+"""How nsys recorded: requested events, messages of nsys, reasons for missing GPU work."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _WARNING, _ERROR = 2, 3
 _MOST_MESSAGES = 20
 _LONGEST_MESSAGE = 200
 
-#: What ``META_DATA_CAPTURE`` lists for an option of ``nsys profile``.
+#: Value in ``META_DATA_CAPTURE`` by option of ``nsys profile``.
 _EVENT_TYPES = {
     "--trace=cuda": "Cuda",
     "--trace=nvtx": "NvtxEvents",
@@ -24,9 +24,9 @@ _EVENT_TYPES = {
 }
 _DEVICE_WORK = (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET)
 _ABOUT_CUDA = r"(?i)cuda|cupti|\bgpus?\b|driver"
-#: nsys writes it wherever no CUDA event arrived, whatever the reason.
+#: nsys writes this message whenever CUDA events are missing, whatever the reason.
 _NO_EVENTS = r"(?i)^(?:no|not all) cuda events"
-#: Reasons by the message of nsys, and what to do.
+#: Pattern of a message of nsys, advice.
 _REMEDIES = (
     (
         r"(?i)driver.*(?:not supported|newer|too new)|unsupported driver",
@@ -34,7 +34,7 @@ _REMEDIES = (
     ),
     (
         r"(?i)INVALID_DEVICE|NOT_COMPATIBLE|NOT_SUPPORTED|LEGACY_PROFILER",
-        "this release of nsys cannot trace this GPU or its mode (MIG, vGPU): use a newer release",
+        "this nsys release cannot trace this GPU or its mode (MIG, vGPU): use a newer release",
     ),
     (
         r"(?i)MULTIPLE_SUBSCRIBERS|another (?:tool|profiler)",
@@ -45,18 +45,18 @@ _REMEDIES = (
         "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
     ),
 )
-_LOST_BUFFERS = "let the program end by itself, so that nsys can write its buffers"
+_LOST_BUFFERS = "let the program exit normally, so that nsys can write its buffers"
 _NO_CUDA = "check that the profiled process uses CUDA"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an export has no GPU work although nsys was to trace it.
+    """The reason why an export has no GPU work although it was requested.
 
     Attributes:
-        severity: ``error`` where nsys reports one, ``data_loss`` where CUDA calls were recorded,
-            else ``notice``: the program may not use CUDA.
-        text: what failed and what to do.
+        severity: ``error`` if nsys reports one, ``data_loss`` if CUDA calls were recorded, else
+            ``notice``: the program may not use CUDA.
+        text: reason and advice.
     """
 
     severity: str
@@ -64,7 +64,7 @@ class Failure:
 
 
 def failure(export: tables.Export) -> Failure | None:
-    """Why there is no GPU work; None where there is some, or CUDA was not to be traced."""
+    """Return the reason for missing GPU work; None if there is some, or if it was not requested."""
     if any(_has_rows(export, table) for table in _DEVICE_WORK):
         return None
     reports = _reports(export).filter(pl.col("text").str.contains(_ABOUT_CUDA))
@@ -85,10 +85,10 @@ def failure(export: tables.Export) -> Failure | None:
 
 
 def findings(export: tables.Export) -> Iterator[Finding]:
-    """Messages of nsys, why GPU work is missing, and what was not asked for, with the option.
+    """Yield messages of nsys, the reason for missing GPU work, and what was not requested.
 
-    A table that is missing beside one of the same option, or although the option was on, says that
-    there was nothing to record.
+    A table that is missing although its option was on, or although another table of the same option
+    exists, had nothing to record.
     """
     for severity, text, count in _reports(export).head(_MOST_MESSAGES).iter_rows():
         yield "notice" if severity == _ERROR else "info", "nsys-message", count, text
@@ -104,7 +104,7 @@ def findings(export: tables.Export) -> Iterator[Finding]:
 
 
 def _reports(export: tables.Export) -> pl.DataFrame:
-    """Warnings and errors of nsys: severity, text (one line), count; each text once."""
+    """Return warnings and errors of nsys: severity, text (one line), count."""
     rows = export.database.read(tables.DIAGNOSTICS, integers=("severity",), texts=("text",))
     lines = pl.col("text").str.replace_all(r"\s+", " ").str.strip_chars()
     reports = rows.drop_nulls().filter(pl.col("severity").is_in((_WARNING, _ERROR)))
@@ -113,7 +113,7 @@ def _reports(export: tables.Export) -> pl.DataFrame:
 
 
 def _event_types(export: tables.Export) -> set[str]:
-    """What ``META_DATA_CAPTURE`` says was to be recorded."""
+    """Return the requested event types in ``META_DATA_CAPTURE``."""
     rows = export.database.read(tables.CAPTURE, texts=("name", "value")).drop_nulls()
     return set(rows.filter(pl.col("name") == "CAPTURE_EVENT_TYPE")["value"])
 

@@ -1,10 +1,10 @@
-"""A SQLite file of a stranger, read fast and without touching it.
+"""Fast read-only access to an untrusted SQLite file.
 
-The file is opened read-only and immutable: no lock, no journal, nothing is written beside it, and
-views, triggers and virtual tables are never used. Whole numbers of ordinary tables are read from
-the pages themselves (:mod:`.pages`); everything else, and what is out of the ordinary, by SQLite in
-ranges of row ids, several at a time, into Arrow memory (ADBC). 6 million rows of 5 columns on two
-cores: about half a second, by ADBC alone 1.3 s; ``pandas.read_sql`` takes 10 s.
+The file is opened read-only and immutable: no lock, no journal, no files next to it, and views,
+triggers and virtual tables are never used. Integers of ordinary tables are scanned from the pages
+(:mod:`.pages`); everything else is read by SQLite in ranges of row ids, several at a time, into
+Arrow memory (ADBC). 6 million rows of 5 columns on two cores: about 0.5 s, with ADBC alone 1.3 s,
+with ``pandas.read_sql`` 10 s.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.nsys_sqlite import pages
 from traceanalyzer.parsers.source import threads
 
-#: Rows read at once by a thread; more cost memory, fewer time.
+#: Rows per piece: more need more memory, fewer more time.
 PIECE_ROWS = 1 << 17
-#: A damaged page holds about as many rows: what is smaller is not searched for readable ones.
+#: Rows of a damaged page, about: smaller ranges are not searched for readable rows.
 _SMALLEST = 64
-#: So many damaged places of a piece are searched around; one with more is not worth the time.
+#: Maximum damaged ranges of a piece that are searched for readable rows.
 _MOST_DAMAGED = 250
-#: What stands in place of bytes that are no UTF-8.
+#: Replacement of invalid UTF-8.
 NO_TEXT = "\ufffd"
-#: Longer texts are not names; reading one of a gigabyte would take as much memory.
+#: Maximum length of a text; a longer one is not a name and may not fit in memory.
 _LONGEST_TEXT = 1 << 16
 _NO_DATABASE = "not an SQLite database, or an encrypted one"
 _ROW_IDS = ("rowid", "_rowid_", "oid")
 
-#: What is raised where SQLite does not like the file; its message may hold the file's bytes.
+#: Exceptions on a damaged file; their messages may contain bytes of the file.
 _SQLITE_ERRORS = (adbc.Error, sqlite3.Error, OSError, UnicodeError, pl.exceptions.PolarsError)
 
 Shape = Callable[[pl.DataFrame], pl.DataFrame]
@@ -48,11 +48,11 @@ Shape = Callable[[pl.DataFrame], pl.DataFrame]
 
 @dataclass
 class Losses:
-    """What could not be read, by table; a row that is asked for again is not lost again.
+    """Unreadable data by table; data that is read twice counts once.
 
     Attributes:
-        rows: ranges of row ids that are lost, by their first: how many.
-        mistyped: values that are of another type than their column's, by the first row id.
+        rows: number of lost rows, by first row id of the range.
+        mistyped: number of values with another type than their column, by first row id.
     """
 
     rows: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Losses:
 
 
 class Database:
-    """An opened database: its tables with their columns, and rows of them.
+    """An open database: its tables with their columns, and access to their rows.
 
     Attributes:
-        tables: the columns of each table; views and virtual tables are not among them.
-        losses: what could not be read so far.
+        tables: columns by table, without views and virtual tables.
+        losses: data that could not be read so far.
     """
 
-    def __init__(self, path: str, shown: str, progress: Progress | None = None) -> None:
+    def __init__(self, path: str, display_path: str, progress: Progress | None = None) -> None:
         self._uri = Path(path).absolute().as_uri() + "?mode=ro&immutable=1"
-        self._shown = shown
+        self._display_path = display_path
         self.losses = Losses()
         self._database = adbc_driver_sqlite.connect(self._uri)
         self._connections: list[adbc.AdbcConnection] = []
@@ -101,11 +101,11 @@ class Database:
         self.close()
 
     def expect(self, *tables: str) -> None:
-        """Tell for the progress which tables will be read."""
+        """Announce the tables to read, for the progress."""
         self._expected = sum(last - first + 1 for t in tables for first, last in self._pieces(t))
 
     def has(self, *tables: str) -> bool:
-        """Whether any of the tables is there."""
+        """Whether any of the tables exists."""
         return any(table in self.tables for table in tables)
 
     def read(
@@ -120,20 +120,20 @@ class Database:
         shape: Shape | None = None,
         first: int | None = None,
     ) -> pl.DataFrame:
-        """Columns of a table, in the order of its rows.
+        """Read columns of a table, in row order.
 
         Args:
-            table: its name; a table that is not there has no rows.
-            integers: columns of whole numbers; Int64. What is of another type is null and counted.
-            texts: columns of text; String. Bytes that are no UTF-8 are replaced.
-            reals: columns of numbers; Float64.
-            blobs: columns of bytes; Binary.
-            where: an SQL condition that rows must meet; only if it names columns that are there.
-            shape: what to make of each piece, in the thread that read it.
-            first: only so many row ids, from the first.
+            table: name of the table; a missing table has no rows.
+            integers: integer columns; Int64. Values of another type are null and counted.
+            texts: text columns; String. Invalid UTF-8 is replaced.
+            reals: number columns; Float64.
+            blobs: byte columns; Binary.
+            where: SQL condition on the rows; may only name existing columns.
+            shape: function applied to each piece, in the thread that read it.
+            first: read only this many row ids, from the first.
 
         Returns:
-            The columns by these names; one that the table lacks is null.
+            The columns by these names; missing columns are null.
         """
         columns = {
             **dict.fromkeys(integers, INTEGER),
@@ -143,20 +143,20 @@ class Database:
         }
         query = Query(table, columns, self.tables.get(table, ()), where)
         plain = query.have and where is None and first is None and not (texts or reals or blobs)
-        found = self._scanned(query, shape) if plain else None
-        if found is None:
+        parts = self._scanned(query, shape) if plain else None
+        if parts is None:
             pieces = self._pieces(table, first)
-            parts = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
-            found = self._gathered(parts)
-        if not found:
-            found = [shape(query.empty()) if shape else query.empty()]
-        return pl.concat(found, how="vertical", rechunk=False)
+            read = self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
+            parts = self._gathered(read)
+        if not parts:
+            parts = [shape(query.empty()) if shape else query.empty()]
+        return pl.concat(parts, how="vertical", rechunk=False)
 
-    # --- what is there ---------------------------------------------------------------------
+    # --- list of tables --------------------------------------------------------------------
 
     def _listed(self) -> dict[str, tuple[str, ...]]:
-        """All tables with their columns; computed columns and virtual tables are left out."""
-        found = {}
+        """List all tables with their columns, without computed columns and virtual tables."""
+        tables = {}
         with contextlib.closing(sqlite3.connect(self._uri, uri=True)) as connection:
             connection.text_factory = decoded
             connection.execute("PRAGMA trusted_schema = OFF")
@@ -169,14 +169,14 @@ class Database:
                 quoted = table.replace('"', '""')
                 columns = connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
                 stored = [row for row in columns if not row[-1]]
-                found[table] = tuple(name for _, name, *_ in stored)
+                tables[table] = tuple(name for _, name, *_ in stored)
                 if root and stored and len(stored) == len(columns):
                     keys = [(name, kind, key) for _, name, kind, _, _, key, _ in columns]
                     self._places[table] = pages.place_of(root, keys)
-        return found
+        return tables
 
     def _salvaged(self, error: Exception) -> dict[str, tuple[str, ...]]:
-        """The tables whose definitions can be read, where not all can."""
+        """List the tables with readable definitions in a database with a damaged schema."""
         self._damaged_schema = True
         self._places = {}
         names = 'SELECT CAST("name" AS BLOB) AS "name" FROM'
@@ -184,13 +184,13 @@ class Database:
             listed = self._run(f"{names} pragma_table_list WHERE type = 'table'")
         except _SQLITE_ERRORS:
             raise self._unusable(str(error)) from None
-        found = {}
+        tables = {}
         for table in utf8(listed["name"]):
             quoted = table.replace("'", "''")
             with contextlib.suppress(*_SQLITE_ERRORS):
                 columns = self._run(f"{names} pragma_table_info('{quoted}')")["name"]
-                found[table] = tuple(utf8(columns))
-        if not any(found.values()):
+                tables[table] = tuple(utf8(columns))
+        if not any(tables.values()):
             raise self._unusable(str(error))
         with contextlib.suppress(*_SQLITE_ERRORS):
             roots = self._run(f"{names.replace('FROM', ', rootpage FROM')} sqlite_schema")
@@ -198,43 +198,43 @@ class Database:
                 table: pages.Place(root, {}, None)
                 for table, root in zip(utf8(roots["name"]), roots["rootpage"], strict=True)
             }
-        return found
+        return tables
 
     def _unusable(self, why: str) -> MalformedInput:
-        what = _NO_DATABASE if "not a database" in why else f"cut off or damaged: {why}"
+        what = _NO_DATABASE if "not a database" in why else f"truncated or damaged: {why}"
         hint = "export the report again: nsys export --type sqlite"
-        return MalformedInput(self._shown, what, hint=hint)
+        return MalformedInput(self._display_path, what, hint=hint)
 
     def _row_id(self, table: str) -> str:
-        """A name of the row id that is not hidden by a column."""
+        """Return a name of the row id that no column shadows."""
         columns = {column.lower() for column in self.tables[table]}
         return next((name for name in _ROW_IDS if name not in columns), "rowid")
 
     def _pieces(self, table: str, most: int | None = None) -> Iterator[tuple[int, int]]:
-        """Ranges of row ids, the first and the last of each."""
+        """Yield ranges of row ids (first, last)."""
         if table not in self.tables:
             return
         row_id = self._row_id(table)
         ends: list[int | None] = []
         for end in ("min", "max"):
-            query = f'SELECT {end}({row_id}) AS "id" FROM "{table}"'  # noqa: S608 - our own words
+            query = f'SELECT {end}({row_id}) AS "id" FROM "{table}"'  # noqa: S608 - fixed terms
             try:
                 ends.append(self._run(query)["id"].item())
             except _SQLITE_ERRORS:
                 place = self._places.get(table)
-                last_told = self._pages.last_row_id(place.root) if place else None
-                if last_told is None:
+                last_known = self._pages.last_row_id(place.root) if place else None
+                if last_known is None:
                     self.losses.rows.setdefault(table, {})[0] = 1
                     return
-                if end == "max":  # the rows behind it are lost, nobody knows how many
-                    self.losses.rows.setdefault(table, {})[last_told + 1] = 1
-                ends.append(1 if end == "min" else last_told)
+                if end == "max":  # an unknown number of later rows is lost
+                    self.losses.rows.setdefault(table, {})[last_known + 1] = 1
+                ends.append(1 if end == "min" else last_known)
         first, last = ends
         if first is None or last is None:
             return
         if most is not None:
             last = min(last, first + most - 1)
-        if last - first >= self._size:  # every row takes bytes: these ids are far apart
+        if last - first >= self._size:  # every row takes at least a byte: the ids are sparse
             yield first, last
             return
         for low in range(first, last + 1, PIECE_ROWS):
@@ -243,7 +243,7 @@ class Database:
     # --- reading ---------------------------------------------------------------------------
 
     def _scanned(self, query: Query, shape: Shape | None) -> list[pl.DataFrame] | None:
-        """The table by its pages; None where they are not all of the ordinary sort."""
+        """Scan the table's pages; None if not all of them are ordinary."""
         place = self._places.get(query.table)
         if place is None or not place.can_scan(query.columns):
             return None
@@ -259,36 +259,36 @@ class Database:
         return self._gathered(self._pool.map(scan, range(0, len(leaves), pages.AT_ONCE)))
 
     def _gathered(self, parts: Iterator[pl.DataFrame | None]) -> list[pl.DataFrame] | None:
-        """The parts, with their progress; None where one is None."""
-        found = []
+        """Collect the parts and report progress; None if one is None."""
+        gathered = []
         for part in parts:
             if part is None:
                 return None
-            found.append(part)
+            gathered.append(part)
             self._rows_read += part.height
             if self._progress and self._expected:
                 share = min(self._rows_read / self._expected, 1.0)
                 self._progress(int(self._size * share), self._size)
-        return found
+        return gathered
 
     def _piece(self, query: Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
         row_id = self._row_id(query.table)
         frame = self._rows(query, row_id, low, high, [])
-        # copied, so that the driver's memory is free for the next piece
+        # copied to release the driver's memory
         return (shape(frame) if shape else frame).rechunk()
 
     def _rows(
         self, query: Query, row_id: str, low: int, high: int, damaged: list[int]
     ) -> pl.DataFrame:
-        """Rows of a range; where a page is damaged, those before and behind it.
+        """Read the rows of a range, except those on damaged pages.
 
-        ``damaged`` are the places of the piece that were met so far.
+        ``damaged`` collects the damaged ranges of the piece.
         """
         bounds = f"{row_id} BETWEEN {low} AND {high}"
         try:
-            found = self._run(query.sql(bounds))
-            if query.is_typed(found):
-                return query.rows(found)
+            read = self._run(query.sql(bounds))
+            if query.is_typed(read):
+                return query.rows(read)
             return self._checked(query, bounds, low)
         except _SQLITE_ERRORS as error:
             if "mismatch" in str(error):
@@ -302,7 +302,7 @@ class Database:
         return pl.concat([self._rows(query, row_id, *half, damaged) for half in halves])
 
     def _checked(self, query: Query, bounds: str, low: int) -> pl.DataFrame:
-        """Rows of which some values are not of their column's type: those are null."""
+        """Read rows with null for values of another type than their column."""
         frame = query.rows(self._run(query.sql(bounds, checked=True)))
         wrong = self._run(query.mistyped(bounds))["n"].item()
         lost = self.losses.mistyped.setdefault(query.table, {})
@@ -310,7 +310,7 @@ class Database:
         return frame
 
     def _run(self, sql: str) -> pl.DataFrame:
-        """The rows of a query, on this thread's connection."""
+        """Run a query on this thread's connection."""
         connection = getattr(self._mine, "connection", None)
         if connection is None:
             connection = self._mine.connection = self._connected()
@@ -326,7 +326,7 @@ class Database:
         self._mine.connection = connection
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON"):
             self._run(f"PRAGMA {pragma}")
-        if self._damaged_schema:  # what can be read of the tables' definitions is taken
+        if self._damaged_schema:  # use the readable table definitions
             self._run("PRAGMA writable_schema = ON")
             with contextlib.suppress(*_SQLITE_ERRORS):
                 self._run("SELECT name FROM sqlite_schema")
@@ -335,7 +335,7 @@ class Database:
 
 @dataclass(frozen=True)
 class Sort:
-    """What a column is read as: its dtype, and a value that tells ADBC so."""
+    """Type of a column: its dtype, and an example value that makes ADBC use it."""
 
     dtype: type[pl.DataType]
     example: str
@@ -347,13 +347,13 @@ REAL, BLOB = Sort(pl.Float64, "0.0"), Sort(pl.Binary, "x''")
 
 @dataclass(frozen=True)
 class Query:
-    """Columns of a table as SQL.
+    """A query for columns of a table.
 
     Attributes:
-        table: its name.
-        columns: those wanted, and as what.
-        have: the columns that the table has.
-        where: a condition that rows must meet.
+        table: name of the table.
+        columns: type by selected column.
+        have: columns of the table.
+        where: condition on the rows.
     """
 
     table: str
@@ -362,7 +362,7 @@ class Query:
     where: str | None
 
     def sql(self, bounds: str, *, checked: bool = False) -> str:
-        """The query; its first row is a dummy that tells ADBC each column's type."""
+        """Return the query; its first row is a dummy that sets the column types in ADBC."""
         dummy = ", ".join(f'{sort.example} AS "{name}"' for name, sort in self.columns.items())
         columns = ", ".join(self._value(name, checked=checked) for name in self.columns)
         where = f"{bounds} AND ({self.where})" if self.where else bounds
@@ -374,8 +374,8 @@ class Query:
         column, sort = f'"{name}"', self.columns[name]
         size = f"octet_length({column})"
         if sort in (TEXT, BLOB):
-            told = f"CAST('(text of ' || {size} || ' bytes)' AS BLOB)"
-            long = f" WHEN {column} IS NOT NULL THEN {told}" if sort is TEXT else ""
+            note = f"CAST('(text of ' || {size} || ' bytes)' AS BLOB)"
+            long = f" WHEN {column} IS NOT NULL THEN {note}" if sort is TEXT else ""
             return f"CASE WHEN {size} <= {_LONGEST_TEXT} THEN CAST({column} AS BLOB){long} END"
         if sort is REAL:
             return (
@@ -384,7 +384,7 @@ class Query:
         return f"CASE WHEN typeof({column}) = 'integer' THEN {column} END" if checked else column
 
     def mistyped(self, bounds: str) -> str:
-        """A query for the number of integers that are none."""
+        """Return a query for the number of values in integer columns that are not integers."""
         tests = " + ".join(
             f"(typeof(\"{name}\") NOT IN ('integer', 'null'))"
             for name in self._of(INTEGER)
@@ -393,29 +393,29 @@ class Query:
         return f'SELECT sum({tests}) AS "n" FROM "{self.table}" WHERE {bounds}'  # noqa: S608
 
     def is_typed(self, rows: pl.DataFrame) -> bool:
-        """Whether the integers are: ADBC widens a column whose first rows are not."""
+        """Whether all integer columns are Int64: ADBC widens a column with other values."""
         return all(rows.schema[name] == pl.Int64 for name in self._of(INTEGER))
 
-    def rows(self, found: pl.DataFrame) -> pl.DataFrame:
-        """The rows behind the dummy, texts as text."""
-        own, texts = found.slice(1), self._of(TEXT)
-        return own.with_columns(utf8(own[name]) for name in texts) if texts else own
+    def rows(self, read: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows after the dummy, with texts decoded."""
+        rows, texts = read.slice(1), self._of(TEXT)
+        return rows.with_columns(utf8(rows[name]) for name in texts) if texts else rows
 
     def empty(self) -> pl.DataFrame:
-        """What there is where nothing can be read."""
+        """Return an empty result."""
         return pl.DataFrame(schema={name: sort.dtype for name, sort in self.columns.items()})
 
     def _of(self, sort: Sort) -> list[str]:
-        return [name for name, own in self.columns.items() if own is sort]
+        return [name for name, kind in self.columns.items() if kind is sort]
 
 
 def decoded(data: bytes) -> str:
-    """Bytes as text; what is no UTF-8 is replaced by :data:`NO_TEXT`."""
+    """Decode bytes; invalid UTF-8 is replaced by :data:`NO_TEXT`."""
     return data.decode("utf-8", "replace")
 
 
 def utf8(binary: pl.Series) -> pl.Series:
-    """A column of bytes as text, as :func:`decoded`."""
+    """Decode a column of bytes like :func:`decoded`."""
     try:
         return binary.cast(pl.String)
     except pl.exceptions.PolarsError:

@@ -1,4 +1,4 @@
-"""What devices did: kernels, copies, sets, synchronisation, graphs, allocations, GPU metrics."""
+"""Device events: kernels, copies, memsets, synchronisation, graphs, allocations, GPU metrics."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.parsers.nsys_sqlite import tables
 
-#: CUPTI's memory kinds, spelled as Kineto spells them.
+#: CUPTI's memory kinds, in Kineto's spelling.
 _MEMORY_KINDS = dict(
     enumerate(
         (
@@ -23,7 +23,7 @@ _MEMORY_KINDS = dict(
         )
     )
 )
-#: CUPTI's kinds of copies, from 1 on, and migrations of unified memory, from 11 on.
+#: CUPTI's copy kinds, from 1 on, and unified memory migrations, from 11 on.
 _COPY_KINDS = dict(
     enumerate(("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"), 1)
 ) | {11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD"}
@@ -39,7 +39,7 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 
 
 def kernels(export: tables.Export) -> pl.DataFrame:
-    """One row a kernel, named by its demangled name."""
+    """Return one row per kernel, with its demangled name."""
     shape = export.fills("launch_configs")
     extra = (*_KERNEL_SHAPE.values(), "staticSharedMemory", "dynamicSharedMemory") if shape else ()
     sizes = [
@@ -61,30 +61,30 @@ def kernels(export: tables.Export) -> pl.DataFrame:
 
 
 def copies(export: tables.Export) -> pl.DataFrame:
-    """One row a copy, named as Kineto does: ``Memcpy HtoD (Pinned -> Device)``."""
+    """Return one row per copy, named as in Kineto: ``Memcpy HtoD (Pinned -> Device)``."""
     key = ("copyKind", "srcKind", "dstKind")
     return _work(export, tables.MEMCPY, "gpu_memcpy", key, _copy, sized=True)
 
 
-def sets(export: tables.Export) -> pl.DataFrame:
-    """One row a memset, named by what is set: ``Memset (Device)``."""
-    return _work(export, tables.MEMSET, "gpu_memset", ("memKind",), _set, sized=True)
+def memsets(export: tables.Export) -> pl.DataFrame:
+    """Return one row per memset, named by the memory: ``Memset (Device)``."""
+    return _work(export, tables.MEMSET, "gpu_memset", ("memKind",), _memset, sized=True)
 
 
 def synchronisation(export: tables.Export) -> pl.DataFrame:
-    """One row a wait of the host for a stream, event or context, and of a stream for an event."""
+    """Return one row per wait of the host (stream, event, context) or of a stream (event)."""
     return _work(export, tables.SYNCHRONIZATION, "cuda_sync", ("syncType",), _wait)
 
 
 def graphs(export: tables.Export) -> pl.DataFrame:
-    """One row a launch of a whole graph, recorded in place of its kernels; a kernel to us."""
+    """Return one row of kind kernel per graph launch, recorded instead of its kernels."""
     return _work(export, tables.GRAPH_TRACE, "kernel", ("graphId",), "CUDA graph {}".format)
 
 
 def allocations(export: tables.Export) -> pl.DataFrame:
-    """One row an allocation or a free of device, pinned or managed memory by the process.
+    """Return one row per allocation or free of device, pinned or managed memory.
 
-    ``allocated_bytes`` is the running sum of what is allocated of that sort on that device.
+    ``allocated_bytes`` is the running total of that memory kind on that device.
     """
     rows = export.database.read(
         tables.MEMORY_USAGE,
@@ -94,7 +94,7 @@ def allocations(export: tables.Export) -> pl.DataFrame:
     ).sort("start", maintain_order=True)  # fmt: skip
     frees = pl.col("memoryOperationType") == _FREE
     size = pl.when(frees).then(-pl.col("bytes")).otherwise("bytes")
-    told = rows.select(
+    events = rows.select(
         tables.pid("globalPid"),
         "memKind",
         ts="start",
@@ -104,12 +104,12 @@ def allocations(export: tables.Export) -> pl.DataFrame:
         kind=pl.when(frees).then(tables.kind("free_completed")).otherwise(tables.kind("alloc")),
         allocated_bytes=size.cum_sum().over(tables.pid("globalPid"), "deviceId", "memKind"),
     )
-    named = _worded(told, ["memKind"], _memory)
+    named = _named(events, ["memKind"], _memory)
     return export.within(named)
 
 
 def gpu_faults(export: tables.Export) -> pl.DataFrame:
-    """One row a group of page faults of managed memory on a GPU, while it was handled."""
+    """Return one row per group of GPU page faults of managed memory, with its handling time."""
     rows = export.database.read(tables.GPU_FAULTS, integers=_PLACE, where=export.inside())
     return rows.select(
         *tables.span(),
@@ -121,7 +121,7 @@ def gpu_faults(export: tables.Export) -> pl.DataFrame:
 
 
 def cpu_faults(export: tables.Export) -> pl.DataFrame:
-    """One row a page fault of managed memory on the host; no duration is recorded."""
+    """Return one row per host page fault of managed memory; no duration is recorded."""
     inside = export.inside("start", None)
     rows = export.database.read(tables.CPU_FAULTS, integers=("start", "globalPid"), where=inside)
     return rows.select(
@@ -133,10 +133,10 @@ def cpu_faults(export: tables.Export) -> pl.DataFrame:
 
 
 def gpu_metrics(export: tables.Export) -> pl.DataFrame:
-    """``counters``: one row a reading, named by its metric, with a series for each GPU.
+    """Build ``counters``: one row per reading, named by its metric, one series per GPU.
 
-    A metric is known by its name; its number is one of this file and of this sort of GPU. The low
-    byte of the type is the GPU's number. They belong to no process.
+    Metrics are identified by name; their numbers depend on the file and on the GPU model. The low
+    byte of the type is the GPU's number. Readings belong to no process.
     """
     names = export.database.read(
         tables.GPU_METRIC_NAMES, integers=("typeId", "metricId"), texts=("metricName",)
@@ -146,9 +146,9 @@ def gpu_metrics(export: tables.Export) -> pl.DataFrame:
         integers=("timestamp", "typeId", "metricId", "value"),
         where=export.inside("timestamp", None),
     )
-    told = rows.join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
+    named = rows.join(names, on=["typeId", "metricId"], how="left", maintain_order="left")
     unknown = pl.format("metric {}", "metricId")
-    readings = told.drop_nulls(["timestamp", "typeId", "value"]).select(
+    readings = named.drop_nulls(["timestamp", "typeId", "value"]).select(
         ts="timestamp",
         name=pl.coalesce("metricName", unknown).cast(schema.NAME),
         series=pl.format("GPU {}", pl.col("typeId") & 0xFF).cast(schema.NAME),
@@ -160,7 +160,7 @@ def gpu_metrics(export: tables.Export) -> pl.DataFrame:
 
 
 def nic_metrics(export: tables.Export) -> pl.DataFrame:
-    """``counters``: one row a reading of a network adapter, with a series for each port."""
+    """Build ``counters``: one row per reading of a network adapter, one series per port."""
     key = ("metricsListId", "metricsIdx")
     names = export.database.read(
         tables.NIC_METRIC_NAMES, integers=key, texts=("name", "unit")
@@ -184,7 +184,7 @@ def nic_metrics(export: tables.Export) -> pl.DataFrame:
 
 
 def _place(export: tables.Export) -> tuple[str, ...]:
-    """The columns that tell when and where a piece of device work ran."""
+    """Return the database columns for time and place of device work."""
     stream = ("streamId",) if export.fills("stream") else ()
     return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
 
@@ -198,7 +198,7 @@ def _work(
     *,
     sized: bool = False,
 ) -> pl.DataFrame:
-    """Rows of device work of one kind, named by a function of the key columns."""
+    """Return rows of device work of one kind, named by a function of the key columns."""
     size = ("bytes",) if sized and export.fills("bytes") else ()
     rows = export.database.read(
         table,
@@ -206,28 +206,28 @@ def _work(
         where=export.inside(),
         shape=lambda piece: piece.select_seq(*_placed(export), *size, *key),
     )
-    return _worded(rows, key, name).with_columns(tables.kind(kind))
+    return _named(rows, key, name).with_columns(tables.kind(kind))
 
 
 def _placed(export: tables.Export) -> list[pl.Expr]:
-    """When and where a piece of device work ran."""
-    found = [
+    """Return the columns for time and place of device work."""
+    columns = [
         *tables.span(),
         tables.pid("globalPid"),
         pl.col("deviceId").cast(pl.Int32, strict=False).alias("device"),
     ]
     if export.fills("stream"):
-        found.append(tables.none_if_unset("streamId", "stream"))
+        columns.append(tables.none_if_unset("streamId", "stream"))
     if export.fills("correlation"):
-        found.append(pl.col("correlationId").alias("correlation"))
-    return found
+        columns.append(pl.col("correlationId").alias("correlation"))
+    return columns
 
 
-def _worded(rows: pl.DataFrame, key: Sequence[str], word: Callable[..., str]) -> pl.DataFrame:
-    """The rows named by a function of the key columns, which are dropped."""
+def _named(rows: pl.DataFrame, key: Sequence[str], name: Callable[..., str]) -> pl.DataFrame:
+    """Name rows by a function of the key columns, which are dropped."""
     first, number = numbered([rows[column] for column in key])
-    words = [word(*values) for values in rows.select(key)[first].iter_rows()]
-    names = pl.Series("name", words, dtype=schema.NAME).gather(pl.Series(number))
+    distinct = [name(*values) for values in rows.select(key)[first].iter_rows()]
+    names = pl.Series("name", distinct, dtype=schema.NAME).gather(pl.Series(number))
     return rows.drop(key).with_columns(names)
 
 
@@ -235,7 +235,7 @@ def _memory(of: int | None) -> str:
     return _MEMORY_KINDS.get(_UNKNOWN if of is None else of, "Unknown")
 
 
-def _set(of: int | None) -> str:
+def _memset(of: int | None) -> str:
     return f"Memset ({_memory(of)})"
 
 

@@ -1,4 +1,4 @@
-"""What threads of the host did: calls of CUDA, libraries, the system and MPI; sampled stacks."""
+"""Host events: calls of CUDA, libraries, the OS runtime and MPI; scheduling; sampled stacks."""
 
 import re
 from functools import partial
@@ -14,13 +14,13 @@ from traceanalyzer.parsers.tables import Frame, stacks_table
 from traceanalyzer.vocabulary import collective_of_word
 
 _DRIVER = 1
-#: Rows of RUNTIME that hold the backtrace of a call, which has its own row.
+#: Rows of RUNTIME with the backtrace of a call; the call has another row.
 _BACKTRACE = 67
-#: Not the rows of OSRT_API that mark the start and the end of recording.
+#: Excludes the rows of OSRT_API that mark start and end of the recording.
 _NO_MARK = '"eventClass" NOT IN (31, 32)'
-#: ``cudaLaunchKernel_v7000``: the version of the interface since which a call is what it is.
+#: API version suffix, as in ``cudaLaunchKernel_v7000``.
 _VERSION = re.compile(r"_v\d{4,}$")
-#: CUPTI's sorts of overhead.
+#: CUPTI's overhead types.
 _OVERHEADS = {
     2: "Driver Compiler",
     3: "Buffer Flush",
@@ -35,13 +35,13 @@ _OVERHEADS = {
 _THREAD = ("start", "end", "globalTid")
 _MPI_CALL = re.compile(r"^P?MPI_I?(\w+?)(?:_init|_init_thread|v|w)?$")
 _PLACE = ["symbol", "module"]
-#: What stands for the name of a function that nsys has no symbol for.
+#: Name of a function without a symbol.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _UNRESOLVED = "[unresolved]"
 
 
 def calls(export: tables.Export) -> pl.DataFrame:
-    """One row a call of the CUDA runtime or driver, named without the version of its interface."""
+    """Return one row per CUDA runtime or driver call, named without its API version."""
     driver = pl.col("eventClass").eq_missing(_DRIVER)
     kinds = pl.when(driver).then(tables.kind("cuda_driver")).otherwise(tables.kind("cuda_runtime"))
     linked = ("correlationId",) if export.fills("correlation") else ()
@@ -50,9 +50,9 @@ def calls(export: tables.Export) -> pl.DataFrame:
     def shaped(piece: pl.DataFrame) -> pl.DataFrame:
         backtraces = piece["eventClass"] == _BACKTRACE if classed else pl.Series([False])
         calls = piece.filter(~backtraces.fill_null(value=False)) if backtraces.any() else piece
-        told = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
+        missing = {} if classed else {"eventClass": pl.lit(None, dtype=pl.Int64)}
         name = tables.name_id("nameId")
-        return calls.with_columns(**told).select_seq(*_ran(export), name, *linked, kinds)
+        return calls.with_columns(**missing).select_seq(*_ran(export), name, *linked, kinds)
 
     rows = export.database.read(
         tables.RUNTIME,
@@ -65,13 +65,13 @@ def calls(export: tables.Export) -> pl.DataFrame:
 
 
 def system_calls(export: tables.Export) -> pl.DataFrame:
-    """One row a call of the C library that may wait: reads, locks, sleeps."""
-    told = "eventClass" in export.database.tables.get(tables.OSRT, ())
-    return named(export, tables.OSRT, "osrt", where=_NO_MARK if told else None)
+    """Return one row per blocking OS runtime call: reads, locks, sleeps."""
+    classed = "eventClass" in export.database.tables.get(tables.OSRT, ())
+    return named(export, tables.OSRT, "osrt", where=_NO_MARK if classed else None)
 
 
 def running(export: tables.Export) -> pl.DataFrame:
-    """One row a stretch in which a thread was on a core, which the category names."""
+    """Return one row per interval in which a thread ran on a core; the category is the core."""
     rows = export.database.read(tables.SCHED, integers=("start", "cpu", "isSchedIn", "globalTid"))
     ordered = rows.sort("globalTid", "start", maintain_order=True)
     leaves = (pl.col("isSchedIn").shift(-1) == 0) & (
@@ -80,17 +80,17 @@ def running(export: tables.Export) -> pl.DataFrame:
     slices = ordered.with_columns(end=pl.when(leaves).then(pl.col("start").shift(-1))).filter(
         pl.col("isSchedIn") != 0, pl.col("end").is_not_null()
     )
-    told = slices.select(
+    rows = slices.select(
         *_ran(export),
         tables.kind("sched"),
         name=pl.lit("running").cast(schema.NAME),
         category=pl.format("cpu {}", "cpu").cast(schema.NAME),
     )
-    return export.within(told)
+    return export.within(rows)
 
 
 def cuda_overhead(export: tables.Export) -> pl.DataFrame:
-    """One row a stretch in which CUDA or its profiler held a thread up, named as Kineto does."""
+    """Return one row per interval of CUDA or profiler overhead, named as in Kineto."""
     rows = export.database.read(
         tables.CUDA_OVERHEAD,
         integers=(*_THREAD, "overheadType"),
@@ -113,7 +113,7 @@ def named(
     category: str | None = None,
     where: str | None = None,
 ) -> pl.DataFrame:
-    """One row a call or stretch of a table that tells name, thread and time, of one kind."""
+    """Return one row per call or interval of a table with name, thread and time."""
     tests = [f"({test})" for test in (export.inside(), where) if test]
     rows = export.database.read(
         table,
@@ -128,13 +128,13 @@ def named(
 
 
 def _ran(export: tables.Export) -> list[pl.Expr]:
-    """When and on which thread something ran."""
+    """Return the columns for time and thread."""
     ran = [*tables.span(), tables.pid("globalTid")]
     return [*ran, tables.tid("globalTid")] if export.fills("tid") else ran
 
 
 def mpi_calls(export: tables.Export) -> pl.DataFrame:
-    """One row a call of MPI; collectives and messages with their size."""
+    """Return one row per MPI call; collectives and messages with their size."""
     parts = [
         _mpi_table(export, tables.MPI_COLLECTIVES, ("size", "commHandle", "commUid")),
         _mpi_table(export, tables.MPI_P2P, ("size", "commHandle", "commUid")),
@@ -145,10 +145,10 @@ def mpi_calls(export: tables.Export) -> pl.DataFrame:
 
 
 def mpi_ranks(export: tables.Export) -> dict[int, int]:
-    """Rank of each process, as MPI numbered them."""
+    """Return the MPI rank of each process."""
     rows = export.database.read(tables.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
-    told = rows.filter(pl.col("rank").is_between(0, MOST_RANKS, closed="left"))
-    return {tables.process_of(thread): rank for thread, rank in told.iter_rows()}
+    valid = rows.filter(pl.col("rank").is_between(0, MOST_RANKS, closed="left"))
+    return {tables.process_of(thread): rank for thread, rank in valid.iter_rows()}
 
 
 def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.DataFrame:
@@ -168,10 +168,9 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
     if table != tables.MPI_COLLECTIVES:
         return named.drop("group", strict=False)
     distinct = named["name"].unique().drop_nulls()
-    words = [_collective(text) for text in distinct.cast(pl.String)]
-    told = pl.Series(words, dtype=schema.NAME)
+    collectives = pl.Series(map(_collective, distinct.cast(pl.String)), dtype=schema.NAME)
     collective = named["name"].replace_strict(
-        distinct, told, default=None, return_dtype=schema.NAME
+        distinct, collectives, default=None, return_dtype=schema.NAME
     )
     known = collective.is_not_null()
     return named.with_columns(
@@ -183,16 +182,16 @@ def _mpi_table(export: tables.Export, table: str, more: tuple[str, ...]) -> pl.D
 
 
 def _collective(name: str) -> str | None:
-    """``MPI_Iallgatherv`` -> ``all_gather``; None for what is no collective of NCCL's words."""
+    """Return NCCL's name: ``MPI_Iallgatherv`` -> ``all_gather``; None without an equivalent."""
     match = _MPI_CALL.match(name)
     return collective_of_word(match[1]) if match else None
 
 
 def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One row a sample, each counting 1, and the table ``stacks`` they point into.
+    """Return one row per sample, with weight 1, and the table ``stacks``.
 
-    A frame is a function, with the library or program it lies in as its file. Functions that nsys
-    has only an address of are one for each library. A sample whose stack was not walked has none.
+    The file of a frame is its library or program. Functions without a symbol are merged per
+    library. A sample may have no stack.
     """
     rows = export.database.read(
         tables.SAMPLES,
@@ -205,21 +204,21 @@ def samples(export: tables.Export) -> tuple[pl.DataFrame, pl.DataFrame]:
     chains = export.database.read(
         tables.CALLCHAINS, integers=("id", "symbol", "module", "stackDepth")
     )
-    told = chains.join(rows.select("id"), on="id", how="semi").sort(
+    chains = chains.join(rows.select("id"), on="id", how="semi").sort(
         "id", "stackDepth", descending=[False, True], maintain_order=True
     )
-    places = told.select(_PLACE).unique(maintain_order=True)
+    places = chains.select(_PLACE).unique(maintain_order=True)
     frames = _frames(export, places)
     number = {frame: at for at, frame in enumerate(dict.fromkeys(frames))}
     numbered = pl.Series("frame", [number[frame] for frame in frames], dtype=pl.UInt32)
-    numbers = told.join(
+    numbers = chains.join(
         places.with_columns(numbered),
         on=_PLACE,
         how="left",
         nulls_equal=True,
         maintain_order="left",
     )["frame"]
-    lengths = told.group_by("id", maintain_order=True).len()
+    lengths = chains.group_by("id", maintain_order=True).len()
     tree = stacks.build(numbers.to_numpy(), lengths["len"].to_numpy().astype(np.uint32))
     leaf = lengths.select("id", stack=pl.Series(tree.leaf))
     joined = rows.join(leaf, on="id", how="left", maintain_order="left").drop("id")

@@ -1,15 +1,15 @@
-"""NVTX: ranges that programs and libraries mark, their domains, and what they carry.
+"""NVTX: ranges marked by programs and libraries, their domains and payloads.
 
 A range that starts on one thread and ends on another belongs to neither: its ``tid`` is null.
 
-PyTorch's ``emit_nvtx`` writes what it knows of an operator's call into the name, which is another
-one for every call: ``aten::mul, seq = 45328, op_id = 990727``. The name is then ``aten::mul``, as a
-Kineto trace has it, and the rest is in ``args`` where those are asked for.
+PyTorch's ``emit_nvtx`` appends details of an operator call to the name, so that every call has a
+different one: ``aten::mul, seq = 45328, op_id = 990727``. The name becomes ``aten::mul``, as in
+Kineto traces, and the rest goes into ``args`` if selected.
 
-What NCCL says of a call lies in the bytes that its range carries (its payload), which are there
-when the report was exported with ``--include-blobs=true``. They begin with a header of 32 bytes
-(domain, schema, sizes); behind it lie the fields, each where the table of payload schemas says.
-Fields are found by their names: the schemas' numbers are those of a run.
+NCCL's ranges have a binary payload with details of the call, present if the report was exported
+with ``--include-blobs=true``. It begins with a header of 32 bytes (domain, schema, sizes); the
+table of payload schemas has the offsets of the fields. Fields are identified by name, as schema
+numbers differ between runs.
 """
 
 import struct
@@ -27,10 +27,10 @@ from traceanalyzer.vocabulary import collective_of_word
 _PUSH_POP = 59
 _START_END = 60
 _MARK = 34
-#: Ranges and marks that a program wrote as text for a later import.
+#: Ranges and marks that a program wrote as text for later import.
 _TEXT_EVENTS = (70, 71)
 _THREAD_NAME = 39
-#: Threads are named before much else is marked.
+#: Number of first rows that are searched for thread names.
 _LOOKED_AT = 20_000
 _DOMAIN = 75
 _EVENTS = (_PUSH_POP, _START_END, _MARK, *_TEXT_EVENTS)
@@ -38,7 +38,7 @@ _EVENTS = (_PUSH_POP, _START_END, _MARK, *_TEXT_EVENTS)
 HAPPENED = f'"eventType" IN ({", ".join(map(str, _EVENTS))})'
 _VALUES = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REALS = ("doubleValue", "floatValue")
-#: What ``emit_nvtx`` adds to the name of an operator begins with the first of these that is there.
+#: ``emit_nvtx`` details in an operator name begin at the first of these that occurs.
 _CALL = (", seq = ", ", op_id = ", ", sizes = [")
 
 #: The header of a payload: domain, schema, sizes.
@@ -48,11 +48,11 @@ _SIZE = "Message size [bytes]"
 _RANKS = "No. of ranks"
 _RANK = "Rank"
 _FIELDS = (_COMMUNICATOR, _SIZE, _RANKS, _RANK)
-#: NVTX's codes of whole numbers, as ``struct`` reads them: C's short, int, long and long long, from
-#: 3 on, then those of 8 to 64 bits, each signed and unsigned; 22 is a size.
+#: ``struct`` format by NVTX code of integers: C's short, int, long and long long, from 3 on, then
+#: those of 8 to 64 bits, each signed and unsigned; 22 is a size.
 _NUMBERS = {**dict(enumerate("hHiIqQqQbBhHiIqQ", 3)), 22: "Q"}
 _NCCL = "nccl"
-#: More is no message's size; times as many ranks as there can be it must still fit 64 bits.
+#: Maximum message size; multiplied by the maximum number of ranks it must fit 64 bits.
 _MOST_BYTES = 1 << 40
 _PAYLOADS_LOOKED_AT = 500_000
 
@@ -65,9 +65,9 @@ class _Field:
 
 
 def ranges(export: tables.Export) -> pl.DataFrame:
-    """One row a range or mark; the category is the domain's name, null for the default domain.
+    """Return one row per range or mark; the category is the domain, null for the default one.
 
-    With ``args`` asked for, the payload as JSON; a call of NCCL carries what it communicates.
+    ``args``, if selected, is the payload as JSON; NCCL calls get the columns of ``collectives``.
     """
     inside = export.inside()
     carried = "args" in export.selection.columns
@@ -86,12 +86,12 @@ def ranges(export: tables.Export) -> pl.DataFrame:
     )
     named = rows.with_columns(_text(export, rows)).drop("textId")
     domains = _domain_names(export, rows, pl.concat(created))
-    told = named.with_columns(tables.kind("nvtx"), domains).drop("domainId")
-    return _with_payloads(export, told) if blobs else told
+    events = named.with_columns(tables.kind("nvtx"), domains).drop("domainId")
+    return _with_payloads(export, events) if blobs else events
 
 
 def thread_names(export: tables.Export) -> dict[int, str]:
-    """Names that a program gave its threads when it began, by global thread id."""
+    """Return the thread names set by the program at its start, by global thread id."""
     rows = export.database.read(
         tables.NVTX,
         integers=("globalTid", "textId"),
@@ -105,18 +105,18 @@ def thread_names(export: tables.Export) -> dict[int, str]:
 
 
 def nccl_ranks(export: tables.Export) -> dict[int, tuple[int, int]]:
-    """Rank and number of ranks of each process, by the largest communicator it made.
+    """Return rank and number of ranks of each process, from its largest NCCL communicator.
 
-    Communicators are made when a program begins: only the first ranges are looked at.
+    Communicators are created at the start of a program: only the first ranges are read.
     """
     if not _has_payloads(export):
         return {}
     schemas = _schemas(export)
-    told = [number for number, fields in schemas.items() if _RANK in {f.name for f in fields}]
-    if not told:
+    numbers = [number for number, fields in schemas.items() if _RANK in {f.name for f in fields}]
+    if not numbers:
         return {}
     # bytes 9 to 12 of the header are the schema's number
-    here = ", ".join(f"x'{struct.pack('<I', number).hex()}'" for number in told)
+    here = ", ".join(f"x'{struct.pack('<I', number).hex()}'" for number in numbers)
     rows = export.database.read(
         tables.NVTX,
         integers=("globalTid",),
@@ -124,20 +124,20 @@ def nccl_ranks(export: tables.Export) -> dict[int, tuple[int, int]]:
         where=f'"binaryData" IS NOT NULL AND substr(CAST("binaryData" AS BLOB), 9, 4) IN ({here})',
         first=_PAYLOADS_LOOKED_AT,
     )
-    found: dict[int, tuple[int, int]] = {}
+    ranks: dict[int, tuple[int, int]] = {}
     for thread, data in rows.drop_nulls().iter_rows():
         fields = _decoded(data, schemas)
         size, rank = fields.get(_RANKS, 0), fields.get(_RANK)
         if rank is None or not 0 <= rank < size <= MOST_RANKS:
             continue
         process = tables.process_of(thread)
-        if size > found.get(process, (0, 0))[1]:
-            found[process] = rank, size
-    return found
+        if size > ranks.get(process, (0, 0))[1]:
+            ranks[process] = rank, size
+    return ranks
 
 
 def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape:
-    """What a piece of the table becomes; the domains created in it are added to a list."""
+    """Return the function that shapes a piece of the table; ``created`` collects new domains."""
     crosses = pl.col("endGlobalTid").is_not_null() & (pl.col("endGlobalTid") != pl.col("globalTid"))
     thread = pl.when(~crosses).then(tables.tid("globalTid")).alias("tid")
     columns = [
@@ -166,12 +166,12 @@ def _shaped(created: list[pl.DataFrame], *, carried: bool, blobs: bool) -> Shape
 
 
 def _name_length() -> pl.Expr:
-    """Characters of the name of an operator that ``emit_nvtx`` wrote; null for other texts."""
+    """Return the length of the operator name in a text of ``emit_nvtx``; null for other texts."""
     return pl.coalesce(pl.col("text").str.find(word, literal=True) for word in _CALL)
 
 
 def _args() -> pl.Expr:
-    """The payload as JSON text, null where there is none."""
+    """Return the payload as JSON text, null without one."""
     number = pl.coalesce(
         *(pl.col(name).cast(pl.String) for name in _VALUES),
         *(pl.when(pl.col(name).is_finite()).then(pl.col(name)).cast(pl.String) for name in _REALS),
@@ -184,12 +184,12 @@ def _args() -> pl.Expr:
 
 
 def _member(name: str, value: pl.Expr) -> pl.Expr:
-    """A JSON object of one member, from the value's text; null where there is none."""
+    """Return a JSON object with one member, from the value's text; null without one."""
     return pl.concat_str(pl.lit(f'{{"{name}": '), value, pl.lit("}"))
 
 
 def _quoted(text: pl.Expr) -> pl.Expr:
-    """Text as a JSON string; control characters, which JSON does not allow, become spaces."""
+    """Return text as a JSON string; control characters, invalid in JSON, become spaces."""
     escaped = text.str.replace_all("\\", "\\\\", literal=True).str.replace_all(
         '"', '\\"', literal=True
     )
@@ -197,7 +197,7 @@ def _quoted(text: pl.Expr) -> pl.Expr:
 
 
 def _text(export: tables.Export, rows: pl.DataFrame) -> pl.Series:
-    """The name: the text itself, else the registered string."""
+    """Return the names: the text itself, else the registered string."""
     if not rows["textId"].len() or rows["textId"].null_count() == rows.height:
         return rows["name"]
     registered = export.named(rows["textId"])
@@ -205,11 +205,11 @@ def _text(export: tables.Export, rows: pl.DataFrame) -> pl.Series:
 
 
 def _domain_names(export: tables.Export, rows: pl.DataFrame, created: pl.DataFrame) -> pl.Series:
-    """The domain of each row; one whose creation was not recorded is called by its number."""
+    """Return the domain name of each row; the number if its creation was not recorded."""
     if not (rows["domainId"] != 0).any():
         return pl.repeat(None, rows.height, dtype=schema.NAME, eager=True).alias("category")
     registered = export.texts(created["textId"])
-    told = {
+    known = {
         (tables.process_of(thread), domain): text or registered.get(number)
         for thread, number, domain, text in created.drop_nulls(
             ["globalTid", "domainId"]
@@ -217,7 +217,7 @@ def _domain_names(export: tables.Export, rows: pl.DataFrame, created: pl.DataFra
     }
     first, number = numbered([rows["pid"], rows["domainId"]])
     names = [
-        None if not domain else told.get((process, domain)) or f"domain {domain}"
+        None if not domain else known.get((process, domain)) or f"domain {domain}"
         for process, domain in rows.select("pid", "domainId")[first].iter_rows()
     ]
     return pl.Series("category", names, dtype=schema.NAME).gather(pl.Series(number))
@@ -232,9 +232,9 @@ def _has_payloads(export: tables.Export) -> bool:
 
 
 def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows with what their bytes tell of a collective, in the columns of ``collectives``."""
-    own = rows["name"].cast(pl.String).str.starts_with(_NCCL).fill_null(value=False)
-    carrying = own & rows["binaryData"].is_not_null()
+    """Add the columns of ``collectives`` from NCCL's payloads."""
+    of_nccl = rows["name"].cast(pl.String).str.starts_with(_NCCL).fill_null(value=False)
+    carrying = of_nccl & rows["binaryData"].is_not_null()
     bare = rows.drop("binaryData")
     if not carrying.any():
         return bare
@@ -243,7 +243,7 @@ def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
     decoded = [_decoded(data, schemas) for data in rows["binaryData"].gather(places)]
     names = rows["name"].gather(places).cast(pl.String).to_list()
     sizes = _group_sizes(decoded)
-    found = [
+    values = [
         (place, *_described(name, fields, sizes))
         for place, name, fields in zip(places, names, decoded, strict=True)
         if fields and collective_of_word(name.removeprefix(_NCCL))
@@ -258,7 +258,7 @@ def _with_payloads(export: tables.Export, rows: pl.DataFrame) -> pl.DataFrame:
         "group_size": pl.Int32,
     }
     texts = ("collective", "dtype", "group")
-    described = pl.DataFrame(found, schema=types, orient="row").cast(
+    described = pl.DataFrame(values, schema=types, orient="row").cast(
         dict.fromkeys(texts, schema.NAME)
     )
     numbered = bare.with_row_index("row")
@@ -269,29 +269,29 @@ def _schemas(export: tables.Export) -> dict[int, list[_Field]]:
     rows = export.database.read(
         tables.PAYLOAD_ENTRIES, integers=("schemaId", "type", "offset"), texts=("name",)
     )
-    found: dict[int, list[_Field]] = {}
+    schemas: dict[int, list[_Field]] = {}
     for number, kind, offset, name in rows.unique(maintain_order=True).iter_rows():
         if name in _FIELDS and kind in _NUMBERS and number is not None:
             field = _Field(name, offset or 0, struct.Struct("<" + _NUMBERS[kind]))
-            found.setdefault(number, []).append(field)
-    return found
+            schemas.setdefault(number, []).append(field)
+    return schemas
 
 
 def _decoded(data: bytes, schemas: dict[int, list[_Field]]) -> dict[str, int]:
-    """The fields we know, by name; nothing of bytes that are too short for them."""
+    """Return the known fields by name; fields beyond the end of the bytes are skipped."""
     if len(data) < _HEADER.size:
         return {}
     number = _HEADER.unpack_from(data)[2]
-    found = {}
+    values = {}
     for field in schemas.get(number, ()):
         at = _HEADER.size + field.offset
         if field.offset >= 0 and at + field.number.size <= len(data):
-            found[field.name] = field.number.unpack_from(data, at)[0]
-    return found
+            values[field.name] = field.number.unpack_from(data, at)[0]
+    return values
 
 
 def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
-    """Number of ranks of each communicator that was made while recording."""
+    """Return the number of ranks of each communicator created while recording."""
     return {
         fields[_COMMUNICATOR]: fields[_RANKS]
         for fields in decoded
@@ -300,9 +300,9 @@ def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
 
 
 def _described(name: str, fields: dict[str, int], sizes: dict[int, int]) -> tuple[object, ...]:
-    """Collective, dtype, elements in and out, group and its size; a byte is an element.
+    """Return collective, dtype, elements in and out, group and its size; elements are bytes.
 
-    NCCL tells what a rank puts in, and for a reduce_scatter what it gets out: a share of that.
+    NCCL records the input size of a rank, but for reduce_scatter its output size.
     """
     collective = collective_of_word(name.removeprefix(_NCCL))
     size, group = fields.get(_SIZE), fields.get(_COMMUNICATOR)

@@ -1,8 +1,8 @@
-"""The database as a file: unpacked where it must be, whole or not, and numbers from its pages.
+"""The database file: unpacked if needed, checked for truncation, integers read from its pages.
 
-Most of a large export is numbers in a few of many columns. SQLite walks every row through its
-virtual machine for them; the compiled scan looks at the row where it lies, three times as fast. It
-knows ordinary rows only: of anything else, and of damage, it reads nothing, and SQLite is asked.
+Most of a large export is integers in a few of many columns. SQLite processes every row in its
+virtual machine; the compiled scan reads the row in place, three times as fast. It supports ordinary
+rows only: any other row, and damaged pages, are left to SQLite.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ except ImportError:  # pragma: no cover - built without a compiler
 
 PageNumbers = npt.NDArray[np.uint32]
 
-#: Pages scanned at once: 4 MB of 4 KiB each.
+#: Pages scanned at a time: 4 MiB of 4 KiB each.
 AT_ONCE = 1024
-#: Where SQLite locks a file that is being written, and how many bytes of locks there are.
+#: Offset and length of the range that SQLite locks while it writes.
 _LOCKS = (0x40000000, 512)
-#: A header of a database: page size at 16, bytes of each page that are not used at 20, change
-#: counter at 24, pages at 28, valid-for at 92.
+#: The database header: page size at 16, unused bytes per page at 20, change counter at 24, pages at
+#: 28, valid-for at 92.
 _HEADER = struct.Struct(">16xH2xB3xII60xI")
 _SMALLEST_PAGE, _LARGEST_PAGE = 1 << 9, 1 << 16
-#: The first byte of a page that holds the numbers of other pages.
+#: The first byte of an interior page, which has the numbers of other pages.
 _INTERIOR = 5
 _DEEPEST = 20
 _MOST_COLUMNS = 32
@@ -48,9 +48,9 @@ class File:
     """A database on disk.
 
     Attributes:
-        path: where it is.
-        size: bytes that are there.
-        missing: bytes that its header promises and that are not there.
+        path: path of the file.
+        size: size in bytes.
+        missing: bytes missing from the size in its header.
     """
 
     path: str
@@ -60,14 +60,14 @@ class File:
 
 @contextlib.contextmanager
 def on_disk(source: Source) -> Iterator[File]:
-    """The database as a file that SQLite can open.
+    """Provide the database as a file that SQLite can open.
 
-    A compressed one is unpacked to the system's temporary folder. One that is cut off is copied
-    there and made as long as its header says, with empty pages: SQLite opens no shorter one.
+    A compressed file is unpacked to the system's temporary folder. A truncated file is copied there
+    and padded with empty pages to the size in its header, as SQLite requires.
 
     Raises:
-        MalformedInput: another process is writing it.
-        UnreadableFile: there is no room for it.
+        MalformedInput: another process is writing the file.
+        UnreadableFile: not enough disk space.
     """
     if source.compression is None:
         _refuse_unfinished(source.path)
@@ -89,7 +89,7 @@ def on_disk(source: Source) -> Iterator[File]:
             raise UnreadableFile(
                 source.path,
                 f"cannot be unpacked to {tempfile.gettempdir()}: {reason.lower()}",
-                hint="unpack it yourself, or set TMPDIR to a folder with room",
+                hint="unpack it yourself, or set TMPDIR to a folder with enough space",
             ) from None
         yield file
 
@@ -101,25 +101,25 @@ def _measured(path: str) -> File:
     if len(head) < _HEADER.size:
         return File(path, size, 0)
     page, _, changed, pages, valid_for = _HEADER.unpack(head)
-    # a number that no disk holds is damage
+    # an impossible number of pages is damage
     pages = min(pages, 64 * (size // _SMALLEST_PAGE))
     promised = pages * (_LARGEST_PAGE if page == 1 else page) if changed == valid_for else 0
     return File(path, size, max(promised - size, 0))
 
 
 def _refuse_unfinished(path: str) -> None:
-    """A database is read as it is on disk; that is not all of it while somebody writes."""
+    """Reject a database that is being written: the file on disk is incomplete."""
     for ending in ("-journal", "-wal"):
         with contextlib.suppress(OSError):
             if os.stat(path + ending).st_size:  # noqa: PTH116
                 raise MalformedInput(
                     path,
-                    f"is being written, or writing was interrupted ({path}{ending} is there)",
-                    hint="wait for nsys export to end, or export again",
+                    f"is being written, or the export was interrupted ({path}{ending} exists)",
+                    hint="wait for nsys export to finish, or export again",
                 )
     if _is_locked(path):
         raise MalformedInput(
-            path, "is locked: another process is writing it", hint="wait for nsys export to end"
+            path, "is locked: another process is writing it", hint="wait for nsys export to finish"
         )
 
 
@@ -138,12 +138,12 @@ def _is_locked(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Where columns of a table lie.
+    """The location of a table's columns.
 
     Attributes:
-        root: the table's first page.
-        columns: the number of each column in a row.
-        key: the column that is another name of the row id, or None.
+        root: root page of the table.
+        columns: number of each column in a row.
+        key: the column that is an alias of the row id, or None.
     """
 
     root: int
@@ -151,13 +151,13 @@ class Place:
     key: str | None
 
     def can_scan(self, names: Collection[str]) -> bool:
-        """Whether these columns can be read from the pages."""
+        """Whether these columns can be scanned."""
         some = 0 < len(names) <= _MOST_COLUMNS
         return _pages is not None and some and all(name in self.columns for name in names)
 
 
 class PageFile:
-    """A database as pages; close it when done."""
+    """A database as pages; must be closed."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY)
@@ -173,7 +173,7 @@ class PageFile:
         os.close(self._file)
 
     def leaves(self, root: int) -> PageNumbers | None:
-        """The pages that hold a table's rows, in their order; None where that is not known."""
+        """Return the leaf pages of a table, in row order; None if they cannot be determined."""
         if _pages is None or self.usable < 480 or self.size < 512:
             return None
         level = np.array([root], np.uint32)
@@ -182,64 +182,64 @@ class PageFile:
                 return None
             first = self.read(level[:1])
             if first is None or first[0] != _INTERIOR:
-                # a page that comes twice is a loop
+                # a page that occurs twice is a loop
                 return None if first is None or np.bincount(level).max() > 1 else level
             below = []
             for start in range(0, len(level), AT_ONCE):
-                held = self.read(level[start : start + AT_ONCE])
-                found = held and _pages.children(held, self.size, self.usable)
-                if not found:
+                data = self.read(level[start : start + AT_ONCE])
+                children = data and _pages.children(data, self.size, self.usable)
+                if not children:
                     return None
-                below.append(np.frombuffer(found, np.uint32))
+                below.append(np.frombuffer(children, np.uint32))
             level = np.concatenate(below)
         return None
 
     def last_row_id(self, root: int) -> int | None:
-        """The largest row id that pages above the rows tell, as far as those are there; or None.
+        """Return the largest row id in the interior pages that exist, or None.
 
-        Where the file is cut off, that is how far rows can be asked for.
+        In a truncated file, rows can be read up to this id.
         """
         page, last = root, None
         for _ in range(_DEEPEST):
-            held = self.read(np.array([page], np.uint32)) if 0 < page <= self.count else None
-            # the header of the first page is that of the file
-            if held is None or page == 1 or held[0] != _INTERIOR:
+            data = self.read(np.array([page], np.uint32)) if 0 < page <= self.count else None
+            # page 1 starts with the file header
+            if data is None or page == 1 or data[0] != _INTERIOR:
                 break
-            cells = int.from_bytes(held[3:5])
-            place = int.from_bytes(held[10 + 2 * cells : 12 + 2 * cells]) + 4  # behind the child
-            if not cells or place > len(held):
+            cells = int.from_bytes(data[3:5])
+            place = int.from_bytes(data[10 + 2 * cells : 12 + 2 * cells]) + 4  # after the child
+            if not cells or place > len(data):
                 break
-            last, page = _varint(held[place : place + 9]), int.from_bytes(held[8:12])
+            last, page = _varint(data[place : place + 9]), int.from_bytes(data[8:12])
         return last
 
     def read(self, pages: PageNumbers) -> memoryview | None:
-        """The bytes of pages, until this thread reads again; of neighbours at once."""
+        """Return the bytes of pages, valid until this thread reads again."""
         room = getattr(self._mine, "room", None)
         if room is None or len(room) < len(pages) * self.size:
             room = self._mine.room = bytearray(len(pages) * self.size)
-        held = memoryview(room)[: len(pages) * self.size]
+        data = memoryview(room)[: len(pages) * self.size]
         cuts = np.flatnonzero(np.diff(pages.astype(np.int64)) != 1) + 1
         for low, high in zip([0, *cuts], [*cuts, len(pages)], strict=True):
-            part = held[low * self.size : high * self.size]
+            part = data[low * self.size : high * self.size]
             if os.preadv(self._file, [part], (int(pages[low]) - 1) * self.size) != len(part):
                 return None
-        return held
+        return data
 
     def numbers(
         self, pages: PageNumbers, place: Place, names: Sequence[str]
     ) -> pl.DataFrame | None:
-        """Columns of the rows on these pages; None where a row is out of the ordinary."""
+        """Return columns of the rows on these pages; None if a row is not an ordinary one."""
         ordered = sorted(names, key=place.columns.__getitem__)
         wanted = np.array([place.columns[name] for name in ordered], np.uint16)
         key = ordered.index(place.key) if place.key in ordered else -1
         read = self.read(pages)
-        found = read and _pages.numbers(read, self.size, self.usable, wanted.tobytes(), key)
-        if not found:
+        scanned = read and _pages.numbers(read, self.size, self.usable, wanted.tobytes(), key)
+        if not scanned:
             return None
-        columns, nulls = found
-        held = dict(zip(ordered, columns, strict=True))
-        frame = pl.DataFrame({name: np.frombuffer(held[name], np.int64) for name in names})
-        if not nulls:  # no query: two threads of ours and two of polars are in each other's way
+        columns, nulls = scanned
+        by_name = dict(zip(ordered, columns, strict=True))
+        frame = pl.DataFrame({name: np.frombuffer(by_name[name], np.int64) for name in names})
+        if not nulls:  # no polars query: its threads would compete with ours
             return frame
         empty = [name for at, name in enumerate(ordered) if nulls >> at & 1]
         return frame.with_columns(pl.when(pl.col(n) != _NOTHING).then(n) for n in empty)
@@ -253,7 +253,7 @@ class PageFile:
 
 
 def _varint(data: memoryview) -> int:
-    """A whole number as SQLite writes one: seven bits a byte, the ninth has eight."""
+    """Decode an SQLite varint: seven bits per byte, eight in the ninth."""
     number = 0
     for byte in data[:8]:
         number = number << 7 | byte & 0x7F
@@ -264,7 +264,7 @@ def _varint(data: memoryview) -> int:
 
 
 def place_of(root: int, columns: Sequence[tuple[str, str, int]]) -> Place:
-    """Where columns lie, from the root page and each column's name, type and place in the key."""
+    """Return the location of columns, given as name, type and place in the key."""
     keys = [(name, kind) for name, kind, key in columns if key]
     alias = len(keys) == 1 and keys[0][1].upper() == "INTEGER"
     return Place(

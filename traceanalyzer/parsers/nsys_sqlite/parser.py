@@ -1,4 +1,4 @@
-"""The parser of Nsight Systems exports: a database in, a trace out."""
+"""The parser of Nsight Systems exports."""
 
 import re
 import shutil
@@ -15,13 +15,13 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Trace
 
 _MAGIC = b"SQLite format 3\0"
-#: Words in the definitions of tables, which lie in a file's first pages.
+#: Table names of nsys; the definitions of tables are in a file's first pages.
 _LIKELY = re.compile(
     rb"StringIds|TARGET_INFO_|CUPTI_ACTIVITY|NVTX_EVENTS|META_DATA_EXPORT|EXPORT_META_DATA|ENUM_NSYS"
     rb"|ThreadNames|ANALYSIS_DETAILS"
 )
 _APPLICATION = slice(68, 72)
-#: The table that a database of an answer has; such a database is small.
+#: A table of the small database that an analysis result is exported to.
 _ANSWER = b"CREATE TABLE about (key TEXT"
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 _DATABASES = (".sqlite", ".sqlite3", ".db")
@@ -33,13 +33,13 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
 
 
 def written_by_us(head: bytes) -> bool:
-    """Whether this is an SQLite database that our exporter wrote, or one of an answer."""
-    made = head[_APPLICATION] == schema.SQLITE_APPLICATION.to_bytes(4) or _ANSWER in head
-    return head.startswith(_MAGIC) and made
+    """Whether traceanalyzer exported this SQLite database, from a trace or a result."""
+    is_ours = head[_APPLICATION] == schema.SQLITE_APPLICATION.to_bytes(4) or _ANSWER in head
+    return head.startswith(_MAGIC) and is_ours
 
 
-def no_database(head: bytes, path: str) -> bool:
-    """Whether the name is that of a database and the content is not."""
+def is_misnamed(head: bytes, path: str) -> bool:
+    """Whether the file has the name of a database but different content."""
     return path.lower().endswith(_DATABASES) and not head.startswith(_MAGIC)
 
 
@@ -51,21 +51,21 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
 
 
 def sniff_report(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether the name is that of a report, whose format only nsys itself can read."""
+    """Whether the name is that of an nsys report, a format that only nsys can read."""
     return path.lower().endswith(_REPORTS)
 
 
 def parse_report(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Export a report with ``nsys``, where it is on the PATH, and read the export.
+    """Export a report with ``nsys``, if it is on the PATH, and read the export.
 
     Raises:
-        UnknownFormat: there is no ``nsys``, or it fails; the message has the command.
+        UnknownFormat: ``nsys`` is not installed or fails; the message has the command.
     """
     nsys = shutil.which("nsys")
     if nsys is None:
         raise UnknownFormat(
             source.path,
-            "a report of Nsight Systems, which only nsys can read",
+            "an Nsight Systems report, which only nsys can read",
             hint=f"nsys export --type sqlite {source.path}",
         )
     info = Path(source.path).stat()
@@ -73,14 +73,14 @@ def parse_report(source: Source, selection: Selection, progress: Progress | None
     if export.exit_code:
         raise UnknownFormat(
             source.path,
-            f"a report of Nsight Systems, which nsys could not export: {export.message}",
+            f"an Nsight Systems report that nsys could not export: {export.message}",
             hint=f"nsys export --type sqlite {source.path}",
         )
     return parse(Source(f"{export.folder.name}/export.sqlite"), selection, progress)
 
 
 class _Export(NamedTuple):
-    """What nsys did; the folder exists as long as this process."""
+    """Result of ``nsys export``; the folder exists as long as this process."""
 
     folder: TemporaryDirectory[str]
     exit_code: int
@@ -113,7 +113,7 @@ FORMAT: Format = Format(
 REPORT: Format = Format(
     name="nsys-rep",
     suffixes=_REPORTS,
-    description="a report of Nsight Systems; exported with nsys where that is on the PATH",
+    description="Nsight Systems report; exported with nsys if it is on the PATH",
     spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html",
     sniff=sniff_report,
     parse=parse_report,

@@ -1,4 +1,4 @@
-"""From an opened export to a trace: which tables are read, in what order, and what is missing."""
+"""Build a trace from an open export: read the tables, order the rows, report issues."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import Ints, Order, time_order
 from traceanalyzer.trace import Trace, issue_rows
 
-#: The newest schema whose description has been read.
+#: The newest supported schema.
 _KNOWN_SCHEMA = (3, 30)
 
-#: Side tables whose columns may stand beside those of ``events`` in the rows.
-_BESIDE = {
+#: Side tables whose columns the rows may contain in addition to those of ``events``.
+_SIDE_TABLES = {
     "launch_configs": schema.LAUNCH_CONFIGS,
     "collectives": schema.COLLECTIVES,
     "memory_totals": schema.MEMORY_TOTALS,
@@ -35,13 +35,13 @@ _COUNTERS = (tables.GPU_METRICS, tables.NIC_METRICS)
 
 @dataclass(frozen=True)
 class _Reader:
-    """What reads some tables.
+    """A reader of some tables.
 
     Attributes:
-        sources: tables, read where any of them is there.
-        kinds: of the events they hold.
-        read: makes rows of them.
-        names: the column of string ids that name the rows; None where we name them.
+        sources: tables, read if any of them exists.
+        kinds: kinds of the events in them.
+        read: function that returns the rows.
+        names: column with the string ids of the rows' names; None if the reader builds the names.
     """
 
     sources: tuple[str, ...]
@@ -60,7 +60,7 @@ _READERS = (
     _Reader((tables.KERNEL,), ("kernel",), device.kernels, "demangledName"),
     _Reader((tables.GRAPH_TRACE,), ("kernel",), device.graphs),
     _Reader((tables.MEMCPY,), ("gpu_memcpy",), device.copies),
-    _Reader((tables.MEMSET,), ("gpu_memset",), device.sets),
+    _Reader((tables.MEMSET,), ("gpu_memset",), device.memsets),
     _Reader((tables.SYNCHRONIZATION,), ("cuda_sync",), device.synchronisation),
     _Reader((tables.MEMORY_USAGE,), ("alloc", "free_completed"), device.allocations),
     _Reader((tables.RUNTIME,), ("cuda_runtime", "cuda_driver"), host.calls, "nameId"),
@@ -83,19 +83,19 @@ _READERS = (
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None, name: str) -> Trace:
-    """Read an export; only the tables, columns and rows that are asked for.
+    """Read the selected tables, columns and rows of an export.
 
     Raises:
-        UnknownFormat: a database that is no export of nsys.
-        MalformedInput: it is being written, or damaged so that not even its tables can be listed.
-        UnreadableFile: the operating system refused.
+        UnknownFormat: the database is not an nsys export.
+        MalformedInput: it is being written, or too damaged to list its tables.
+        UnreadableFile: the file cannot be read.
     """
     with (
         on_disk(source) as file,
         Database(file.path, source.path, progress) as database,
     ):
-        if not database.has(*tables.TELLING):
-            raise UnknownFormat(source.path, "an SQLite database, but no export of nsys")
+        if not database.has(*tables.IDENTIFYING):
+            raise UnknownFormat(source.path, "an SQLite database, but not an nsys export")
         unusable = _without_columns(database)
         export = tables.Export(database, selection)
         identity = identify(export, source.path)
@@ -111,9 +111,9 @@ def parse(source: Source, selection: Selection, progress: Progress | None, name:
 
 
 def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> tuple[Trace, int]:
-    """The trace without its issues, and the number of rows left out that have no time."""
+    """Return the trace without its issues, and the number of dropped rows without a time."""
     kinds = export.selection.kinds
-    readers = [reader for reader in _READERS if _is_asked(export, reader)]
+    readers = [reader for reader in _READERS if _is_selected(export, reader)]
     sampled = (kinds is None or "sample" in kinds) and export.database.has(tables.SAMPLES)
     counted = (kinds is None or "counter" in kinds) and export.database.has(*_COUNTERS)
     export.database.expect(
@@ -133,23 +133,23 @@ def _trace(export: tables.Export, identity: Identity, path: str, name: str) -> t
     timeless = sum(part["ts"].null_count() for part in parts)
     if timeless:
         parts = [part.drop_nulls("ts") for part in parts]
-    found = assemble(parts)
+    frames = assemble(parts)
     if counted:
         both = pl.concat([device.gpu_metrics(export), device.nic_metrics(export)])
-        found["counters"] = both.sort("ts", maintain_order=True)
+        frames["counters"] = both.sort("ts", maintain_order=True)
     if kinds is None or "lane" in kinds:
-        seen = found["events"].select("pid", "tid").unique()
-        found["lanes"] = lanes(export, identity, seen)
+        threads = frames["events"].select("pid", "tid").unique()
+        frames["lanes"] = lanes(export, identity, threads)
     meta = describe(export, identity, path, name)
-    return Trace(sources=(meta,), **{**found, "stacks": stacks}), timeless
+    return Trace(sources=(meta,), **{**frames, "stacks": stacks}), timeless
 
 
-def _is_asked(export: tables.Export, reader: _Reader) -> bool:
-    """Whether a reader's rows may be asked for: by kind, or by name if such a name is there."""
-    asked = export.selection.kinds
+def _is_selected(export: tables.Export, reader: _Reader) -> bool:
+    """Whether the selection may include a reader's rows, by kind or by name."""
+    kinds = export.selection.kinds
     if not export.database.has(*reader.sources):
         return False
-    if asked is None or asked.intersection(reader.kinds):
+    if kinds is None or kinds.intersection(reader.kinds):
         return True
     if not export.selection.names:
         return False
@@ -160,7 +160,7 @@ def _is_asked(export: tables.Export, reader: _Reader) -> bool:
 
 
 def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """``events`` and the side tables that belong to them.
+    """Build ``events`` and its side tables.
 
     Args:
         parts: rows of one table each, with columns of ``events`` and of side tables; the list is
@@ -168,25 +168,25 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     """
     rows = _Rows(parts)
     if not rows.height:
-        return {name: schema.empty(name) for name in ("events", *_BESIDE)}
+        return {name: schema.empty(name) for name in ("events", *_SIDE_TABLES)}
     order = rows.order()
-    found = {name: _side_table(rows, fields, order) for name, fields in _BESIDE.items()}
+    frames = {name: _side_table(rows, fields, order) for name, fields in _SIDE_TABLES.items()}
     present = [column for column in schema.EVENTS if rows.has(column)]
-    with ThreadPoolExecutor(2) as pool:  # a core each; with more columns at once memory would grow
+    with ThreadPoolExecutor(2) as pool:  # more columns at a time need more memory
         ordered = pool.map(lambda column: _ordered(rows.take(column), order), present)
         events = {column.name: values for column, values in zip(present, ordered, strict=True)}
-    found["events"] = pl.DataFrame(events).select(
+    frames["events"] = pl.DataFrame(events).select(
         pl.col(c.name) if c.name in events else pl.lit(None, dtype=c.dtype).alias(c.name)
         for c in schema.EVENTS
         if c.name in events or not c.on_request
     )
-    return found
+    return frames
 
 
 class _Rows:
-    """Rows of several tables, one behind the other, taken column by column.
+    """Concatenated rows of several tables, taken column by column.
 
-    A column is forgotten when it is taken, so that not all lie in memory twice.
+    A column is released when it is taken, so that not all are in memory twice.
     """
 
     def __init__(self, parts: list[pl.DataFrame]) -> None:
@@ -200,7 +200,7 @@ class _Rows:
         return any(column.name in part for part in self._parts)
 
     def column(self, name: str, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
-        """A column of all rows; null where a table does not have it."""
+        """Return a column of all rows; null for tables that do not have it."""
         pieces = [
             part[name].cast(dtype)
             if name in part
@@ -210,14 +210,14 @@ class _Rows:
         return pl.concat(pieces, rechunk=True).alias(name)
 
     def take(self, column: schema.Column) -> pl.Series:
-        """As :meth:`column`, once."""
-        found = self.column(column.name, column.dtype)
+        """Return and release a column."""
+        series = self.column(column.name, column.dtype)
         for part in self._parts:
             part.pop(column.name, None)
-        return found
+        return series
 
     def order(self) -> pl.Series | None:
-        """Row numbers in the order of time; None where the rows stand in it."""
+        """Return row numbers ordered by time; None if the rows are ordered already."""
 
         def lengths(tied: Order) -> Ints:
             return self.column("dur", pl.Int64).gather(tied).fill_null(-1).to_numpy()
@@ -233,7 +233,7 @@ def _ordered(column: pl.Series, order: pl.Series | None) -> pl.Series:
 def _side_table(
     rows: _Rows, fields: Sequence[schema.Column], order: pl.Series | None
 ) -> pl.DataFrame:
-    """Rows of a side table: those of which anything is known, by the row of ``events``."""
+    """Build a side table of the rows with any value in it, by row of ``events``."""
     filled = [field.name for field in fields if rows.has(field)]
     if not filled:
         return pl.DataFrame(schema={field.name: field.dtype for field in fields})
@@ -243,22 +243,22 @@ def _side_table(
     return known.cast({event.name: event.dtype})
 
 
-# --- what is missing, odd or lost ----------------------------------------------------------------
+# --- issues --------------------------------------------------------------------------------------
 
 
 def _without_columns(database: Database) -> list[Finding]:
-    """Tables that lack a column we cannot do without; they are taken for not there."""
-    found: list[Finding] = []
+    """Drop tables without a required column, and report them."""
+    issues: list[Finding] = []
     for table, required in tables.REQUIRED.items():
         missing = [c for c in required if c not in database.tables.get(table, required)]
         if missing:
             del database.tables[table]
-            found.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
-    return found
+            issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
+    return issues
 
 
 def _of_file(file: File, damage: str | None) -> Iterator[Finding]:
-    """A file that is cut off."""
+    """Report a damaged or truncated file."""
     if damage:
         yield "data_loss", "damaged-file", 1, damage
     if file.missing:
@@ -266,7 +266,7 @@ def _of_file(file: File, damage: str | None) -> Iterator[Finding]:
 
 
 def _of_rows(events: pl.DataFrame, timeless: int) -> Iterator[Finding]:
-    """Rows without a time, or that end before they start."""
+    """Report rows without a time, or that end before they start."""
     if timeless:
         yield "data_loss", "no-time", timeless, None
     if negative := int((events["dur"] < 0).sum()):
@@ -274,7 +274,7 @@ def _of_rows(events: pl.DataFrame, timeless: int) -> Iterator[Finding]:
 
 
 def _of_database(database: Database) -> Iterator[Finding]:
-    """Rows on damaged pages, values of a wrong type."""
+    """Report rows on damaged pages, and values of a wrong type."""
     for table, rows in sorted(database.losses.rows.items()):
         yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
     for table, values in sorted(database.losses.mistyped.items()):
@@ -283,16 +283,16 @@ def _of_database(database: Database) -> Iterator[Finding]:
 
 
 def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Finding]:
-    """What nsys warned of, what was not recorded, what we do not read, whom we numbered."""
+    """Report warnings of nsys, missing recordings, unread tables, and assumed ranks."""
     if identity.numbered:
         count = len(identity.ranks)
-        yield "notice", "ranks-numbered", count, "no process tells its rank: numbered by device"
+        yield "notice", "ranks-numbered", count, "ranks not recorded: numbered by device"
     if _schema(version) > _KNOWN_SCHEMA:
         yield (
             "notice",
             "newer-schema",
             1,
-            f"{version}; known is {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
+            f"{version}; supported up to {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
     yield from capture.findings(export)
     for table in sorted(export.database.tables):

@@ -1,8 +1,8 @@
-"""The tables of an export, and what the readers of its tables share.
+"""The tables of an export, and helpers for the modules that read them.
 
-Every table may be missing: nsys writes a table when something was recorded for it. Columns that
-came or went with the versions are read where they are there, by name (users add their own). What
-is listed here has been the same from exports of before 2022 to those of 2026.
+Any table may be missing: nsys writes a table only if it recorded data for it. Columns that differ
+between versions are read by name if they exist (users add columns). The names here are the same in
+exports from before 2022 to 2026.
 """
 
 from collections.abc import Callable
@@ -54,14 +54,14 @@ SYSTEM = "TARGET_INFO_SYSTEM_ENV"
 DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 CAPTURE = "META_DATA_CAPTURE"
 PAYLOAD_ENTRIES = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
-#: What an export says about itself, by the names of newer and of older versions.
+#: Metadata of an export, by its names in newer and in older versions.
 EXPORT = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 _SLICE = ("start", "end")
 _ON_DEVICE = (*_SLICE, "deviceId", "streamId", "correlationId", "globalPid")
 _ON_THREAD = (*_SLICE, "globalTid")
 
-#: Columns without which a table cannot be read.
+#: Required columns by table.
 REQUIRED: dict[str, tuple[str, ...]] = {
     KERNEL: (*_ON_DEVICE, "demangledName"),
     MEMCPY: (*_ON_DEVICE, "bytes", "copyKind"),
@@ -104,10 +104,10 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     PAYLOAD_ENTRIES: ("domainId", "schemaId", "type", "name", "offset"),
 }
 
-#: Tables of which any tells that a database is an export.
-TELLING = (*REQUIRED, *EXPORT)
+#: Any of these tables identifies an export.
+IDENTIFYING = (*REQUIRED, *EXPORT)
 
-#: Tables that hold nothing that happened, or what other tables say as well.
+#: Tables without events, or with data that other tables have too.
 DESCRIBING = (
     *EXPORT,
     "ANALYSIS_DETAILS",
@@ -128,7 +128,7 @@ DESCRIBING_PREFIXES = ("ENUM_", "TARGET_INFO_", "sqlite_")
 
 @dataclass(frozen=True)
 class Recording:
-    """A table of events: what they are, and the option of ``nsys profile`` that records them."""
+    """A table of events, their description, and the ``nsys profile`` option that records them."""
 
     table: str
     what: str
@@ -137,13 +137,13 @@ class Recording:
 
 RECORDINGS = (
     Recording(KERNEL, "kernels", "--trace=cuda"),
-    Recording(GRAPH_TRACE, "whole CUDA graphs", "--trace=cuda"),
+    Recording(GRAPH_TRACE, "CUDA graph launches", "--trace=cuda"),
     Recording(MEMCPY, "copies", "--trace=cuda"),
     Recording(MEMSET, "memsets", "--trace=cuda"),
     Recording(SYNCHRONIZATION, "synchronisation", "--trace=cuda"),
     Recording(RUNTIME, "CUDA API calls", "--trace=cuda"),
     Recording(NVTX, "NVTX ranges", "--trace=nvtx"),
-    Recording(OSRT, "calls of the C library that wait", "--trace=osrt"),
+    Recording(OSRT, "blocking OS runtime calls", "--trace=osrt"),
     Recording(CUDNN, "cuDNN calls", "--trace=cudnn"),
     Recording(CUBLAS, "cuBLAS calls", "--trace=cublas"),
     Recording(MPI_COLLECTIVES, "MPI calls", "--trace=mpi"),
@@ -151,14 +151,14 @@ RECORDINGS = (
     Recording(MPI_WAIT, "MPI calls", "--trace=mpi"),
     Recording(MPI_OTHER, "MPI calls", "--trace=mpi"),
     Recording(SAMPLES, "sampled stacks", "--sample=process-tree"),
-    Recording(SCHED, "threads on cores", "--cpuctxsw=process-tree"),
-    Recording(MEMORY_USAGE, "allocations of GPU memory", "--cuda-memory-usage=true"),
+    Recording(SCHED, "thread scheduling", "--cpuctxsw=process-tree"),
+    Recording(MEMORY_USAGE, "GPU memory allocations", "--cuda-memory-usage=true"),
     Recording(GPU_METRICS, "GPU metrics", "--gpu-metrics-devices=all"),
 )
 
-#: Ids of strings asked for one by one; of more, the whole table is read.
+#: Maximum number of string ids to query by id; for more, the whole table is read.
 _FEW = 2000
-#: A stream or device that is none, as CUPTI writes it.
+#: CUPTI's values for "no stream" or "no device".
 _NONE = (0xFFFFFFFF, -1)
 
 
@@ -167,8 +167,8 @@ class Export:
     """A database, the selection, and the strings read so far.
 
     Attributes:
-        database: the opened file.
-        selection: what is asked for.
+        database: the open file.
+        selection: what to read.
     """
 
     database: Database
@@ -177,33 +177,33 @@ class Export:
     _named: bool | None = None
 
     def any_named(self) -> bool:
-        """Whether any string holds one of the names that are asked for."""
+        """Whether any string contains one of the selected names."""
         if self._named is None:
             quoted = [name.replace("'", "''") for name in self.selection.names]
             tests = " OR ".join(f"instr(\"value\", '{name}')" for name in quoted)
-            found = self.database.read(STRINGS, integers=("id",), where=tests)
-            self._named = found.height > 0
+            matches = self.database.read(STRINGS, integers=("id",), where=tests)
+            self._named = matches.height > 0
         return self._named
 
     def fills(self, column: str) -> bool:
-        """Whether the caller looks at this column or side table."""
+        """Whether the caller uses this column or side table."""
         return column not in self.selection.unused
 
     def inside(self, start: str = "start", end: str | None = "end") -> str | None:
-        """An SQL condition: the row overlaps one of the windows that are asked for."""
+        """Return the SQL condition that a row overlaps a selected window."""
         stop = f'COALESCE("{end}", "{start}")' if end else f'"{start}"'
         tests = [f'("{start}" < {hi} AND {stop} > {lo})' for lo, hi in self.selection.windows]
         return " OR ".join(tests) or None
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows that overlap one of the windows, where the table itself could not tell."""
+        """Return the rows that overlap a window, for rows whose times are computed."""
         length = pl.col("dur") if "dur" in rows.columns else pl.lit(0)
         end = pl.col("ts") + length
         tests = [(pl.col("ts") < hi) & (end > lo) for lo, hi in self.selection.windows]
         return rows.filter(pl.any_horizontal(tests)) if tests else rows
 
     def texts(self, ids: pl.Series) -> dict[int, str | None]:
-        """The strings of these ids; None for an id that is not there."""
+        """Return the strings of these ids; None for unknown ids."""
         new = sorted(set(ids.drop_nulls().to_list()) - self._texts.keys())
         if new:
             few = len(new) <= _FEW
@@ -214,23 +214,23 @@ class Export:
         return self._texts
 
     def named(self, ids: pl.Series, spelled: Callable[[str], str] = str) -> pl.Series:
-        """String ids to names: a Categorical series, null where there is no string.
+        """Replace string ids by names: a Categorical series, null without a string.
 
-        ``spelled`` is how each distinct string is written.
+        ``spelled`` is applied to each distinct string.
         """
         first, number = numbered([ids])
         distinct = ids.gather(first)
         known = self.texts(distinct)
-        words = [None if own is None else known[own] for own in distinct]
-        texts = pl.Series([w if w is None else spelled(w) for w in words], dtype=schema.NAME)
+        names = [None if string is None else known[string] for string in distinct]
+        texts = pl.Series([n if n is None else spelled(n) for n in names], dtype=schema.NAME)
         return texts.gather(pl.Series(number)).alias(ids.name)
 
     def selected(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows whose kind or name is asked for."""
-        asked = self.selection.kinds
-        if asked is None or set(rows["kind"].unique()) <= asked:
+        """Return the rows with a selected kind or name."""
+        kinds = self.selection.kinds
+        if kinds is None or set(rows["kind"].unique()) <= kinds:
             return rows
-        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(asked))
+        of_kind = pl.col("kind").cast(pl.String).is_in(sorted(kinds))
         names = list(self.selection.names)
         if not names:
             return rows.filter(of_kind)
@@ -239,35 +239,35 @@ class Export:
 
 
 def process_of(thread: int) -> int:
-    """The process id in a serialised global id: 8 bits hardware, 8 VM, 24 process, 24 thread."""
+    """Return the process id in a global id: 8 bits hardware, 8 VM, 24 process, 24 thread."""
     return (thread >> 24) & 0xFFFFFF
 
 
 def pid(column: str) -> pl.Expr:
-    """As :func:`process_of`, of a column."""
+    """Like :func:`process_of`, for a column."""
     return ((pl.col(column) // (1 << 24)) & 0xFFFFFF).alias("pid")
 
 
 def tid(column: str) -> pl.Expr:
-    """The thread id in a serialised global id."""
+    """Return the thread id in a global id."""
     return (pl.col(column) & 0xFFFFFF).alias("tid")
 
 
 def span() -> tuple[pl.Expr, pl.Expr]:
-    """``ts`` and ``dur`` of columns start and end; an end that is not there is no duration."""
+    """Return ``ts`` and ``dur`` from columns start and end; null duration without an end."""
     return pl.col("start").alias("ts"), (pl.col("end") - pl.col("start")).alias("dur")
 
 
 def none_if_unset(column: str, name: str) -> pl.Expr:
-    """A stream or device, null where CUPTI wrote that there is none."""
+    """Return a stream or device, null for CUPTI's "none"."""
     return pl.when(~pl.col(column).is_in(_NONE)).then(column).alias(name)
 
 
 def name_id(column: str) -> pl.Expr:
-    """The id of a string in a column, to be named by :meth:`Export.named`."""
+    """Return a string id as ``name``, to be replaced by :meth:`Export.named`."""
     return pl.col(column).cast(pl.UInt32, strict=False).alias("name")
 
 
 def kind(word: str) -> pl.Expr:
-    """A column of one kind."""
+    """Return a constant ``kind`` column."""
     return pl.lit(word, dtype=schema.KIND).alias("kind")

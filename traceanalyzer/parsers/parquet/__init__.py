@@ -1,7 +1,7 @@
-"""Our own columnar form, as ``traceanalyzer.exporters.parquet`` writes and describes it.
+"""Parquet files written by ``traceanalyzer.exporters.parquet``, which documents the layout.
 
-In: a Parquet file of ours. Out: the trace it was written from. ``reader`` does the work; it loads
-pyarrow, 30 MB and 0.1 s, which reading any other format does not need.
+Returns the trace the file was written from. ``reader`` does the work; it imports pyarrow (30 MB,
+0.1 s), which no other format needs.
 """
 
 from traceanalyzer.parsers.contract import Format, Progress, Selection
@@ -11,7 +11,7 @@ from traceanalyzer.trace import Trace
 
 
 def sniff(head: bytes, path: str) -> bool:
-    """Whether the file is a Parquet file; whether it is one of ours only its end can tell."""
+    """Whether this is a Parquet file; only the footer identifies traceanalyzer's own files."""
     return head.startswith(b"PAR1") and not is_nsys_table(path)
 
 

@@ -1,4 +1,4 @@
-"""Our own columnar form, as ``traceanalyzer.exporters.parquet`` writes and describes it."""
+"""Reader of the Parquet files written by ``traceanalyzer.exporters.parquet``."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from traceanalyzer.trace import Device, Meta, Trace
 
 _CONVERT = "convert the original trace again"
 
-#: What pyarrow, polars and our own reading of the footer raise on bytes that make no sense.
+#: Exceptions of pyarrow, polars and the footer decoding on damaged files.
 _BAD_BYTES = (
     pa.ArrowException,
     pl.exceptions.PolarsError,
@@ -32,7 +32,7 @@ _BAD_BYTES = (
 
 @dataclass(frozen=True)
 class _File:
-    """An opened file of ours: the events' Parquet, and the bytes the other tables lie in."""
+    """An open file: the Parquet reader of ``events``, and the buffer with the other tables."""
 
     events: pq.ParquetFile
     data: pa.Buffer
@@ -41,11 +41,11 @@ class _File:
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
-    """Read a trace back, row group by row group; only the rows and columns asked for are kept.
+    """Read a trace by row groups; keep only the selected rows and columns.
 
     Raises:
-        UnknownFormat: a Parquet file that is not of our own form.
-        MalformedInput: it is cut off, damaged, compressed as a whole or of a newer version.
+        UnknownFormat: a Parquet file not written by traceanalyzer.
+        MalformedInput: truncated, damaged, compressed as a whole or of another schema version.
     """
     if source.compression:
         raise MalformedInput(
@@ -62,18 +62,18 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         trace = Trace(sources=file.sources, events=rows.drop("_row"), **tables)
     wrong = schema.check(trace.tables)
     if wrong:
-        raise MalformedInput(source.path, f"not the tables it says: {wrong[0]}", hint=_CONVERT)
+        raise MalformedInput(source.path, f"tables violate the schema: {wrong[0]}", hint=_CONVERT)
     return trace
 
 
 @contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Whatever the libraries say about bad bytes, said as one error."""
+    """Turn the libraries' exceptions on damaged files into MalformedInput."""
     try:
         yield
     except _BAD_BYTES as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MalformedInput(path, f"cut off or damaged: {reason}", hint=_CONVERT) from None
+        raise MalformedInput(path, f"truncated or damaged: {reason}", hint=_CONVERT) from None
 
 
 def _open(path: str) -> _File:
@@ -83,19 +83,21 @@ def _open(path: str) -> _File:
     version = footer.get(schema.PARQUET_VERSION.encode())
     if version is None:
         raise UnknownFormat(
-            path, "a Parquet file, but not a trace of ours", hint="write one with convert"
+            path,
+            "a Parquet file that traceanalyzer did not write",
+            hint="traceanalyzer convert writes one",
         )
     if int(version) != schema.VERSION:
         newer = int(version) > schema.VERSION
         by = "a newer" if newer else "an older"
         raise MalformedInput(
             path,
-            f"written by {by} traceanalyzer (schema {int(version)}, known is {schema.VERSION})",
+            f"written by {by} traceanalyzer (schema {int(version)}, supported: {schema.VERSION})",
             hint=("upgrade, or " if newer else "") + _CONVERT + " with this version",
         )
     sources = tuple(map(_meta, orjson.loads(footer[schema.PARQUET_SOURCES.encode()])))
     if not sources:
-        raise ValueError("no source is named")
+        raise ValueError("no source is listed")
     return _File(events, data, sources, orjson.loads(footer[schema.PARQUET_TABLES.encode()]))
 
 
@@ -119,7 +121,7 @@ def _meta(fields: dict[str, Any]) -> Meta:
 def _selected_events(
     file: pq.ParquetFile, selection: Selection, size: int, progress: Progress | None
 ) -> pl.DataFrame:
-    """The rows asked for, with their row number in the file as ``_row``."""
+    """Return the selected rows, with their row number in the file as ``_row``."""
     columns = [c for c in schema.EVENTS if not c.on_request or c.name in selection.columns]
     stored = _stored(file, columns)
     wanted = _wanted(selection)
@@ -136,8 +138,8 @@ def _selected_events(
 
 
 def _wanted(selection: Selection) -> pl.Expr | None:
-    """A test for rows of ``events``, or None when all are asked for."""
-    tests = [] if (asked := selection.rows()) is None else [asked]
+    """Return the filter on ``events``, or None for all rows."""
+    tests = [] if (selected := selection.rows()) is None else [selected]
     if selection.windows:
         end = pl.col("ts") + pl.col("dur").fill_null(0).clip(lower_bound=0)
         tests.append(
@@ -147,27 +149,27 @@ def _wanted(selection: Selection) -> pl.Expr | None:
 
 
 def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame) -> pl.DataFrame:
-    """One of the other tables; its ``event`` follows the rows that were kept."""
+    """Read a side table; its ``event`` is renumbered to the rows that were kept."""
     pseudo_kind = {"flows": "flow", "counters": "counter"}.get(name)
     unwanted = pseudo_kind and selection.kinds is not None and pseudo_kind not in selection.kinds
     if name not in file.places or unwanted:
         return schema.empty(name)
     first, length = file.places[name]
     if first < 0 or length < 0 or first + length > file.data.size:
-        raise ValueError(f"table {name} lies outside the file")
+        raise ValueError(f"table {name} is outside the file")
     columns = schema.TABLES[name]
     embedded = _parquet(file.data.slice(first, length), name)
     frame = _typed(embedded.read(_stored(embedded, columns)), columns)
     if name not in schema.EVENT_TABLES or _wanted(selection) is None:
         return frame
-    moved = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
-    how: Literal["left", "inner"] = "left" if name == "flows" else "inner"
-    joined = frame.join(moved, on="event", how=how, maintain_order="left")
+    new_rows = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
+    join_type: Literal["left", "inner"] = "left" if name == "flows" else "inner"
+    joined = frame.join(new_rows, on="event", how=join_type, maintain_order="left")
     return joined.with_columns(event="_new").drop("_new")
 
 
 def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]:
-    """The columns to read: all of these, but for those on request that were not written."""
+    """Return the columns to read: all except optional ones that are not stored."""
     names = set(file.schema_arrow.names)
     stored = [c.name for c in columns if c.name in names or not c.on_request]
     missing = [name for name in stored if name not in names]
@@ -177,6 +179,6 @@ def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]
 
 
 def _typed(stored: pa.Table, columns: Iterable[schema.Column]) -> pl.DataFrame:
-    """The stored columns in the schema's types and order; one that is not stored is null."""
+    """Return the stored columns in the schema's types and order; missing ones are null."""
     stored.validate(full=True)  # polars panics on a dictionary index out of range
     return as_table(pl.DataFrame(pl.from_arrow(stored)), columns)

@@ -1,6 +1,7 @@
-"""speedscope's JSON: sampled and evented profiles, as py-spy and many others write it.
+"""speedscope JSON: sampled and evented profiles, written by py-spy and many other tools.
 
-In: a JSON text. Out: ``sample`` events and the prefix tree of their frames, a lane a profile.
+Input: JSON text. Output: ``sample`` events and the prefix tree of their frames, one lane per
+profile.
 """
 
 import codecs
@@ -32,12 +33,12 @@ _SIGNS = {
 }
 _MAX_LINE = (1 << 31) - 1
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-#: What loses nothing; whatever is not listed is a loss.
+#: Issues without data loss; all others are losses.
 _NOTICES = frozenset(("unclosed-frame", "mismatched-close", "mixed-units"))
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether these first bytes look like speedscope's JSON; the file's name does not matter."""
+    """Whether the first bytes look like speedscope JSON; the file name does not matter."""
     if not head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
         return False
     return any(key in head and pattern.search(head) for key, pattern in _SIGNS.items())
@@ -46,13 +47,13 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
     """Read one speedscope file.
 
-    A sample's weight is in ns where the profile's unit is a time, and it then has a start; else
-    in bytes or samples. Profiles named as py-spy names them tell process and thread; of several
-    others each is a thread with a number of ours.
+    Weights are in ns, and samples have a start, if the profile's unit is a time; else weights are
+    in bytes or samples. Process and thread come from profile names in py-spy's style; if there are
+    several other profiles, each one is a thread with a synthetic id.
 
     Raises:
-        MalformedInput: the file is no JSON, or no profile in it can be read.
-        UnreadableFile: the operating system refused.
+        MalformedInput: the file is not JSON, or none of its profiles can be read.
+        UnreadableFile: the file cannot be read.
     """
     rank = rank_or_node_from_name(source.path)
     kinds = selection.kinds
@@ -74,7 +75,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         samples = profiles.samples_of(profile, numbered, lane_of, read.tree, read.issues)
         read.add(profile, samples, lane, owner.category)
     if file.profiles and not read.units:
-        raise MalformedInput(source.path, "has no profile that can be read")
+        raise MalformedInput(source.path, "none of its profiles can be read")
     if source.damage:
         read.issues[f"damaged-file: {source.damage}"] = 1
     return _trace(source, read, frames, rank, events=kinds is None or "sample" in kinds)
@@ -82,7 +83,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
 
 @dataclass
 class _Read:
-    """The samples of all profiles so far, a list a column."""
+    """The samples of all profiles so far, one list per column."""
 
     tree: Interner = field(default_factory=Interner)
     lanes: Lanes = field(default_factory=Lanes)
@@ -112,12 +113,12 @@ def _decoded(source: Source, text: bytes) -> profiles.File:
     except _UNDECODABLE as error:
         what = str(error).splitlines()[0]
         raise MalformedInput(
-            source.path, f"is no whole speedscope file: {what}", hint="was it written to its end?"
+            source.path, f"invalid speedscope JSON: {what}", hint="the file may be truncated"
         ) from None
 
 
 def _distinct(entries: list[profiles.FrameEntry]) -> tuple[list[Frame], profiles.Frames]:
-    """The distinct frames, and the number of each entry among them: columns are not told apart."""
+    """Return the distinct frames, and each entry's number among them, ignoring column numbers."""
     numbers: dict[Frame, int] = {}
     of_entry = [
         numbers.setdefault(Frame(entry.name, entry.file or None, _line(entry.line)), len(numbers))
@@ -139,18 +140,18 @@ def _line(line: float | None) -> int | None:
 
 
 def _lane(name: str, owner: profiles.Owner | None, index: int, several: bool, lanes: Lanes) -> int:
-    """The lane of a profile."""
+    """Return the lane of a profile."""
     if owner is None:
         if not several:
             return 0
-        tid = -1 - index  # no thread of a system has such a number
+        tid = -1 - index  # negative: never a real thread id
         lanes.add_thread(None, tid, name)
         lanes.textual.add((None, tid))
         return lanes.of(None, tid)
     if owner.pid is not None:
         lanes.add_process(owner.pid, None, None)
     if owner.tid is not None:
-        # py-spy writes "" where the thread had no name when it was first seen
+        # py-spy writes "" if the thread had no name at its first sample
         lanes.add_thread(owner.pid, owner.tid, owner.thread or None)
     return lanes.of(owner.pid, owner.tid)
 
@@ -182,10 +183,10 @@ def _trace(
     return sort_events(replace(trace, events=table, stacks=tables.stacks_table(tree, frames)))
 
 
-def _issue(found: tuple[str, int]) -> tuple[str, str, int, str | None]:
-    code, _, place = found[0].partition(": ")
+def _issue(counted: tuple[str, int]) -> tuple[str, str, int, str | None]:
+    code, _, place = counted[0].partition(": ")
     severity = "notice" if code in _NOTICES else "data_loss"
-    return severity, code, found[1], place or None
+    return severity, code, counted[1], place or None
 
 
 FORMAT: Format = Format(

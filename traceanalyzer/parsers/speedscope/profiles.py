@@ -1,4 +1,4 @@
-"""The shape of a speedscope file, and one profile -> samples: a leaf, a weight and a start each."""
+"""Data model of a speedscope file, and conversion of a profile to samples."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from msgspec import Meta, Raw, Struct
 
 from traceanalyzer.frames.stacks import NONE, Interner
 
-#: Text is read as a number too (dotnet-trace writes some so), but none that says "nan" or "inf".
+#: Numeric text is accepted too (dotnet-trace writes it), except "nan" and "inf".
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
@@ -25,31 +25,31 @@ class FrameEntry(Struct):
 
 
 class Shared(Struct):
-    """What all profiles refer to by index."""
+    """The frames that all profiles refer to by index."""
 
     frames: list[FrameEntry]
 
 
 class File(Struct):
-    """The whole file; each profile is read by itself, so that a bad one spoils no other."""
+    """The whole file; profiles are decoded one by one, so that a bad one does not affect others."""
 
     profiles: list[Raw]
     shared: Shared
 
 
 class Sampled(Struct, tag="sampled", tag_field="type"):
-    """Stacks and how much each counts; without weights each counts once."""
+    """Stacks and their weights; 1 each without weights."""
 
     samples: list[list[int]]
     weights: list[_Finite] | None = None
     name: str = ""
     unit: str = "none"
-    startValue: _Finite = 0.0  # noqa: N815 - the file's words
+    startValue: _Finite = 0.0  # noqa: N815 - key of the file
     endValue: _Finite | None = None  # noqa: N815
 
 
 class Event(Struct):
-    """A frame opened (``O``) or closed (``C``)."""
+    """A frame that opens (``O``) or closes (``C``)."""
 
     type: str
     at: _Finite
@@ -57,7 +57,7 @@ class Event(Struct):
 
 
 class Evented(Struct, tag="evented", tag_field="type"):
-    """Calls and returns in the order of time."""
+    """Calls and returns, ordered by time."""
 
     events: list[Event]
     name: str = ""
@@ -69,12 +69,12 @@ class Evented(Struct, tag="evented", tag_field="type"):
 Profile = Sampled | Evented
 
 
-#: How many ns one of a unit is.
+#: Nanoseconds per unit.
 _NS = {"nanoseconds": 1, "microseconds": 1_000, "milliseconds": 1_000_000, "seconds": 10**9}
-#: A weight in ns is kept to this many decimals: decimal fractions of seconds are not exact.
+#: Decimals of a weight in ns: decimal fractions of seconds are not exact.
 _DECIMALS = 3
 _MAX_NS = float(1 << 62)
-#: What py-spy calls its profiles, and we: any of these parts may be missing.
+#: Profile names of py-spy and of our exporter: any of these parts may be missing.
 _NAME = re.compile(
     r"(?s)(?:Rank -?\d+ ?)?(?:Process (-?\d{1,18}) ?)?"
     r'(?:Thread (-?\d{1,18}|0[xX][0-9a-fA-F]{1,15})(?: "(.*)")? ?)?(before|after)?'
@@ -84,7 +84,7 @@ _NAME = re.compile(
 class Sample(NamedTuple):
     """A stack's leaf (``NONE``: empty), its weight in the profile's unit, its start in ns.
 
-    ``lane`` is the one that its frames name, None for the profile's own.
+    ``lane`` is the one named by its frames; None for the lane of the profile.
     """
 
     leaf: int
@@ -94,19 +94,19 @@ class Sample(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """The file's frames: the number in the tree of each, and by number those that are labels."""
+    """The number of each of the file's frames in the tree, and the label texts by number."""
 
     numbers: list[int]
     labels: dict[int, bytes]
 
 
-#: The lane that the labels of a stack name, ``;`` between them; None where they are no labels.
+#: Returns the lane named by a stack's labels, joined by ``;``; None if they are not labels.
 LaneOf = Callable[[bytes], int | None]
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who ran: as much as a profile's name tells."""
+    """Process, thread and category in a profile's name."""
 
     pid: int | None
     tid: int | None
@@ -118,18 +118,18 @@ NOBODY = Owner(None, None, None, None)
 
 
 def unit_of(profile: Profile) -> str | None:
-    """What its weights count: ``ns``, ``bytes``, ``samples``, or None for a unit nobody knows."""
+    """Return the unit of the weights: ``ns``, ``bytes``, ``samples``, or None if unknown."""
     if profile.unit in _NS:
         return "ns"
     return {"bytes": "bytes", "none": "samples"}.get(profile.unit)
 
 
 def owner_of(name: str) -> Owner | None:
-    """Process, thread and column named in a profile's name; None for any other name."""
-    found = _NAME.fullmatch(name)
-    if not found:
+    """Return process, thread and category from a profile's name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    if not match:
         return None
-    pid, tid, thread, category = found.groups()
+    pid, tid, thread, category = match.groups()
     return Owner(
         None if pid is None else int(pid),
         None if tid is None else int(tid, 16 if tid[:2].lower() == "0x" else 10),
@@ -141,18 +141,18 @@ def owner_of(name: str) -> Owner | None:
 def samples_of(
     profile: Profile, frames: Frames, lane_of: LaneOf, tree: Interner, issues: dict[str, int]
 ) -> Iterator[Sample]:
-    """The samples of a profile, in order.
+    """Yield the samples of a profile, in order.
 
-    An evented profile gives one for each stretch of time in which nothing was called or returned,
-    of the stack that was open; stretches without an open frame are not counted.
+    An evented profile gives one sample of the open stack for each interval between two events;
+    intervals without an open frame are not counted.
 
     Args:
-        profile: what to read.
-        frames: the file's frames. Labels at the root of a sampled stack are no part of it; evented
+        profile: the profile.
+        frames: the file's frames. Labels at the root of a sampled stack are removed; evented
             profiles, which py-spy does not write, have none.
-        lane_of: tells the lane that labels name.
-        tree: the tree, to which stacks are added.
-        issues: counts of what is wrong, to which is added.
+        lane_of: returns the lane named by labels.
+        tree: the tree to which stacks are added.
+        issues: issue counts, updated.
     """
     if isinstance(profile, Sampled):
         return _sampled(profile, frames, lane_of, tree, issues)
@@ -190,10 +190,10 @@ def _sampled(
 def _labelled(
     stack: list[int], labels: dict[int, bytes], lane_of: LaneOf
 ) -> tuple[int | None, int]:
-    """The lane that the labels at a stack's root name, and how many these are."""
-    found = [labels[frame] for frame in takewhile(labels.__contains__, stack)]
-    lane = lane_of(b";".join(found)) if found else None
-    return lane, 0 if lane is None else len(found)
+    """Return the lane named by the labels at a stack's root, and the number of labels."""
+    texts = [labels[frame] for frame in takewhile(labels.__contains__, stack)]
+    lane = lane_of(b";".join(texts)) if texts else None
+    return lane, 0 if lane is None else len(texts)
 
 
 def _evented(
@@ -229,7 +229,7 @@ def _evented(
 def _close(
     open_: list[tuple[int, int]], frame: int, times_open: list[int], issues: dict[str, int]
 ) -> None:
-    """Close a frame and what was called from it; nothing when it is not open."""
+    """Close a frame and its callees; no effect if it is not open."""
     if not open_ or open_[-1][0] != frame:
         _note(issues, "mismatched-close")
     if not times_open[frame]:
@@ -245,7 +245,7 @@ def _scaled(value: float, scale: int | None) -> float:
 
 
 def _nanosecond(value: float, scale: int | None) -> int | None:
-    """A time in whole ns; None where the unit is no time."""
+    """Return a time in whole ns; None if the unit is not a time."""
     if scale is None or not abs(value * scale) < _MAX_NS:
         return None
     return round(value * scale)
