@@ -214,7 +214,7 @@ def test_parts_are_merged_in_a_tree() -> None:
 
 
 def _small_ranks(folder: Path, number: int = 30) -> Path:
-    """Files of so many ranks, small enough for workers."""
+    """Write files of ``number`` ranks that are small enough for workers."""
     for rank in range(number):
         shutil.copy(RANKS / f"rank{rank % 8}.json.gz", folder / f"rank{rank}.json.gz")
     return folder
@@ -230,7 +230,7 @@ def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> N
         getattr(ta, name)(
             [*ta.find_inputs(inputs)[0], tmp_path / "rank7.json.gz"],
             processes=processes,
-            seen=lambda trace, found=issues[processes]: found.append(
+            seen=lambda trace, messages=issues[processes]: messages.append(
                 (trace.meta.path, trace.issues.height)
             ),
         )

@@ -389,9 +389,7 @@ def test_output_file_with_all_streams_closed(tmp_path):
     assert out.read_text() == again
 
 
-def test_a_report_names_a_missing_input_before_an_output_that_exists(
-    run_cli: Any, tmp_path: Path
-) -> None:
+def test_report_checks_inputs_before_the_output(run_cli: Any, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("here")
     done = run_cli("report", "missing.json", cwd=tmp_path)
     assert done.returncode == 1

@@ -103,7 +103,8 @@ def test_contents_highlight_the_current_section(window: Any) -> None:
 def test_finding_links_to_its_numbers(window: Any) -> None:
     window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
     target = window.execute_script(
-        "const link = document.querySelector('.finding a:not(.term)'); link.click(); return link.hash"
+        "const link = document.querySelector('.finding a:not(.term)');"
+        "link.click(); return link.hash"
     )
     top = window.execute_script(
         "return document.querySelector(arguments[0]).getBoundingClientRect().top", target
