@@ -1,4 +1,4 @@
-"""How fast, in how much memory, against whom. ``make bench`` runs :mod:`benchmarks.run`.
+"""Benchmarks of time and memory, also of other tools. ``make bench`` runs :mod:`benchmarks.run`.
 
 In: traces written by the generators (``inputs``), other people's readers (``peers``). Out:
 ``results/NAME.json`` and the tables of ``docs/performance.md`` (``report``, judged by ``bars``).

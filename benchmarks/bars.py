@@ -1,6 +1,6 @@
-"""What was promised, and whether it holds. Pure functions of :class:`benchmarks.results.Results`.
+"""Performance targets (bars) and their evaluation, as functions of :class:`Results`.
 
-A bar that lacks a measurement is shown as not measured, never as met.
+A bar without a measurement is reported as not measured, never as met.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ INFLATERS = ("inflate zlib", "inflate zlib_ng", "inflate isal")
 
 @dataclass(frozen=True)
 class Bar:
-    """One promise.
+    """One target.
 
     Attributes:
-        what: the quantity, in words.
-        trace: the input it was measured on.
-        value: what was measured; None: not measured.
-        limit: what was promised; None: shown for information.
-        unit: of both.
-        at_least: whether the value must reach the limit, rather than stay below.
+        what: the quantity.
+        trace: the input.
+        value: the measurement; None if not measured.
+        limit: the target; None for information only.
+        unit: unit of both.
+        at_least: the value must be at least the limit instead of at most.
     """
 
     what: str
@@ -37,14 +37,14 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Whether it holds; None: not measured, or nothing was promised."""
+        """Return whether the target is met; None without measurement or target."""
         if self.value is None or self.limit is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 def bars(results: Results) -> list[Bar]:
-    """Every bar, for each input it concerns."""
+    """Return every bar of each input."""
     return [
         *_full_table(results),
         *_comm_outliers(results),
@@ -85,7 +85,7 @@ def _comm_outliers(results: Results) -> Iterator[Bar]:
 
 
 def _commands(results: Results) -> Iterator[Bar]:
-    """What a command takes: over reading what it needs, in memory, beside HTA's loading alone."""
+    """Compare commands with reading their data, in memory, and with loading in HTA."""
     for m in results.of(*COMMANDS):
         command, trace = m.task, m.trace or ""
         if trace.endswith(".sqlite"):
@@ -114,7 +114,7 @@ def _memory(results: Results) -> Iterator[Bar]:
 
 
 def _steady(results: Results) -> Iterator[Bar]:
-    """Speed on the large input over that on the small one of the same kind."""
+    """Compare the speed on large and small inputs of the same kind."""
     for kind in ("gen", "rep"):
         small, large = (results.find("read", f"{kind}{mb}.json") for mb in (200, 1000))
         if small and large:
@@ -158,7 +158,7 @@ def _stacks(results: Results) -> Iterator[Bar]:
 
 
 def _nsys(results: Results) -> Iterator[Bar]:
-    """Exports of nsys: beside bare reading, beside pandas, in seconds and memory."""
+    """Compare reading of nsys exports with bare reading and pandas, in time and memory."""
     exports = [m for m in results.measurements if m.trace and m.trace.endswith(".sqlite")]
     speeds = {m.trace: m.megabytes_per_second for m in exports if m.task == "kernels"}
     large = max(speeds, key=lambda name: (len(name or ""), name), default="")
@@ -182,13 +182,13 @@ def _nsys(results: Results) -> Iterator[Bar]:
 
 
 def _snapshots(results: Results) -> Iterator[Bar]:
-    """Memory snapshots: beside bare unpickling, beside PyTorch's viewer."""
+    """Compare memory snapshots with bare unpickling and the viewer of PyTorch."""
     for m in results.of("read snapshot"):
         trace, bare = m.trace or "", results.find("pickle.load", m.trace)
         if bare is None:
             continue
         yield Bar("tables / `pickle.load`", trace, _ratio(m.best, bare.best), 3, "x")
-        # numpy and polars alone take what 100,000 events do
+        # numpy and polars alone need as much as 100,000 events
         few = trace == "snapshot100000.pickle"
         limit = None if few else _megabytes(bare.peak_rss) or 0
         yield Bar("peak memory, tables", trace, _megabytes(m.peak_rss), limit, "MB")
@@ -208,7 +208,7 @@ def _snapshots(results: Results) -> Iterator[Bar]:
 
 
 def _work(results: Results, command: str, trace: str | None) -> float | None:
-    """Time of a command beyond starting Python and importing what it uses."""
+    """Return the time of a command without starting Python and imports."""
     whole, imports = results.best(command, trace), results.best(f"imports for {command}")
     return None if whole is None or imports is None else whole - imports
 

@@ -39,7 +39,7 @@ LIBRARIES = {library.__name__: library for library in (zlib, zlib_ng, isal)}
 
 
 def inflate(library: str, path: str) -> tuple[float, int]:
-    """Seconds, and bytes that came out."""
+    """Return seconds and inflated bytes."""
     make = LIBRARIES[library]()
     start = time.perf_counter()
     inflater, size = make(31), 0

@@ -48,13 +48,13 @@ def _recording(name: str) -> Path:
 
 def generated(megabytes: int) -> Path:
     """A synthetic trace in the layout of PyTorch 2, one event in six a kernel."""
-    return _made(f"gen{megabytes}.json", lambda target: _generate(target, megabytes))
+    return _created(f"gen{megabytes}.json", lambda target: _generate(target, megabytes))
 
 
 def replicated(megabytes: int) -> Path:
     """A real recording of one of two ranks, its events repeated with new times and ids."""
     source = str(_recording(_REPLICATED))
-    return _made(
+    return _created(
         f"rep{megabytes}.json",
         lambda target: _run(_tool("replicate"), source, str(target), str(megabytes)),
     )
@@ -62,14 +62,14 @@ def replicated(megabytes: int) -> Path:
 
 def few_kernels(megabytes: int) -> Path:
     """A synthetic trace with a few hundred kernels: what ``comm-outliers`` wants of it is small."""
-    return _made(f"few{megabytes}.json", lambda target: _thin(target, megabytes))
+    return _created(f"few{megabytes}.json", lambda target: _thin(target, megabytes))
 
 
 def deep_stacks(megabytes: int) -> Path:
     """Real stacks of py-spy, repeated with other line numbers."""
     folder = SHARED / "data" / "pyspy"
     sources = [folder / f"{name}.raw.txt" for name in ("default", "flameshow_third_party")]
-    return _made(
+    return _created(
         f"stacks{megabytes}.txt",
         lambda target: _stacks(target, "deep", *map(str, sources), "--megabytes", str(megabytes)),
     )
@@ -77,20 +77,20 @@ def deep_stacks(megabytes: int) -> Path:
 
 def shallow_stacks(count: int) -> Path:
     """Distinct stacks of three frames."""
-    return _made(
+    return _created(
         f"shallow{count}.txt", lambda target: _stacks(target, "shallow", "--stacks", str(count))
     )
 
 
 def nsys_export(kernels: int) -> Path:
     """A real export of two GPUs, its rows repeated with new times and ids."""
-    return _made(f"nsys{kernels}.sqlite", lambda target: _export(target, kernels))
+    return _created(f"nsys{kernels}.sqlite", lambda target: _export(target, kernels))
 
 
 def snapshot(events: int) -> Path:
     """A synthetic memory snapshot of one device."""
     script = SHARED / "tools" / "gen_memory_snapshot.py"
-    return _made(
+    return _created(
         f"snapshot{events}.pickle",
         lambda target: _run(script, str(target), "--events", str(events)),
     )
@@ -98,7 +98,7 @@ def snapshot(events: int) -> Path:
 
 def gzipped(path: Path) -> Path:
     """The same trace compressed."""
-    return _made(f"{path.name}.gz", lambda target: _compress(path, target))
+    return _created(f"{path.name}.gz", lambda target: _compress(path, target))
 
 
 def recordings() -> list[Path]:
@@ -106,7 +106,7 @@ def recordings() -> list[Path]:
     return [path for name in REAL if (path := _recording(name)).is_file()]
 
 
-def _made(name: str, make: Callable[[Path], None]) -> Path:
+def _created(name: str, make: Callable[[Path], None]) -> Path:
     path = FOLDER / name
     if not path.exists():
         print(f"making {path}", file=sys.stderr)

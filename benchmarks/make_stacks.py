@@ -36,7 +36,7 @@ def deep(recordings: list[Path], size: int) -> Iterator[str]:
             text = moved.get((frame, shift))
             if text is None:
                 text = moved[frame, shift] = _LINE.sub(
-                    lambda found, by=shift: f":{int(found[1]) + by})", frame
+                    lambda match, by=shift: f":{int(match[1]) + by})", frame
                 )
             changed.append(text)
         line = f"{';'.join(stack[:cut] + changed)} {rng.randrange(1, 20)}\n"
@@ -58,15 +58,15 @@ def main() -> None:
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--megabytes", type=int, default=300)
     parser.add_argument("--stacks", type=int, default=2_000_000)
-    given = parser.parse_args()
-    if given.shape == "deep" and not given.recordings:
+    options = parser.parse_args()
+    if options.shape == "deep" and not options.recordings:
         parser.error("deep needs recordings")
     lines = (
-        deep(given.recordings, given.megabytes * 1_000_000)
-        if given.shape == "deep"
-        else shallow(given.stacks)
+        deep(options.recordings, options.megabytes * 1_000_000)
+        if options.shape == "deep"
+        else shallow(options.stacks)
     )
-    with given.output.open("w", encoding="utf-8", newline="") as file:
+    with options.output.open("w", encoding="utf-8", newline="") as file:
         file.writelines(lines)
 
 

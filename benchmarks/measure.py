@@ -51,7 +51,7 @@ def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
         peak_rss, peak_pss = sampler.stop() if sampler else (None, None)
         out.seek(0)
         err.seek(0)
-        seconds, rows = _told(out.read()) or (wall, None)
+        seconds, rows = _parsed(out.read()) or (wall, None)
         if status:
             lines = err.read().decode(errors="replace").strip().splitlines() or [""]
             return Run(wall, error=lines[-1] or f"status {status}")
@@ -59,21 +59,21 @@ def run(command: Sequence[str | Path], *, sample_memory: bool = False) -> Run:
 
 
 def _environment() -> dict[str, str]:
-    """As a user's shell has it: polars, loaded here, sets its allocator for children too."""
+    """Return the environment of a shell, without the allocator settings of polars."""
     return {name: value for name, value in os.environ.items() if name != _ALLOCATOR}
 
 
-def _told(output: bytes) -> tuple[float, int] | None:
+def _parsed(output: bytes) -> tuple[float, int] | None:
     """Seconds and rows from the last line of a task's output; None for other commands."""
     last = output.strip().rsplit(b"\n", 1)[-1]
     if not last.startswith(b'{"seconds"'):
         return None
-    told = json.loads(last)
-    return told["seconds"], told["rows"]
+    result = json.loads(last)
+    return result["seconds"], result["rows"]
 
 
 class _Sampler(threading.Thread):
-    """Adds up the memory of a process and its descendants until stopped."""
+    """Sum of the memory of a process and its descendants until stopped."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -87,7 +87,7 @@ class _Sampler(threading.Thread):
         while not self._ended.wait(_INTERVAL_S):
             pids = _tree(self._pid)
             memory = [_memory(pid) for pid in pids]
-            # one process's own high-water mark is exact, where sampling may miss a spike
+            # the high-water mark of a process is exact, sampling may miss a spike
             highest = max((high for _, high in memory), default=0)
             self._peak_rss = max(self._peak_rss, sum(now for now, _ in memory), highest)
             if samples % _PSS_EVERY == 0:
@@ -95,14 +95,14 @@ class _Sampler(threading.Thread):
             samples += 1
 
     def stop(self) -> tuple[int, int]:
-        """The peaks."""
+        """Stop and return the peaks."""
         self._ended.set()
         self.join()
         return self._peak_rss, self._peak_pss
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and its descendants; what has ended meanwhile is left out."""
+    """Return a process and its running descendants."""
     pids, at = [pid], 0
     while at < len(pids):
         for children in Path(f"/proc/{pids[at]}/task").glob("*/children"):

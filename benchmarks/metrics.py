@@ -1,4 +1,4 @@
-"""How large the package is and how it hangs together, beside the target of each figure.
+"""Size and structure of the package, with the target of each figure.
 
 ``make metrics``. Code lines are lines with a token that is no comment and no docstring. Figures are
 counted in the source; what a command loads and how long ``--help`` takes is measured in a process.
@@ -21,9 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "traceanalyzer"
-#: Not written by hand, and not counted.
+#: Generated files, which are not counted.
 GENERATED: tuple[str, ...] = ()
-#: What every analysis is built on.
+#: The core of every analysis.
 CORE = ("analyzers/base.py", "analyzers/registry.py", "run.py")
 #: Gives a trace its methods, so it imports for types what needs a trace: the one known cycle.
 METHODS = "traceanalyzer.questions"
@@ -84,16 +84,16 @@ class Source:
 
     def needs(self, modules: set[str], *, inside: bool) -> set[str]:
         """Modules of the package it imports; those in functions only ``inside``."""
-        found: set[str] = set()
+        needed: set[str] = set()
         for node in ast.walk(self.tree) if inside else _outside(self.tree):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names} & modules
+                needed |= {alias.name for alias in node.names} & modules
             elif isinstance(node, ast.ImportFrom) and node.module:
                 base = node.module
                 for alias in node.names:
                     name = f"{base}.{alias.name}"
-                    found |= {name if name in modules else base} & modules
-        return found - {self.module}
+                    needed |= {name if name in modules else base} & modules
+        return needed - {self.module}
 
     def _docstrings(self) -> Iterator[int]:
         for node in ast.walk(self.tree):
@@ -143,13 +143,13 @@ def cycles(needs: dict[str, set[str]]) -> list[list[str]]:
 
 
 def sources() -> list[Source]:
-    """The files that count."""
-    found = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
-    return [source for source in found if source.name not in GENERATED]
+    """Return the counted files."""
+    files = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+    return [source for source in files if source.name not in GENERATED]
 
 
 def loaded() -> list[str]:
-    """Modules of the package that one run of ``comm-outliers`` loads, all formats left alone."""
+    """Modules of the package that one run of ``comm-outliers`` loads, without formats."""
     code = (
         "import sys; from traceanalyzer.cli.main import status\n"
         f"code = status(['comm-outliers', {TRACE!r}, '-o', '/dev/null', '--force'])\n"
@@ -194,8 +194,8 @@ def figures(files: list[Source]) -> Iterator[tuple[str, str, str]]:
     yield "files", f"{len(files)}", "at most 270"
     yield "code lines", f"{code:,}", "at most 28,000"
     yield "imports, of code lines", f"{imports / code:.1%} ({imports:,})", "at most 7 %"
-    said = f" (missing: {', '.join(missing)})" if missing else ""
-    yield "base.py, registry.py, run.py", f"{core}{said}", "at most 900"
+    suffix = f" (missing: {', '.join(missing)})" if missing else ""
+    yield "base.py, registry.py, run.py", f"{core}{suffix}", "at most 900"
     yield "modules of comm-outliers", f"{len(loaded())}", "at most 90"
     for name, groups, target in (
         ("", _cycles(files, but=METHODS), "none"),
@@ -219,7 +219,7 @@ def _cycles(files: list[Source], *, inside: bool = False, but: str = "") -> list
 
 
 def main() -> None:
-    """Prints all of it."""
+    """Print all figures."""
     files = sources()
     for name, value, target in figures(files):
         print(f"{name:<44} {value:<34} {target}")

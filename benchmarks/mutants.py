@@ -1,6 +1,6 @@
-"""Do the tests notice when a formula is wrong? ``make mutants`` changes the code, and looks.
+"""Mutation tests: ``make mutants`` changes formulas and runs the tests.
 
-Of every module that holds definitions a seeded sample of mutants is made, each with one comparison,
+A seeded sample of mutants is generated for every module with definitions, each with one comparison,
 operator, constant or truth value changed in a function, and the module's own fast tests are run on
 it. A mutant is killed when a test fails, or takes too long. Each runs in a fork of a process that
 has loaded the libraries and started no thread of theirs.
@@ -141,10 +141,10 @@ def run(path: Path, code: CodeType, tests: list[str]) -> bool:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
-        own = SourceFileLoader.get_code
+        original = SourceFileLoader.get_code
 
         def get_code(self: SourceFileLoader, name: str) -> CodeType | None:
-            return code if Path(self.path) == path else own(self, name)
+            return code if Path(self.path) == path else original(self, name)
 
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
         import pytest
@@ -162,43 +162,43 @@ def run(path: Path, code: CodeType, tests: list[str]) -> bool:
 
 
 def main() -> None:
-    """Makes and tries mutants, prints those that live, and how many did not."""
+    """Generate and test mutants, print the surviving ones and the number of killed ones."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("modules", nargs="*", default=list(TESTS))
     options.add_argument("--each", type=int, default=12, help="mutants of each module")
     options.add_argument("--seed", type=int, default=0)
-    given = options.parse_args()
+    arguments = options.parse_args()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import polars  # noqa: F401 - loaded once, for all forks
     import pytest  # noqa: F401
     from hypothesis import Phase, settings
 
-    # that an example fails is enough: the smallest one is not looked for
+    # any failing example is enough: no shrinking
     once = (Phase.explicit, Phase.generate)
     settings.register_profile("mutants", deadline=None, phases=once, database=None)
-    killed = made = 0
-    for module in given.modules:
+    killed = total = 0
+    for module in arguments.modules:
         path, tests = PACKAGE / module, test_files(module)
         source = path.read_text(encoding="utf-8")
         count = len(list(places(ast.parse(source))))
-        chance = random.Random(f"{given.seed} {module}")
-        chosen = sorted(chance.sample(range(count), min(count, given.each)))
+        chance = random.Random(f"{arguments.seed} {module}")
+        chosen = sorted(chance.sample(range(count), min(count, arguments.each)))
         if run(path, compile(source, str(path), "exec"), tests):
             sys.exit(f"{module}: its tests fail as it is")
         lived = []
         for number in chosen:
-            code, told = mutant(source, number)
+            code, change = mutant(source, number)
             if not run(path, code, tests):
-                lived.append(told)
-        killed, made = killed + len(chosen) - len(lived), made + len(chosen)
+                lived.append(change)
+        killed, total = killed + len(chosen) - len(lived), total + len(chosen)
         print(
             f"{module}: {len(chosen) - len(lived)} of {len(chosen)} killed ({count} there)",
             flush=True,
         )
-        for told in lived:
-            print(f"    lives: {told}", flush=True)
-    print(f"{killed} of {made} mutants killed, {100 * killed / max(made, 1):.1f} %")
+        for change in lived:
+            print(f"    lives: {change}", flush=True)
+    print(f"{killed} of {total} mutants killed, {100 * killed / max(total, 1):.1f} %")
 
 
 if __name__ == "__main__":

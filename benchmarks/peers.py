@@ -1,4 +1,4 @@
-"""Other people's readers and inflaters, newest versions, in an environment of their own."""
+"""Other readers and inflaters, newest versions, in a separate environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.inputs import ROOT
 
 PACKAGES = ("traceinsight", "orjson", "isal", "zlib-ng", "pydantic", "itwinai")
-#: Installed without what they require: the report needs neither ray nor torch.
+#: Installed without dependencies: the report needs neither ray nor torch.
 ALONE = ("itwinai",)
 #: Draws memory snapshots; in an environment of its own, for its size.
 TORCH = "torch==2.13.0"
@@ -49,13 +49,13 @@ def install_torch() -> bool:
 
 def flamegraph_pl() -> Path | None:
     """Brendan Gregg's ``flamegraph.pl``, as Debian has it in Devel::NYTProf; None without apt."""
-    found = _FOLDER / "nytprof" / "usr" / "share" / "perl5" / "Devel" / "NYTProf" / "flamegraph.pl"
-    if not found.is_file() and shutil.which("apt-get") and shutil.which("perl"):
+    script = _FOLDER / "nytprof" / "usr" / "share" / "perl5" / "Devel" / "NYTProf" / "flamegraph.pl"
+    if not script.is_file() and shutil.which("apt-get") and shutil.which("perl"):
         _FOLDER.mkdir(parents=True, exist_ok=True)
         subprocess.run(["apt-get", "download", "-qq", _NYTPROF], cwd=_FOLDER, check=False)
         for package in _FOLDER.glob(f"{_NYTPROF}_*.deb"):
             subprocess.run(["dpkg", "-x", package, _FOLDER / "nytprof"], check=False)
-    return found if found.is_file() else None
+    return script if script.is_file() else None
 
 
 def versions() -> dict[str, str]:
@@ -67,5 +67,5 @@ def versions() -> dict[str, str]:
     done = subprocess.run(
         [PYTHON, "-c", script, *PACKAGES], check=True, capture_output=True, text=True
     )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    versions: dict[str, str] = json.loads(done.stdout)
+    return versions

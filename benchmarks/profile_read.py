@@ -144,8 +144,8 @@ def _functions() -> Iterator[tuple[str, Any]]:
         for owner in owners:
             for name, function in vars(owner).items():
                 callable_ = inspect.isfunction(function) or inspect.isbuiltin(function)
-                own = callable_ and function.__module__ == module.__name__
-                if own and not inspect.isgeneratorfunction(function):
+                defined_here = callable_ and function.__module__ == module.__name__
+                if defined_here and not inspect.isgeneratorfunction(function):
                     yield f"{owner.__name__.rpartition('.')[2]}.{name}", function
 
 

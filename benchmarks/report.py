@@ -20,21 +20,21 @@ BEGIN, END = "<!-- begin: make bench -->", "<!-- end: make bench -->"
 _SHARE = "share of `orjson.loads`"
 
 
-def markdown(found: Results) -> str:
+def markdown(measured: Results) -> str:
     """All tables of a run."""
-    others = [m for m in found.measurements if m.task not in {*INFLATERS, *ROUTES}]
+    others = [m for m in measured.measurements if m.task not in {*INFLATERS, *ROUTES}]
     sections = [
-        _circumstances(found),
+        _circumstances(measured),
         "### Bars\n\n"
-        + _table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(found)),
-        "### Times and memory\n\n" + _table("<<>>>>>>", _HEADINGS, _rows(found, others)),
+        + _table("<<>><", ("what", "input", "measured", "bar", ""), _bar_rows(measured)),
+        "### Times and memory\n\n" + _table("<<>>>>>>", _HEADINGS, _rows(measured, others)),
     ]
-    inflated = found.of(*INFLATERS)
+    inflated = measured.of(*INFLATERS)
     if inflated:
         sections.append("### Inflating alone\n\n" + _inflaters(inflated))
-    tried = found.of(*ROUTES)
+    tried = measured.of(*ROUTES)
     if tried:
-        sections.append(f"### Routes tried, on `{tried[0].trace}`\n\n" + _routes(tried, found))
+        sections.append(f"### Routes tried, on `{tried[0].trace}`\n\n" + _routes(tried, measured))
     return "\n\n".join(sections) + "\n"
 
 
@@ -45,19 +45,19 @@ def include(text: str, page: Path = PAGE) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
 
 
-def _circumstances(found: Results) -> str:
-    before, after = found.load
+def _circumstances(measured: Results) -> str:
+    before, after = measured.load
     parts = [
-        f"Taken {found.taken}",
-        *(f"{value}" for value in found.machine.values()),
-        ", ".join(f"{name} {version}" for name, version in found.versions.items()),
+        f"Taken {measured.taken}",
+        *(f"{value}" for value in measured.machine.values()),
+        ", ".join(f"{name} {version}" for name, version in measured.versions.items()),
         f"load average {before:.1f} before and {after:.1f} after",
     ]
     return "; ".join(parts) + "."
 
 
-def _bar_rows(found: Results) -> Iterable[Sequence[str]]:
-    for bar in bars(found):
+def _bar_rows(measured: Results) -> Iterable[Sequence[str]]:
+    for bar in bars(measured):
         sign = "≥" if bar.at_least else "≤"
         yield (
             bar.what,
@@ -78,9 +78,9 @@ _HEADINGS = (
 )
 
 
-def _rows(found: Results, measurements: Iterable[Measurement]) -> Iterable[Sequence[str]]:
+def _rows(measured: Results, measurements: Iterable[Measurement]) -> Iterable[Sequence[str]]:
     for m in measurements:
-        yardstick = found.best("orjson.loads", m.trace)
+        yardstick = measured.best("orjson.loads", m.trace)
         share = m.best / yardstick if m.best and yardstick else None
         yield (
             m.task,
@@ -99,21 +99,21 @@ def _inflaters(inflated: list[Measurement]) -> str:
     by_place = {(m.trace, m.task): m for m in inflated}
     rows = []
     for trace in traces:
-        found = [by_place.get((trace, task)) for task in INFLATERS]
-        size = next((_mb(m.size) for m in found if m), None)
-        speeds = [_number(m.megabytes_per_second) if m else "" for m in found]
+        of_trace = [by_place.get((trace, task)) for task in INFLATERS]
+        size = next((_mb(m.size) for m in of_trace if m), None)
+        speeds = [_number(m.megabytes_per_second) if m else "" for m in of_trace]
         rows.append((_code(trace), _number(size), *speeds))
     libraries = (task.removeprefix("inflate ").replace("_", "-") for task in INFLATERS)
     return _table("<>>>>", ("input", "MB", *(f"{name}, MB/s" for name in libraries)), rows)
 
 
-def _routes(tried: list[Measurement], found: Results) -> str:
+def _routes(tried: list[Measurement], measured: Results) -> str:
     rows = []
     for m in tried:
-        yardstick = found.best("orjson.loads", m.trace)
+        yardstick = measured.best("orjson.loads", m.trace)
         share = m.best / yardstick if m.best and yardstick else None
-        says = (ROUTES[m.task].__doc__ or "").strip().split("\n")[0]
-        rows.append((_code(m.task), says, _seconds(m), _number(share, 2)))
+        summary = (ROUTES[m.task].__doc__ or "").strip().split("\n")[0]
+        rows.append((_code(m.task), summary, _seconds(m), _number(share, 2)))
     return _table("<<>>", ("route", "what", "best, s", _SHARE), rows)
 
 

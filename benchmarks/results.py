@@ -1,4 +1,4 @@
-"""What was measured, as data and as a file."""
+"""Measurements as data and as a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Measurement:
         trace: the input's name, or None.
         size: its decompressed bytes, or None.
         seconds: the time of each run.
-        rows: what the task says it found.
+        rows: rows reported by the task.
         peak_rss: highest sum of the resident bytes of all its processes, in a run of its own.
         peak_pss: the same, shared pages divided among their users.
         error: why there is no time.
@@ -74,8 +74,8 @@ class Results:
 
     def best(self, task: str, trace: str | None = None) -> float | None:
         """The shortest time of a task on an input, or None: not measured."""
-        found = self.find(task, trace)
-        return found.best if found else None
+        measurement = self.find(task, trace)
+        return measurement.best if measurement else None
 
     def find(self, task: str, trace: str | None = None) -> Measurement | None:
         """The measurement of a task on an input."""

@@ -1,4 +1,4 @@
-"""Ways from text to events that were tried: ``python -I routes.py ROUTE FILE``.
+"""Alternative implementations of reading events: ``python -I routes.py ROUTE FILE``.
 
 Each is cut down to the part that decides its speed, and tells how many events it got. The first
 ones decode everything; the next ones look for the kernels alone, by their bytes; the last ones are
@@ -168,16 +168,16 @@ def search_find(path: str) -> int:
 
 def search_polars_count(path: str) -> int:
     """``str.count_matches``, each piece one string."""
-    words = _KERNEL.decode()
-    counts = [_string(text).str.count_matches(words, literal=True)[0] for text in _pieces(path)]
+    literals = _KERNEL.decode()
+    counts = [_string(text).str.count_matches(literals, literal=True)[0] for text in _pieces(path)]
     return sum(counts)
 
 
 def search_polars_find_many(path: str) -> int:
     """``str.find_many`` (Aho-Corasick), which takes several spellings at once."""
-    words = [_KERNEL.decode(), '"cat": "Kernel"', '"cat":"kernel"', '"cat": "gpu_memcpy"']
+    literals = [_KERNEL.decode(), '"cat": "Kernel"', '"cat":"kernel"', '"cat": "gpu_memcpy"']
     return sum(
-        pl.select(pl.lit(_string(text)).str.find_many(words).list.len()).item()
+        pl.select(pl.lit(_string(text)).str.find_many(literals).list.len()).item()
         for text in _pieces(path)
     )
 
@@ -265,8 +265,8 @@ def _pieces(path: str) -> Iterator[bytes]:
 
 
 def _text_of(text: Text, piece: Piece) -> bytes:
-    found = text.read(piece.offset, piece.length)
-    return found[: found.rindex(b"\n  ]")] if piece.last else found
+    data = text.read(piece.offset, piece.length)
+    return data[: data.rindex(b"\n  ]")] if piece.last else data
 
 
 def _first(text: Text) -> int:

@@ -53,7 +53,7 @@ class Case:
 
 def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     """Everything that is measured; without generators only what needs no input."""
-    found = [
+    cases = [
         Case("--help", None, [_COMMAND, "--help"]),
         *(
             Case(f"imports for {command}", None, _task(_OURS, f"imports_for_{command}", "-"))
@@ -63,31 +63,31 @@ def cases(sizes_mb: Sequence[int] = SIZES_MB) -> list[Case]:
     ]
     if reason := inputs.missing():
         print(f"only starting is measured: {reason}", file=sys.stderr)
-        return found
-    found.append(_comm_outliers(inputs.generated(1)))
+        return cases
+    cases.append(_comm_outliers(inputs.generated(1)))
     for megabytes in sizes_mb:
         for make in (inputs.generated, inputs.replicated):
-            found += _readers(make(megabytes))
+            cases += _readers(make(megabytes))
     for make in (inputs.generated, inputs.replicated):
         for command in sorted(set(COMMANDS) - {"comm-outliers"}):
-            found += _command(command, make(sizes_mb[0]))
-    found.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
-    found += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
-    found += _nsys(inputs.nsys_export(EXPORTS[0]), ["kernels"])
-    found += _nsys(inputs.nsys_export(EXPORTS[1]), ["kernels", "gpu-idle", "annotations"])
+            cases += _command(command, make(sizes_mb[0]))
+    cases.append(_comm_outliers(inputs.few_kernels(sizes_mb[-1])))
+    cases += _stack_readers(inputs.deep_stacks(300), inputs.shallow_stacks(2_000_000))
+    cases += _nsys(inputs.nsys_export(EXPORTS[0]), ["kernels"])
+    cases += _nsys(inputs.nsys_export(EXPORTS[1]), ["kernels", "gpu-idle", "annotations"])
     for events in SNAPSHOTS:
-        found += _snapshots(inputs.snapshot(events), page=events == SNAPSHOTS[1])
+        cases += _snapshots(inputs.snapshot(events), page=events == SNAPSHOTS[1])
     small = inputs.generated(sizes_mb[0])
-    found += _whole(small, inputs.replicated(sizes_mb[0]))
-    found += _whole(inputs.nsys_export(EXPORTS[0]), inputs.nsys_export(EXPORTS[0]))
-    found.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
+    cases += _whole(small, inputs.replicated(sizes_mb[0]))
+    cases += _whole(inputs.nsys_export(EXPORTS[0]), inputs.nsys_export(EXPORTS[0]))
+    cases.append(Case("HTA", small, _task(peers.PYTHON, "hta", _alone(small)), memory=True))
     for megabytes in sizes_mb:
         for make in (inputs.generated, inputs.replicated):
-            found += _inflaters(inputs.gzipped(make(megabytes)))
+            cases += _inflaters(inputs.gzipped(make(megabytes)))
     for path in inputs.recordings():
-        found += _inflaters(path)
-    found += [Case(name, small, [_OURS, "-I", _HERE / "routes.py", name, small]) for name in ROUTES]
-    return found
+        cases += _inflaters(path)
+    cases += [Case(name, small, [_OURS, "-I", _HERE / "routes.py", name, small]) for name in ROUTES]
+    return cases
 
 
 def _nsys(path: Path, commands: Sequence[str]) -> list[Case]:
@@ -110,18 +110,18 @@ def _whole(path: Path, other: Path) -> list[Case]:
 
 def _snapshots(path: Path, *, page: bool) -> list[Case]:
     """Loading beside bare unpickling; drawing beside PyTorch's own viewer."""
-    found = [
+    cases = [
         Case("pickle.load", path, _task(_OURS, "pickle_load", path), memory=True),
         Case("read snapshot", path, _task(_OURS, "read_snapshot", path), memory=True),
         Case("memory", path, [_COMMAND, "memory", path], memory=True),
     ]
     if not page:
-        return found
-    found.append(Case("memory page", path, _task(_OURS, "memory_page", path), memory=True))
+        return cases
+    cases.append(Case("memory page", path, _task(_OURS, "memory_page", path), memory=True))
     if peers.install_torch():
         viewer = _task(peers.TORCH_PYTHON, "trace_plot", path)
-        found.append(Case("trace_plot", path, viewer, memory=True))
-    return found
+        cases.append(Case("trace_plot", path, viewer, memory=True))
+    return cases
 
 
 def _readers(path: Path) -> list[Case]:
@@ -155,8 +155,8 @@ def _stack_readers(deep: Path, shallow: Path) -> list[Case]:
 
 
 def _py_spy_report(path: Path) -> Case:
-    asked = ["--library-name", "torch", "--aggregate-leaf-paths"]
-    return Case("py-spy-report", path, [_COMMAND, "py-spy-report", path, *asked], memory=True)
+    options = ["--library-name", "torch", "--aggregate-leaf-paths"]
+    return Case("py-spy-report", path, [_COMMAND, "py-spy-report", path, *options], memory=True)
 
 
 def _flamegraph(path: Path) -> list[str | Path]:
@@ -197,19 +197,19 @@ def measure(planned: Sequence[Case], rounds: int) -> list[Measurement]:
         for case, runs in timed:
             if not any(done.error for done in runs):
                 runs.append(run(case.command))
-                _say(f"{number + 1}/{rounds}", case, runs[-1])
-    found = []
+                _report(f"{number + 1}/{rounds}", case, runs[-1])
+    measurements = []
     for case, runs in timed:
         sampled = None
         if case.memory and not any(done.error for done in runs):
             sampled = run(case.command, sample_memory=True)
-            _say("memory", case, sampled)
+            _report("memory", case, sampled)
         name = case.trace.name if case.trace else None
-        found.append(results.joined(case.task, name, _text_size(case.trace), runs, sampled))
-    return found
+        measurements.append(results.joined(case.task, name, _text_size(case.trace), runs, sampled))
+    return measurements
 
 
-def _say(stage: str, case: Case, done: Run) -> None:
+def _report(stage: str, case: Case, done: Run) -> None:
     what = f"{case.task} {case.trace.name if case.trace else ''}"
     print(f"{stage}: {what}: {done.error or f'{done.seconds:.3f} s'}", file=sys.stderr)
 
@@ -244,7 +244,7 @@ def main(name: str, rounds: int = ROUNDS) -> None:
     planned = cases()
     before = os.getloadavg()[0]
     measurements = measure(planned, rounds)
-    found = Results(
+    measured = Results(
         taken=f"{datetime.now(UTC):%Y-%m-%d}",
         machine=_machine(cores),
         versions={"traceanalyzer": version("traceanalyzer")}
@@ -253,8 +253,8 @@ def main(name: str, rounds: int = ROUNDS) -> None:
         load=(before, os.getloadavg()[0]),
         measurements=measurements,
     )
-    results.save(found, results.FOLDER / f"{name}.json")
-    text = report.markdown(found)
+    results.save(measured, results.FOLDER / f"{name}.json")
+    text = report.markdown(measured)
     report.include(text)
     print(text)
 

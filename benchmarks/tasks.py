@@ -1,4 +1,4 @@
-"""What is timed, each in a process of its own: ``python -I tasks.py TASK PATH``.
+"""Timed tasks, each run in a new process: ``python -I tasks.py TASK PATH``.
 
 Imports are done before the clock starts, except where imports are the task. The last line printed
 is JSON with ``seconds`` and ``rows``. It runs under any interpreter that has the library it times,
@@ -99,21 +99,21 @@ def plain_loop(path: str) -> tuple[float, int]:
     library = b"torch"
     start = time.perf_counter()
     sums: dict[tuple[bytes, bytes | None], int] = {}
-    held: dict[bytes, bool] = {}
+    cached: dict[bytes, bool] = {}
     with Path(path).open("rb") as file:
         for line in file:
             stack, _, count = line.rpartition(b" ")
-            rest, found = stack, None
+            rest, innermost = stack, None
             leaf = stack.rpartition(b";")[2]
             while rest:
                 rest, _, frame = rest.rpartition(b";")
-                known = held.get(frame)
+                known = cached.get(frame)
                 if known is None:
-                    known = held[frame] = library in frame.rpartition(b" (")[2]
+                    known = cached[frame] = library in frame.rpartition(b" (")[2]
                 if known:
-                    found = frame
+                    innermost = frame
                     break
-            key = leaf, found
+            key = leaf, innermost
             sums[key] = sums.get(key, 0) + int(count)
     rows = sorted(sums.items(), key=lambda row: -row[1])
     return time.perf_counter() - start, len(rows)
@@ -168,10 +168,13 @@ def adbc_columns(path: str) -> tuple[float, int]:
     database = adbc_driver_sqlite.connect(f"file:{path}?mode=ro&immutable=1")
 
     def rows(query: str) -> pl.DataFrame:
-        with adbc.AdbcConnection(database) as connection, adbc.AdbcStatement(connection) as asked:
-            asked.set_options(**{"adbc.sqlite.query.batch_rows": "65536"})
-            asked.set_sql_query(query)
-            stream: Any = asked.execute_query()[0]
+        with (
+            adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**{"adbc.sqlite.query.batch_rows": "65536"})
+            statement.set_sql_query(query)
+            stream: Any = statement.execute_query()[0]
             return pl.DataFrame(stream)
 
     queries = []
@@ -184,8 +187,8 @@ def adbc_columns(path: str) -> tuple[float, int]:
         ranges = [(low + 1, low + step) for low in range(0, last, step)]
         queries += [f"{chosen} WHERE rowid BETWEEN {low} AND {high}" for low, high in ranges]
     with ThreadPoolExecutor(2) as pool:
-        held = list(pool.map(rows, queries))
-    return time.perf_counter() - start, sum(frame.height for frame in held)
+        cached = list(pool.map(rows, queries))
+    return time.perf_counter() - start, sum(frame.height for frame in cached)
 
 
 def pandas_kernels(path: str) -> tuple[float, int]:
@@ -222,8 +225,8 @@ def pickle_load(path: str) -> tuple[float, int]:
     gc.disable()
     start = time.perf_counter()
     with Path(path).open("rb") as file:
-        found = pickle.load(file)  # made by a generator of ours
-    return time.perf_counter() - start, sum(map(len, found["device_traces"]))
+        snapshot = pickle.load(file)  # from our generator
+    return time.perf_counter() - start, sum(map(len, snapshot["device_traces"]))
 
 
 def read_snapshot(path: str) -> tuple[float, int]:
@@ -329,8 +332,8 @@ def link(rows: str) -> tuple[float, int]:
 
 def _timed(function: Callable[..., pl.DataFrame], *arguments: object) -> tuple[float, int]:
     start = time.perf_counter()
-    found = function(*arguments)
-    return time.perf_counter() - start, found.height
+    frame = function(*arguments)
+    return time.perf_counter() - start, frame.height
 
 
 TASKS = {

@@ -1,4 +1,4 @@
-"""Traces that hold the schema and are otherwise anything, and every question there is to ask."""
+"""Random traces that satisfy the schema, and every analysis of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _FRAMES = (
     ("at::native::add", None),
     ("", ""),
 )
-#: Kinds by how often they come: what analyses look at most often.
+#: Kinds by frequency: those that analyses use most.
 _OFTEN = (
     *("kernel",) * 8,
     *("gpu_memcpy", "cuda_runtime", "cpu_op", "user_annotation") * 4,
@@ -81,7 +81,7 @@ _OFTEN = (
 
 
 class Maker:
-    """Makes one trace; which columns may hold odd values is decided once a trace."""
+    """Generator of one trace; the columns with odd values are chosen once per trace."""
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
@@ -100,14 +100,14 @@ class Maker:
         return [self.chance.choice(_OFTEN) for _ in range(self.chance.randrange(1, 5))]
 
     def number(self, *usual: int | None) -> int | None:
-        """One of the usual values, none, or one at the edges of Int64."""
+        """Return a usual value, None, or a limit of Int64."""
         dice = self.chance.random()
         if dice < self.oddity:
             return self.chance.choice(_EDGES)
         return None if dice > 1 - self.nulls else self.chance.choice(usual)
 
     def size(self, *usual: int | None) -> int | None:
-        """The same for a column of sizes."""
+        """Return the same for a column of sizes."""
         value = self.number(*usual)
         most = limits.MOST_BYTES - 1
         return None if value is None else max(-most, min(value, most))
@@ -116,7 +116,7 @@ class Maker:
         return abs(self.number(0, 512, 1 << 40) or 0)
 
     def small(self, *usual: int | None) -> int | None:
-        """The same for a column of Int32."""
+        """Return the same for a column of Int32."""
         value = self.number(*usual)
         return None if value is None else max(min(value, (1 << 31) - 1), -(1 << 31))
 
@@ -136,7 +136,7 @@ class Maker:
         return None if value is None else max(0.0, min(value, float(limits.MOST_WEIGHT)))
 
     def span(self, kind: str) -> tuple[int | None, int | None]:
-        """When an event starts, and how long it lasts."""
+        """Return start and duration of an event."""
         if self.timeless and kind in schema.TIMELESS_KINDS:
             return None, None
         ticks = self.chance.choice((0, 1, 1, 2, 5, 30))
@@ -150,17 +150,17 @@ class Maker:
         return ts, None if kind in ALLOCATOR_KINDS else dur
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """Rows of ``events``, some of which belong together."""
+        """Return rows of ``events``, some of them linked."""
         rows = []
         for number in range(count):
             one = self.event()
             rows.append(one)
             if self.chance.random() < self.linked:
-                rows += self.beside(one, 100 + number)
+                rows += self.linked_rows(one, 100 + number)
         return rows
 
-    def beside(self, one: dict[str, Any], number: int) -> list[dict[str, Any]]:
-        """The launch call of device work, the free of an allocation."""
+    def linked_rows(self, one: dict[str, Any], number: int) -> list[dict[str, Any]]:
+        """Return the launch call of device work, or the free of an allocation."""
         later = {
             **one,
             "ts": one["ts"] and min(one["ts"] + self.scale, limits.LAST_NS),
@@ -179,7 +179,7 @@ class Maker:
         return []
 
     def event(self) -> dict[str, Any]:
-        """A row of ``events``: mostly as a profiler would write it."""
+        """Return a row of ``events``, mostly a realistic one."""
         kind = self.chance.choice(self.kinds)
         on_device = kind in ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
         ts, dur = self.span(kind)
@@ -342,8 +342,8 @@ class Maker:
             "blocks": blocks,
             "issues": [self.issue() for _ in range(few(3))],
         }
-        made = {name: table(name, *found) for name, found in tables.items()}
-        return sort_events(ta.Trace(sources=(self.meta(),), events=events, **made))
+        frames = {name: table(name, *rows) for name, rows in tables.items()}
+        return sort_events(ta.Trace(sources=(self.meta(),), events=events, **frames))
 
     def launch_shape(self, event: int) -> dict[str, Any]:
         axes = {f"{of}_{axis}": self.small(1, 128) for of in ("grid", "block") for axis in "xyz"}
@@ -352,16 +352,16 @@ class Maker:
 
 
 def any_trace(chance: Random, most: int = 40) -> ta.Trace:
-    """A trace of up to so many events; whatever it is, it holds the schema."""
-    made = Maker(chance).trace(most)
-    wrong = schema.check(made.tables)
+    """Return a random trace of up to ``most`` events that satisfies the schema."""
+    trace = Maker(chance).trace(most)
+    wrong = schema.check(trace.tables)
     assert not wrong, wrong
-    return made
+    return trace
 
 
 Question = Callable[[Any], Any]
 
-#: Every question with the options that change what is computed.
+#: Every analysis with the options that change its computation.
 QUESTIONS: dict[str, Question] = {
     "annotations": ta.annotations,
     "annotations by rank": partial(ta.annotations, by="rank"),
@@ -397,5 +397,5 @@ QUESTIONS: dict[str, Question] = {
     "steps by name": partial(ta.steps, step_name="."),
     "transfers": ta.transfers,
 }
-for _entry in registry.public():  # a new analysis is asked without being named here
+for _entry in registry.public():  # new analyses are included automatically
     QUESTIONS.setdefault(_entry.name.replace("_", " "), _entry.function())

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of what we draw; skips with a reason where there is none."""
+"""Headless Chromium for tests of drawings; tests are skipped without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def chromium(profile: Path) -> Iterator[Any]:
-    """A window with its logs kept, closed after use; ``profile`` is an empty folder."""
+    """Yield a window with logs; ``profile`` is an empty folder."""
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (browser and driver):
         pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
@@ -33,7 +33,7 @@ def chromium(profile: Path) -> Iterator[Any]:
 
 
 def visit(window: Any, path: Path, content: str, fragment: str = "") -> list[str]:
-    """Writes and opens a document; gives the addresses the browser asked for on its behalf."""
+    """Write and open a document; return the addresses that it requested."""
     path.write_text(content, encoding="utf-8", newline="")
     window.get_log("performance")
     window.get_log("browser")
@@ -41,22 +41,22 @@ def visit(window: Any, path: Path, content: str, fragment: str = "") -> list[str
     window.get(path.as_uri() + fragment)
     messages = [json.loads(row["message"])["message"] for row in window.get_log("performance")]
     sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    # the browser's own first page may still be loading its parts
+    # the start page of the browser may still be loading
     return [one["request"]["url"] for one in sent if one["documentURL"].startswith(path.as_uri())]
 
 
 def complaints(window: Any) -> list[str]:
-    """What the browser's console said since the last visit."""
+    """Return the messages of the console since the last visit."""
     return [row["message"] for row in window.get_log("browser")]
 
 
 def resize(window: Any, width: int, height: int) -> None:
-    """Gives the page so many CSS pixels."""
+    """Set the size of the page in CSS pixels."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def prefer(window: Any, scheme: str) -> None:
-    """Light or dark, as the user's settings would have it."""
+    """Set the preferred colour scheme."""
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

@@ -1,9 +1,9 @@
-"""Bytes that lead to new branches of the parsers' Python, by atheris (libFuzzer): ``make fuzz``.
+"""Coverage-guided fuzzing of the parsers with atheris (libFuzzer): ``make fuzz``.
 
-Compiled routes are not instrumented, so chrome traces and snapshots are read without them here;
-``test_fuzz_formats`` damages files for these, and other tests hold both routes against each other.
-Whatever but an error of ours comes of a file ends the run; libFuzzer keeps the bytes as
-``crash-*`` in the folder that is given::
+Compiled code is not instrumented, so Chrome traces and snapshots are read without it;
+``test_fuzz_formats`` tests it with damaged files, and other tests compare both implementations.
+Any exception other than an error of the package ends the run; libFuzzer stores the input as
+``crash-*`` in the given folder::
 
     python tests/byte_fuzzer.py FOLDER SECONDS
 """
@@ -25,12 +25,12 @@ with atheris.instrument_imports(include=["traceanalyzer.parsers"]):
 from corpus import FORMATS, members
 from damage import CHROME, COLLAPSED, SNAPSHOTS, SPEEDSCOPE
 
-#: What is damaged first, besides the corpus.
+#: First inputs, besides the corpus.
 SEEDS = dict(zip(FORMATS, (CHROME, COLLAPSED, SNAPSHOTS, SPEEDSCOPE), strict=True))
 
 
 def fuzz(folder: Path, seconds: int) -> None:
-    """Runs so long; the first byte of an input chooses its format."""
+    """Fuzz for some seconds; the first byte of an input selects its format."""
     corpus, case = folder / "corpus", folder / "rank0"
     corpus.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(SEEDS):

@@ -1,4 +1,4 @@
-"""Small traces of ranks that communicate, written down event by event."""
+"""Small traces of communicating ranks, given event by event."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 GEMM = "void gemm<128>(float*)"
 
-#: The arguments NCCL kernels carry in modern recordings.
-TOLD = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
+#: Arguments of NCCL kernels in recent recordings.
+RECORDED = ("dtype", "elements_in", "elements_out", "group", "group_size", "group_ranks", "seq")
 
 
 def device(name: str, ts: int, dur: int | None, **more: Any) -> dict[str, Any]:
-    """A piece of device work; ``more`` overrides columns or tells of the collective."""
+    """Return a device event; ``more`` overrides columns or describes the collective."""
     return {"kind": "kernel", "name": name, "ts": ts, "dur": dur, "device": 0, "stream": 7, **more}
 
 
 def host(kind: str, name: str, ts: int, dur: int, **more: Any) -> dict[str, Any]:
-    """An event of the main thread, unless ``more`` says otherwise."""
+    """Return an event, by default of the main thread."""
     return {"kind": kind, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1, **more}
 
 
@@ -39,24 +39,24 @@ def step(number: int, ts: int, dur: int) -> dict[str, Any]:
 
 
 def trace(events: Iterable[dict[str, Any]], rank: int | None = 0, **meta: Any) -> Trace:
-    """A trace of these events, in the schema's order, with its ``collectives``."""
+    """Return a trace of these events in the order of the schema, with its ``collectives``."""
     rows = [{"rank": rank, **event} for event in events]
-    told = [
-        {"event": number, "collective": _collective(row), **{k: row.get(k) for k in TOLD}}
+    recorded = [
+        {"event": number, "collective": _collective(row), **{k: row.get(k) for k in RECORDED}}
         for number, row in enumerate(rows)
-        if _is_told(row)
+        if _is_recorded(row)
     ]
     path = meta.pop("path", f"rank{rank}.json")
     source = Meta(**{"path": path, "format": "test", "rank": rank, "epoch_ns": 0, **meta})
-    made = sort_events(
+    result = sort_events(
         Trace(
             sources=(source,),
             events=_table("events", rows),
-            collectives=_table("collectives", told),
+            collectives=_table("collectives", recorded),
         )
     )
-    assert schema.check(made.tables) == []
-    return made
+    assert schema.check(result.tables) == []
+    return result
 
 
 def _collective(row: dict[str, Any]) -> str | None:
@@ -66,9 +66,9 @@ def _collective(row: dict[str, Any]) -> str | None:
     return by_name(row["name"])
 
 
-def _is_told(row: dict[str, Any]) -> bool:
-    words = ("nccl", "gloo:", "record_param_comms", "c10d::")
-    return any(word in (row["name"] or "") for word in words) or any(key in row for key in TOLD)
+def _is_recorded(row: dict[str, Any]) -> bool:
+    parts = ("nccl", "gloo:", "record_param_comms", "c10d::")
+    return any(part in (row["name"] or "") for part in parts) or any(key in row for key in RECORDED)
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared"))
 GOLDEN = Path(__file__).parent / "golden"
 
-# a machine under load takes longer than any deadline
+# deadlines fail on a loaded machine
 settings.register_profile("traceanalyzer", deadline=None)
 settings.load_profile("traceanalyzer")
 
@@ -46,7 +46,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of third-party files, kept outside the project."""
+    """Return the folder of third-party files outside the project."""
     if not SHARED.is_dir():
         pytest.skip(f"no third-party data at {SHARED}; set TRACEANALYZER_SHARED")
     return SHARED
@@ -54,7 +54,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str | bytes], None]:
-    """``golden(name, text)`` compares with ``tests/golden/name``, or rewrites it (``--bless``)."""
+    """Return ``golden(name, text)``, which compares with ``tests/golden/name`` or rewrites it."""
 
     def compare(name: str, actual: str | bytes) -> None:
         text = actual if isinstance(actual, str) else actual.decode()
@@ -68,8 +68,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str | bytes], None]
             lines = difflib.unified_diff(
                 expected.splitlines(), text.splitlines(), "golden", "actual", lineterm=""
             )
-            shown = "\n".join(list(lines)[:60])
-            pytest.fail(f"{path} differs; if the new text is right: pytest --bless\n{shown}")
+            difference = "\n".join(list(lines)[:60])
+            pytest.fail(f"{path} differs; if the new text is right: pytest --bless\n{difference}")
 
     return compare
 
@@ -80,7 +80,7 @@ def run_cli(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m traceanalyzer ARGS`` as a process; standard error and output as text."""
+    """Run ``python -m traceanalyzer ARGS`` as a process; output and errors are text."""
     done = subprocess.run(
         [sys.executable, "-m", "traceanalyzer", *map(str, args)],
         input=input,
@@ -100,5 +100,5 @@ def run_cli(
 
 @pytest.fixture(name="run_cli")
 def run_cli_fixture() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """:func:`run_cli`, for tests that take it as a fixture."""
+    """Return :func:`run_cli` as a fixture."""
     return run_cli

@@ -1,4 +1,4 @@
-"""A program of somebody who uses the package and checks its types; it is checked, and run."""
+"""A program that uses the package with type checking; it is checked and run."""
 
 from collections.abc import Sequence
 from typing import Any, assert_type
@@ -12,18 +12,18 @@ import traceanalyzer as ta
 
 
 def slowest_kernels(path: str) -> list[str]:
-    """Names of the kernels that take longest."""
+    """Return the names of the kernels with the most time."""
     trace = ta.read(path, kinds=["kernel", "gpu_memcpy"], since_ns=0)
     assert_type(trace, ta.Trace)
     assert_type(trace.events, pl.DataFrame)
-    found = trace.kernels(by="stream", patterns=("nccl",), until_ns=10**12)
-    assert_type(found, ta.Kernels)
-    assert_type(found.to_polars("names"), pl.DataFrame)
-    return [str(name) for name in found.to_polars("names")["name"].head(3)]
+    kernels = trace.kernels(by="stream", patterns=("nccl",), until_ns=10**12)
+    assert_type(kernels, ta.Kernels)
+    assert_type(kernels.to_polars("names"), pl.DataFrame)
+    return [str(name) for name in kernels.to_polars("names")["name"].head(3)]
 
 
 def answers(trace: ta.Trace, inputs: Sequence[str | ta.Trace]) -> list[ta.Result]:
-    """Each sort of answer, from a trace and from paths."""
+    """Return results of a trace and of paths."""
     idle = trace.gpu_idle(by="step")
     assert_type(idle, ta.GpuIdle)
     assert_type(idle.verdict, str)
@@ -35,7 +35,7 @@ def answers(trace: ta.Trace, inputs: Sequence[str | ta.Trace]) -> list[ta.Result
 
 
 def drawn(result: ta.Result) -> str:
-    """The title of the first axes."""
+    """Return the title of the first axes."""
     axes = result.plot()
     assert_type(axes, NDArray[np.object_])
     first = result.plot(result.charts[0].name)
@@ -46,7 +46,7 @@ def drawn(result: ta.Result) -> str:
 
 
 def refused(path: str) -> str:
-    """What is wrong with a file."""
+    """Return the error of a file."""
     try:
         ta.read(path)
     except ta.InputError as error:

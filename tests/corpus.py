@@ -1,21 +1,21 @@
-"""The corpus of the byte fuzzer, as ``fixtures/make_corpus.py`` wrote it."""
+"""Corpus of the byte fuzzer, written by ``fixtures/make_corpus.py``."""
 
 from __future__ import annotations
 
 import zipfile
 from pathlib import Path
 
-#: In the order of the first byte of the fuzzer's inputs.
+#: Indexed by the first byte of inputs of the fuzzer.
 FORMATS = ("chrome-trace", "collapsed", "memory-snapshot", "speedscope")
 
 
 def place(name: str) -> Path:
-    """The zip of a format's files."""
+    """Return the archive of a format."""
     return Path(__file__).parents[1] / "fixtures" / "corpus" / f"{name}.zip"
 
 
 def members(name: str) -> list[bytes]:
-    """The files of a format; none where there is no corpus yet."""
+    """Return the files of a format; empty without a corpus."""
     if not place(name).exists():
         return []
     with zipfile.ZipFile(place(name)) as packed:

@@ -1,4 +1,4 @@
-"""Files of every format, damaged in their own structure: values, rows, opcodes, lines, bytes."""
+"""Files of every format with damaged values, rows, opcodes, lines or bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mutation import mutated as mutated_text
 
 from traceanalyzer.exporters.parquet import write_parquet
 
-#: What each of the loops of ``make fuzz`` gets of its FUZZ_SECONDS; a fifth is for the byte fuzzer.
+#: Seconds of each loop of ``make fuzz``; a fifth of FUZZ_SECONDS is for the byte fuzzer.
 SHARE = float(os.environ.get("FUZZ_SECONDS", "60")) / 10
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -34,14 +34,14 @@ _OPCODES = [code.code.encode("latin1") for code in pickletools.opcodes]
 
 
 def _files(pattern: str, most: int = 200_000) -> list[bytes]:
-    found = []
+    files = []
     for path in sorted(FIXTURES.glob(pattern)):
         data = path.read_bytes()
         whole = path.name.endswith(".gz") and "malformed" not in path.parts
         data = gzip.decompress(data) if whole else data
         if 0 < len(data) < most:
-            found.append(data)
-    return found
+            files.append(data)
+    return files
 
 
 CHROME = _files("py_spy/*.chrometrace.json") + _files("malformed/*.json", 20_000)
@@ -53,7 +53,7 @@ NSYS = _files("nsys/*.sqlite", 1 << 30)
 
 
 def changed_json(chance: Random, data: bytes) -> bytes:
-    """Values replaced, removed, doubled, nested and swapped; other text where it is no JSON."""
+    """Replace, remove, duplicate, nest and swap JSON values; mutate text that is not JSON."""
     try:
         whole = json.loads(data)
     except ValueError:
@@ -80,7 +80,7 @@ def changed_json(chance: Random, data: bytes) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Every (container, key) in it."""
+    """Yield every (container, key)."""
     keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
     for key in keys:
         yield value, key
@@ -88,7 +88,7 @@ def _places(value: Any) -> Any:
 
 
 def changed_lines(chance: Random, data: bytes) -> bytes:
-    """Lines cut, joined, doubled and put elsewhere, their counts and frames replaced."""
+    """Cut, join and duplicate lines, and replace counts and frames."""
     lines = data.split(b"\n")[: chance.choice((3, 30, 300))]
     odd = (
         b"0",
@@ -104,13 +104,13 @@ def changed_lines(chance: Random, data: bytes) -> bytes:
     )
     for _ in range(chance.choice((1, 2, 5))):
         at = chance.randrange(len(lines))
-        words = lines[at].split(b";" if chance.random() < 0.5 else b" ")
-        words[chance.randrange(len(words))] = chance.choice(odd)
+        parts = lines[at].split(b";" if chance.random() < 0.5 else b" ")
+        parts[chance.randrange(len(parts))] = chance.choice(odd)
         match chance.randrange(4):
             case 0:
-                lines[at] = b";".join(words)
+                lines[at] = b";".join(parts)
             case 1:
-                lines[at] = b" ".join(words)
+                lines[at] = b" ".join(parts)
             case 2:
                 lines[at:at] = lines[at : at + 1] * 2
             case _:
@@ -119,10 +119,10 @@ def changed_lines(chance: Random, data: bytes) -> bytes:
 
 
 def changed_opcodes(chance: Random, data: bytes) -> bytes:
-    """Opcodes of a pickle taken out, doubled, moved and put in."""
+    """Remove, duplicate, replace and insert opcodes of a pickle."""
     try:
         starts = [at for _, _, at in pickletools.genops(data) if at is not None]
-    except Exception:  # noqa: BLE001 - as damaged as it is
+    except Exception:  # noqa: BLE001 - the input is damaged
         return changed_bytes(chance, data)
     parts = [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -140,7 +140,7 @@ def changed_opcodes(chance: Random, data: bytes) -> bytes:
 
 
 def changed_rows(chance: Random, data: bytes) -> bytes:
-    """Cells of a database replaced, rows taken out, tables and columns renamed and dropped."""
+    """Replace cells of a database, delete rows, rename and drop columns."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(data)
         database.execute("PRAGMA journal_mode = MEMORY")
@@ -167,18 +167,19 @@ def changed_rows(chance: Random, data: bytes) -> bytes:
 
 
 def changed_bytes(chance: Random, data: bytes) -> bytes:
-    """Bytes changed, taken out and put in, and the end cut off."""
-    found = bytearray(data)
+    """Change, remove and insert bytes, and truncate the end."""
+    changed = bytearray(data)
     for _ in range(chance.choice((1, 2, 8))):
-        at = chance.randrange(len(found) or 1)
+        at = chance.randrange(len(changed) or 1)
         match chance.randrange(4):
             case 0 | 1:
-                found[at : at + 1] = bytes((chance.randrange(256),))
+                changed[at : at + 1] = bytes((chance.randrange(256),))
             case 2:
-                del found[at : at + chance.choice((1, 4, 200))]
+                del changed[at : at + chance.choice((1, 4, 200))]
             case _:
-                found[at:at] = found[at : at + chance.choice((1, 4, 200))]
-    return bytes(found[: chance.randrange(len(found) + 1)] if chance.random() < 0.1 else found)
+                changed[at:at] = changed[at : at + chance.choice((1, 4, 200))]
+    end = chance.randrange(len(changed) + 1) if chance.random() < 0.1 else len(changed)
+    return bytes(changed[:end])
 
 
 def _parquet(chance: Random) -> bytes:
@@ -188,11 +189,11 @@ def _parquet(chance: Random) -> bytes:
 
 
 def damaged(name: str, chance: Random) -> bytes:
-    """A file of a format with something wrong in it."""
+    """Return a damaged file of a format."""
     if name == "parquet":
         return changed_bytes(chance, _parquet(chance))
-    corpus, own = _STRUCTURE[name]
-    change = own if chance.random() < 0.7 else changed_bytes
+    corpus, structural = _STRUCTURE[name]
+    change = structural if chance.random() < 0.7 else changed_bytes
     return change(chance, chance.choice(corpus))
 
 

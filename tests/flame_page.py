@@ -1,4 +1,4 @@
-"""A flamegraph open in a browser, as a person uses and sees it."""
+"""Page object for a flame graph in a browser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from browser import complaints, prefer, resize, visit
 
 from traceanalyzer.render import flamegraph
 
-# What is drawn, as a program sees it: a box's name, its share of the width in percent, its row.
+# The boxes: name, share of the width in percent, row, class.
 DRAWN = """
 return Array.from(document.querySelectorAll('.boxes > rect'), (box) => [
   box.getAttribute('aria-label').split(', ')[0],
@@ -18,7 +18,7 @@ return Array.from(document.querySelectorAll('.boxes > rect'), (box) => [
 
 
 class Page:
-    """What a person does with an open flamegraph, and what they see."""
+    """Actions and content of an open flame graph."""
 
     def __init__(self, window):
         self.window = window
@@ -53,7 +53,7 @@ class Page:
         from selenium.webdriver import Keys
 
         field = self.window.find_element("css selector", "input")
-        field.click()  # the driver gives an SVG document's field no focus by itself
+        field.click()  # the driver does not focus fields of SVG documents
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(Keys.BACKSPACE, text)
 
@@ -68,17 +68,17 @@ class Page:
 
 
 def opener(window, folder):
-    """``open_(flame, fragment)`` opens a flamegraph as SVG and gives its :class:`Page`.
+    """Yield ``open_(flame, fragment)``, which opens a flame graph as SVG in a :class:`Page`.
 
-    Nothing else may be asked for; at the end the browser must have had nothing to complain of.
+    The browser must request nothing else, and report no errors at the end.
     """
     resize(window, 1200, 800)
     prefer(window, "light")
 
     def open_(drawn, fragment=""):
         path = folder / "flame.svg"
-        asked = visit(window, path, flamegraph.svg(drawn), fragment)
-        assert asked in ([path.as_uri() + fragment], [path.as_uri()])
+        requested = visit(window, path, flamegraph.svg(drawn), fragment)
+        assert requested in ([path.as_uri() + fragment], [path.as_uri()])
         return Page(window)
 
     yield open_

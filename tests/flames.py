@@ -1,4 +1,4 @@
-"""Flamegraphs for the renderer's tests, made by hand."""
+"""Flame graphs for tests of the renderer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Flames(Sample):
-    """A result with flamegraphs."""
+    """A result with flame graphs."""
 
     burning: tuple[Flame, ...] = ()
 
@@ -36,11 +36,11 @@ class Flames(Sample):
 
 
 def flame(rows: list[tuple[Any, ...]], **about: Any) -> Flame:
-    """Rows of ``(parent, name, place, group, own, self, total, hidden, base)``."""
+    """Return a flame graph of ``(parent, name, place, group, own, self, total, hidden, base)``."""
     numbered = [(number, *row) for number, row in enumerate(rows)]
     frame = pl.DataFrame(numbered, schema=SCHEMA, orient="row")
-    said = {"title": "A small training", "subtitle": "100 samples", "unit": "samples", **about}
-    return Flame("flame", frame=frame, **said)
+    texts = {"title": "A small training", "subtitle": "100 samples", "unit": "samples", **about}
+    return Flame("flame", frame=frame, **texts)
 
 
 def training(**about: Any) -> Flame:
@@ -64,7 +64,7 @@ def training(**about: Any) -> Flame:
 
 
 def compared(**about: Any) -> Flame:
-    """40 samples beside a base scaled to 40: one grew, one shrank, one is new, two vanished."""
+    """40 samples and a base scaled to 40: one box grew, one shrank, one is new, two vanished."""
     return flame(
         [
             (None, "main", "train.py:1", None, True, 0, 40, 0, 40),
@@ -79,7 +79,7 @@ def compared(**about: Any) -> Flame:
 
 
 def chain(names: list[str], **about: Any) -> Flame:
-    """One stack of functions of these names, each a little lighter than its caller."""
+    """Return one stack of functions, each a little lighter than its caller."""
     count = len(names)
     rows = [
         (at - 1 if at else None, name, name or None, name or None, False, 1, count - at, 0, None)

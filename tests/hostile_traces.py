@@ -1,4 +1,4 @@
-"""Our fixtures with every name in them turned against whoever shows it."""
+"""Fixtures in which every name is an attack on the program that displays it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
-#: What ends or begins something in a terminal, a page, a picture, a table, a script.
+#: Characters with a meaning in a terminal, a page, an image, a table or a script.
 POISON = (
     "\x1b]0;owned\x07\x1b[31m\x9b31m\x85\u202e\u2066\u200b\ufeff"
     "</title></text></svg></script></style>]]>--><script>alert(1)</script>"
     "<img src=x onerror=alert(1)>\"onload=alert(1) '<svg onload=alert(1)>&lt;&#60;"
     "![x](javascript:alert(1))|`*_@everyone #1\\u003c ${alert(1)} {{alert(1)}}\r\n\t$x^2$%s"
 )
-#: What a spreadsheet takes for the beginning of a formula.
+#: Start of a formula in a spreadsheet.
 FRONTS = ("=cmd|", "+", "-", "@", "\t=", "\r=", "")
 
-#: For names of files: without what no name, or no line of stacks, can hold.
+#: For file names and lines of stacks: without characters that these cannot contain.
 FILE_POISON = "\x1b[31m\x9b\u202e<img src=x onerror=alert(1)>]]>\"'`|@x"
 
 
 def kineto(folder: Path) -> Path:
-    """Two ranks: one whose names go bad at their ends, one at their beginnings too."""
+    """Write two ranks: hostile suffixes of names in one, also prefixes in the other."""
     folder = folder / f"=ranks{FILE_POISON}"
     folder.mkdir(parents=True)
     fronts = cycle(FRONTS)
@@ -69,7 +69,7 @@ def _spoil(values: dict[str, Any], bad: Callable[[str], str]) -> None:
 
 
 def nsys(folder: Path) -> Path:
-    """All texts of the tables that name something."""
+    """Replace all names in the tables."""
     path = folder / f"=nsys{FILE_POISON}.sqlite"
     shutil.copy(FIXTURES / "nsys/training.sqlite", path)
     texts = {
@@ -87,7 +87,7 @@ def nsys(folder: Path) -> Path:
             for column in columns:
                 statement = f"UPDATE {table} SET {column} = {column} || ? WHERE {column} <> ''"
                 connection.execute(statement, [POISON])
-        # steps are known by their names
+        # steps are recognised by name
         end = f"text = substr(text, 1, length(text) - {len(POISON)})"
         connection.execute(f"UPDATE NVTX_EVENTS SET {end} WHERE text LIKE 'step %'")
         others = "rowid % 3 = 1 AND text NOT LIKE 'step %'"
@@ -97,7 +97,7 @@ def nsys(folder: Path) -> Path:
 
 
 def stacks(folder: Path) -> Path:
-    """Processes, threads, functions, files."""
+    """Write processes, threads, functions, files."""
     path = folder / f"=stacks{FILE_POISON}.raw.txt"
     tail = "".join(c for c in POISON if c not in ";\r\n\x85\t\x07")
     frames = [f"{front.strip()}f{tail} ({front.strip()}/home/{tail}.py:7)" for front in FRONTS]
@@ -112,7 +112,7 @@ def stacks(folder: Path) -> Path:
 
 
 def memory(folder: Path) -> Path:
-    """Frames, files, annotations, settings."""
+    """Write frames, files, annotations, settings."""
     path = folder / f"=memory{FILE_POISON}.pickle"
     document = pickle.loads((FIXTURES / "memory/training.pickle").read_bytes())  # noqa: S301 - ours
     path.write_bytes(pickle.dumps(_spoiled(document, cycle(FRONTS))))

@@ -1,4 +1,4 @@
-"""The lowest versions that pyproject.toml allows, as constraints for pip: ``make lowest``."""
+"""Constraints for pip with the lowest versions of pyproject.toml: ``make lowest``."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ PROJECT = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").rea
 
 
 def constraints() -> list[str]:
-    """``name==version`` of every dependency, those of the extras for users included."""
+    """Return ``name==version`` of every dependency, including user extras."""
     extras = PROJECT["optional-dependencies"]
     wanted = [*PROJECT["dependencies"], *extras["zstd"], *extras["pandas"]]
     return [re.sub(r"^([\w-]+)>=([\d.]+)$", r"\1==\2", one) for one in wanted]

@@ -1,4 +1,4 @@
-"""Small traces cut from real ones, and a thousand ways to break them."""
+"""Small parts of real traces, and mutations of them."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ CONTROL = (b"\x00", b"\x01", b"\n", b"\t", b"\x1b", b'"', b"\\", b"{", b"}", b"[
 
 
 def seeds(size: int = 4096) -> list[bytes]:
-    """Short traces: the beginnings and ends of real files, around whole events."""
-    found = []
+    """Return short traces: beginnings and ends of real files with whole events."""
+    texts = []
     for path in [*fixture_files(), *conformance_files(), *recorded_files()]:
         data = _text(path)
         if len(data) <= size:
-            found.append(data)
+            texts.append(data)
             continue
         starts = [m.start() for m in _EVENT.finditer(data)]
         middle = starts[len(starts) // 2]
         head = data[: starts[0]] + data[starts[0] : size].rsplit(b"\n", 1)[0].rstrip(b", \n")
         tail = data[max(data.rfind(b"\n", 0, len(data) - size // 2), 0) :]
-        found += [head + tail, data[: starts[0]] + data[middle : middle + size]]
-    return found
+        texts += [head + tail, data[: starts[0]] + data[middle : middle + size]]
+    return texts
 
 
 def _text(path: Path) -> bytes:
@@ -74,7 +74,7 @@ def _text(path: Path) -> bytes:
 
 
 def mutated(random_: random.Random, data: bytes) -> bytes:
-    """The text with one to four faults."""
+    """Return the text with one to four faults."""
     for _ in range(random_.choice((1, 1, 2, 3, 4))):
         data = random_.choice(MUTATIONS)(random_, data)
     return data

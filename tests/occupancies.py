@@ -1,4 +1,4 @@
-"""Memory over time for the renderer's tests: a small training by hand, and large made-up ones."""
+"""Memory over time for tests of the renderer: a small training, and large random ones."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Memory(Sample):
 
 
 @dataclass(frozen=True)
-class Held:
-    """One allocation: there from ``start`` to ``end``, with its stack, innermost frame first."""
+class Allocation:
+    """One allocation: live from ``start`` to ``end``, with its stack, innermost frame first."""
 
     start: int
     end: int
@@ -78,12 +78,12 @@ class Held:
 
 
 def times(event: int) -> int:
-    """When an event was: pauses between them grow and shrink, 1 s passed before the first."""
+    """Return the time of an event; intervals vary, and the first event is at 1 s."""
     return 1_000_000_000 + event * 1_000_000 + (event % 7) * 150_000 + (event // 10) * 2_000_000
 
 
 def occupancy(
-    held: Iterable[Held],
+    allocations: Iterable[Allocation],
     events: int,
     *,
     boxes: int | None = None,
@@ -92,8 +92,8 @@ def occupancy(
     spans: Iterable[tuple[int, int, str]] = (),
     **about: Any,
 ) -> Occupancy:
-    """What these allocations fill; only the ``boxes`` largest by bytes x events have a box."""
-    every = sorted(held, key=lambda one: one.start)
+    """Return the occupancy of allocations; the ``boxes`` largest by bytes x events have a box."""
+    every = sorted(allocations, key=lambda one: one.start)
     ranked = sorted(every, key=lambda one: -one.size * (one.end - one.start))[:boxes]
     kept = set(map(id, ranked))
     chosen = [one for one in every if id(one) in kept]
@@ -117,7 +117,7 @@ def occupancy(
     area = sum(one.size * (min(one.end, events) - one.start) for one in every)
     boxed = sum(one.size * (min(one.end, events) - one.start) for one in chosen)
     segments, blocks = _reserved([one for one in every if one.start <= peak[0] < one.end], numbers)
-    said = {
+    texts = {
         "name": "occupancy",
         "title": "What filled the memory of GPU 0",
         "subtitle": f"{len(every):,} allocations in {events:,} events",
@@ -139,32 +139,32 @@ def occupancy(
         ),
         events=events,
         boxed_frac=boxed / area if area else 1.0,
-        **said,
+        **texts,
     )
 
 
 def _levels(
-    every: list[Held], chosen: list[Held], events: int, *, timed: bool
+    every: list[Allocation], chosen: list[Allocation], events: int, *, timed: bool
 ) -> list[tuple[int, int | None, int, int, int]]:
-    """A row wherever something changes; memory is reserved in steps of 64 MiB and kept."""
+    """Return a row per change; memory is reserved in steps of 64 MiB and never released."""
     change: dict[int, list[int]] = {0: [0, 0]}
     for sign, moment in ((1, "start"), (-1, "end")):
         for group, column in ((every, 0), (chosen, 1)):
             for one in group:
                 change.setdefault(getattr(one, moment), [0, 0])[column] += sign * one.size
     live = boxed = reserved = 0
-    found = []
+    rows = []
     for event in sorted(event for event in change if event < max(events, 1)):
         live, boxed = live + change[event][0], boxed + change[event][1]
         reserved = max(reserved, -(-live // (64 * MIB)) * 64 * MIB)
-        found.append((event, times(event) if timed else None, live, live - boxed, reserved))
-    return found
+        rows.append((event, times(event) if timed else None, live, live - boxed, reserved))
+    return rows
 
 
 def _reserved(
-    there: list[Held], numbers: dict[Any, int]
+    there: list[Allocation], numbers: dict[Any, int]
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Segments of up to 256 MiB, or as large as one allocation, with a hole after every third."""
+    """Return segments of up to 256 MiB (or one allocation), with a hole after every third block."""
     segments, blocks = [], []
     offset = size = 0
 
@@ -194,10 +194,12 @@ def _reserved(
 MAIN = ("main (train.py:30)", "<module> (train.py:41)")
 
 
-def _training() -> list[Held]:
-    """Four steps of 40 events: parameters from before, optimizer state from step 1 on."""
-    held = [
-        Held(0, 160, (24 + 8 * n) * MIB, (f"__init__ (model.py:{n + 5})", *MAIN), "parameters")
+def _training() -> list[Allocation]:
+    """Return four steps of 40 events: initial parameters, optimizer state from step 1 on."""
+    allocations = [
+        Allocation(
+            0, 160, (24 + 8 * n) * MIB, (f"__init__ (model.py:{n + 5})", *MAIN), "parameters"
+        )
         for n in range(6)
     ]
     for step in range(4):
@@ -205,22 +207,24 @@ def _training() -> list[Held]:
         for n in range(12):
             size = (30 + 9 * (n % 4)) * MIB
             stack = (f"forward (layers.py:{10 + n % 4})", f"block{n} (model.py:{60 + n})", *MAIN)
-            held.append(Held(begin + 1 + n, begin + 29 - n, size, stack, "activations"))
+            allocations.append(
+                Allocation(begin + 1 + n, begin + 29 - n, size, stack, "activations")
+            )
             workspace = ("empty (scratch.py:3)", "backward (train.py:33)", *MAIN)
-            held.append(Held(begin + 14 + n, begin + 16 + n, 3 * MIB, workspace, None))
+            allocations.append(Allocation(begin + 14 + n, begin + 16 + n, 3 * MIB, workspace, None))
         for n in range(6):
             stack = (f"grad (layers.py:{80 + n})", "backward (train.py:33)", *MAIN)
-            held.append(
-                Held(begin + 16 + 2 * n, begin + 36, (24 + 8 * n) * MIB, stack, "gradients")
+            allocations.append(
+                Allocation(begin + 16 + 2 * n, begin + 36, (24 + 8 * n) * MIB, stack, "gradients")
             )
     for n in range(6):
         stack = ("_init_group (torch/optim/adam.py:161)", "step (train.py:35)", *MAIN)
-        held.append(Held(30 + n, 160, (48 + 16 * n) * MIB, stack, "optimizer state"))
-    return held
+        allocations.append(Allocation(30 + n, 160, (48 + 16 * n) * MIB, stack, "optimizer state"))
+    return allocations
 
 
 def training(**about: Any) -> Occupancy:
-    """A small training in four steps, out of memory in the last."""
+    """Return a small training of four steps, out of memory in the last."""
     spans = [(40 * step, 40 * step + 39, f"step {step}") for step in range(4)]
     return occupancy(
         _training(), **{"events": 160, "boxes": 70, "oom": 138, "spans": spans, **about}
@@ -228,28 +232,30 @@ def training(**about: Any) -> Occupancy:
 
 
 def plain(**about: Any) -> Occupancy:
-    """The same without categories, without times and with a box for everything."""
-    held = [replace(one, category=None) for one in _training()]
-    return occupancy(held, **{"events": 160, "timed": False, "oom": 138, **about})
+    """Return the same without categories and times, with a box per allocation."""
+    allocations = [replace(one, category=None) for one in _training()]
+    return occupancy(allocations, **{"events": 160, "timed": False, "oom": 138, **about})
 
 
 def hostile() -> Occupancy:
-    """Texts that a file from elsewhere may hold, wherever there is one."""
-    held = [
-        Held(n, 30 + n, (n + 1) * MIB, (name, BREAKOUT, "main"), f"{name[:20]} {BREAKOUT}")
+    """Return an occupancy with hostile texts."""
+    allocations = [
+        Allocation(n, 30 + n, (n + 1) * MIB, (name, BREAKOUT, "main"), f"{name[:20]} {BREAKOUT}")
         for n, name in enumerate((*HOSTILE, BREAKOUT))
     ]
-    return occupancy(held, 40, title=BREAKOUT, subtitle=BREAKOUT, spans=[(0, 39, BREAKOUT)], oom=20)
+    return occupancy(
+        allocations, 40, title=BREAKOUT, subtitle=BREAKOUT, spans=[(0, 39, BREAKOUT)], oom=20
+    )
 
 
 def empty() -> Occupancy:
-    """A device that was never used."""
-    made = occupancy([], 0)
-    return replace(made, levels=made.levels.clear(), marks=made.marks.clear())
+    """Return an unused device."""
+    unused = occupancy([], 0)
+    return replace(unused, levels=unused.levels.clear(), marks=unused.marks.clear())
 
 
 def large(count: int = 4_000, *, boxes: int | None = None, depth: int = 70) -> Occupancy:
-    """A training of many allocations: ``count`` in eight steps, 1,000 stacks that share callers."""
+    """Return ``count`` allocations in eight steps, with 1,000 stacks that share callers."""
     chance = random.Random(7)  # noqa: S311
     stacks = [
         tuple(
@@ -259,7 +265,7 @@ def large(count: int = 4_000, *, boxes: int | None = None, depth: int = 70) -> O
         for number in range(1_000)
     ]
     kinds = ("parameters", "gradients", "activations", "optimizer state", "temporary", None)
-    held, events = [], 2 * count
+    allocations, events = [], 2 * count
     steps = 8
     for _ in range(count):
         kind = chance.choices(kinds, (4, 8, 60, 4, 20, 4))[0]
@@ -273,8 +279,8 @@ def large(count: int = 4_000, *, boxes: int | None = None, depth: int = 70) -> O
         else:
             ahead = within - start % within
             end = start + max(1, int(ahead * (1 - chance.random() ** 2)))
-        held.append(Held(start, min(end, events), size, chance.choice(stacks), kind))
+        allocations.append(Allocation(start, min(end, events), size, chance.choice(stacks), kind))
     spans = [
         (at * events // steps, (at + 1) * events // steps - 2, f"step {at}") for at in range(steps)
     ]
-    return occupancy(held, events, boxes=boxes, oom=events - 300, spans=spans)
+    return occupancy(allocations, events, boxes=boxes, oom=events - 300, spans=spans)

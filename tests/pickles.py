@@ -1,4 +1,4 @@
-"""Pickles of memory snapshots: written by hand, by other picklers, and read back for comparison."""
+"""Pickles of memory snapshots: hand-written and generated, and their decoding for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traceanalyzer.parsers.memory_snapshot.document import Document
 from traceanalyzer.parsers.memory_snapshot.machine import Machine, PlainMachine, Refused
 from traceanalyzer.parsers.memory_snapshot.scan import Problem
 
-#: Kinds of dicts, as of torch 1.13 to 2.13: the key that tells, and the fields.
+#: Kinds of dicts in torch 1.13 to 2.13: the identifying key, and the fields.
 TABLES = (
     ("filename", ("name", "filename", "line")),
     ("action", ("action", "addr", "device_free", "size", "stream", "time_us", "frames", "pool_id")),
@@ -32,7 +32,7 @@ Outcome = Document | tuple[str, int]
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Snapshots are read without the extension meanwhile."""
+    """Read snapshots without the extension."""
     before = machine._machine
     machine._machine = None
     try:
@@ -42,23 +42,23 @@ def in_python() -> Iterator[None]:
 
 
 def new(*, slow: bool = False) -> Machine | PlainMachine:
-    """A machine for these tables."""
+    """Return a machine for these tables."""
     with in_python() if slow else nullcontext():
-        made = machine.machine(KEYS, TABLES)
-    assert isinstance(made, PlainMachine) or not slow
-    return made
+        result = machine.machine(KEYS, TABLES)
+    assert isinstance(result, PlainMachine) or not slow
+    return result
 
 
 def read(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Document:
-    """A pickle in blocks of so many bytes."""
-    made = new(slow=slow)
+    """Read a pickle in blocks of ``size`` bytes."""
+    reader = new(slow=slow)
     for start in range(0, len(data), size):
-        made.feed(data[start : start + size])
-    return made.close()
+        reader.feed(data[start : start + size])
+    return reader.close()
 
 
 def outcome(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Outcome:
-    """What became of a pickle, or why it was refused, and where."""
+    """Return the document of a pickle, or reason and offset of its refusal."""
     try:
         return read(data, size, slow=slow)
     except Refused as refused:
@@ -66,7 +66,7 @@ def outcome(data: bytes, size: int = 1 << 20, *, slow: bool = False) -> Outcome:
 
 
 def refusal(data: bytes) -> tuple[str, int]:
-    """Why both machines refuse a pickle, and where."""
+    """Return why and where both machines refuse a pickle."""
     fast, slow = outcome(data), outcome(data, slow=True)
     assert fast == slow
     assert isinstance(fast, tuple), "not refused"
@@ -74,10 +74,10 @@ def refusal(data: bytes) -> tuple[str, int]:
 
 
 def agree(fast: Outcome, slow: Outcome) -> bool:
-    """Whether the plain machine reads what the compiled one reads, and refuses what it refuses.
+    """Return whether the plain machine reads and refuses the same as the compiled one.
 
-    Objects take more memory than words, and not all that can be a key is looked at: for these
-    reasons alone the plain machine refuses more, or earlier.
+    The plain machine may refuse more, or earlier: its objects take more memory, and it checks fewer
+    kinds of keys.
     """
     if isinstance(slow, Document):
         return isinstance(fast, Document) and content(fast) == content(slow)
@@ -88,7 +88,7 @@ def agree(fast: Outcome, slow: Outcome) -> bool:
 
 
 def loaded(data: bytes) -> Any:
-    """What pickle makes of it; for our own files only."""
+    """Return the unpickled value of a trusted file."""
     return pickle.loads(data)  # noqa: S301
 
 
@@ -96,7 +96,7 @@ def loaded(data: bytes) -> Any:
 
 
 class _Objects:
-    """A document's words as Python values; rows without fields that hold None."""
+    """Codes of a document as Python values; rows without fields that are None."""
 
     def __init__(self, document: Document) -> None:
         self._of = document
@@ -111,28 +111,28 @@ class _Objects:
 
         self._kept: dict[int, Any] = {}
 
-    def value(self, word: int) -> Any:
-        """A word's value; what may be shared is made once."""
-        if word not in self._kept:
-            made = self._made(word)
-            if word & 15 not in (7, 8) and (word & 15 != 11 or word >> 56):
-                return made
-            self._kept[word] = made
-        return self._kept[word]
+    def value(self, code: int) -> Any:
+        """Return the value of a code; shared values are decoded once."""
+        if code not in self._kept:
+            value = self._decoded(code)
+            if code & 15 not in (7, 8) and (code & 15 != 11 or code >> 56):
+                return value
+            self._kept[code] = value
+        return self._kept[code]
 
-    def _made(self, word: int) -> Any:
-        tag, of = word & 15, word >> 4
+    def _decoded(self, code: int) -> Any:
+        tag, of = code & 15, code >> 4
         if tag < 7:
             return self._scalar(tag, of)
         if tag == 11:
             row, columns = of & (1 << 52) - 1, self.columns[of >> 52]
-            found = {name: self.value(column[row]) for name, column in columns.items()}
-            return {name: value for name, value in found.items() if value is not None}
-        ends, words = self._runs[{7: 0, 8: 0, 9: 1, 10: 2}[tag]]
+            fields = {name: self.value(column[row]) for name, column in columns.items()}
+            return {name: value for name, value in fields.items() if value is not None}
+        ends, codes = self._runs[{7: 0, 8: 0, 9: 1, 10: 2}[tag]]
         if tag == 10:
-            pairs = [self.value(item) for item in words[2 * ends[of] : 2 * ends[of + 1]]]
+            pairs = [self.value(item) for item in codes[2 * ends[of] : 2 * ends[of + 1]]]
             return dict(zip(pairs[::2], pairs[1::2], strict=True))
-        items = [self.value(item) for item in words[ends[of] : ends[of + 1]]]
+        items = [self.value(item) for item in codes[ends[of] : ends[of + 1]]]
         return tuple(items) if tag == 8 else items
 
     def _scalar(self, tag: int, of: int) -> Any:
@@ -156,26 +156,26 @@ class _Objects:
 
 
 def objects(document: Document) -> Any:
-    """The whole as Python values, as :func:`expected` has them."""
+    """Return the document as Python values, like :func:`expected`."""
     return _Objects(document).value(document.root)
 
 
 def content(document: Document) -> str:
-    """All that was read, whichever number it has: the value, the rows, and what is told of both."""
+    """Return value, rows and state of a document, independent of its numbering."""
     known = _Objects(document)
     tables = [
         {name: list(map(known.value, column)) for name, column in columns.items()}
         for columns in known.columns
     ]
-    told = (document.complete, document.consumed, document.protocol, document.trailing)
-    # not a number is no number
-    return repr((known.value(document.root), tables, [rows for rows, _ in document.tables], told))
+    state = (document.complete, document.consumed, document.protocol, document.trailing)
+    # NaN is not equal to itself
+    return repr((known.value(document.root), tables, [rows for rows, _ in document.tables], state))
 
 
 def expected(value: Any, kept: dict[int, Any] | None = None) -> Any:
-    """A loaded snapshot with what the machine keeps: rows have their known fields only.
+    """Return a loaded snapshot as the machine stores it: rows have known fields only.
 
-    What is empty is an empty tuple, whichever container it was.
+    Empty containers are empty tuples.
     """
     if not isinstance(value, list | tuple | dict):
         return value
@@ -201,7 +201,7 @@ def _expected(value: Any, kept: dict[int, Any]) -> Any:
 
 
 def snapshot(events: int = 40, depth: int = 5) -> dict[str, Any]:
-    """A small snapshot with everything that is odd in genuine ones."""
+    """Return a small snapshot with the unusual cases of real ones."""
     frames = [
         {"name": f"f{i}", "filename": f"/lib/ü{i % 7}.py", "line": i * 300} for i in range(depth)
     ]
@@ -237,7 +237,7 @@ def snapshot(events: int = 40, depth: int = 5) -> dict[str, Any]:
 
 
 def like_torch(value: Any) -> bytes:
-    """Protocol 2 as torch's own C++ pickler writes it: the memo gets what is already filled."""
+    """Pickle with protocol 2 like the C++ pickler of torch, which memoizes filled containers."""
     out, kept = bytearray(b"\x80\x02"), {}
 
     def put(key: Any) -> None:
@@ -275,7 +275,7 @@ def like_torch(value: Any) -> bytes:
 
 
 def scalar(value: Any) -> bytes:
-    """A value that is no container, as pickle writes it."""
+    """Return the pickle of a scalar."""
     if isinstance(value, str):
         raw = value.encode()
         return b"X" + struct.pack("<I", len(raw)) + raw
@@ -288,7 +288,7 @@ def text(value: str) -> bytes:
 
 
 def hand(*parts: bytes) -> bytes:
-    """A pickle of these opcodes, with PROTO before and STOP behind them."""
+    """Return a pickle of these opcodes between PROTO and STOP."""
     return b"\x80\x04" + b"".join(parts) + b"."
 
 

@@ -1,4 +1,4 @@
-"""The program as a process in a world that fails: limits, lost rights, signals, terminals."""
+"""The program as a process with limits, without rights, with signals and terminals."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """Ours with changes; None takes a variable away."""
+    """Return the environment with changes; None removes a variable."""
     merged = {**os.environ, "PYTHONPATH": str(ROOT), **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def start(*arguments: object, **how: object) -> subprocess.Popen[bytes]:
-    """The program, its outputs piped to us unless told otherwise."""
+    """Start the program, by default with piped output."""
     piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = [*PROGRAM, *(os.fsencode(one) if isinstance(one, Path) else one for one in arguments)]
     return subprocess.Popen(command, **{"env": environment(), **piped, **how})  # type: ignore[call-overload,no-any-return]
 
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error."""
+    """Return exit status, standard output and standard error."""
     out, error = process.communicate(timeout=60)
     texts = [(one or b"").decode(errors="surrogateescape") for one in (out, error)]
     return process.returncode, texts[0], texts[1]
 
 
 def without_rights() -> None:
-    """Before a program starts: it may open what its rights allow, also when root starts it.
-
-    Root may read anything; from the next program on that is taken away.
-    """
+    """Make file permissions effective for root, before a program starts."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         for right in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
@@ -51,29 +48,29 @@ def without_rights() -> None:
 
 
 def with_files_of(size: int) -> Callable[[], None]:
-    """Before a program starts: no file it writes becomes larger, as if the disk were full."""
+    """Return a function that limits the size of written files, like a full disk."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def in_terminal(*arguments: object, columns: int = 80, **changes: str | None) -> tuple[int, bytes]:
-    """Exit status, and everything shown, of the program in a terminal so wide."""
+    """Return exit status and screen of the program in a terminal of ``columns``."""
     ours, theirs = pty.openpty()
     pty_size = os.terminal_size((columns, 24))
     _resize(theirs, pty_size)
     env = environment(**{"COLUMNS": None, "LINES": None, **changes})
     process = start(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
-    shown = b""
+    screen = b""
     while True:
         try:
             block = os.read(ours, 65536)
-        except OSError:  # what Linux says when the last writer is gone
+        except OSError:  # Linux, after the last writer has exited
             break
         if not block:
             break
-        shown += block
+        screen += block
     os.close(ours)
-    return process.wait(timeout=60), shown
+    return process.wait(timeout=60), screen
 
 
 def _resize(terminal: int, size: os.terminal_size) -> None:

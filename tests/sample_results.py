@@ -1,4 +1,4 @@
-"""Results for the renderers' tests: an ordinary one, a hostile one, an empty one."""
+"""Sample results for tests of renderers: ordinary, hostile and empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONG_KERNEL = (
     "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
 )
 
-#: Names that a file from elsewhere may hold.
+#: Names that an untrusted file may contain.
 HOSTILE = (
     "<script>document.title = 'pwned'</script>",
     '"><img src=x onerror="document.title=\'pwned\'">',
@@ -31,11 +31,11 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class Sample(Result):
-    """A result made of its parts."""
+    """A result given by its parts."""
 
     titled: str = "Which communication took unusually long?"
-    said: str = "Rank 2 is late: the others waited 48.2 ms for it in 12 of 60 collectives."
-    shown: tuple[Table, ...] = ()
+    text: str = "Rank 2 is late: the others waited 48.2 ms for it in 12 of 60 collectives."
+    table_list: tuple[Table, ...] = ()
     drawn: tuple[Chart, ...] = ()
     noted: tuple[str, ...] = ()
     wrong: tuple[Finding, ...] = ()
@@ -43,9 +43,9 @@ class Sample(Result):
     def view(self) -> View:
         return View(
             self.titled,
-            self.said,
+            self.text,
             notes=self.noted,
-            tables=self.shown,
+            tables=self.table_list,
             charts=lambda: self.drawn,
             scalars={"wait_ns": 48_200_000, "late_rank": 2},
             findings=self.wrong,
@@ -67,8 +67,8 @@ def groups() -> Table:
             "ranks": [[0, 1, 2], [3], None],
         }
     )
-    shown = {name: name.removesuffix("_ns").removesuffix("_bytes") for name in frame.columns}
-    return Table("groups", "Communication by group", frame, shown)
+    columns = {name: name.removesuffix("_ns").removesuffix("_bytes") for name in frame.columns}
+    return Table("groups", "Communication by group", frame, columns)
 
 
 def durations(ranks: int = 4, each: int = 12) -> Chart:
@@ -113,11 +113,11 @@ def skew() -> Chart:
 def ordinary() -> Sample:
     empty = Table("none", "Outliers", pl.DataFrame({"rank": []}), {"rank": "rank"}, "none found")
     notes = ("Bandwidth is not shown where the size of the message was not recorded.",)
-    return Sample(shown=(groups(), empty), drawn=(durations(), skew()), noted=notes)
+    return Sample(table_list=(groups(), empty), drawn=(durations(), skew()), noted=notes)
 
 
 def wrong(*names: str) -> tuple[Finding, ...]:
-    """A finding for each name, which stands wherever text can."""
+    """Return a finding per name, which is used in every text field."""
     return tuple(
         Finding(
             name,
@@ -141,7 +141,7 @@ def wrong(*names: str) -> tuple[Finding, ...]:
 
 
 def hostile() -> Sample:
-    """Every place a name can reach, held by a hostile one."""
+    """Return a result with hostile names in every text."""
     frame = pl.DataFrame(
         {"name": HOSTILE, "dur_ns": [(i + 1) * 1000 for i in range(len(HOSTILE))]}
     ).with_columns(
@@ -173,6 +173,6 @@ def hostile() -> Sample:
 def empty() -> Sample:
     table, chart = groups(), durations()
     return Sample(
-        shown=(Table("groups", "Groups", table.frame.clear(), table.columns),),
+        table_list=(Table("groups", "Groups", table.frame.clear(), table.columns),),
         drawn=(Chart("none", "None", "bar", chart.frame.clear(), "rank", "dur_ns", "r", "d"),),
     )

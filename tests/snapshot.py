@@ -1,4 +1,4 @@
-"""The snapshot net: a digest of what every command prints for every file there is.
+"""Digests of the output of every command on every file.
 
 ``make snapshot`` compares with ``tests/golden/snapshot.txt``, a line a case: the command line, the
 exit code, and a digest of standard output, standard error and the files that were written. The net
@@ -20,7 +20,7 @@ which ``fixtures`` and ``shared`` are links, so that no path tells where the che
 Digests hold for the versions of the libraries they were made with (pictures, Parquet, help texts).
 """
 
-# ruff: noqa: E501, T201 - lists of command lines; it prints what it found
+# ruff: noqa: E501, T201 - lists of command lines; prints its results
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TRACEANALYZER_SHARED", ROOT.parent / "shared")).resolve()
 LIST = ROOT / "tests" / "golden" / "snapshot.txt"
 LIMIT_SECONDS = 240
-#: Exists in the folder of every case: what must not be overwritten.
+#: A file in the folder of every case that must not be overwritten.
 TAKEN = "taken.json"
 
 # one thread and one seed: sums of floats and orders of equal rows must not depend on the machine
@@ -61,35 +61,35 @@ ENVIRONMENT = {
     "TZ": "UTC",
 }
 
-# ------------------------------------------------------------------------------------ the inputs
+# ---------------------------------------------------------------------------------------- inputs
 
-#: No traces: sources, licences, results of other programs.
+#: Files that are not traces: sources, licences, results of other programs.
 _NO_TRACE = re.compile(
     r"LICENSE|\.(md|py|sql)$|\.expected\.|key_averages\.json|profiler_list|peer_.*\.jsonl$"
 )
 #: Two damaged files that take a minute each to read.
 _SLOW = "shared/data/chrome/conformance/slow"
-#: Formats that are not read yet: two commands suffice to say so.
+#: Unsupported formats: two commands are enough.
 _FOREIGN = re.compile(r"^shared/data/(ncu|deepspeed|gpu|flight_recorder|rocpd|key_averages)/")
 _MALFORMED = re.compile(r"malformed|conformance")
 #: Larger folders take a minute, and their files are all cases already.
 _FOLDER_BYTES = 1_500_000
 
 PLAIN = (
-    "annotations", "api", "comm-outliers", "diagnose", "gpu-idle", "host-metrics", "info",
+    "annotations", "comm-outliers", "cuda-api", "diagnose", "gpu-idle", "host-metrics", "info",
     "kernels", "launches", "memory", "operators", "overlap", "py-spy-report", "steps", "transfers",
 )  # fmt: skip
 COMMANDS = (*PLAIN, "convert", "diff", "flamegraph", "report")
 
 
 def files() -> list[str]:
-    """Every file that may be a trace, by its name in the folder of a case."""
-    found = []
+    """Return every file that may be a trace, by its name in the folder of a case."""
+    paths = []
     for top in ("fixtures", "shared/data"):
         folder = _real(top)
         names = [f"{top}/{path.relative_to(folder)}" for path in folder.rglob("*")]
-        found += [name for name in names if _real(name).is_file() and "__pycache__" not in name]
-    kept = [name for name in found if not _NO_TRACE.search(name) and not name.startswith(_SLOW)]
+        paths += [name for name in names if _real(name).is_file() and "__pycache__" not in name]
+    kept = [name for name in paths if not _NO_TRACE.search(name) and not name.startswith(_SLOW)]
     return sorted(kept)
 
 
@@ -112,22 +112,22 @@ def folders(names: Sequence[str]) -> list[str]:
 
 
 def _real(name: str) -> Path:
-    """Where a file lies that cases name so."""
+    """Return the path of a file from its name in cases."""
     return ROOT / name if name.startswith("fixtures") else SHARED / name.removeprefix("shared/")
 
 
-# ------------------------------------------------------------------------------------- the cases
+# ----------------------------------------------------------------------------------------- cases
 
 
 def groups() -> dict[str, list[str]]:
     """The cases of each input, which run one after another, and those of options."""
     names = files()
-    made = {name: list(_of_input(name, folder=False)) for name in names}
-    made |= {name: list(_of_input(name, folder=True)) for name in folders(names)}
-    made |= {f"options {command}": cases for command, cases in _of_options().items()}
-    made["options"] = [*_help(), *_errors()]
-    made |= {f"python {place}": [case] for place, case in enumerate(_python())}
-    return {name: list(dict.fromkeys(cases)) for name, cases in made.items()}
+    cases = {name: list(_of_input(name, folder=False)) for name in names}
+    cases |= {name: list(_of_input(name, folder=True)) for name in folders(names)}
+    cases |= {f"options {command}": lines for command, lines in _of_options().items()}
+    cases["options"] = [*_help(), *_errors()]
+    cases |= {f"python {place}": [case] for place, case in enumerate(_python())}
+    return {name: list(dict.fromkeys(lines)) for name, lines in cases.items()}
 
 
 def _of_input(name: str, *, folder: bool) -> Iterator[str]:
@@ -168,10 +168,10 @@ _MEM = "fixtures/memory"
 _EIGHT = "fixtures/nccl_8ranks/rank{}.json.gz"
 _RANKS = " ".join(_EIGHT.format(rank) for rank in (5, 0, 3))
 
-#: Inputs that suit each command, the first also for every form of answer.
+#: Inputs of each command; the first one is also used for every output format.
 _SUITED = {
     "annotations": (_R2, _NSYS, _GLOO),
-    "api": (_R2, _NSYS),
+    "cuda-api": (_R2, _NSYS),
     "comm-outliers": (_R2, _GLOO, _NSYS),
     "diagnose": (_R2, _SPY, _MEM, f"{_R5} {_MEM}/leak.pickle {_SPY}"),
     "gpu-idle": (_R2, _NSYS, _GLOO, _BEFORE),
@@ -187,14 +187,14 @@ _SUITED = {
     "transfers": (_R2, _NSYS),
 }
 
-#: Each command's options besides those that all have, each tried on every input that suits it.
+#: Options of each command, used with each of its inputs.
 _OPTIONS = {
     "annotations": ("--name step", "--name '#1' --name opt", "--name '('", "--name none", "--by rank"),
-    "api": (),
+    "cuda-api": (),
     "comm-outliers": (
         f"--baseline {_ISOLATED}", f"--baseline {_EIGHT.format(5)}", "--memory fixtures/memory/leak.pickle",
         f"--memory {_MEM} --baseline {_GLOO}", "--factor 1.1", "--factor 0", "--factor 10",
-        "--pattern gemm", "--pattern elementwise --pattern Memcpy", "--pattern '['",
+        "--comm-pattern gemm", "--comm-pattern elementwise --comm-pattern Memcpy", "--comm-pattern '['",
         "--baseline missing", "--baseline fixtures/memory/leak.pickle",
     ),
     "diagnose": (
@@ -204,7 +204,7 @@ _OPTIONS = {
     ),
     "gpu-idle": (
         "--min-gap 1us", "--min-gap 1ms", "--min-gap x", "--dataloader backward", "--dataloader '('",
-        "--pattern gemm", "--by device", "--by process", "--by step", "--library-name torch",
+        "--comm-pattern gemm", "--by device", "--by process", "--by step", "--library-name torch",
         "--library-name torch --library-name numpy", "--step-name ProfilerStep",
         "--step-name none", "--by step --step-name forward",
     ),
@@ -212,7 +212,7 @@ _OPTIONS = {
     "info": (),
     "kernels": (
         "--by device", "--by stream", "--by rank", "--by operator", "--by annotation",
-        "--pattern gemm", "--pattern '('", "--by operator --top all --to json",
+        "--comm-pattern gemm", "--comm-pattern '('", "--by operator --top all --to json",
     ),
     "launches": ("--step-name ProfilerStep", "--step-name none", "--step-name '('"),
     "memory": (
@@ -232,7 +232,7 @@ _OPTIONS = {
         "--group-by-input-shape", "--group-by-stack 3", "--group-by-stack 1 --group-by-input-shape",
         "--group-by-stack -1",
     ),
-    "overlap": ("--by device", "--by step", "--by stream", "--pattern gemm", "--pattern '('"),
+    "overlap": ("--by device", "--by step", "--by stream", "--comm-pattern gemm", "--comm-pattern '('"),
     "py-spy-report": (
         "--library-name torch", "--library-name torch --library-name multiprocessing",
         "--library-name threading --match substring", "--match component", "--aggregate-leaf-paths",
@@ -246,13 +246,13 @@ _OPTIONS = {
     "transfers": (),
 }  # fmt: skip
 
-#: Options of all commands that read, each tried on the first input that suits a command.
+#: Options of all commands that read, used with the first input.
 _READING = (
     "--since 20ms", "--until 60ms", "--since 20ms --until 90ms", "--since 1h", "--since 90ms --until 20ms",
     "--since x", "--until -1s", "--rank 0", "--rank 1", "--rank 1 --since 20ms", "--rank 99", "--rank -1",
-    "--rank x", "-q", "--format chrome-trace", "--format nsys-sqlite", "--format collapsed", "--format none",
+    "--rank x", "-q", "--input-format chrome-trace", "--input-format nsys-sqlite", "--input-format collapsed", "--input-format none",
 )  # fmt: skip
-#: Inputs of several ranks, and of one whose rank is told and is not.
+#: Inputs of several ranks, and of one rank that is or is not recorded.
 _OF_RANKS = (
     _R8, _RANKS, _R5, _GLOO, _NSYS, _SPY, "shared/data/nsys/cloverleaf_4xa100.sqlite.gz",
     "shared/data/nsys/mfu_2gpu_after.sqlite.gz", "shared/data/chrome/kineto/no_rank.json.gz",
@@ -271,17 +271,17 @@ _PLOTTING = (
 
 
 def _of_options() -> dict[str, list[str]]:
-    made = {command: list(_plain_options(command)) for command in PLAIN}
+    cases = {command: list(_plain_options(command)) for command in PLAIN}
     for command in PLAIN:
         paths = [path for path in _OF_RANKS if path.startswith("fixtures") or SHARED.is_dir()]
-        made[f"{command} ranks"] = [
+        cases[f"{command} ranks"] = [
             f"{command} {path} --rank {rank} --to json" for path in paths for rank in (0, 1, 3)
         ]
-    made["diff"] = list(_diff_options())
-    made["flamegraph"] = list(_flamegraph_options())
-    made["report"] = list(_report_options())
-    made["convert"] = list(_convert_options())
-    return made
+    cases["diff"] = list(_diff_options())
+    cases["flamegraph"] = list(_flamegraph_options())
+    cases["report"] = list(_report_options())
+    cases["convert"] = list(_convert_options())
+    return cases
 
 
 def _plain_options(command: str) -> Iterator[str]:
@@ -320,8 +320,8 @@ def _diff_options() -> Iterator[str]:
     options = (
         "--fail-on-regression 0", "--fail-on-regression 5", "--fail-on-regression 1000",
         "--min-change 0", "--min-change 50", "--min-change -1", "--fail-on-regression 1 --min-change 3",
-        "--step-name ProfilerStep", "--step-name none", "--step-name '('", "--pattern gemm",
-        "--pattern '('", "--top all --to table", "--top all --to json",
+        "--step-name ProfilerStep", "--step-name none", "--step-name '('", "--comm-pattern gemm",
+        "--comm-pattern '('", "--top all --to table", "--top all --to json",
     )  # fmt: skip
     for pair in (pairs[0], pairs[1], pairs[3]):
         yield from (f"diff {pair} {more}" for more in (*options, "--plot plot.svg", "--to html"))
@@ -332,10 +332,10 @@ def _flamegraph_options() -> Iterator[str]:
     options = (
         "", "--kind python_function", "--kind cpu_op --kind kernel", "--kind none", "--thread 1",
         "--thread Main", "--thread none", "--weight time", "--weight count", "--weight bytes",
-        "--by process", "--by thread", "--by rank", "--by file", "--reverse", "--focus train",
+        "--by process", "--by thread", "--by rank", "--by file", "--inverted", "--focus train",
         "--focus none", "--focus '('", "--min-frac 0.05", "--min-frac 2", "--min-frac 0",
         "--library-name torch", "--library-name torch --library-name numpy", "--title 'A <b> title'",
-        "--reverse --focus train --by thread",
+        "--inverted --focus train --by thread",
     )  # fmt: skip
     pairs = (
         (_SPY, _SPEEDSCOPE),
@@ -348,7 +348,7 @@ def _flamegraph_options() -> Iterator[str]:
         )
         for to in ("svg", "html", "json", "table"):
             yield f"flamegraph {path} --diff {base} --to {to} -o -"
-            yield f"flamegraph {path} --diff {base} --reverse --by thread --to {to} -o -"
+            yield f"flamegraph {path} --diff {base} --inverted --by thread --to {to} -o -"
     yield f"flamegraph {_SPY} --diff missing -o -"
     yield f"flamegraph {_SPY} --diff {_R5} -o -"
     yield f"flamegraph {_R8} --by rank --to json -o -"
@@ -500,7 +500,7 @@ def _python() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case did."""
+    """The result of a case."""
 
     case: str
     code: str
@@ -511,7 +511,7 @@ class Outcome:
 
     @property
     def digest(self) -> str:
-        """Of all of it, 16 digits."""
+        """Return 16 digits of a hash of everything."""
         out, written = _stable(self.out), {name: _stable(d) for name, d in self.written.items()}
         whole = hashlib.sha256(b"%d %b%d %b" % (len(out), out, len(self.err), self.err))
         for name, data in written.items():
@@ -520,7 +520,7 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """As it stands in the list."""
+        """Return the line for the list."""
         return f"{self.case}  {self.code}  {self.digest}"
 
 
@@ -532,15 +532,15 @@ def _stable(data: bytes) -> bytes:
     if b"<clipPath id=" not in data:
         return data
     named = re.sub(rb"\b[pmC][0-9a-f_]{10,}", b"id", data)
-    return re.sub(rb"-?\d+\.\d{3,}", lambda found: b"%.2f" % float(found[0]), named)
+    return re.sub(rb"-?\d+\.\d{3,}", lambda match: b"%.2f" % float(match[0]), named)
 
 
 class TooLong(BaseException):
-    """A case took longer than it may; no handler of the program's catches it."""
+    """A case exceeded its time limit; the program does not catch this."""
 
 
 def outcomes(cases: Sequence[str], tree: str) -> list[Outcome]:
-    """Runs cases one after another in this process."""
+    """Run cases one after another in this process."""
     if tree not in sys.path:
         sys.path.insert(0, tree)
     signal.signal(signal.SIGALRM, _too_long)
@@ -558,10 +558,10 @@ def _outcome(case: str, scratch: Path) -> Outcome:
     start = time.perf_counter()
     command, _, source = case.partition(" < ")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given = os.open(source or os.devnull, os.O_RDONLY)
+        stream = os.open(source or os.devnull, os.O_RDONLY)
         streams = sys.stdin, sys.stdout, sys.stderr
-        # descriptors, not only Python's streams: libraries in C and Rust print too
-        for old, new in ((given, 0), (out.fileno(), 1), (err.fileno(), 2)):
+        # descriptors, as libraries in C and Rust also print
+        for old, new in ((stream, 0), (out.fileno(), 1), (err.fileno(), 2)):
             os.dup2(old, new)
         sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
         signal.alarm(LIMIT_SECONDS)
@@ -577,7 +577,7 @@ def _outcome(case: str, scratch: Path) -> Outcome:
             for old, new in ((stdin, 0), (real[0], 1), (real[1], 2)):
                 os.dup2(old, new)
                 os.close(old)
-            os.close(given)
+            os.close(stream)
         out.seek(0)
         err.seek(0)
         texts = out.read(), err.read()
@@ -590,7 +590,7 @@ def _stream(number: int, mode: str) -> Any:
 
 
 def _prepared(folder: Path) -> Path:
-    """An empty folder to work in, with links to the inputs and a file that is in the way."""
+    """Return an empty work folder with links to the inputs and one existing file."""
     if folder.exists():
         os.chdir(folder.parent)
         shutil.rmtree(folder)
@@ -604,9 +604,9 @@ def _prepared(folder: Path) -> Path:
 
 
 def _written(folder: Path) -> dict[str, bytes]:
-    """The files that were left in the folder of a case."""
-    found = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_symlink()}
-    read = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+    """Return the files in the folder of a case."""
+    paths = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_symlink()}
+    read = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     if read.get(TAKEN) == b"taken":
         del read[TAKEN]
     return read
@@ -621,28 +621,28 @@ def _done(command: str) -> object:
 
 
 def _evaluated(expression: str) -> int:
-    """Prints what an expression of the public API gives, or its error."""
+    """Print the value of an expression of the public API, or its error."""
     import polars as pl
 
     import traceanalyzer as ta
 
     try:
         value = eval(expression, {"ta": ta, "pl": pl})  # noqa: S307 - written above
-        print("\n".join(_told(value)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded
+        print("\n".join(_described(value)))
+    except Exception as error:  # noqa: BLE001 - all errors are recorded
         print(f"{type(error).__name__}: {error}")
         return 1
     return 0
 
 
-def _told(value: Any) -> Iterator[str]:
+def _described(value: Any) -> Iterator[str]:
     if hasattr(value, "to_dict") and hasattr(value, "verdict"):
         yield from (type(value).__name__, repr(value.to_dict()), str(value))
     elif hasattr(value, "sources"):
         yield repr(value.sources)
         for name, frame in value.tables.items():
             yield f"{name} {frame.schema} {frame.to_dicts()}"
-    elif type(value).__module__.startswith("numpy"):  # axes; they show where they are in memory
+    elif type(value).__module__.startswith("numpy"):  # axes, whose repr contains an address
         yield repr([type(one).__name__ + one.get_title() for one in value.flat])
     elif isinstance(value, str):
         yield value
@@ -650,11 +650,11 @@ def _told(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-# ---------------------------------------------------------------------------------- the whole net
+# ------------------------------------------------------------------------------------- comparison
 
 
 def run(wanted: dict[str, list[str]], jobs: int, tree: str) -> Iterator[Outcome]:
-    """Runs the cases in processes, the largest inputs first."""
+    """Run the cases in processes, largest inputs first."""
     os.environ.update(ENVIRONMENT, PYTHONPATH=tree)
     os.environ.pop("TRACEANALYZER_DEBUG", None)
     order = sorted(wanted, key=lambda name: -_weight(name))
@@ -667,7 +667,7 @@ def run(wanted: dict[str, list[str]], jobs: int, tree: str) -> Iterator[Outcome]
 
 
 def _weight(name: str) -> float:
-    """About how long the cases of an input take."""
+    """Estimate the run time of the cases of an input."""
     if name.startswith(("options", "python")):
         return 1e9 if name.startswith("options") else 1e5
     path = _real(name)
@@ -677,7 +677,7 @@ def _weight(name: str) -> float:
 
 
 def listed() -> dict[str, str]:
-    """The recorded line of each case."""
+    """Return the recorded line of each case."""
     lines = LIST.read_text().splitlines() if LIST.exists() else []
     return {line.rsplit("  ", 2)[0]: line for line in lines}
 
@@ -704,7 +704,7 @@ def _save(one: Outcome, folder: Path) -> None:
 
 
 def main() -> int:
-    """Compares, or does what the options say."""
+    """Compare with the recorded digests, or do what the options select."""
     parser = argparse.ArgumentParser(description="Compare all outputs with the recorded digests.")
     parser.add_argument("--only", action="append", metavar="TEXT", help="cases that contain this")
     parser.add_argument("--show", metavar="CASE", help="print what this case prints")
@@ -718,24 +718,24 @@ def main() -> int:
     if options.show:
         return _show(options.show, tree)
     if not SHARED.is_dir():
-        print(f"skipped: what uses shared/, no such folder: {SHARED}")
+        print(f"skipped: cases with shared/ (no such folder: {SHARED})")
     recorded = listed()
     wanted = {
         name: [case for case in cases if _is_wanted(case, options.only)]
         for name, cases in groups().items()
     }
     start = time.perf_counter()
-    found = []
+    results = []
     for one in run({name: cases for name, cases in wanted.items() if cases}, options.jobs, tree):
-        found.append((one.case, one.line, one.seconds))
+        results.append((one.case, one.line, one.seconds))
         if options.save:
             _save(one, options.save)
         if one.code == "timeout":
             print(f"timeout: {one.case}")
     if options.times:
-        for case, _, seconds in sorted(found, key=lambda each: -each[2])[:40]:
+        for case, _, seconds in sorted(results, key=lambda each: -each[2])[:40]:
             print(f"{seconds:8.2f} s  {case}")
-    lines = {case: line for case, line, _ in found}
+    lines = {case: line for case, line, _ in results}
     print(f"\n{len(lines):,} cases in {time.perf_counter() - start:,.0f} s")
     if options.write:
         kept = recorded if options.only or not SHARED.is_dir() else {}
@@ -754,9 +754,9 @@ def _compared(lines: dict[str, str], recorded: dict[str, str], *, partial: bool)
     gone = [] if partial else sorted(case for case in recorded if case not in lines)
     if not SHARED.is_dir():
         gone = [case for case in gone if "shared/" not in case]
-    for word, cases in (("differs", changed), ("new", new), ("gone", gone)):
+    for label, cases in (("differs", changed), ("new", new), ("gone", gone)):
         for case in cases:
-            print(f"{word}: {case}")
+            print(f"{label}: {case}")
     print(f"{len(changed)} differ, {len(new)} new, {len(gone)} gone")
     return 1 if changed or new or gone else 0
 

@@ -1,4 +1,4 @@
-"""Small memory snapshots, written event by event."""
+"""Small memory snapshots, given event by event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH = "/opt/venv/lib/python3.12/site-packages/torch/"
 
 
 def frames(*stack: Frame) -> list[dict[str, Any]]:
-    """A stack, given the outermost frame first."""
+    """Return a stack from frames, outermost first."""
     return [{"name": name, "filename": file, "line": line} for name, file, line in reversed(stack)]
 
 
@@ -33,7 +33,7 @@ class Snapshot:
     now: int = 0
 
     def note(self, action: str, address: int, size: int, *stack: Frame, **more: Any) -> Snapshot:
-        """An event, 10 us after the one before."""
+        """Add an event, 10 us after the previous one."""
         place = {"device_free": address} if action == "oom" else {"addr": address}
         event = {
             "action": action,
@@ -49,39 +49,39 @@ class Snapshot:
         return self
 
     def alloc(self, address: int, size: int, *stack: Frame) -> Snapshot:
-        """An allocation."""
+        """Add an allocation."""
         return self.note("alloc", address, size, *stack)
 
     def free(self, address: int, size: int, *stack: Frame) -> Snapshot:
-        """A free that is completed at once."""
+        """Add a free that completes at once."""
         self.note("free_requested", address, size, *stack)
         return self.note("free_completed", address, size, *stack)
 
     def hold(self, address: int, size: int, *blocks: tuple[int, int], **more: Any) -> Snapshot:
-        """A segment at the end, with blocks (offset, size) in use."""
-        at, made = 0, []
+        """Add a segment with blocks (offset, size) in use at the end."""
+        at, cut_blocks = 0, []
         for offset, length in (*blocks, (size, 0)):
             if offset > at:
-                made.append(self._block(address + at, offset - at, "inactive"))
+                cut_blocks.append(self._block(address + at, offset - at, "inactive"))
             if length:
-                made.append(self._block(address + offset, length, "active_allocated"))
+                cut_blocks.append(self._block(address + offset, length, "active_allocated"))
             at = offset + length
         self.segments.append(
             {"device": 0, "address": address, "total_size": size, "stream": 0,
              "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False,
-             "blocks": made, **more}
+             "blocks": cut_blocks, **more}
         )  # fmt: skip
         return self
 
     def step(self, name: str, begin: int, end: int) -> Snapshot:
-        """A range that was marked."""
+        """Add an annotated range."""
         for stage, time in (("START", begin), ("END", end)):
             mark = {"name": name, "stage": stage, "device": 0, "time_us": START_US + time}
             self.marks.append(mark)
         return self
 
     def write(self, path: Path) -> Path:
-        """The snapshot as a file."""
+        """Write the snapshot to a file."""
         whole = {
             "segments": self.segments,
             "device_traces": [self.events],

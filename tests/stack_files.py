@@ -1,4 +1,4 @@
-"""Stacks of a trace as text, and their count in a file without our parser."""
+"""Stacks of a trace as text, and the count of samples in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = re.compile(r" (\d+) (\d+)\r?$", re.M)
 
 
 def total(path: Path) -> float:
-    """The sum of all numbers at line ends; of the last two where every line has two."""
+    """Return the sum of the numbers at the ends of lines, two per line in diffs."""
     data = path.read_bytes()
     text = data.decode("utf-16") if data.startswith(b"\xff\xfe") else data.decode()
     if path.name.endswith("-diff.txt"):
@@ -23,7 +23,7 @@ def total(path: Path) -> float:
 
 
 def frame_texts(trace: Trace) -> list[str]:
-    """The frame of each row of ``stacks``, as py-spy writes it."""
+    """Return the frame of each row of ``stacks`` in the format of py-spy."""
     texts = []
     for name, file, line in trace.stacks.select("name", "file", "line").rows():
         where = "" if file is None else f" ({file}{'' if line is None else f':{line}'})"
@@ -32,7 +32,7 @@ def frame_texts(trace: Trace) -> list[str]:
 
 
 def stack_texts(trace: Trace) -> list[str]:
-    """The frames of each sample, joined by semicolons, outermost first."""
+    """Return the frames of each sample, outermost first, joined by semicolons."""
     whole: list[str] = []
     for text, parent in zip(frame_texts(trace), trace.stacks["parent"], strict=True):
         whole.append(text if parent is None else f"{whole[parent]};{text}")
@@ -40,7 +40,7 @@ def stack_texts(trace: Trace) -> list[str]:
 
 
 def samples(trace: Trace) -> list[tuple[str, float, int | None, int | None]]:
-    """(stack, weight, pid, tid) of each sample, sorted."""
+    """Return (stack, weight, pid, tid) of each sample, sorted."""
     columns = trace.events.filter(pl.col("kind") == "sample").select("weight", "pid", "tid").rows()
     rows = [(text, *row) for text, row in zip(stack_texts(trace), columns, strict=True)]
     return sorted(rows, key=str)

@@ -1,4 +1,4 @@
-"""A sample of ``make accuracy``: cases are made as described, and answers are judged."""
+"""A sample of ``make accuracy``: generation of cases and evaluation of diagnoses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAMPLE = (
 
 @dataclass
 class FakeFinding:
-    """A finding as ``diagnose`` returns it."""
+    """Return a finding like ``diagnose``."""
 
     rule: str
     title: str
@@ -42,7 +42,7 @@ def case(expected: Expected, kind: str = "single", cost: float = 0.1) -> Case:
     return Case("fault", kind, 1, "", (expected,), cost, lambda _: None)
 
 
-def test_there_are_as_many_cases_as_promised() -> None:
+def test_number_of_cases() -> None:
     assert sum(fault.kind == "single" for fault in FAULTS.values()) >= 40
     assert sum(fault.kind == "blind" for fault in FAULTS.values()) == 10
     assert len(PAIRS) == len(HEALTHY) == 10
@@ -77,13 +77,13 @@ def test_collectives_end_together(tmp_path: Path) -> None:
     Plan("healthy", (), 1, "data-parallel", 4).make().write(tmp_path)
     ends: dict[tuple[str, int], list[float]] = {}
     for path in sorted(tmp_path.iterdir()):
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         events = orjson.loads(path.read_bytes())["traceEvents"]
         for event in (e for e in events if e.get("cat") == "kernel"):
             group = event["args"].get("Process Group Name")
             if group is not None:
-                seen[group] = seen.get(group, 0) + 1
-                ends.setdefault((group, seen[group]), []).append(event["ts"] + event["dur"])
+                counts[group] = counts.get(group, 0) + 1
+                ends.setdefault((group, counts[group]), []).append(event["ts"] + event["dur"])
     assert ends
     assert all(max(times) - min(times) < 1 for times in ends.values())
 
@@ -121,7 +121,7 @@ def test_second_fault_of_a_pair_must_be_among_three() -> None:
     assert not judge(pair, [link, loader], 0.0).top1
 
 
-def test_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "accuracy.md"
     page.write_text(f"before\n{report.START}\nold\n{report.END}\nafter\n")
     monkeypatch.setattr(report, "PAGE", page)
@@ -133,7 +133,7 @@ def test_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "old" not in text
 
 
-def test_faults_in_real_recordings_have_files() -> None:
+def test_real_recordings_have_files() -> None:
     if not real.DATA.is_dir():
         pytest.skip(f"{real.DATA} is missing")
     assert all((real.DATA / place).exists() for place, _ in real.FAULTS.values())

@@ -1,4 +1,4 @@
-"""Whatever a trace holds, every question is answered or refused in one line, in every form."""
+"""Every analysis of a random trace gives a result in every format, or a one-line error."""
 
 from __future__ import annotations
 
@@ -20,70 +20,72 @@ from traceanalyzer.render import FORMS, Form, render
 from traceanalyzer.trace import sort_events
 
 META = ta.Meta(path="rank0.json", format="chrome-trace")
-#: Pictures take a tenth of a second each: the suite draws fewer of them.
+#: Images take a tenth of a second each, so that the suite draws few.
 DATA: tuple[Form, ...] = ("table", "csv", "json", "sqlite", "html")
 
 
-def answers(given_: Any, name: str, forms: tuple[Form, ...]) -> bool:
-    """Whether a question is answered; refused, it is in one line of ours."""
+def answers(inputs: Any, name: str, forms: tuple[Form, ...]) -> bool:
+    """Return whether an analysis gives a result; its errors have one line."""
     try:
-        result = QUESTIONS[name](given_)
+        result = QUESTIONS[name](inputs)
         assert result.verdict
         for form in forms:
             assert render(result, form, top=5)
     except TraceAnalyzerError as error:
-        assert "\n" not in str(error)  # noqa: PT017 - either way is right
+        assert "\n" not in str(error)  # noqa: PT017 - both outcomes are correct
         return False
     return True
 
 
 def traces(chance: Random) -> Any:
-    """One trace, or those of several ranks."""
-    found = [any_trace(chance, chance.choice((3, 12, 40))) for _ in range(chance.choice((1, 1, 3)))]
-    return found if len(found) > 1 else found[0]
+    """Return one trace, or traces of several ranks."""
+    result = [
+        any_trace(chance, chance.choice((3, 12, 40))) for _ in range(chance.choice((1, 1, 3)))
+    ]
+    return result if len(result) > 1 else result[0]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 @settings(max_examples=10)
 @given(chance=st.randoms(use_true_random=False))
-def test_any_trace_is_answered_or_refused(name: str, chance: Random) -> None:
+def test_any_trace_is_analyzed_or_refused(name: str, chance: Random) -> None:
     answers(traces(chance), name, ("table", "json"))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_are_shown_in_every_form(seed: int) -> None:
+def test_results_in_every_output_format(seed: int) -> None:
     chance = Random(seed)  # noqa: S311
-    given_ = [any_trace(chance, 40) for _ in range(2)]
-    assert sum(answers(given_, name, DATA if seed else FORMS) for name in QUESTIONS) > 4
+    inputs = [any_trace(chance, 40) for _ in range(2)]
+    assert sum(answers(inputs, name, DATA if seed else FORMS) for name in QUESTIONS) > 4
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_answers_do_not_change(name: str) -> None:
+def test_results_are_deterministic(name: str) -> None:
     chance = Random(5)  # noqa: S311
-    given_ = [any_trace(chance, 40) for _ in range(2)]
+    inputs = [any_trace(chance, 40) for _ in range(2)]
     try:
-        first, second = (render(QUESTIONS[name](given_), "json") for _ in range(2))
+        first, second = (render(QUESTIONS[name](inputs), "json") for _ in range(2))
     except TraceAnalyzerError:
         return
     assert first == second
 
 
 @pytest.mark.fuzz
-def test_many_more(tmp_path: Path) -> None:
-    """``make fuzz``: fresh seeds, in every form; the seed of a failure is shown."""
+def test_fuzz(tmp_path: Path) -> None:
+    """``make fuzz``: new seeds, every format; a failure prints its seed."""
     end = time.monotonic() + SHARE
     seed = SystemRandom().randrange(1 << 40)
     while time.monotonic() < end:
-        given_ = traces(Random(seed))  # noqa: S311
+        inputs = traces(Random(seed))  # noqa: S311
         for name in QUESTIONS:
             try:
-                answers(given_, name, FORMS if seed % 8 == 0 else DATA)
+                answers(inputs, name, FORMS if seed % 8 == 0 else DATA)
             except Exception as error:
                 raise AssertionError(f"{name} of traces(Random({seed}))") from error
         seed += 1
 
 
-# --- what was found so -----------------------------------------------------------------------
+# --- regressions -----------------------------------------------------------------------------
 
 
 def of(*rows: dict[str, Any], **tables: Any) -> ta.Trace:
@@ -91,7 +93,7 @@ def of(*rows: dict[str, Any], **tables: Any) -> ta.Trace:
     return sort_events(ta.Trace(sources=(META,), events=events, **tables))
 
 
-def test_operators_by_stack_where_no_frame_was_recorded() -> None:
+def test_operators_by_stack_without_frames() -> None:
     rows = [
         {"ts": 0, "dur": 5, "kind": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1},
         {"ts": 9, "dur": 5, "kind": "python_function", "name": "f", "pid": 1, "tid": 1},
@@ -99,7 +101,7 @@ def test_operators_by_stack_where_no_frame_was_recorded() -> None:
     assert ta.operators(of(*rows), group_by_stack=3).operators["stack"].to_list() == [None, None]
 
 
-def test_samples_that_count_more_than_integers_hold() -> None:
+def test_sample_weights_beyond_integers() -> None:
     most = float(limits.MOST_WEIGHT)
     stacks = table("stacks", {"id": 0, "name": "main", "file": "/a.py"})
     rows = [{"kind": "sample", "stack": 0, "weight": most} for _ in range(2000)]
@@ -108,38 +110,38 @@ def test_samples_that_count_more_than_integers_hold() -> None:
     assert ta.flamegraph(trace).functions["self_weight"].to_list() == [2000 * most]
 
 
-def test_a_failed_request_on_a_stream_that_is_not_told() -> None:
+def test_failed_request_on_an_unknown_stream() -> None:
     segment = {"id": 0, "device": 0, "address": 1 << 30, "total_bytes": 4 << 20,
                "allocated_bytes": 0, "active_bytes": 0, "stream": 7, "segment_type": "large",
     }  # fmt: skip
     failed = {"ts": 5, "kind": "oom", "name": "oom", "device": 0, "bytes": 8 << 20}
-    found = ta.memory_oom(of(failed, segments=table("segments", segment)))
-    assert found.errors["largest_free_bytes"].to_list() == [4 << 20]
+    result = ta.memory_oom(of(failed, segments=table("segments", segment)))
+    assert result.errors["largest_free_bytes"].to_list() == [4 << 20]
 
 
-def test_counters_on_clocks_too_far_apart() -> None:
+def test_counters_with_distant_clocks() -> None:
     counters = table(
         "counters",
         *({"ts": at, "name": "cpu", "series": "cpu0_percent", "value": 5.0} for at in (0, 10)),
     )
     sources = [ta.Meta(path=name, format="chrome-trace", epoch_ns=epoch)
                for name, epoch in (("a", 0), ("b", limits.LAST_EPOCH_NS))]  # fmt: skip
-    found = ta.host_metrics([ta.Trace(sources=(one,), counters=counters) for one in sources])
-    assert found.readings["at_ns"].max() == 10
+    result = ta.host_metrics([ta.Trace(sources=(one,), counters=counters) for one in sources])
+    assert result.readings["at_ns"].max() == 10
 
 
-def test_events_without_a_length_stand_before_those_that_end_before_they_start() -> None:
+def test_order_of_empty_and_negative_durations() -> None:
     rows = [{"ts": 0, "dur": dur, "kind": "kernel", "name": "k"} for dur in (-5, None, 3)]
     trace = of(*rows)
     assert trace.events["dur"].to_list() == [3, None, -5]
     assert schema.check(trace.tables) == []
 
 
-def test_sums_beyond_64_bits_are_shown() -> None:
+def test_sums_beyond_64_bits() -> None:
     work = {"kind": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32", "device": 0, "stream": 7}
     ends = [{**work, "ts": -limits.LAST_NS, "dur": 1}, {**work, "ts": limits.LAST_NS - 1, "dur": 1}]
     ranks = [of(*ends).with_rank(rank) for rank in range(3)]
-    found = ta.comm_outliers(ranks)
-    assert found.total_span_ns > 1 << 64
-    assert b'"total_span_ns": 2.5' in render(found, "json")
-    assert render(found, "sqlite").startswith(b"SQLite")
+    result = ta.comm_outliers(ranks)
+    assert result.total_span_ns > 1 << 64
+    assert b'"total_span_ns": 2.5' in render(result, "json")
+    assert render(result, "sqlite").startswith(b"SQLite")

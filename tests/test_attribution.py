@@ -1,4 +1,4 @@
-"""From recorded time to causes: cases in which the time alone would blame the wrong thing."""
+"""Attribution of recorded time to causes, in cases where durations alone mislead."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ DTOH = "Memcpy DtoH (Device -> Pageable)"
 
 
 def launched(at: int, start: int, dur: int, number: int, **more: Any) -> list[dict[str, Any]]:
-    """A launch call of 5 us and its kernel; times in us."""
+    """Return a launch call of 5 us and its kernel; times in us."""
     call = more.pop("call", "cudaLaunchKernel")
     name = more.pop("name", GEMM)
     return [
@@ -39,7 +39,7 @@ def findings(*events: list[dict[str, Any]] | dict[str, Any]) -> dict[str, Findin
 # --- queued work ---------------------------------------------------------------------------------
 
 
-def test_a_synchronisation_is_not_blamed_for_work_that_was_queued_before_it() -> None:
+def test_synchronisation_with_queued_work_is_not_a_cause() -> None:
     result = findings(
         launched(0, 10, 5, 1),
         host("cuda_runtime", "cudaStreamWaitEvent", 16 * US, 2 * US),
@@ -54,7 +54,7 @@ def test_a_synchronisation_is_not_blamed_for_work_that_was_queued_before_it() ->
     assert "save" not in wait.advice
 
 
-def test_a_collective_that_has_not_started_does_not_wait_for_ranks() -> None:
+def test_queued_collective_is_not_waiting_for_ranks() -> None:
     reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     result = findings(
         launched(0, 10, 5, 1),
@@ -67,8 +67,8 @@ def test_a_collective_that_has_not_started_does_not_wait_for_ranks() -> None:
     assert result["device-wait"].cost_ns == (9_000 - 25 + 10) * US
 
 
-def test_the_stream_that_a_device_side_wait_waits_for_is_named(tmp_path: Path) -> None:
-    """``enable_cuda_sync_events`` records it, in arguments that are read only where they help."""
+def test_device_side_wait_names_its_stream(tmp_path: Path) -> None:
+    """``enable_cuda_sync_events`` records it in arguments, which are read only if needed."""
 
     def event(cat: str, name: str, ts: int, dur: int, tid: int = 1, **args: Any) -> dict[str, Any]:
         pid = int(cat not in on_device)
@@ -91,11 +91,11 @@ def test_the_stream_that_a_device_side_wait_waits_for_is_named(tmp_path: Path) -
     assert gap["waits_for"] == "cudaStreamWaitEvent (an event of stream 7)"
 
 
-# --- rated by idle time, not by host time --------------------------------------------------------
+# --- cost is idle time, not host time ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("copy", ["cudaMemcpyAsync", "hipMemcpyWithStream"])
-def test_reading_a_value_while_the_device_is_busy_costs_nothing(copy: str) -> None:
+def test_read_of_a_value_while_busy_costs_nothing(copy: str) -> None:
     events: list[Any] = []
     for step in range(6):
         at = step * 10_000
@@ -110,7 +110,7 @@ def test_reading_a_value_while_the_device_is_busy_costs_nothing(copy: str) -> No
     assert findings(*events) == {}
 
 
-def test_a_copy_to_the_host_that_blocks_is_a_synchronisation_whatever_its_call() -> None:
+def test_blocking_copy_to_the_host_is_a_synchronisation() -> None:
     events = [
         *launched(0, 10, 90, 1),
         host("cuda_runtime", "cudaMemcpyAsync", 20 * US, 400 * US, correlation=9),
@@ -123,7 +123,7 @@ def test_a_copy_to_the_host_that_blocks_is_a_synchronisation_whatever_its_call()
     assert ta.gpu_idle(trace(pinned)).idle_by_cause["synchronisation"] == 0
 
 
-def test_no_two_findings_claim_the_same_idle_time() -> None:
+def test_findings_do_not_share_idle_time() -> None:
     """Short gaps, blocking copies and allocations: the causes add up to the idle time once."""
     events: list[Any] = []
     for n in range(200):
@@ -137,7 +137,7 @@ def test_no_two_findings_claim_the_same_idle_time() -> None:
     claimed = [one.cost_ns or 0 for one in result.values() if one.analysis == "gpu_idle"]
     assert sum(claimed) <= idle.idle_ns
     assert sum(idle.idle_by_cause.values()) == idle.idle_ns
-    # the 3 us between the kernels of a pair: the second was launched when the first had ended
+    # 3 us between the kernels of a pair: the second was launched after the end of the first
     short = int(idle.units["short_launch_ns"].sum())
     assert result["launch-bound"].cost_ns == idle.idle_by_cause["launch_overhead"] + short
     assert short == 200 * 3 * US
@@ -175,7 +175,7 @@ def test_no_two_findings_claim_the_same_idle_time() -> None:
         ("batchnorm", False),
     ],
 )
-def test_data_loading_is_known_by_functions_and_annotations(name: str, loads: bool) -> None:
+def test_data_loading_by_functions_and_annotations(name: str, loads: bool) -> None:
     assert matcher(DATALOADER)(name) is loads
 
 
@@ -204,7 +204,7 @@ def loading(*inside: dict[str, Any]) -> ta.GpuIdle:
     )
 
 
-def test_the_function_that_costs_the_time_in_the_loader_is_named() -> None:
+def test_loader_function_with_most_time_is_named() -> None:
     fetch = host(
         "python_function", "torch/utils/data/_utils/fetch.py(51): fetch", 110 * US, 780 * US
     )
@@ -221,7 +221,7 @@ def test_the_function_that_costs_the_time_in_the_loader_is_named() -> None:
     assert idle.stacks_known
 
 
-def test_patterns_of_the_user_replace_those_of_known_loaders() -> None:
+def test_user_patterns_replace_known_loaders() -> None:
     events = [
         *launched(0, 10, 90, 1),
         host("user_annotation", "prefetch", 100 * US, 400 * US),
@@ -230,15 +230,15 @@ def test_patterns_of_the_user_replace_those_of_known_loaders() -> None:
     ]
     by_default = ta.gpu_idle(trace(events))
     assert by_default.loader["name"].to_list() == ["prefetch"]
-    asked = ta.gpu_idle(trace(events), dataloader="^read_shards$")
-    assert asked.loader.rows() == [("read_shards", 1, 400 * US)]
-    assert asked.idle_by_cause["dataloading"] == 400 * US
+    selected = ta.gpu_idle(trace(events), dataloader="^read_shards$")
+    assert selected.loader.rows() == [("read_shards", 1, 400 * US)]
+    assert selected.idle_by_cause["dataloading"] == 400 * US
 
 
-# --- evidence that was recorded ------------------------------------------------------------------
+# --- recorded evidence ---------------------------------------------------------------------------
 
 
-def test_stacks_that_were_recorded_are_not_asked_for_again() -> None:
+def test_recorded_stacks_are_not_advised() -> None:
     work = [*launched(0, 10, 90, 1), *launched(905, 915, 85, 2)]
     frame = host("python_function", "train.py(8): tokenize", 110 * US, 780 * US)
     bare = {one.id: one for one in ta.diagnose(trace(work)).diagnosis}
@@ -257,14 +257,14 @@ def test_stacks_sampled_in_a_gap_explain_it() -> None:
     of_stacks = schema.empty("stacks").schema
     stacks = pl.DataFrame({**frames, "file": None, "line": None}, schema=of_stacks)
     work = [*launched(0, 10, 90, 1), *launched(905, 915, 85, 2)]
-    made = trace([*work, *samples])
-    events = made.events.with_columns(stack=pl.col("external_id").cast(pl.UInt32))
-    sampled = replace(made, stacks=stacks, events=events)
+    recorded = trace([*work, *samples])
+    events = recorded.events.with_columns(stack=pl.col("external_id").cast(pl.UInt32))
+    sampled = replace(recorded, stacks=stacks, events=events)
     gap = ta.gpu_idle(sampled).gaps.row(0, named=True)
     assert (gap["sampled"], gap["sampled_frac"]) == ("read", 0.75)
 
 
-# --- work of before the recording ----------------------------------------------------------------
+# --- work before the recording -------------------------------------------------------------------
 
 
 def test_work_launched_before_the_recording_is_reported(shared: Any) -> None:
@@ -278,7 +278,7 @@ def test_work_launched_before_the_recording_is_reported(shared: Any) -> None:
 
 
 def queued_trace(tmp_path: Path, later: int) -> str:
-    """A file: two kernels of 40 us launched before it began, then ``later`` kernels of 10 us."""
+    """Write two kernels of 40 us launched before the recording, then ``later`` ones of 10 us."""
 
     def event(cat: str, name: str, ts: int, dur: int, number: int) -> dict[str, Any]:
         of = {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
@@ -296,7 +296,7 @@ def queued_trace(tmp_path: Path, later: int) -> str:
     return str(path)
 
 
-def test_work_launched_before_the_recording_is_found_by_the_first_launch_calls(
+def test_work_launched_before_the_recording_by_first_launches(
     tmp_path: Path,
 ) -> None:
     path = queued_trace(tmp_path, 8)
@@ -305,7 +305,7 @@ def test_work_launched_before_the_recording_is_found_by_the_first_launch_calls(
             assert command(source).launched_before_ns == 80 * US
 
 
-def test_launch_calls_are_not_read_for_a_small_part_of_the_work(
+def test_launch_calls_are_not_read_for_little_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "_MOST_QUEUED", 4)
@@ -318,7 +318,7 @@ def test_launch_calls_are_not_read_for_a_small_part_of_the_work(
     assert "cuda_runtime" not in kinds
 
 
-def test_every_cause_has_a_rule() -> None:
+def test_every_cause_has_a_check() -> None:
     from traceanalyzer.analyzers.diagnosis.judge import RULES
 
     assert sum(rule.analysis == "gpu_idle" for rule in RULES) == len(CAUSES)

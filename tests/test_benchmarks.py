@@ -1,4 +1,4 @@
-"""The benchmark's machinery on a trace of 1 MB; its numbers are not looked at."""
+"""The benchmark on a trace of 1 MB; numbers are not checked."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def results_of(*measurements: Measurement) -> Results:
     return Results("2026-01-01", {"cores": "2"}, {"orjson": "3"}, (0.5, 0.5), list(measurements))
 
 
-def test_read_is_timed_and_its_memory_sampled(trace: Path) -> None:
+def test_time_and_memory_of_a_read(trace: Path) -> None:
     task = str(ROOT / "benchmarks" / "tasks.py")
     command: list[str | Path] = [sys.executable, "-I", task, "read", trace]
-    [found] = measure([Case("read", trace, command, memory=True)], rounds=2)
-    assert found.error is None
-    assert len(found.seconds) == 2
-    assert found.best is not None
-    assert 0 < found.best < 30
-    assert found.size == trace.stat().st_size
-    assert found.rows is not None
-    assert found.rows > 1000
-    assert found.peak_rss is not None
-    assert found.peak_pss is not None
-    assert 20 * MB < found.peak_pss <= found.peak_rss
+    [measured] = measure([Case("read", trace, command, memory=True)], rounds=2)
+    assert measured.error is None
+    assert len(measured.seconds) == 2
+    assert measured.best is not None
+    assert 0 < measured.best < 30
+    assert measured.size == trace.stat().st_size
+    assert measured.rows is not None
+    assert measured.rows > 1000
+    assert measured.peak_rss is not None
+    assert measured.peak_pss is not None
+    assert 20 * MB < measured.peak_pss <= measured.peak_rss
 
 
 def test_memory_of_child_processes_counts() -> None:
@@ -64,41 +64,41 @@ def test_memory_of_child_processes_counts() -> None:
     assert together.peak_rss > alone.peak_rss > 40 * MB
 
 
-def test_failed_command_is_an_error_and_no_time() -> None:
-    [found] = measure(
+def test_failed_command_has_no_time() -> None:
+    [measured] = measure(
         [Case("broken", None, [sys.executable, "-c", "raise SystemExit('no')"])], rounds=2
     )
-    assert (found.seconds, found.error) == ([], "no")
+    assert (measured.seconds, measured.error) == ([], "no")
 
 
-def test_every_route_finds_the_same_events(trace: Path) -> None:
+def test_routes_read_the_same_events(trace: Path) -> None:
     text = trace.read_bytes()
     events, kernels = text.count(b'"ph": "'), text.count(b'"cat": "kernel"')
     rows = events - text.count(b'"ph": "M"')
     expected = {"orjson": events, "msgspec": events, "search": kernels, "package": rows}
-    found = {name: run([sys.executable, "-I", ROUTES_PY, name, trace]) for name in ROUTES}
-    assert [(name, done.error) for name, done in found.items() if done.error] == []
-    assert found.pop("pieces_only").rows
-    assert {n: done.rows for n, done in found.items()} == {
-        name: expected[name.partition("_")[0]] for name in found
+    measured = {name: run([sys.executable, "-I", ROUTES_PY, name, trace]) for name in ROUTES}
+    assert [(name, done.error) for name, done in measured.items() if done.error] == []
+    assert measured.pop("pieces_only").rows
+    assert {n: done.rows for n, done in measured.items()} == {
+        name: expected[name.partition("_")[0]] for name in measured
     }
 
 
-def test_inflaters_give_all_bytes(trace: Path) -> None:
+def test_inflaters_return_all_bytes(trace: Path) -> None:
     path = inputs.gzipped(trace)
     for library in LIBRARIES:
         pytest.importorskip({"isal": "isal", "zlib_ng": "zlib_ng"}.get(library, library))
         assert inflate(library, str(path))[1] == trace.stat().st_size
 
 
-def test_thinned_trace_is_whole_and_has_few_kernels(trace: Path) -> None:
+def test_thinned_trace_is_complete(trace: Path) -> None:
     text = inputs.few_kernels(5).read_bytes()
     assert json.loads(text)["traceName"]
     assert 300 < text.count(b'"cat": "kernel"') < 500
     assert 4.5 * MB < len(text) < 6 * MB
 
 
-def test_profile_shows_the_stages(trace: Path) -> None:
+def test_profile_lists_the_stages(trace: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.profile_read", trace],
         cwd=ROOT,
@@ -110,28 +110,28 @@ def test_profile_shows_the_stages(trace: Path) -> None:
     assert "Assembler._events" in done.stdout
 
 
-def test_bars_are_judged() -> None:
-    found = bars(
+def test_bars_are_evaluated() -> None:
+    measured = bars(
         results_of(
             Measurement("orjson.loads", "gen200.json", 200 * MB, [2.0, 3.0]),
             Measurement("read", "gen200.json", 200 * MB, [1.2, 0.9], peak_rss=321 * MB),
             Measurement("HTA", "gen200.json", 200 * MB, [21.6]),
         )
     )
-    judged = {(bar.what, bar.met): bar.value for bar in found}
+    judged = {(bar.what, bar.met): bar.value for bar in measured}
     assert judged[("full table / `orjson.loads`", True)] == pytest.approx(0.45)
     assert judged[("HTA / full table", False)] == pytest.approx(24)
     assert judged[("peak memory, full table", False)] == 321
     assert judged[("`--help`", None)] is None
 
 
-def test_results_survive_the_file_and_reach_the_page(tmp_path: Path) -> None:
-    found = results_of(Measurement("read", "gen200.json", MB, [0.5], 7, 8 * MB, 9 * MB))
-    results.save(found, tmp_path / "a.json")
-    assert results.load(tmp_path / "a.json") == found
+def test_results_round_trip(tmp_path: Path) -> None:
+    measured = results_of(Measurement("read", "gen200.json", MB, [0.5], 7, 8 * MB, 9 * MB))
+    results.save(measured, tmp_path / "a.json")
+    assert results.load(tmp_path / "a.json") == measured
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.include(report.markdown(found), page)
+    report.include(report.markdown(measured), page)
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
@@ -139,7 +139,7 @@ def test_results_survive_the_file_and_reach_the_page(tmp_path: Path) -> None:
     assert "| read | `gen200.json` | 0.50 | 0.50 | 2 |" in text
 
 
-def test_mutants_are_made_of_modules_that_there_are():
+def test_mutants_are_of_existing_modules():
     for module in mutants.TESTS:
         assert (mutants.PACKAGE / module).exists(), module
         assert mutants.test_files(module)

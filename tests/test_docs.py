@@ -1,4 +1,4 @@
-"""The documentation says what is so: derived pages, links, and the names of things."""
+"""Documentation: generated pages, links, commands, options and names."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from test_imports import ALLOWED, BASE
 import traceanalyzer
 from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import cli
+from traceanalyzer.cli.options import RENAMED_OPTIONS
 from traceanalyzer.parsers.chrome_trace import reader
 
 COMMANDS = all_commands()
@@ -32,9 +33,9 @@ PAGES = sorted(
 README = (ROOT / "README.md").read_text()
 CHROME = (ROOT / "docs" / "chrome-trace.md").read_text()
 
-#: Commands shown with what they print: ``$ traceanalyzer ...``; a last line ``...`` means more.
-SHOWN = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
-SHOWING = [page for page in PAGES if SHOWN.search(page.read_text())]
+#: Commands with their output: ``$ traceanalyzer ...``; a last line ``...`` stands for more output.
+BLOCK = re.compile(r"^```console\n\$ (traceanalyzer .*)\n((?s:.*?))^```$", re.MULTILINE)
+PAGES_WITH_OUTPUT = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
 #: Options of the programs that write traces: clang, py-spy, docker.
@@ -57,20 +58,20 @@ def page_id(page: Path) -> str:
     "script",
     ["make_schema.py", "make_commands.py", "make_python.py", "make_rules.py", "make_glossary.py"],
 )
-def test_derived_pages_are_current(script: str) -> None:
-    made = runpy.run_path(str(ROOT / "docs" / script))
-    assert made["PAGE"].read_text() == made["page"](), "run: make docs"
+def test_generated_pages_are_current(script: str) -> None:
+    names = runpy.run_path(str(ROOT / "docs" / script))
+    assert names["PAGE"].read_text() == names["page"](), "run: make docs"
     assert f"docs/{script}" in (ROOT / "Makefile").read_text()
 
 
-def test_what_type_checkers_read_is_current() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
-    for name, text in (("__init__", made["names"]()), ("questions", made["methods"]())):
+def test_stubs_are_current() -> None:
+    names = runpy.run_path(str(ROOT / "docs" / "make_stubs.py"))
+    for name, text in (("__init__", names["names"]()), ("questions", names["methods"]())):
         assert (ROOT / "traceanalyzer" / f"{name}.pyi").read_text() == text, "run: make docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     files = [link.partition("#")[0] for link in links if "://" not in link]
     assert [file for file in files if not (page.parent / file).exists()] == []
@@ -83,7 +84,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert used <= targets
 
 
-def test_architecture_names_every_room() -> None:
+def test_architecture_lists_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "traceanalyzer"
     rooms = [f"`{path.parent.name}/`" for path in package.glob("*/__init__.py")]
@@ -91,14 +92,14 @@ def test_architecture_names_every_room() -> None:
     assert [room for room in rooms if room not in page] == []
 
 
-def test_every_malformed_fixture_is_described() -> None:
+def test_malformed_fixtures_are_described() -> None:
     described = set(
         re.findall(r"`(\w+\.json(?:\.gz)?)`", (ROOT / "docs/chrome-trace.md").read_text())
     )
     assert described == {path.name for path in (ROOT / "fixtures" / "malformed").iterdir()}
 
 
-def test_every_fixture_folder_is_described() -> None:
+def test_fixture_folders_are_described() -> None:
     page = (ROOT / "fixtures" / "README.md").read_text()
     paths = [path for path in (ROOT / "fixtures").glob("[a-z]*") if path.is_dir()]
     assert [path.name for path in paths if f"`{path.name}/`" not in page] == []
@@ -107,42 +108,44 @@ def test_every_fixture_folder_is_described() -> None:
 # --- commands --------------------------------------------------------------------------------
 
 
-def test_there_is_output_to_hold() -> None:
-    assert len(SHOWN.findall(README)) >= 3
-    assert len(SHOWING) >= 10
+def test_pages_contain_command_output() -> None:
+    assert len(BLOCK.findall(README)) >= 3
+    assert len(PAGES_WITH_OUTPUT) >= 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_shown_command_is_in_a_block_that_is_run(page: Path) -> None:
+def test_command_blocks_are_tested(page: Path) -> None:
     text = page.read_text()
-    assert text.count("\n$ ") == len(SHOWN.findall(text))
+    assert text.count("\n$ ") == len(BLOCK.findall(text))
 
 
-def _real(command: str, shown: str, folder: Path) -> str:
-    """What the command prints now; as many lines as are shown where the block ends in ``...``."""
+def _current_output(command: str, output: str, folder: Path) -> str:
+    """Return the current output; if the block ends in ``...``, as many lines as the block has."""
     done = run_cli(*shlex.split(command)[1:], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
-    if not shown.endswith("...\n"):
+    if not output.endswith("...\n"):
         return done.stdout
     lines = done.stdout.splitlines(keepends=True)
-    return "".join([*lines[: shown.count("\n") - 1], "...\n"])
+    return "".join([*lines[: output.count("\n") - 1], "...\n"])
 
 
-@pytest.mark.parametrize("page", SHOWING, ids=page_id)
-def test_shown_output_is_real(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES_WITH_OUTPUT, ids=page_id)
+def test_command_output_is_current(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     text = page.read_text()
-    for command, shown in SHOWN.findall(text):
-        real = _real(command, shown, tmp_path)
-        text = text.replace(f"$ {command}\n{shown}```", f"$ {command}\n{real}```")
+    for command, output in BLOCK.findall(text):
+        current = _current_output(command, output, tmp_path)
+        text = text.replace(f"$ {command}\n{output}```", f"$ {command}\n{current}```")
     if request.config.getoption("--bless"):
         page.write_text(text)
     else:
-        assert text == page.read_text(), "if the new output is right: make bless, read the diff"
+        assert text == page.read_text(), "if the new output is right: make bless, review the diff"
 
 
 def _command_lines(page: Path) -> list[str]:
-    """Everything on a page that calls traceanalyzer: in blocks and in code spans."""
+    """Return all traceanalyzer commands of a page, in blocks and in code spans."""
     text = page.read_text().replace("\\\n", " ")
     blocks = re.findall(r"^(?:\$ | {4})(traceanalyzer .*)$", text, re.MULTILINE)
     return blocks + re.findall(r"`(traceanalyzer [^`]*)`", text)
@@ -155,26 +158,28 @@ def _options(command: click.Command) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for line in _command_lines(page):
-        words = line.partition("|")[0].split()[1:]
-        if words[0].startswith("-") or words[0] == "COMMAND":
+        parts = line.partition("|")[0].split()[1:]
+        if parts[0].startswith("-") or parts[0] == "COMMAND":
             known = _options(cli)
         else:
-            if words[0] == "jitter":  # that of the example, which its own test runs
+            if parts[0] == "jitter":  # the example plugin, which has its own test
                 continue
-            assert words[0] in COMMANDS, line
-            known = _options(COMMANDS[words[0]])
-        used = {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+            assert parts[0] in COMMANDS, line
+            known = _options(COMMANDS[parts[0]])
+        used = {part for part in parts if re.fullmatch(r"--?[a-z][a-z-]*", part)}
         assert used <= known, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_options_alone_exist(page: Path) -> None:
+def test_options_in_text_exist(page: Path) -> None:
     known = set[str]().union(*map(_options, COMMANDS.values()))
+    if page.name == "CHANGELOG.md":
+        known |= {*RENAMED_OPTIONS}
     used = re.findall(r"`(--?[a-z][a-z-]*)(?: [^`]*)?`", page.read_text())
-    assert set(used) - known <= OTHERS, "an option that nothing here has"
+    assert set(used) - known <= OTHERS, "unknown option"
 
 
-def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
+def test_commands_and_options_are_documented() -> None:
     assert [name for name in COMMANDS if f"`traceanalyzer {name} " not in README] == []
     for name, command in COMMANDS.items():
         page = ROOT / "docs" / f"{name}.md"
@@ -184,7 +189,7 @@ def test_every_command_is_in_the_readme_and_every_option_on_its_page() -> None:
         assert missing <= {"--help", "--output"}, f"{name}: -o stands for --output"
 
 
-def test_every_command_has_a_definition_and_a_page() -> None:
+def test_commands_have_definitions() -> None:
     page = (ROOT / "docs" / "definitions.md").read_text()
     rows = re.findall(r"^\| \[`([a-z-]+)`\]\(([a-z-]+)\.md\) \|", page, re.MULTILINE)
     assert [name for name in COMMANDS if (name, name) not in rows] == []
@@ -197,7 +202,7 @@ def test_python_examples_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     blocks = _python_blocks(ROOT / page)
     first = next(n for n, block in enumerate(blocks) if block.startswith("import traceanalyzer"))
     names: dict[str, object] = {}
-    for block in blocks[first:]:  # those above record, with PyTorch
+    for block in blocks[first:]:  # the first blocks record with PyTorch
         for statement in ast.parse(block).body:
             exec(compile(ast.Module([statement], []), page, "exec"), names)  # noqa: S102
     results = [value for value in names.values() if isinstance(value, traceanalyzer.Result)]
@@ -205,20 +210,20 @@ def test_python_examples_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_python_in_blocks_compiles(page: Path) -> None:
+def test_python_blocks_compile(page: Path) -> None:
     for block in _python_blocks(page):
         compile(block, page.name, "exec")
 
 
-def test_picture_is_small_and_regenerated() -> None:
+def test_picture_is_small_and_in_the_makefile() -> None:
     picture = "docs/images/comm_outliers.png"
     assert f"({picture})" in README
     assert picture in (ROOT / "Makefile").read_text()
     assert 10_000 < (ROOT / picture).stat().st_size < 150_000
 
 
-#: What is compared on docs/comparison.md: a peer, the command beside it, the input of both.
-BESIDE = (
+#: Comparisons of docs/comparison.md: another tool, our command, and their input.
+COMPARED = (
     ("HTA", "comm-outliers", "gen200.json"),
     ("pandas", "kernels", "nsys6000000.sqlite"),
     ("itwinai", "py-spy-report", "stacks300.txt"),
@@ -228,48 +233,48 @@ BESIDE = (
 
 
 def _speeds() -> str:
-    """The table of the comparison, from what `make bench` wrote."""
+    """Return the table of the comparison, from the results of `make bench`."""
     page = (ROOT / "docs" / "performance.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
-    found = {(row[0], row[1]): (row[2], row[6]) for row in cells if len(row) == 8}
+    measured = {(row[0], row[1]): (row[2], row[6]) for row in cells if len(row) == 8}
     lines = ["| input | peer | s | MB | ours | s | MB |", "|---|---|--:|--:|---|--:|--:|"]
-    for peer, ours, name in BESIDE:
-        theirs, mine = found[peer, f"`{name}`"], found[ours, f"`{name}`"]
+    for peer, ours, name in COMPARED:
+        theirs, mine = measured[peer, f"`{name}`"], measured[ours, f"`{name}`"]
         lines.append(
             f"| `{name}` | {peer} | {theirs[0]} | {theirs[1]} | `{ours}` | {mine[0]} | {mine[1]} |"
         )
     return "\n".join(["<!-- begin: speed -->", "", *lines, "", "<!-- end: speed -->"])
 
 
-def test_compared_speeds_are_those_measured(request: pytest.FixtureRequest) -> None:
+def test_speeds_of_the_comparison_are_current(request: pytest.FixtureRequest) -> None:
     path = ROOT / "docs" / "comparison.md"
     text = path.read_text()
     marked = re.compile(r"<!-- begin: speed -->.*<!-- end: speed -->", re.DOTALL)
     if request.config.getoption("--bless"):
         path.write_text(marked.sub(_speeds(), text))
     else:
-        assert marked.findall(text) == [_speeds()], "measured again: make bless"
+        assert marked.findall(text) == [_speeds()], "if speeds were measured again: make bless"
 
 
-# --- what the code says ----------------------------------------------------------------------
+# --- documentation of the code ----------------------------------------------------------------
 
 
 def _table(page: str, title: str) -> list[list[str]]:
-    """Rows of the table below a title, without its head."""
+    """Return the rows of the table below a title, without its header."""
     below = page.split(f"## {title}\n", 1)[1].split("\n#", 1)[0]
     rows = [line for line in below.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
-#: Rooms of the import test that are parts of a folder.
+#: Units of the import test that are parts of a folder.
 ROOMS = {
     "`analyzers/base.py`, `analyzers/registry.py`": ["registry"],
     "`analyzers/*/__init__.py`": ["functions"],
 }
 
 
-def test_import_table_is_that_of_the_test() -> None:
+def test_import_table_matches_the_import_test() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     described = {}
     for room, _, _, imports in _table(page, "Modules")[: page.count("\n| `")]:
@@ -286,35 +291,35 @@ def test_import_table_is_that_of_the_test() -> None:
         ("Communication outliers", "analyzers/comm_outliers"),
     ],
 )
-def test_architecture_names_every_module(title: str, folder: str) -> None:
+def test_architecture_lists_every_module(title: str, folder: str) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     part = page.split(f"### {title}\n")[1].split("\n#")[0]
     modules = {path.stem for path in (ROOT / "traceanalyzer" / folder).glob("*.py")} - {"__init__"}
     assert [name for name in sorted(modules) if f"`{name}`" not in part] == []
 
 
-def test_every_finding_is_described_with_its_severity() -> None:
+def test_issues_are_described_with_their_severity() -> None:
     source = "".join(
         path.read_text() for path in (ROOT / "traceanalyzer/parsers/chrome_trace").glob("*.py")
     )
     calls = r'(?:lose|note|count|faults\.add)\(\s*f?"([a-z0-9-]+)'
     others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
-    found = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
+    codes = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
     described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Issues")}
-    assert described == {code: reader._severity(code) for code in found}
+    assert described == {code: reader._severity(code) for code in codes}
 
 
 def _malformed() -> list[tuple[str, str]]:
     rows = re.findall(r"^\| (`\w+\.json.*?) \|.*\|([^|]*)\|$", CHROME, re.MULTILINE)
-    return [(name, said) for names, said in rows for name in re.findall(r"`([\w.]+)`", names)]
+    return [(name, issues) for names, issues in rows for name in re.findall(r"`([\w.]+)`", names)]
 
 
-@pytest.mark.parametrize(("name", "said"), _malformed(), ids=[name for name, _ in _malformed()])
-def test_malformed_fixtures_are_found_as_described(name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "issues"), _malformed(), ids=[name for name, _ in _malformed()])
+def test_malformed_fixtures_have_the_described_issues(name: str, issues: str) -> None:
     path = ROOT / "fixtures" / "malformed" / name
-    if said.strip() == "refused":
+    if issues.strip() == "refused":
         with pytest.raises(traceanalyzer.InputError):
             traceanalyzer.read(path)
     else:
         codes = traceanalyzer.read(path).issues["code"].to_list()
-        assert codes == re.findall(r"`([^`]+)`", said)
+        assert codes == re.findall(r"`([^`]+)`", issues)

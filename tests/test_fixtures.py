@@ -1,4 +1,4 @@
-"""The bundled fixtures are what their scripts write and what their README says."""
+"""Bundled fixtures equal the output of their scripts and match their README."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def step_of(events: list[Json], ts: float) -> int:
     return int(inside["name"].partition("#")[2])
 
 
-def test_nccl_ranks_are_what_the_script_writes(tmp_path: Path) -> None:
+def test_nccl_ranks_equal_the_output_of_the_script(tmp_path: Path) -> None:
     written = run("make_nccl_ranks.py", tmp_path / "once")
     assert run("make_nccl_ranks.py", tmp_path / "again") == written
     committed = {
@@ -63,16 +63,16 @@ def test_nccl_ranks_are_what_the_script_writes(tmp_path: Path) -> None:
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
 
 
-def test_nccl_training_on_as_many_ranks_as_asked_for(tmp_path: Path) -> None:
+def test_nccl_training_on_many_ranks(tmp_path: Path) -> None:
     files = run("make_nccl_ranks.py", tmp_path, "--ranks", "34", "--straggler", "9")
     assert len(files) == 34
     assert all(10_000 < len(data) < 15_000 for data in files.values())
-    found = ta.comm_outliers(tmp_path)
-    assert found.late_ranks()["rank"].to_list() == [9]
-    assert found.instances["group_size"].unique().sort().to_list() == [2, 4, 34]
+    outliers = ta.comm_outliers(tmp_path)
+    assert outliers.late_ranks()["rank"].to_list() == [9]
+    assert outliers.instances["group_size"].unique().sort().to_list() == [2, 4, 34]
 
 
-def test_nccl_ranks_hold_one_late_rank_one_slow_link_and_a_clock_offset() -> None:
+def test_faults_of_nccl_ranks() -> None:
     ranks = events_of("nccl_8ranks")
     instances: dict[tuple[str, int], dict[int, Json]] = defaultdict(dict)
     for rank, events in ranks.items():
@@ -95,7 +95,7 @@ def test_nccl_ranks_hold_one_late_rank_one_slow_link_and_a_clock_offset() -> Non
     assert slow == [(13, "_reduce_scatter_base")]
 
 
-def test_gloo_recording_holds_one_late_rank() -> None:
+def test_straggler_of_the_gloo_recording() -> None:
     ranks = events_of("ddp_gloo_4ranks")
     started: dict[int, dict[int, float]] = defaultdict(dict)
     for rank, events in ranks.items():
@@ -109,23 +109,23 @@ def test_gloo_recording_holds_one_late_rank() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_malformed_file_is_what_the_script_writes(case: Any) -> None:
+def test_malformed_files_equal_the_output_of_the_script(case: Any) -> None:
     assert (FIXTURES / "malformed" / case.name).read_bytes() == case.data
 
 
-def test_fixtures_stay_small() -> None:
+def test_size_of_fixtures() -> None:
     size = {f: sum(p.stat().st_size for p in (FIXTURES / f).iterdir()) for f in NCCL_FOLDERS}
     size["ddp"] = sum(p.stat().st_size for p in (FIXTURES / "ddp_gloo_4ranks").iterdir())
     assert sum(size.values()) < 700_000, size
 
 
-def test_a_trace_of_jax_is_what_the_script_writes(tmp_path: Path) -> None:
+def test_jax_trace_equals_the_output_of_the_script(tmp_path: Path) -> None:
     written = run("make_xla.py", tmp_path)
     committed = {f"xla/{p.name}": p.read_bytes() for p in (FIXTURES / "xla").iterdir()}
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}
 
 
-def test_an_upgrade_is_what_the_script_writes(tmp_path: Path) -> None:
+def test_upgrade_equals_the_output_of_the_script(tmp_path: Path) -> None:
     written = run("make_upgrade.py", tmp_path)
     committed = {f"upgrade/{p.name}": p.read_bytes() for p in (FIXTURES / "upgrade").iterdir()}
     assert {n: text(d) for n, d in written.items()} == {n: text(d) for n, d in committed.items()}

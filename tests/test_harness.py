@@ -1,4 +1,4 @@
-"""Every trace we have goes through the same checks."""
+"""The same checks for every trace."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ REQUESTED = ("args", "input_dims")
 
 
 @FILES
-def test_content_alone_tells_the_format(path: Path, tmp_path: Path) -> None:
+def test_format_is_detected_by_content(path: Path, tmp_path: Path) -> None:
     unknown = tmp_path / "unknown"
     shutil.copyfile(path, unknown)
-    found = registry.detect(Source(unknown))
-    assert found is not None
-    assert found.name == "chrome-trace"
+    parser = registry.detect(Source(unknown))
+    assert parser is not None
+    assert parser.name == "chrome-trace"
     assert differences(ta.read(unknown).with_rank(0), ta.read(path).with_rank(0)) == []
 
 
 @FILES
-def test_tables_hold_the_schema(path: Path) -> None:
+def test_tables_satisfy_the_schema(path: Path) -> None:
     for columns in ((), REQUESTED):
         trace = read(path, columns=columns)
         assert schema.check(trace.tables) == []
@@ -42,7 +42,7 @@ def test_tables_hold_the_schema(path: Path) -> None:
 
 
 @FILES
-def test_the_scan_and_python_read_the_same(path: Path) -> None:
+def test_scan_and_python_are_equivalent(path: Path) -> None:
     for columns in ((), REQUESTED):
         with without_scan():
             plain = ta.read(path, columns=columns)
@@ -50,7 +50,7 @@ def test_the_scan_and_python_read_the_same(path: Path) -> None:
 
 
 @FILES
-def test_some_kinds_are_those_rows_of_all(path: Path) -> None:
+def test_selection_of_kinds(path: Path) -> None:
     everything = read(path, columns=())
     present = everything.events["kind"].unique().to_list()
     for kind in [*present, next(k for k in KINDS if k not in present)]:
@@ -62,7 +62,7 @@ def test_some_kinds_are_those_rows_of_all(path: Path) -> None:
 
 
 @FILES
-def test_windows_are_those_rows_of_all(path: Path) -> None:
+def test_selection_of_windows(path: Path) -> None:
     everything = read(path, columns=())
     times = everything.events["ts"].to_list()
     if not times:
@@ -74,7 +74,7 @@ def test_windows_are_those_rows_of_all(path: Path) -> None:
 
 
 def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
-    """The part has exactly these rows of the whole, and what belongs to them."""
+    """Assert that the part has exactly these rows of the whole and their side tables."""
     expected = whole.select(rows)
     for name in ("events", "launch_configs", "collectives", "memory_totals"):
         assert same(part.tables[name], expected.tables[name]), name
@@ -83,7 +83,7 @@ def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])
 @pytest.mark.parametrize("path", fixture_files(), ids=name_of)
-def test_export_and_import_give_the_same(path: Path, suffix: str, tmp_path: Path) -> None:
+def test_export_round_trip(path: Path, suffix: str, tmp_path: Path) -> None:
     trace = read(path, columns=REQUESTED)
     out = tmp_path / f"out{suffix}"
     with out.open("wb") as file:

@@ -1,4 +1,4 @@
-"""The one-way imports between the rooms, read from the source."""
+"""One-way imports between the parts of the package, from the source."""
 
 import ast
 import subprocess
@@ -51,7 +51,7 @@ BY_STRING = {
     *("__init__.py", "exporters/__init__.py", "analyzers/registry.py"),
     "cli/commands.py",
 }
-#: Rooms that a type checker, and nobody else, is shown.
+#: Imports for type checkers only.
 FOR_TYPES = {
     "questions": {""},
     "analyzers": {"reading", "run"},
@@ -74,7 +74,7 @@ def _name(path: Path) -> str:
 
 def _imports(path: Path, *, for_types: bool = True) -> set[str]:
     """Full names imported anywhere in a file, those of ``if TYPE_CHECKING`` only ``for_types``."""
-    found = set()
+    names = set()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = {
         inner
@@ -86,12 +86,12 @@ def _imports(path: Path, *, for_types: bool = True) -> set[str]:
         if node in guarded and not for_types:
             continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             module = node.module or ""
-            found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
 
 
 #: The packages of analyses, which hold their public functions.
@@ -116,7 +116,7 @@ def _top(rest: list[str]) -> str:
     return rest[0] if rest and (PACKAGE / f"{rest[0]}.py").exists() else ""
 
 
-def _own_room(path: Path) -> str:
+def _room_of_file(path: Path) -> str:
     parts = path.relative_to(PACKAGE).parts
     if parts in (("analyzers", "base.py"), ("analyzers", "registry.py")):
         return "registry"
@@ -127,23 +127,23 @@ def _own_room(path: Path) -> str:
 
 def _allowed(path: Path) -> set[str]:
     """What a file may import; an analysis in one file is its compute and its function in one."""
-    own = _own_room(path)
-    in_one_file = own == "analyzers" and path.parent.name == "analyzers"
-    return ALLOWED[own] | (ALLOWED["functions"] if in_one_file else set())
+    room = _room_of_file(path)
+    in_one_file = room == "analyzers" and path.parent.name == "analyzers"
+    return ALLOWED[room] | (ALLOWED["functions"] if in_one_file else set())
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_rooms_import_one_way(path):
-    own = _own_room(path)
+def test_layers_import_one_way(path):
+    room = _room_of_file(path)
     typed, loaded = (
-        {_room(module) for module in _imports(path, for_types=of)} - {None, own, ""}
+        {_room(module) for module in _imports(path, for_types=of)} - {None, room, ""}
         for of in (True, False)
     )
-    further = (typed - FOR_TYPES.get(own, set())) | loaded
+    further = (typed - FOR_TYPES.get(room, set())) | loaded
     assert further <= _allowed(path), f"{_name(path)} may not import {further - _allowed(path)}"
 
 
-def test_the_table_has_no_circle():
+def test_table_has_no_cycle():
     left = dict(ALLOWED)
     while left:
         free = {room for room, needs in left.items() if not needs & left.keys()}
@@ -151,20 +151,20 @@ def test_the_table_has_no_circle():
         left = {room: needs for room, needs in left.items() if room not in free}
 
 
-def test_every_room_is_in_the_table():
-    rooms = {_own_room(path) for path in FILES}
+def test_table_is_complete():
+    rooms = {_room_of_file(path) for path in FILES}
     assert rooms == ALLOWED.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_libraries_are_loaded_in_one_place(path):
+def test_libraries_are_imported_in_one_place(path):
     for module in _imports(path, for_types=False):
         library = module.partition(".")[0]
         assert _name(path) in ONLY.get(library, {_name(path)}), f"{_name(path)} loads {library}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_imports_by_string_are_few_and_known(path):
+def test_imports_by_string(path):
     calls = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -173,14 +173,14 @@ def test_imports_by_string_are_few_and_known(path):
     assert not calls or _name(path) in BY_STRING
 
 
-def test_the_walk_sees_a_forbidden_import(tmp_path):
+def test_forbidden_import_is_detected(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text("def f():\n    from traceanalyzer.trace import Trace\n")
     assert {_room(module) for module in _imports(path)} == {"trace"}
 
 
 @pytest.mark.parametrize("argument", ["--help", *all_commands()])
-def test_help_loads_nothing_heavy(argument):
+def test_help_imports_nothing_heavy(argument):
     code = (
         "import sys; from traceanalyzer.cli.main import status\n"
         f"status([*{[argument]}, '--help'])\n"
@@ -192,7 +192,7 @@ def test_help_loads_nothing_heavy(argument):
     assert "Usage: traceanalyzer" in done.stdout
 
 
-def test_a_database_is_read_without_what_writes_one():
+def test_reading_a_database_does_not_import_the_writer():
     """Importing sqlite-utils takes a quarter of a second where pandas is installed."""
     export = PACKAGE.parent / "fixtures" / "nsys" / "training.sqlite"
     code = (

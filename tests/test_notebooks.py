@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and show what they show in the repository."""
+"""Notebooks run, and their outputs are the committed ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 _OURS = re.compile(r"^(MPL|JUPYTER|IPYTHON|PYTHONWARNINGS|PYTHONPATH|COLUMNS|COV_)")
 
 
-#: Style sheets and viewers are tested where they are made: the committed ones may be older.
+#: Style sheets and viewers have their own tests: committed ones may be older.
 _LOOKS = re.compile(r'<style>.*?</style>|(?<= )srcdoc="[^"]*"', re.DOTALL)
 
 
@@ -33,8 +33,8 @@ def _id(path: Path) -> str:
 
 
 def _run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with what its cells give now, from a kernel of its own."""
-    with tempfile.TemporaryDirectory(prefix="nb") as folder:  # a short name, as sockets need
+    """Return the notebook with current outputs, from a new kernel."""
+    with tempfile.TemporaryDirectory(prefix="nb") as folder:  # sockets need a short name
         places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         env = {name: value for name, value in os.environ.items() if not _OURS.match(name)}
         env |= dict.fromkeys(places, folder)
@@ -59,9 +59,9 @@ def _image(data: str) -> tuple[int, int]:
     return width, height
 
 
-def _told(notebook: nbformat.NotebookNode) -> list[list[dict[str, Any]]]:
-    """What each cell shows; of an image, how large it is, and nothing of :data:`_LOOKS`."""
-    shown = []
+def _outputs(notebook: nbformat.NotebookNode) -> list[list[dict[str, Any]]]:
+    """Return the outputs of each cell; of an image its size, without :data:`_LOOKS`."""
+    expected = []
     for cell in notebook.cells:
         outputs = copy.deepcopy(cell.get("outputs", []))
         for output in outputs:
@@ -70,23 +70,25 @@ def _told(notebook: nbformat.NotebookNode) -> list[list[dict[str, Any]]]:
                 data["image/png"] = _image(data["image/png"])
             if "text/html" in data:
                 data["text/html"] = _LOOKS.sub("", data["text/html"])
-        shown.append([dict(output) for output in outputs])
-    return shown
+        expected.append([dict(output) for output in outputs])
+    return expected
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=_id)
-def test_a_notebook_shows_what_is_so(path: Path, request: pytest.FixtureRequest) -> None:
+def test_notebook_outputs_are_current(path: Path, request: pytest.FixtureRequest) -> None:
     committed = nbformat.read(path, as_version=4)
     now = _run(committed)
     if request.config.getoption("--bless"):
         nbformat.write(now, path)
         return
-    for cell, shown, told in zip(now.cells, _told(committed), _told(now), strict=True):
-        assert told == shown, f"{cell.source}\n\nif it is right: pytest --bless, read the diff"
+    for cell, expected, actual in zip(now.cells, _outputs(committed), _outputs(now), strict=True):
+        assert actual == expected, (
+            f"{cell.source}\n\nif it is right: pytest --bless, review the diff"
+        )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=_id)
-def test_a_notebook_is_small_and_clean(path: Path) -> None:
+def test_notebook_is_small_and_clean(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -101,7 +103,7 @@ def test_a_notebook_is_small_and_clean(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=_id)
-def test_links_and_files_of_a_notebook_are_there(path: Path) -> None:
+def test_links_of_notebooks_have_targets(path: Path) -> None:
     text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
     links = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
     files = re.findall(r'"(\.\./[^"]+)"', text)
@@ -109,7 +111,7 @@ def test_links_and_files_of_a_notebook_are_there(path: Path) -> None:
     assert [name for name in links + files if not (path.parent / name).exists()] == []
 
 
-def test_every_notebook_is_listed() -> None:
+def test_notebooks_are_listed() -> None:
     page = (ROOT / "notebooks" / "README.md").read_text()
     assert re.findall(r"\]\((\w+\.ipynb)\)", page) == [path.name for path in NOTEBOOKS]
     assert len(NOTEBOOKS) == 5

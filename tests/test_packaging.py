@@ -1,4 +1,4 @@
-"""What is handed out: version, dependencies, the wheel and the source archive."""
+"""Distributions: version, dependencies, wheel and source archive."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_installed_version_is_the_one_in_pyproject() -> None:
+def test_installed_version() -> None:
     assert metadata.version("traceanalyzer") == PROJECT["version"]
 
 
-def test_changelog_begins_with_the_version() -> None:
+def test_changelog_starts_with_the_version() -> None:
     headings = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == PROJECT["version"]
 
@@ -54,11 +54,11 @@ def test_changelog_begins_with_the_version() -> None:
 def test_every_dependency_has_a_reason() -> None:
     for requirement in PROJECT["dependencies"]:
         line = next(line for line in TEXT.splitlines() if f'"{requirement}"' in line)
-        assert re.search(r"# \S+ \S+", line), f"no reason beside {requirement}"
+        assert re.search(r"# \S+ \S+", line), f"no reason for {requirement}"
 
 
 def test_every_import_is_declared() -> None:
-    """What the package imports, wherever in a function, is a dependency or of an extra."""
+    """Every import, also in functions, is a dependency or part of an extra."""
     wanted = list(PROJECT["dependencies"])
     for extra in set(EXTRAS) - {"dev", "docs"}:
         wanted += EXTRAS[extra]
@@ -80,7 +80,7 @@ def test_every_dependency_has_a_lowest_version() -> None:
         assert re.fullmatch(r"[\w-]+==\d+(\.\d+)*", constraint), constraint
 
 
-def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+def test_missing_extra_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
     code = (
@@ -94,15 +94,15 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     check_wording(done.stderr)
 
 
-def test_the_wheel_answers_without_the_checkout(built: Path, tmp_path: Path) -> None:
-    """Beside the dependencies that are here; ``make installs`` does without these."""
+def test_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
+    """Uses the installed dependencies; ``make installs`` tests without them."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env/bin/python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     place = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        wheel.extractall(place.stdout.strip())  # noqa: S202 - our own
-    # a path that is listed comes after, and what it lists itself (the checkout) is not followed
+        wheel.extractall(place.stdout.strip())  # noqa: S202 - trusted
+    # paths listed in a .pth file come later; files they list (the checkout) are not followed
     Path(place.stdout.strip(), "beside.pth").write_text(sysconfig.get_path("purelib"))
     code = (
         "import traceanalyzer; print(traceanalyzer.__file__)\n"
@@ -115,12 +115,12 @@ def test_the_wheel_answers_without_the_checkout(built: Path, tmp_path: Path) -> 
     done = subprocess.run(command, check=True, **how)
     assert done.stdout.startswith(place.stdout.strip())
     assert "Rank 5 is a straggler" in (tmp_path / "answer.html").read_text()
-    asked = [python, "-m", "traceanalyzer", "--version"]
-    version = subprocess.run(asked, check=True, **how)
+    command = [python, "-m", "traceanalyzer", "--version"]
+    version = subprocess.run(command, check=True, **how)
     assert version.stdout == f"traceanalyzer {PROJECT['version']}\n"
 
 
-def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+def test_content_of_the_wheel(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
         entry_points = wheel.read(next(n for n in names if n.endswith("entry_points.txt")))
@@ -138,7 +138,7 @@ def test_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     assert b"traceanalyzer = traceanalyzer.cli.start:run" in entry_points
 
 
-def test_source_archive_holds_what_a_build_needs_and_no_leftovers(built: Path) -> None:
+def test_content_of_the_source_archive(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     files = (ROOT / "traceanalyzer").rglob("*")

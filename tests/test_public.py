@@ -1,4 +1,4 @@
-"""The names the package offers, and that importing it costs nothing."""
+"""Public names of the package, and the cost of its import."""
 
 import doctest
 import pydoc
@@ -25,38 +25,38 @@ FIXED = [
 NAMES = sorted([*FIXED, *(entry.name for entry in registry.public())])
 
 
-def test_the_public_names_are_these():
+def test_public_names():
     assert traceanalyzer.__all__ == NAMES
     assert set(NAMES) < set(dir(traceanalyzer))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_there_and_described(name):
+def test_public_names_have_docstrings(name):
     assert getattr(traceanalyzer, name).__doc__
 
 
-def test_the_example_of_the_packages_help_is_true(monkeypatch):
+def test_example_in_the_package_help(monkeypatch):
     monkeypatch.chdir(ROOT)
     failed, tried = doctest.testmod(traceanalyzer, optionflags=doctest.ELLIPSIS)
     assert (failed, tried) == (0, 8)
 
 
-def test_the_packages_help_lists_what_it_offers():
+def test_package_help_lists_functions():
     text = pydoc.plain(pydoc.render_doc(traceanalyzer))
     for name in ("gpu_idle(inputs", "comm_outliers(inputs", "class Trace(", "class MissingData("):
         assert name in text
 
 
-def test_the_version_is_the_installed_one():
+def test_version_is_the_installed_one():
     assert traceanalyzer.__version__.count(".") == 2
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         traceanalyzer.nonsense  # noqa: B018
 
 
-def test_importing_loads_nothing_heavy():
+def test_import_loads_nothing_heavy():
     code = (
         "import sys, traceanalyzer\n"
         "sys.exit(', '.join({'polars', 'numpy'} & set(sys.modules)) or 0)"
@@ -65,7 +65,7 @@ def test_importing_loads_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
-def test_since_counts_from_the_files_first_event_whatever_is_read():
+def test_since_is_relative_to_the_first_event():
     path = "fixtures/nccl_8ranks/rank0.json.gz"
     everything = traceanalyzer.read(ROOT / path, since_ns=60_000_000)
     kernels = traceanalyzer.read(ROOT / path, kinds=["kernel"], since_ns=60_000_000)
@@ -74,12 +74,12 @@ def test_since_counts_from_the_files_first_event_whatever_is_read():
     assert 0 < kernels.events.height < 200
 
 
-def test_one_word_may_stand_for_a_list_of_one():
+def test_text_in_place_of_a_list():
     assert traceanalyzer.read(TRACE, kinds="kernel").events.equals(
         traceanalyzer.read(TRACE, kinds=["kernel"]).events
     )
 
 
-def test_a_window_may_reach_beyond_all_time():
+def test_window_beyond_the_trace():
     whole = traceanalyzer.read(TRACE)
     assert traceanalyzer.read(TRACE, windows=[(-(1 << 70), 1 << 70)]).events.equals(whole.events)

@@ -1,4 +1,4 @@
-"""The questions a trace answers: methods and functions are one, whatever the input."""
+"""Methods of a trace are the functions of the analyzers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _questions() -> list[str]:
 QUESTIONS = _questions()
 
 
-def test_every_question_is_a_method_and_every_method_a_question() -> None:
+def test_functions_are_methods() -> None:
     assert {"kernels", "memory", "gpu_idle", "info"} <= set(QUESTIONS)
     assert [name for name in vars(Questions) if not name.startswith("_")] == QUESTIONS
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_method_is_the_function(name: str) -> None:
+def test_method_is_the_function(name: str) -> None:
     function, method = getattr(ta, name), getattr(ta.read(KINETO), name)
     assert getattr(ta.Trace, name) is function is method.__func__
     first, *others = inspect.signature(function).parameters.values()
@@ -55,34 +55,34 @@ def test_a_method_is_the_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_help_teaches(name: str) -> None:
-    said = io.StringIO()
-    with redirect_stdout(said):
+def test_help_describes_keywords(name: str) -> None:
+    output = io.StringIO()
+    with redirect_stdout(output):
         help(getattr(ta.Trace, name))
-    text = said.getvalue()
+    text = output.getvalue()
     parameters = list(inspect.signature(getattr(ta, name)).parameters.values())
-    own = [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    assert [one for one in own if f"        {one}: " not in text] == []
+    keywords = [one.name for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    assert [one for one in keywords if f"        {one}: " not in text] == []
     assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     assert "**reading: see :class:`~traceanalyzer.analyzers.base.Reading`." in text
     assert "Raises:" in text
 
 
-def test_a_trace_completes_to_its_tables_and_its_questions() -> None:
+def test_completion_of_a_trace() -> None:
     offered = {name for name in dir(ta.read(SNAPSHOT)) if not name.startswith("_")}
     assert {*QUESTIONS, *schema.TABLES, "meta", "between"} <= offered
     assert not set(QUESTIONS) & set(schema.TABLES), "a question hides a table"
 
 
-def test_a_method_answers_as_the_function_does() -> None:
+def test_method_returns_the_result_of_the_function() -> None:
     trace = ta.read(KINETO)
-    told = trace.kernels(by="stream", patterns="gemm")
-    assert isinstance(told, ta.Kernels)
-    assert told.to_dict() == ta.kernels(trace, by="stream", patterns="gemm").to_dict()
-    assert told.to_dict() != trace.kernels().to_dict()
+    kernels = trace.kernels(by="stream", patterns="gemm")
+    assert isinstance(kernels, ta.Kernels)
+    assert kernels.to_dict() == ta.kernels(trace, by="stream", patterns="gemm").to_dict()
+    assert kernels.to_dict() != trace.kernels().to_dict()
 
 
-def test_an_unknown_keyword_is_refused() -> None:
+def test_unknown_keyword_is_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         ta.read(KINETO).kernels(nonsense=1)
 
@@ -96,7 +96,7 @@ def _input(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_stretch_of_a_trace_in_memory_is_that_of_its_file(name: str) -> None:
+def test_window_of_a_trace_in_memory(name: str) -> None:
     path, ask = _input(name), getattr(ta, name)
     more = (path,) if name == "memory_diff" else ()
     trace = ta.read(path)
@@ -111,25 +111,25 @@ def test_a_stretch_of_a_trace_in_memory_is_that_of_its_file(name: str) -> None:
     assert of_trace != ask(trace, *more).to_dict()
 
 
-def test_shapes_that_were_not_read_are_not_said_to_be_missing() -> None:
+def test_shapes_that_were_not_read() -> None:
     with raises_wording(ta.MissingData):
         ta.read(GLOO).operators(group_by_input_shape=True)
     trace = ta.read(GLOO, columns=["input_dims"])
     assert trace.operators(group_by_input_shape=True).operators["input_dims"].n_unique() > 10
 
 
-def test_every_function_of_an_analyzer_is_public() -> None:
+def test_functions_of_analyzers_are_public() -> None:
     functions = {entry.name: entry.module for entry in registry.public()}
     assert functions.items() <= ta._HOME.items()
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in registry.public()])
-def test_the_keywords_of_a_function_are_its_options(name: str) -> None:
+def test_keywords_are_the_options(name: str) -> None:
     entry = registry.ENTRIES[name]
     parameters = inspect.signature(entry.function()).parameters
-    asked = {k: p for k, p in parameters.items() if k not in ("inputs", "after", "reading")}
+    options = {k: p for k, p in parameters.items() if k not in ("inputs", "after", "reading")}
     known = {one.name: one for one in fields(entry.options_class()) if one.name != "window"}
-    assert asked.keys() == known.keys()
+    assert options.keys() == known.keys()
     for key, option in known.items():
-        if asked[key].default is not inspect.Parameter.empty:
-            assert asked[key].default == option.default, key
+        if options[key].default is not inspect.Parameter.empty:
+            assert options[key].default == option.default, key

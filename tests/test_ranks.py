@@ -1,4 +1,4 @@
-"""A trace of several ranks divided into one each."""
+"""Division of a trace of several ranks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def whole(path: Path) -> ta.Trace:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_each_rank_gets_what_selecting_it_gives(path):
+def test_part_equals_the_selected_rank(path):
     trace = whole(path)
     parts = by_rank(trace)
     assert [part.meta.rank for part in parts] == sorted(set(trace.events["rank"]))
     for part in parts:
-        own = trace.select(pl.col("rank") == part.meta.rank)
+        selected = trace.select(pl.col("rank") == part.meta.rank)
         for name in ("events", *schema.EVENT_TABLES):
             if name != "flows":
-                assert plain(part.tables[name]).equals(plain(own.tables[name])), name
+                assert plain(part.tables[name]).equals(plain(selected.tables[name])), name
         assert set(part.flows["rank"]) <= {part.meta.rank}
         assert schema.check(part.tables) == []
     assert sum(part.flows.height for part in parts) == trace.flows.height
 
 
-def test_arrows_follow_their_slices():
+def test_arrows_stay_with_their_slices():
     trace = whole(FILES[1])
     for part in by_rank(trace):
         bound = part.flows.drop_nulls("event")
@@ -51,7 +51,7 @@ def test_arrows_follow_their_slices():
         assert (slices["pid"].fill_null(bound["pid"]) == bound["pid"]).all()
 
 
-def test_a_launcher_without_rank_is_left_out():
+def test_process_without_rank_is_dropped():
     work = [device(GEMM, 0, US, rank=0, pid=1), device(GEMM, 0, US, rank=1, pid=2, device=1)]
     launcher = host("osrt", "poll", 0, US, rank=None, pid=9)
     assert [t.meta.rank for t in by_rank(trace([*work, launcher]))] == [0, 1]
@@ -59,7 +59,7 @@ def test_a_launcher_without_rank_is_left_out():
     assert [t.meta.rank for t in by_rank(trace([*work, launcher, using]))] == [None, 0, 1]
 
 
-def test_one_rank_stays_as_it_is():
+def test_single_rank_is_unchanged():
     one = trace([device(GEMM, 0, US)])
-    (found,) = apart([one])
-    assert found is one
+    (part,) = apart([one])
+    assert part is one

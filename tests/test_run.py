@@ -1,4 +1,4 @@
-"""The one loop over inputs: ranks, truncated and unreadable inputs, whatever the analyzer."""
+"""The loop over inputs for all analyzers: ranks, truncated and unreadable inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = [e.name for e in registry.public() if e.name not in ("memory_diff", "dif
 
 
 def _kinds() -> dict[str, Callable[[Path], Any]]:
-    """Inputs of several ranks: how each is made, in a folder."""
+    """Inputs of several ranks."""
 
     def joined(_: Path) -> ta.Trace:
         return ta.concat([ta.read(RANKS / f"rank{rank}.json.gz") for rank in (0, 1, 2)])
@@ -54,16 +54,15 @@ def _kinds() -> dict[str, Callable[[Path], Any]]:
 
 
 def _alone(inputs: Any, rank: int) -> ta.Trace:
-    """One rank of an input as a trace of its own."""
+    """Return one rank of an input as a trace."""
     if isinstance(inputs, Path) and inputs.is_dir():
         return ta.read(inputs / f"rank{rank}.json.gz")
     whole = inputs if isinstance(inputs, ta.Trace) else ta.read(inputs)
-    (found,) = [trace for trace in by_rank(whole) if trace.meta.rank == rank]
-    return found
+    return next(trace for trace in by_rank(whole) if trace.meta.rank == rank)
 
 
 def _answer(function: Callable[..., ta.Result], *args: Any, **more: Any) -> str:
-    """A result as text, or why there is none."""
+    """Return a result as text, or the error."""
     try:
         return json.dumps(function(*args, **more).to_dict(), default=str, sort_keys=True)
     except MissingData as error:
@@ -76,17 +75,15 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_selected_and_nothing_else(name: str, inputs: Any) -> None:
+def test_rank_selects_one_rank(name: str, inputs: Any) -> None:
     function = getattr(ta, name)
     assert _answer(function, inputs, rank=1) == _answer(function, _alone(inputs, 1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rank_that_is_not_there_is_an_error_that_lists_those_that_are(
-    name: str, inputs: Any
-) -> None:
+def test_missing_rank_is_an_error(name: str, inputs: Any) -> None:
     known = "0-1" if inputs == EXPORT else "0-2"
-    if (name, inputs) == ("host_metrics", EXPORT):  # it has no counters, whatever the rank
+    if (name, inputs) == ("host_metrics", EXPORT):  # it has no counters
         with pytest.raises(MissingData):
             ta.host_metrics(inputs, rank=7)
         return
@@ -95,47 +92,47 @@ def test_a_rank_that_is_not_there_is_an_error_that_lists_those_that_are(
 
 
 @pytest.mark.parametrize("name", ["diff", "memory_diff"])
-def test_both_runs_are_of_the_rank(name: str) -> None:
+def test_rank_selects_in_both_runs(name: str) -> None:
     function, one = getattr(ta, name), _alone(EXPORT, 1)
     assert _answer(function, EXPORT, EXPORT, rank=1) == _answer(function, one, one)
     with raises_wording(OptionError):
         function(EXPORT, EXPORT, rank=7)
 
 
-def test_report_and_diagnose_are_of_the_rank(inputs: Any) -> None:
+def test_rank_in_report_and_diagnose(inputs: Any) -> None:
     one = _alone(inputs, 1)
     assert _answer(ta.diagnose, inputs, rank=1) == _answer(ta.diagnose, one)
-    found = ta.report(inputs, rank=1)
-    assert found.overview.frame["rank"].unique().to_list() == [1]
+    result = ta.report(inputs, rank=1)
+    assert result.overview.frame["rank"].unique().to_list() == [1]
 
 
-def test_a_file_without_a_rank_has_none_to_select() -> None:
+def test_rank_of_a_file_without_rank_is_an_error() -> None:
     with raises_wording(OptionError):
         ta.py_spy_report(NO_RANK, rank=3)
 
 
-def test_a_rank_is_assumed_for_one_file_that_has_none() -> None:
-    told = ta.info(NO_RANK, assume_rank=3)
-    assert told.to_polars("files")["rank"].to_list() == [3]
+def test_assumed_rank_of_a_file_without_rank() -> None:
+    result = ta.info(NO_RANK, assume_rank=3)
+    assert result.to_polars("files")["rank"].to_list() == [3]
     assert ta.read(NO_RANK, assume_rank=3).events["rank"].unique().to_list() == [3]
 
 
 @pytest.mark.parametrize("name", ["kernels", "info", "flamegraph"])
-def test_no_rank_is_assumed_where_there_is_one(name: str) -> None:
+def test_assumed_rank_of_a_file_with_rank_is_an_error(name: str) -> None:
     with pytest.raises(OptionError, match="of rank 5"):
         getattr(ta, name)(RANKS / "rank5.json.gz", assume_rank=3)
     with pytest.raises(OptionError, match="of rank 0, 1"):
         getattr(ta, name)(EXPORT, assume_rank=3)
 
 
-def test_a_rank_is_assumed_for_one_file_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_assumed_rank_of_several_files_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["kernels", str(RANKS), "--assume-rank", "1"]) == 2
     check_wording(capsys.readouterr().err)
 
 
 @pytest.fixture(scope="module")
 def truncated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace whose end is missing, and of which most is there."""
+    """Write a trace that is truncated near its end."""
     import gzip
 
     whole = gzip.decompress((RANKS / "rank5.json.gz").read_bytes())
@@ -145,7 +142,7 @@ def truncated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "diagnose", "report"])
-def test_a_truncated_input_is_noted(name: str, truncated: Path) -> None:
+def test_truncated_input_is_noted(name: str, truncated: Path) -> None:
     try:
         notes = getattr(ta, name)(truncated).notes
     except MissingData as error:
@@ -154,23 +151,21 @@ def test_a_truncated_input_is_noted(name: str, truncated: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "diagnose"])
-def test_an_input_that_cannot_be_read_is_named_and_the_rest_is_answered(
-    name: str, tmp_path: Path
-) -> None:
+def test_unreadable_input_is_noted(name: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     function, good = getattr(ta, name), ta.read(RANKS / "rank5.json.gz")
     try:
         result = function([good, bad])
-    except MissingData:  # this fixture has none of it
+    except MissingData:  # not in this fixture
         return
-    told = [*result.notes, *(str(t.frame.to_dicts()) for t in result.tables)]
-    assert any("bad.json" in text for text in told)
+    texts = [*result.notes, *(str(t.frame.to_dicts()) for t in result.tables)]
+    assert any("bad.json" in text for text in texts)
     with pytest.raises(InputError):
         function(bad)
 
 
-def test_parts_may_come_in_any_order() -> None:
+def test_order_of_parts() -> None:
     traces = [ta.read(RANKS / f"rank{rank}.json.gz") for rank in (0, 1, 2)]
     for name in ("kernels", "comm_outliers", "overlap", "gpu_idle"):
         one, other = (getattr(ta, name)(run) for run in (traces, traces[::-1]))
@@ -180,24 +175,24 @@ def test_parts_may_come_in_any_order() -> None:
             assert frame.equals(table.frame), (name, table.name)
 
 
-def test_files_are_counted_not_inputs() -> None:
+def test_number_of_files() -> None:
     joined = ta.concat([ta.read(RANKS / f"rank{rank}.json.gz") for rank in (0, 3, 5)])
     assert joined.diagnose().scalars["files"] == 3
     assert ta.diagnose(joined, rank=3).scalars["files"] == 1
     assert ta.diagnose(EXPORT).scalars["files"] == 1
 
 
-def test_parts_are_merged_in_a_tree_and_in_order() -> None:
-    """Of 11 ranks three parts are left, of 8, 2 and 1; the sum is that of all parts."""
+def test_parts_are_merged_in_a_tree() -> None:
+    """11 ranks are merged into three parts of 8, 2 and 1; the sum stays the same."""
     merged: list[tuple[int, int]] = []
-    seen: list[int] = []
+    sizes: list[int] = []
 
     def merge(one: list[int], other: list[int]) -> list[int]:
         merged.append((len(one), len(other)))
         return [*one, *other]
 
     def combine(parts: Any, _options: object, _base: object = ()) -> ta.Result:
-        seen.extend(len(part) for part in parts)
+        sizes.extend(len(part) for part in parts)
         assert [rank for part in parts for rank in part] == list(range(11))
         return ta.Result()
 
@@ -211,7 +206,7 @@ def test_parts_are_merged_in_a_tree_and_in_order() -> None:
     )
     one = ta.read(RANKS / "rank0.json.gz", kinds=["kernel"])
     run(analyzer, [one.with_rank(rank) for rank in range(11)], AnalyzerOptions())
-    assert seen == [8, 2, 1]
+    assert sizes == [8, 2, 1]
     assert all(left == right for left, right in merged)
 
 
@@ -219,7 +214,7 @@ def test_parts_are_merged_in_a_tree_and_in_order() -> None:
 
 
 def _small_ranks(folder: Path, number: int = 30) -> Path:
-    """Files of so many ranks, small enough for workers."""
+    """Write files of ``number`` ranks that are small enough for workers."""
     for rank in range(number):
         shutil.copy(RANKS / f"rank{rank % 8}.json.gz", folder / f"rank{rank}.json.gz")
     return folder
@@ -235,7 +230,7 @@ def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> N
         getattr(ta, name)(
             [*ta.find_inputs(inputs)[0], tmp_path / "rank7.json.gz"],
             processes=processes,
-            seen=lambda trace, found=issues[processes]: found.append(
+            seen=lambda trace, messages=issues[processes]: messages.append(
                 (trace.meta.path, trace.issues.height)
             ),
         )

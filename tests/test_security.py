@@ -1,4 +1,4 @@
-"""What docs/security.md promises of the package as a whole, and that its tests exist."""
+"""Promises of docs/security.md on the whole package, and existence of their tests."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def _roots(path: Path) -> set[str]:
     return {module.partition(".")[0] for module in _imports(path, for_types=False)}
 
 
-def test_the_package_never_runs_what_it_reads() -> None:
+def test_package_runs_no_input() -> None:
     running = {_name(path): _running(path) | (_roots(path) & STARTING) for path in FILES}
     starts_nsys = {"parsers/nsys_sqlite/parser.py": {"subprocess"}}
-    assert {name: found for name, found in running.items() if found} == starts_nsys
+    assert {name: files for name, files in running.items() if files} == starts_nsys
 
 
-def test_the_package_cannot_reach_the_network() -> None:
+def test_package_has_no_network_access() -> None:
     reaching = {_name(path): _roots(path) & REACHING for path in FILES}
-    assert {name: found for name, found in reaching.items() if found} == {}
+    assert {name: files for name, files in reaching.items() if files} == {}
 
 
-def test_the_walk_sees_what_is_forbidden(tmp_path: Path) -> None:
+def test_forbidden_calls_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text("import socket, re\nre.compile('')\npickle.loads(b'')\nos.system('')\neval('')")
     assert _running(path) == {"pickle.loads", "os.system", "eval"}
     assert _roots(path) & REACHING == {"socket"}
 
 
-def test_every_promise_names_a_test_that_exists() -> None:
+def test_promises_name_existing_tests() -> None:
     assert len(TESTS) > 25
     missing = [
         f"{file}::{name}"

@@ -1,4 +1,4 @@
-"""The site of docs/: built strictly, and nothing is fetched when it is read."""
+"""The site of docs/: a strict build without external resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FETCHES = {"src", "srcset", "data", "poster", "action", "formaction", "backgroun
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a page without a place in the navigation or a broken link is an error."""
+    """Return the built site; missing navigation entries and broken links are errors."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", folder],
@@ -41,46 +41,46 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Fetches(HTMLParser):
-    """What a page loads: all but links to click on, which are an ``a``'s."""
+    """Addresses that a page loads: all except those of ``a`` elements."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         loads = FETCHES | ({"href"} if tag != "a" else set())
-        self.found += [value or "" for name, value in attrs if name in loads]
+        self.addresses += [value or "" for name, value in attrs if name in loads]
 
 
 def fetched(page: str) -> list[str]:
     parser = Fetches()
     parser.feed(page)
-    return parser.found
+    return parser.addresses
 
 
-def test_pages_and_styles_load_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_local_files_only(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert {page.stem for page in pages} >= PAGES
-    found = [address for page in pages for address in fetched(page.read_text())]
-    assert len(found) > 100
-    assert [address for address in found if re.match(r"([a-z]+:)?//", address)] == []
+    addresses = [address for page in pages for address in fetched(page.read_text())]
+    assert len(addresses) > 100
+    assert [address for address in addresses if re.match(r"([a-z]+:)?//", address)] == []
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert re.findall(r"@import[^;]*//[^;]*|url\([\"']?(?:https?:)?//[^)]*", styles) == []
 
 
-def test_a_fetch_is_seen() -> None:
+def test_external_address_is_detected() -> None:
     page = '<a href="https://a"><link href="//b"><script src="https://c"></script></a>'
     assert fetched(page) == ["//b", "https://c"]
 
 
-def test_formulas_are_drawn_without_a_script(site: Path) -> None:
+def test_formulas_need_no_script(site: Path) -> None:
     page = (site / "definitions.html").read_text()
     assert page.count("<math ") > 10
     assert "arithmatex" not in page
     assert "\\max" not in page
 
 
-def test_links_of_pages_elsewhere_lead_into_the_site() -> None:
+def test_links_into_the_site_have_targets() -> None:
     moved = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))["moved"]
     text = "[a](docs/steps.md#x) [b](fixtures/README.md) [c](https://d/e.md) [f](#g)"
     moved_text = "[a](steps.md#x) [b](fixtures.md) [c](https://d/e.md) [f](#g)"
@@ -91,7 +91,7 @@ def test_links_of_pages_elsewhere_lead_into_the_site() -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
+    """Serve files without a log."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -99,7 +99,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def served(site: Path) -> Iterator[str]:
-    """The site's address on a web server of this machine."""
+    """Return the address of the site on a local web server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -112,7 +112,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", ["index", "definitions", "commands"])
-def test_a_browser_loads_the_sites_files_only(window: Any, served: str, name: str) -> None:
+def test_browser_loads_local_files_only(window: Any, served: str, name: str) -> None:
     complaints(window)
     resize(window, 1200, 800)
     window.get(f"{served}{name}.html")

@@ -1,4 +1,4 @@
-"""The types that ``py.typed`` promises: a program of a user is checked strictly, and runs."""
+"""Types of the package: a user program is checked strictly, and runs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ REFUSED = {
 }
 
 
-def test_a_users_program_is_checked_strictly_and_nothing_public_is_any(tmp_path: Path) -> None:
+def test_user_program_is_type_checked(tmp_path: Path) -> None:
     names = [f"ta.{name}" for name in (*ta.__all__, "__version__")]
     names += [f"ta.Trace.{name}" for name in vars(Questions) if not name.startswith("_")]
     names += [f"ta.Result.{name}" for name in dir(ta.Result) if not name.startswith("_")]
-    names.remove("ta.Result.to_pandas")  # pandas has no types of its own
+    names.remove("ta.Result.to_pandas")  # pandas has no types
     lines = ["import traceanalyzer as ta", *(f"reveal_type({name})" for name in names), *REFUSED]
     probe = tmp_path / "probe.py"
     probe.write_text("\n".join(lines) + "\n")
@@ -38,17 +38,17 @@ def test_a_users_program_is_checked_strictly_and_nothing_public_is_any(tmp_path:
         [sys.executable, "-m", "mypy", "--strict", "tests/consumer.py", str(probe)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    said = checked.stdout.splitlines()
-    revealed = [line for line in said if "Revealed type is" in line]
+    lines_of_output = checked.stdout.splitlines()
+    revealed = [line for line in lines_of_output if "Revealed type is" in line]
     assert len(revealed) == len(names), checked.stdout + checked.stderr
     assert [line for line in revealed if re.search(r'is "(Any|.* -> Any)"', line)] == []
-    errors = [re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in said]
-    found = {lines[int(match[1]) - 1]: match[2] for match in errors if match}
-    assert found == REFUSED, checked.stdout
+    errors = [re.search(r":(\d+): error: .*\[([\w-]+)\]$", line) for line in lines_of_output]
+    refused = {lines[int(match[1]) - 1]: match[2] for match in errors if match}
+    assert refused == REFUSED, checked.stdout
     assert "consumer.py" not in checked.stdout
 
 
-def test_the_users_program_runs(tmp_path: Path) -> None:
+def test_user_program_runs(tmp_path: Path) -> None:
     assert consumer.slowest_kernels(str(TRACE))
     idle, *others = consumer.answers(ta.read(TRACE), [str(TRACE)])
     assert consumer.drawn(idle)
@@ -57,5 +57,5 @@ def test_the_users_program_runs(tmp_path: Path) -> None:
     assert consumer.refused(str(tmp_path / "a.json"))
 
 
-def test_the_marker_of_types_is_there() -> None:
+def test_py_typed_exists() -> None:
     assert Path(ta.__file__).with_name("py.typed").exists()

@@ -1,7 +1,7 @@
-"""Sentences that tests do not spell out: recorded in ``tests/golden/wording``, a file a test file.
+"""Recorded sentences: ``tests/golden/wording`` has one file per test file.
 
-A test asserts data; ``check_wording(result.verdict)`` also compares the sentence with the one that
-was recorded for the test. ``pytest --bless`` records what is said now; the difference is reviewed.
+A test asserts data; ``check_wording(result.verdict)`` compares a sentence with the recorded one.
+``pytest --bless`` records the current sentences; the diff is reviewed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _now: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaul
 
 
 def check_wording(*texts: object) -> None:
-    """Compare texts with those recorded for this place of the running test."""
+    """Compare texts with those recorded at this point of the running test."""
     file, test = _running()
     for text in texts:
         _now[file][test].append(_stable(text))
@@ -45,20 +45,20 @@ def check_wording(*texts: object) -> None:
 
 @contextlib.contextmanager
 def raises_wording(error: type[BaseException] | tuple[type[BaseException], ...]) -> Iterator[Any]:
-    """``pytest.raises`` of an error whose text is recorded."""
+    """Like ``pytest.raises``, and compare the message with the recorded one."""
     with pytest.raises(error) as caught:
         yield caught
     check_wording(caught.value)
 
 
 def start_test() -> None:
-    """Forget what an earlier run of the same test said."""
+    """Discard the texts of an earlier run of the same test."""
     file, test = _running()
     _now.get(file, {}).pop(test, None)
 
 
 def save() -> None:
-    """Write what the tests of this run said; other tests keep their texts."""
+    """Write the texts of this run; other tests keep theirs."""
     GOLDEN.mkdir(parents=True, exist_ok=True)
     folder = os.open(GOLDEN, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)  # pytest-xdist's workers save one after another
@@ -79,10 +79,10 @@ def _running() -> tuple[str, str]:
 
 
 def _stable(text: object) -> str:
-    words = text.decode() if isinstance(text, bytes) else str(text)
-    words = words.encode(errors="backslashreplace").decode()
+    string = text.decode() if isinstance(text, bytes) else str(text)
+    string = string.encode(errors="backslashreplace").decode()
     shared = os.environ.get("TRACEANALYZER_SHARED", str(ROOT.parent / "shared"))
-    return _FOLDER.sub("TMP", words).replace(str(ROOT), "ROOT").replace(shared, "SHARED")
+    return _FOLDER.sub("TMP", string).replace(str(ROOT), "ROOT").replace(shared, "SHARED")
 
 
 @cache

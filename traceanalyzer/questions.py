@@ -1,9 +1,8 @@
-"""What a trace can be asked: the functions of analyzers as methods of ``Trace``.
+"""The functions of analyzers as methods of ``Trace``.
 
-``trace.kernels(by="rank")`` is ``traceanalyzer.kernels(trace, by="rank")``: the same function, not
-a copy of it, so that keywords, help and types are the same. It is loaded when it is first used.
-``make docs`` writes ``questions.pyi`` for type checkers.
-Here and in the notebook methods of ``Result`` a lower room reaches for a higher one.
+``trace.kernels(by="rank")`` is ``traceanalyzer.kernels(trace, by="rank")``: the same function with
+the same keywords, help and types, imported on first use. ``make docs`` writes ``questions.pyi`` for
+type checkers. Here and in the notebook methods of ``Result`` a lower layer imports a higher one.
 """
 
 from importlib import import_module
@@ -14,7 +13,7 @@ from traceanalyzer.analyzers import registry
 
 
 class _Method:
-    """A function of the package by its name; of an instance, the method."""
+    """A function of the package by name; for an instance, a bound method."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -25,10 +24,10 @@ class _Method:
 
 
 class Questions:
-    """Methods that answer; each is the function of the same name, the trace its first argument."""
+    """Methods that call the function of the same name with the trace as first argument."""
 
 
-#: Functions whose first argument are the inputs; ``diff`` has two runs.
+#: Functions whose first argument is the inputs; ``diff`` takes two runs.
 METHODS = sorted(("diagnose", "report", *(e.name for e in registry.public() if e.name != "diff")))
 for _name in METHODS:
     setattr(Questions, _name, _Method(_name))

@@ -1,9 +1,9 @@
-"""The answer of an analyzer: data, no ink.
+"""Results of analyzers, as data independent of rendering.
 
-A result is a frozen dataclass that derives from :class:`Result`. Its own fields hold scalars with
-the unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``tables``,
-``charts``, ``diagnosis``, ``verdict`` and ``notes`` say what to show. A :class:`Report` holds
-several results. Renderers know nothing else about them.
+A result is a frozen dataclass that derives from :class:`Result`. Its fields are scalars with the
+unit in the name (``busy_ns``, ``idle_frac``, ``sent_bytes``) and frames; ``tables``, ``charts``,
+``diagnosis``, ``verdict`` and ``notes`` define what renderers display. A :class:`Report` contains
+several results.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-# --- what an answer shows: tables, findings and drawings, as data ------------------------------
+# --- content of a result: tables, findings and drawings, as data -------------------------------
 
 
 @dataclass(frozen=True)
 class Table:
-    """A frame to show.
+    """A frame with its presentation.
 
     Attributes:
         name: key in JSON, file suffix in a folder of CSVs.
-        title: one line above the table.
-        frame: all rows and columns, raw units, for machines.
-        columns: shown columns and their headings, in order. The unit of a value follows from its
-            column's suffix: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios shown in percent,
-            ``_gbps`` 10^9 bytes a second. None: data that is shown in another way.
-        empty: what to say instead of a table with no rows.
-        detail: left out of a terminal's first view, which names it instead.
-        missing: what to show for null, by column; nothing where a column is not named.
+        title: heading of the table.
+        frame: all rows and columns, raw units, for programs.
+        columns: displayed columns and their headings, in order. The unit of a value follows from
+            the suffix of its column: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios in percent,
+            ``_gbps`` 10^9 bytes per second. Empty: data that is displayed in another form.
+        empty: text in place of a table without rows.
+        detail: by default a terminal prints its name only.
+        missing: text for null by column, by default empty.
         whole: names are shortened only to fit a terminal, not in a file or a pipe.
-        alike: groups of columns that are shown in one unit, to be compared.
+        alike: groups of columns with one unit, to be compared.
     """
 
     name: str
@@ -56,36 +56,35 @@ class Table:
     alike: tuple[tuple[str, ...], ...] = ()
 
 
-#: How grave a finding is, the least first.
+#: Severity of a finding, in ascending order.
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
-#: How sure a finding is.
+#: Confidence in a finding.
 Confidence = Literal["low", "medium", "high"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or worth knowing, with what it costs.
+    """A problem or a remark, with its cost.
 
     Attributes:
-        id: the name of the rule that found it, which does not change from version to version.
-        severity: how grave it is.
-        confidence: how sure it is.
-        title: what is wrong, one sentence.
-        evidence: the numbers behind it, a sentence each.
+        id: name of the check, stable across versions.
+        severity: info, warning or critical.
+        confidence: low, medium or high.
+        title: the problem in one sentence.
+        evidence: numbers that support it, a sentence each.
         advice: what to try; empty for an effect.
-        analysis: the analysis that it rests on, which shows more.
-        rank, device, step: where it is; None where it is not in one place.
-        cost_ns: the most time that removing it can gain, as the mean per step and device (per
-            device where no steps are marked), or None.
+        analysis: analysis with more details.
+        rank, device, step: location; None if it is not specific to one.
+        cost_ns: upper bound of the time saved by removing it, as the mean per step and device (per
+            device without steps), or None.
         cost_bytes: memory that it costs, or None.
         cost_frac: the cost as a share, or None.
-        of: what ``cost_frac`` is a share of.
-        per: what ``cost_ns`` is the mean of: ``step and GPU``, ``GPU``; empty where it is a sum.
-        effects: findings that this one explains; what they cost is part of its own cost, or follows
-            from it.
-        intervals: when it is: rank, device, start_ns, end_ns (on the clock of each file), or None.
+        of: the whole of which ``cost_frac`` is a share.
+        per: the unit of the mean ``cost_ns``: ``step and GPU``, ``GPU``; empty for a sum.
+        effects: findings that this one explains; their cost is part of its cost or follows from it.
+        intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
     """
 
     id: str
@@ -107,7 +106,7 @@ class Finding:
     intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the intervals as plain Python values."""
+        """Return everything except the intervals as plain Python values."""
         values = {name: value for name, value in vars(self).items() if name != "intervals"}
         effects = [effect.to_dict() for effect in self.effects]
         return values | {"evidence": list(self.evidence), "effects": effects}
@@ -115,25 +114,25 @@ class Finding:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot by column names of a frame; units follow from the columns' suffixes.
+    """A plot by column names of a frame; units follow from the suffixes of the columns.
 
     Attributes:
         name: key of the chart.
-        title: what the picture says.
+        title: title of the chart.
         mark: ``scatter`` points, ``line``, ``bar``, or ``span`` (horizontal bars from x to x2).
         frame: the rows to draw.
         x: column on the horizontal axis.
         y: column on the vertical axis.
         x_label: axis label without unit.
         y_label: axis label without unit; empty where the axis has names.
-        color: column that colours the marks (a category), or None. Charts whose columns are of one
-            Enum colour its categories alike.
+        color: column that determines the colour (a category), or None. Charts with columns of one
+            Enum use the same colours.
         x2: end column of a ``span``.
-        emphasis: boolean column of marks to ring and draw on top, or None.
-        emphasis_label: the legend entry of emphasised marks.
-        panel: column whose values get a panel each (shared x axis), or None.
+        emphasis: boolean column of marks to highlight with a ring, or None.
+        emphasis_label: legend entry of highlighted marks.
+        panel: column with one panel per value (shared x axis), or None.
         log_y: logarithmic vertical axis.
-        stacked: bars of one place stand on one another, in the order of the frame.
+        stacked: bars at one position are stacked in the order of the frame.
     """
 
     name: str
@@ -155,21 +154,21 @@ class Chart:
 
 @dataclass(frozen=True)
 class Flame:
-    """A tree of weights to draw as a flamegraph.
+    """A tree of weights for a flame graph.
 
     Attributes:
-        name: key of the flamegraph.
-        title: what the picture says.
+        name: key of the flame graph.
+        title: title of the drawing.
         subtitle: a line below it, or empty.
-        unit: of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty.
-        frame: one row a box, callers before what they call, with these columns: ``id`` UInt32, its
-            row number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file
-            and line or null; ``group`` String, the package that decides the colour, or null;
-            ``own`` Boolean, code to stand out; ``self`` and ``total`` Float64, weight of the box
-            alone and with all it calls; ``hidden`` UInt32, how many boxes too small to draw are
-            summed up in this one (0: it is a frame); ``base`` Float64, the total in the run that
-            this one is compared with, scaled to the same sum, null where nothing is compared.
-        inverted: callees are below their callers: the roots are the functions that ran.
+        unit: unit of the weights: ``samples``, ``ns``, ``bytes``, ``events``, or empty.
+        frame: one row per box, callers before callees, with these columns: ``id`` UInt32, its row
+            number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file and
+            line or null; ``group`` String, the package, which determines the colour, or null;
+            ``own`` Boolean, code to highlight; ``self`` and ``total`` Float64, weight of the box
+            without and with its callees; ``hidden`` UInt32, number of small boxes that this one
+            sums up (0: it is a frame); ``base`` Float64, the total in the base run, scaled to the
+            same sum, null without a base.
+        inverted: bottom-up: the roots are the functions that ran.
     """
 
     name: str
@@ -182,38 +181,38 @@ class Flame:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What fills a memory over time, allocation by allocation, to draw as stacked areas.
+    """Memory over time by allocation, for a drawing of stacked areas.
 
     The horizontal axis counts allocator events from 0; ``*_ns`` columns are their times, null in
-    all rows where the file has no times.
+    all rows if the file has no times.
 
     Attributes:
         name: key of the drawing.
-        title: what the picture says.
+        title: title of the drawing.
         subtitle: a line below it, or empty.
-        boxes: one row an allocation that is drawn by itself, by start: ``start`` Int64, the event
-            from which it is there (0: it was there before the first), ``end`` Int64, the event
-            from which it is not (``events`` where it stays), ``start_ns``, ``end_ns`` Int64 (null
-            where it begins before or stays), ``live_bytes`` Int64, ``stack`` UInt32 (row of
-            ``stacks``, or null), ``label`` String (the line of code to name it by), ``category``
-            String or null.
-        levels: one row a step of the curves, by event; a value holds until the next row:
+        boxes: one row per allocation that is drawn individually, by start: ``start`` Int64, the
+            event of its allocation (0: before the first event), ``end`` Int64, the event of its
+            release (``events`` if it is not released), ``start_ns``, ``end_ns`` Int64 (null if
+            before the first event, or not released), ``live_bytes`` Int64, ``stack`` UInt32 (row
+            of ``stacks``, or null), ``label`` String (its line of code), ``category`` String or
+            null.
+        levels: one row per step of the curves, by event; a value is valid until the next row:
             ``event`` Int64, ``time_ns`` Int64, ``live_bytes`` Int64 (all allocations),
-            ``rest_bytes`` Int64 (those that have no box), ``reserved_bytes`` Int64 or null.
-        marks: moments to point at: ``event`` Int64, ``time_ns`` Int64, ``kind`` String (``peak`` or
+            ``rest_bytes`` Int64 (those without a box), ``reserved_bytes`` Int64 or null.
+        marks: highlighted times: ``event`` Int64, ``time_ns`` Int64, ``kind`` String (``peak`` or
             ``oom``), ``label`` String.
         spans: steps, drawn below: ``start``, ``end`` Int64, ``start_ns``, ``end_ns`` Int64,
             ``label`` String.
-        stacks: ``id`` UInt32, its row number, and ``frames`` List(String), the innermost first.
-        segments: the memory held at the peak, by address: ``id`` UInt32, ``address`` UInt64,
+        stacks: ``id`` UInt32, its row number, and ``frames`` List(String), innermost first.
+        segments: memory reserved at the peak, by address: ``id`` UInt32, ``address`` UInt64,
             ``total_bytes`` Int64, ``label`` String.
-        blocks: what is in them, by segment and offset: ``segment`` UInt32, ``offset_bytes`` Int64,
+        blocks: their content, by segment and offset: ``segment`` UInt32, ``offset_bytes`` Int64,
             ``total_bytes`` Int64, ``state`` String (``live`` or ``free``), ``stack`` UInt32 or
             null, ``label`` String or null.
-        events: how many events there are.
-        boxed_frac: share of all bytes x events of live allocations that the boxes hold.
-        axis_ns: where the axis of times begins and ends, for drawings with a common one; None for
-            the times of the drawing.
+        events: number of events.
+        boxed_frac: share of the boxes in all bytes x events of live allocations.
+        axis_ns: start and end of a time axis shared by several drawings; None for the times of
+            this drawing.
         epoch_ns: absolute time of time 0, or None.
     """
 
@@ -233,22 +232,22 @@ class Occupancy:
     epoch_ns: int | None = None
 
 
-# --- what every answer is ----------------------------------------------------------------------
+# --- base class of results ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything that is shown of a result.
+    """The content of a result for renderers.
 
     Attributes:
         title: the question it answers.
         verdict: the answer, one paragraph.
-        notes: what was not counted, assumed or missing.
-        tables: the numbers, the most telling table first.
+        notes: assumptions, and data that is missing or was not counted.
+        tables: tables, the most important first.
         scalars: numbers by name, unit in the name.
-        charts: makes the charts, the most telling first; called where something is drawn.
-        flames: makes the flame graphs.
-        occupancies: makes the drawings of what filled memories over time.
+        charts: creates the charts, the most important first; called only for drawings.
+        flames: creates the flame graphs.
+        occupancies: creates the drawings of memory over time.
         findings: problems, the most severe first.
     """
 
@@ -265,19 +264,19 @@ class View:
 
 @dataclass(frozen=True)
 class Result:
-    """What every analyzer returns: fields with the numbers, and a :class:`View` of them.
+    """Base class of all results: fields with the numbers, and a :class:`View` of them.
 
-    Notebook methods draw through :mod:`traceanalyzer.render`, loaded when they are called: the
-    one place where a lower room reaches for a higher one.
+    Notebook methods import :mod:`traceanalyzer.render` on use, the only dependency of a lower layer
+    on a higher one.
 
     Attributes:
-        input_notes: inputs that were skipped or are truncated, a line each.
+        input_notes: skipped or truncated inputs, a line each.
     """
 
     input_notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def view(self) -> View:
-        """What is shown: verdict, notes, tables, charts."""
+        """Return the content: verdict, notes, tables, charts."""
         raise NotImplementedError
 
     @cached_property
@@ -286,60 +285,60 @@ class Result:
 
     @property
     def title(self) -> str:
-        """The question this result answers."""
+        """Return the question that the result answers."""
         return self._view.title
 
     @property
     def verdict(self) -> str:
-        """The answer in plain words, one paragraph."""
+        """Return the answer, one paragraph."""
         return self._view.verdict
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was not counted, assumed or missing."""
+        """Return assumptions, and data that is missing or was not counted."""
         return (*self._view.notes, *self.input_notes)
 
     @property
     def diagnosis(self) -> tuple[Finding, ...]:
-        """What is wrong, the gravest first."""
+        """Return the findings, the most severe first."""
         return self._view.findings
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The answer's numbers as tables, the most telling first."""
+        """Return the tables, the most important first."""
         return self._view.tables
 
     @property
-    def tables_shown(self) -> tuple[Table, ...]:
-        """Those to show: the others are data of what is shown in another way."""
+    def visible_tables(self) -> tuple[Table, ...]:
+        """Return the tables to display; the data of the others is displayed in another form."""
         return tuple(table for table in self.tables if table.columns)
 
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
-        """Charts to draw, the most telling first."""
+        """Return the charts, the most important first."""
         return self._view.charts()
 
     @cached_property
     def flames(self) -> tuple[Flame, ...]:
-        """Flamegraphs to draw."""
+        """Return the flame graphs."""
         return self._view.flames()
 
     @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:
-        """What filled memories over time, to draw."""
+        """Return the drawings of memory over time."""
         return self._view.occupancies()
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Numbers by name, unit in the name."""
+        """Return numbers by name, unit in the name."""
         return dict(self._view.scalars)
 
     def numbers(self, *names: str) -> dict[str, Any]:
-        """These fields by name."""
+        """Return these fields by name."""
         return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain Python values: title, verdict, scalars, tables (rows), notes."""
+        """Return title, verdict, scalars, tables (as rows) and notes as plain Python values."""
         return {
             "title": self.title,
             "verdict": self.verdict,
@@ -349,7 +348,7 @@ class Result:
         }
 
     def to_polars(self, table: str | None = None) -> pl.DataFrame:
-        """One table's frame, raw units; the first table when no name is given.
+        """Return the frame of a table in raw units, by default of the first table.
 
         Raises:
             OptionError: the result has no table of that name.
@@ -362,7 +361,7 @@ class Result:
         return frames[table]
 
     def to_pandas(self, table: str | None = None) -> pd.DataFrame:
-        """As :meth:`to_polars`, for pandas, in nullable types: integers stay exact beside nulls.
+        """Return a table as a pandas frame with nullable types: integers with nulls stay exact.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -373,7 +372,7 @@ class Result:
         return frame
 
     def table(self, *, top: int | None = 10) -> str:
-        """The whole result as text, as the terminal shows it."""
+        """Return the result as text, as in the terminal."""
         text: str = import_module("traceanalyzer.render.table").render(self, top=top)
         return text
 
@@ -386,27 +385,27 @@ class Result:
     def plot(
         self, chart: str | None = None, *, ax: Axes | None = None
     ) -> Axes | NDArray[np.object_]:
-        """Draws one chart, or all of them below one another, on axes of matplotlib to adapt.
+        """Draw one chart, or all of them in one figure, with matplotlib.
 
-        As with pandas, a notebook shows the figure when the cell ends. In a script it is nobody's
-        but the caller's, needs no display and goes with the last reference to it:
+        As with pandas, a notebook displays the figure at the end of the cell. In a script only the
+        caller refers to the figure, and no display is needed:
         ``result.plot("gaps").figure.savefig("gaps.png")``.
 
         Args:
-            chart: the name of a chart (``result.charts``) or of what fills a memory
-                (``result.occupancies``); all of the result without one.
-            ax: draw one chart on these axes instead, in the style that is set.
+            chart: name of a chart (``result.charts``) or of a drawing of memory
+                (``result.occupancies``); by default all.
+            ax: draw one chart on these axes, in the current style.
 
         Returns:
-            The axes of the one chart, or an array where it has several panels; an array of all
-            axes when no chart is named, whose figure is ``axes[0].figure.figure``.
+            The axes of the chart, or an array if it has several panels; without a name an array of
+            all axes, whose figure is ``axes[0].figure.figure``.
 
         Raises:
-            OptionError: there is nothing to draw, nothing of that name, or more than fits ``ax``.
+            OptionError: nothing to draw, no chart of that name, or several charts for ``ax``.
         """
-        drawn: Axes | NDArray[np.object_]
-        drawn = import_module("traceanalyzer.render.plot").plot(self, chart, ax)
-        return drawn
+        axes: Axes | NDArray[np.object_]
+        axes = import_module("traceanalyzer.render.plot").plot(self, chart, ax)
+        return axes
 
     def __str__(self) -> str:
         return self.table()
@@ -419,16 +418,16 @@ class Result:
         return html
 
 
-# --- several answers about one run, as one -----------------------------------------------------
+# --- reports -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One number to show large.
+    """One key number of a run.
 
     Attributes:
-        name: a column's name, whose suffix gives the unit (``median_ns``, ``busy_frac``).
-        label: what it is.
+        name: name whose suffix determines the unit (``median_ns``, ``busy_frac``).
+        label: its label.
         value: the number.
     """
 
@@ -439,13 +438,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class Section:
-    """One answer in a report.
+    """One result in a report.
 
     Attributes:
-        key: of the analysis; findings refer to it.
-        short: what it is called in a list of contents.
-        command: what gives the same on the command line.
-        result: the answer.
+        key: name of the analysis, to which findings refer.
+        short: entry in the list of contents.
+        command: equivalent command line.
+        result: the result.
     """
 
     key: str
@@ -456,15 +455,15 @@ class Section:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report(Result):
-    """Several answers about one run, what is wrong first.
+    """Several results of one run, problems first.
 
     Attributes:
-        about: what was looked at, in a few words.
-        told: the answer that holds the findings, and what cannot be told.
-        facts: the run in a few numbers.
-        overview: a table with a row a rank.
-        sections: the other answers, in order.
-        command: what makes this report.
+        about: the inputs, in short.
+        told: the result with the findings and the skipped checks.
+        facts: key numbers of the run.
+        overview: a table with one row per rank.
+        sections: the other results, in order.
+        command: the command line of this report.
     """
 
     about: str
@@ -475,7 +474,7 @@ class Report(Result):
     command: str
 
     def view(self) -> View:
-        """The ranks side by side; findings and rules; every other result by its name."""
+        """Return the overview of ranks, findings and checks, and every other result by name."""
         return View(
             title=f"Report on {self.about}",
             verdict=self.told.verdict,

@@ -501,7 +501,7 @@ def test_functions_stay_functions_whichever_was_asked_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--oom", "--growth"], "--oom and --growth are questions of their own"),
+        (["--oom", "--growth"], "--oom and --growth cannot be combined"),
         (["--growth", "--capacity", "80GiB"], "--capacity has no effect with --growth"),
         (["--oom", "--step-every", "1ms"], "--step-every has no effect with --oom"),
         (["--diff", "other.pickle", "--step-name", "x"], "--step-name has no effect with --diff"),

@@ -1,4 +1,4 @@
-"""Completion in shells, as the README sets it up."""
+"""Shell completion, set up as in the README."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ README = (ROOT / "README.md").read_text()
 SHELLS = ("bash", "zsh", "fish")
 
 
-def _completed(shell: str, words: list[str]) -> list[str]:
-    """What our side answers to a shell that asks about the last word."""
-    given = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+def _completed(shell: str, line: list[str]) -> list[str]:
+    """Return the answer to a shell that completes the last part of a line."""
+    variables = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     if shell == "fish":
-        given["COMP_CWORD"] = words[-1]
-    env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_complete", **given)
+        variables["COMP_CWORD"] = line[-1]
+    env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_complete", **variables)
     done = subprocess.run([PROGRAM], env=env, check=True, capture_output=True, text=True)
     assert done.stderr == ""
     return done.stdout.split()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_readme_line_gives_the_shell_a_script(shell):
+def test_readme_line_prints_a_completion_script(shell):
     assert f"{shell}_source" in README
     env = environment(_TRACEANALYZER_COMPLETE=f"{shell}_source")
     done = subprocess.run([PROGRAM], env=env, check=True, capture_output=True, text=True)
@@ -51,18 +51,18 @@ def test_commands_and_choices(shell):
 
 
 def test_in_bash():
-    """The real thing: sourced as the README says, then asked as the Tab key asks."""
+    """Source the script as in the README, then complete as the Tab key does."""
     line = next(one.strip() for one in README.splitlines() if "COMPLETE=bash_source" in one)
     line = line.partition("#")[0]
     script = (
         f"{line}\n"
         'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()\n'
         '  _traceanalyzer_completion traceanalyzer 2>/dev/null; echo "${COMPREPLY[@]}"; }\n'
-        "ask traceanalyzer gpu\nask traceanalyzer info --to s\nask traceanalyzer info --form\n"
+        "ask traceanalyzer gpu\nask traceanalyzer info --to s\nask traceanalyzer info --input\n"
     )
     env = environment(PATH=f"{PROGRAM.parent}:/usr/bin:/bin")
     done = subprocess.run(["bash", "-c", script], env=env, check=True, capture_output=True)
-    assert done.stdout.decode().split("\n")[:3] == ["gpu-idle", "sqlite svg", "--format"]
+    assert done.stdout.decode().split("\n")[:3] == ["gpu-idle", "sqlite svg", "--input-format"]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -77,13 +77,13 @@ def test_files_are_completed_as_files(name):
         assert files == takes_files, parameter.name
 
 
-def test_the_shell_is_told_to_take_files():
+def test_shell_completes_files():
     assert _completed("bash", ["traceanalyzer", "info", "fix"]) == ["file,fix"]
     assert _completed("bash", ["traceanalyzer", "info", "-o", "out"]) == ["file,out"]
 
 
 def test_completion_is_fast():
-    """By processor time: by the clock, other tests beside it would count."""
+    """Measured as processor time, which concurrent tests do not change."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written, files that cannot be read, and places without what is usual."""
+"""Failing outputs, unreadable inputs and unusual environments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = (
     b'{"ph": "X", "name": "mm", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 5}]}'
 )
 
-# every way to write a file, and a limit below what it writes
+# every command that writes a file
 WRITERS = [
     *(["comm-outliers", TRACE, "--to", form, "-o", f"OUT/answer.{form}"] for form in FORMS),
     ["comm-outliers", TRACE, "--plot", "OUT/plot.png"],
@@ -55,15 +55,15 @@ def _name(value: object) -> str:
 
 
 def _into(folder: Path, command: list[object]) -> list[str]:
-    return [str(word).replace("OUT", str(folder)) for word in command]
+    return [str(part).replace("OUT", str(folder)) for part in command]
 
 
 # --- writing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", WRITERS, ids=_name)
-def test_a_disk_that_fills_up_leaves_no_file(tmp_path, command):
-    # what coverage writes of a process does not fit either
+def test_full_disk_leaves_no_file(tmp_path, command):
+    # the data file of coverage does not fit either
     env = environment(COVERAGE_PROCESS_CONFIG=None)
     into = _into(tmp_path, command)
     code, _, error = finish(start(*into, preexec_fn=with_files_of(500), env=env))
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("command", "suffix", "words"),
+    ("command", "suffix", "text"),
     [
         (["info", TRACE], ".json", "cannot be written: No space left on device"),
         (["convert", TRACE], ".parquet", "cannot be written: No space left on device"),
@@ -83,17 +83,17 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path, command):
     ],
     ids=["answer", "parquet", "sqlite"],
 )
-def test_a_full_device_is_one_line(tmp_path, command, suffix, words):
+def test_full_device_prints_one_line(tmp_path, command, suffix, text):
     full = tmp_path / f"full{suffix}"
     full.symlink_to("/dev/full")
     code, _, error = finish(start(*command, "-o", full))
     assert code == 1
-    assert words in error
+    assert text in error
     assert error.count("\n") == 1
     assert full.is_symlink()
 
 
-def test_what_was_there_survives_a_full_disk(tmp_path):
+def test_existing_file_survives_a_full_disk(tmp_path):
     out = tmp_path / "trace.parquet"
     out.write_bytes(b"the one before")
     command = ["convert", TRACE, "-o", out, "--force"]
@@ -103,9 +103,9 @@ def test_what_was_there_survives_a_full_disk(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".sqlite"])
-def test_kill_9_leaves_nothing_under_the_name_and_the_next_run_clears_up(tmp_path, suffix):
+def test_killed_run_leaves_a_part_file_that_the_next_run_removes(tmp_path, suffix):
     out = tmp_path / f"trace{suffix}"
-    # killed by itself at the first byte, in the midst of writing
+    # kills itself while it writes
     code = (
         "import os, signal, sys\n"
         "from traceanalyzer import files\n"
@@ -125,16 +125,16 @@ def test_kill_9_leaves_nothing_under_the_name_and_the_next_run_clears_up(tmp_pat
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_only_what_is_abandoned_is_cleared_up(tmp_path):
-    host, own = os.uname().nodename, os.getpid()
+def test_only_abandoned_part_files_are_removed(tmp_path):
+    host, this_pid = os.uname().nodename, os.getpid()
     kept = [
         f".out.{host}.1.part",  # that process runs
-        f".out.{host}.{own}x.part",
+        f".out.{host}.{this_pid}x.part",
         f".out.elsewhere.{2**22 + 1}.part",
         f".other.{host}.{2**22 + 1}.part",
         f".out.{host}.{2**22 + 1}.partly",
     ]
-    stale = [f".out.{host}.{2**22 + 1}.part", f".out.{host}.{own}.part"]
+    stale = [f".out.{host}.{2**22 + 1}.part", f".out.{host}.{this_pid}.part"]
     for name in (*kept, *stale):
         (tmp_path / name).write_text("")
     os.utime(tmp_path / stale[1], (1, 1))
@@ -143,7 +143,7 @@ def test_only_what_is_abandoned_is_cleared_up(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "out"])
 
 
-def test_the_longest_name_a_file_can_have(tmp_path):
+def test_longest_file_names(tmp_path):
     for name in ("x" * 255, "\u00e9" * 127, "\U0001f600" * 63):
         with files.opened(str(tmp_path / name)) as file:
             file.write(b"whole")
@@ -152,7 +152,7 @@ def test_the_longest_name_a_file_can_have(tmp_path):
 
 
 @pytest.mark.parametrize("command", [["info", TRACE, "-o", "x"], ["convert", TRACE, "-o", "x.db"]])
-def test_a_folder_that_may_not_be_written_to(tmp_path, command):
+def test_read_only_folder(tmp_path, command):
     tmp_path.chmod(0o555)
     code, _, error = finish(start(*command, cwd=tmp_path, preexec_fn=without_rights))
     assert (code, error) == (
@@ -167,7 +167,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, command):
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A folder of one good trace and everything else that can lie in a folder."""
+    """A folder with one good trace and every other kind of entry."""
     folder = tmp_path / "odd"
     (folder / "locked").mkdir(parents=True)
     (folder / "rank0.json").write_bytes(SMALL)
@@ -201,7 +201,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("command", ["operators", "flamegraph", "convert"])
-def test_what_cannot_be_read_in_a_folder_is_said(odd, tmp_path, command):
+def test_unreadable_files_of_a_folder_are_reported(odd, tmp_path, command):
     out = tmp_path / "out.svg"
     if command == "convert":
         out = tmp_path / "out"
@@ -209,21 +209,23 @@ def test_what_cannot_be_read_in_a_folder_is_said(odd, tmp_path, command):
     process = start(command, odd, "-o", out, preexec_fn=without_rights)
     code, _, error = finish(process)
     assert code == 0
-    said = dict(line.split(": ", 1) for line in error.splitlines() if line.endswith("; skipped"))
-    assert said == {f"{odd}/{name}": f"{why}; skipped" for name, why in REASONS.items()}
+    reported = dict(
+        line.split(": ", 1) for line in error.splitlines() if line.endswith("; skipped")
+    )
+    assert reported == {f"{odd}/{name}": f"{why}; skipped" for name, why in REASONS.items()}
     quiet = finish(start("operators", odd, "-q", preexec_fn=without_rights))
     assert quiet[::2] == (0, "")
 
 
-def test_info_lists_what_it_skipped(odd):
-    code, shown, _ = finish(start("info", odd, "--to", "json", preexec_fn=without_rights))
+def test_info_lists_skipped_files(odd):
+    code, out, _ = finish(start("info", odd, "--to", "json", preexec_fn=without_rights))
     assert code == 0
-    skipped = {Path(row["path"]).name: row["reason"] for row in json.loads(shown)["skipped"]}
+    skipped = {Path(row["path"]).name: row["reason"] for row in json.loads(out)["skipped"]}
     assert skipped == {**REASONS, "notes.txt": "unknown file format"}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "text"),
     [
         ("fifo.json", "is not a regular file; pass a file"),
         ("socket.json", "is not a regular file; pass a file"),
@@ -238,14 +240,14 @@ def test_info_lists_what_it_skipped(odd):
         (os.fsdecode(b"\xff.json"), "its name is not UTF-8; rename it"),
     ],
 )
-def test_named_directly(odd, name, words):
+def test_unreadable_file_is_an_error(odd, name, text):
     code, out, error = finish(start("info", odd / name, preexec_fn=without_rights))
     assert (code, out) == (1, "")
-    assert error.endswith(f": {words}\n")
+    assert error.endswith(f": {text}\n")
     assert error.count("\n") == 1
 
 
-def test_a_zero_byte_file_for_every_rank(tmp_path):
+def test_empty_file_for_every_rank(tmp_path):
     for rank in range(12):
         (tmp_path / f"rank{rank}.json").write_bytes(b"")
     code, out, error = finish(start("gpu-idle", tmp_path))
@@ -259,7 +261,7 @@ def test_a_zero_byte_file_for_every_rank(tmp_path):
     ]
 
 
-def test_a_file_that_vanishes_before_it_is_read(tmp_path):
+def test_file_removed_before_it_is_read(tmp_path):
     for rank in range(2):
         shutil.copy(ROOT / f"fixtures/nccl_8ranks/rank{rank}.json.gz", tmp_path)
     gone = tmp_path / "rank1.json.gz"
@@ -281,8 +283,8 @@ def test_a_file_that_vanishes_before_it_is_read(tmp_path):
     assert f"{gone}: no such file" in " ".join(done.stdout.split())
 
 
-def test_ten_thousand_foreign_files_are_looked_at_cheaply(tmp_path, monkeypatch):
-    """Each is opened as often as detection needs, and its content never read to the end."""
+def test_ten_thousand_foreign_files_are_skipped(tmp_path, monkeypatch):
+    """Detection reads the beginning of each file only."""
     (tmp_path / "rank0.json").write_bytes(SMALL)
     for number in range(10_000):
         (tmp_path / f"log{number}.txt").write_bytes(b"a line of a log\n" * 4)
@@ -305,7 +307,7 @@ def test_ten_thousand_foreign_files_are_looked_at_cheaply(tmp_path, monkeypatch)
     ],
     ids=["unset", "nowhere", "matplotlib"],
 )
-def test_without_a_home(changes):
+def test_without_a_home_folder(changes):
     code, drawn, error = finish(
         start("comm-outliers", TRACE, "--to", "svg", env=environment(**changes))
     )
@@ -323,12 +325,12 @@ def test_without_a_home(changes):
     ],
     ids=["C", "POSIX", "ascii", "coerced not"],
 )
-def test_names_of_other_scripts_in_a_plain_locale(tmp_path, changes):
+def test_non_ascii_names_in_ascii_locales(tmp_path, changes):
     path = tmp_path / "trace.json"
     path.write_bytes(SMALL.replace(b"mm", "größe 内核".encode()))
-    code, shown, error = finish(start("operators", path, env=environment(**changes)))
+    code, out, error = finish(start("operators", path, env=environment(**changes)))
     assert (code, error) == (0, "")
-    assert "größe 内核" in shown or "gr\\xf6\\xdfe \\u5185\\u6838" in shown
+    assert "größe 内核" in out or "gr\\xf6\\xdfe \\u5185\\u6838" in out
 
 
 @pytest.mark.parametrize(
@@ -340,32 +342,32 @@ def test_names_of_other_scripts_in_a_plain_locale(tmp_path, changes):
     ],
     ids=["dumb", "narrow", "no TERM"],
 )
-def test_any_terminal_gets_plain_text(columns, changes, width):
-    code, shown = in_terminal("comm-outliers", TRACE, columns=columns, **changes)
+def test_terminal_output_is_plain_text(columns, changes, width):
+    code, out = in_terminal("comm-outliers", TRACE, columns=columns, **changes)
     assert code == 0
-    assert b"\x1b" not in shown
-    verdict = shown.decode().replace("\r\n", "\n").split("\n\n")[1]
+    assert b"\x1b" not in out
+    verdict = out.decode().replace("\r\n", "\n").split("\n\n")[1]
     assert width - 20 < max(map(len, verdict.splitlines())) <= width
 
 
-def test_without_any_terminal():
-    code, shown, error = finish(
+def test_without_a_terminal():
+    code, out, error = finish(
         start("info", TRACE, start_new_session=True, env=environment(COLUMNS=None, TERM=None))
     )
     assert (code, error) == (0, "")
-    assert "\x1b" not in shown
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize(
-    ("closed", "arguments", "code", "words"),
+    ("closed", "arguments", "code", "text"),
     [
-        (">&-", ["info", TRACE], 1, "standard output is closed; give -o FILE"),
+        (">&-", ["info", TRACE], 1, "standard output is closed"),
         (">&-", ["--help"], 0, ""),
         ("2>&-", ["nope"], 2, ""),
-        ("<&- 2>&-", ["info", TRACE], 0, "What is in these files?"),
+        ("<&- 2>&-", ["info", TRACE], 0, "chrome-trace"),
     ],
 )
-def test_closed_streams(closed, arguments, code, words):
+def test_closed_streams(closed, arguments, code, text):
     done = subprocess.run(
         ["bash", "-c", f'"$@" {closed}', "bash", *PROGRAM, *map(str, arguments)],
         capture_output=True,
@@ -374,12 +376,12 @@ def test_closed_streams(closed, arguments, code, words):
         text=True,
     )
     assert done.returncode == code
-    assert words in done.stdout + done.stderr
+    assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert bool(words) == bool(done.stdout + done.stderr)
+    assert bool(text) == bool(done.stdout + done.stderr)
 
 
-def test_a_file_is_written_whole_with_all_streams_closed(tmp_path):
+def test_output_file_with_all_streams_closed(tmp_path):
     out = tmp_path / "answer.json"
     command = ["bash", "-c", '"$@" <&- >&- 2>&-', "bash", *PROGRAM, "info", str(TRACE)]
     subprocess.run([*command, "-o", str(out)], env=environment(), check=True)
@@ -387,9 +389,7 @@ def test_a_file_is_written_whole_with_all_streams_closed(tmp_path):
     assert out.read_text() == again
 
 
-def test_a_report_names_a_missing_input_before_an_output_that_exists(
-    run_cli: Any, tmp_path: Path
-) -> None:
+def test_report_checks_inputs_before_the_output(run_cli: Any, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("here")
     done = run_cli("report", "missing.json", cwd=tmp_path)
     assert done.returncode == 1

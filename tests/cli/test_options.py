@@ -1,4 +1,4 @@
-"""Options of analyses as options of commands: what is parsed, what is refused."""
+"""Options of analyzers as command-line options: parsing and validation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from traceanalyzer.cli.commands import analyzer_options
 
 @dataclass(frozen=True)
 class Postponed(AnalyzerOptions):
-    """Annotations are texts where their evaluation is postponed."""
+    """Options with postponed evaluation of annotations."""
 
     stream: "int | None" = option(None, help="Only this stream.")
 
@@ -31,11 +31,11 @@ class Options(AnalyzerOptions):
     flag: bool = option(default=False, help="Yes or no.")
 
 
-def given(*arguments: str, of: type[AnalyzerOptions] = Options) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    command = click.command()(analyzer_options(of)(lambda **options: found.update(options)))
+def parse(*arguments: str, of: type[AnalyzerOptions] = Options) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    command = click.command()(analyzer_options(of)(lambda **options: values.update(options)))
     done = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
-    return found if done.exit_code == 0 else {"refused": done.exit_code}
+    return values if done.exit_code == 0 else {"refused": done.exit_code}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def given(*arguments: str, of: type[AnalyzerOptions] = Options) -> dict[str, Any
     ],
     ids=" ".join,
 )
-def test_values_are_parsed_by_the_type_of_the_field(arguments, expected):
-    assert expected.items() <= given(*arguments).items()
+def test_value_is_parsed_by_field_type(arguments, expected):
+    assert expected.items() <= parse(*arguments).items()
 
 
-def test_annotations_may_be_texts():
-    assert given("--stream", "7", of=Postponed) == {"stream": 7}
+def test_annotations_may_be_strings():
+    assert parse("--stream", "7", of=Postponed) == {"stream": 7}
 
 
-def test_defaults_are_those_of_the_fields():
-    asked = given()
-    assert (asked["stream"], asked["factor"], asked["flag"]) == (None, 1.5, False)
+def test_defaults_are_field_defaults():
+    values = parse()
+    assert (values["stream"], values["factor"], values["flag"]) == (None, 1.5, False)

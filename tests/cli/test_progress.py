@@ -16,19 +16,19 @@ def _file(tmp_path, size=1000):
     return str(path)
 
 
-def test_none_when_piped(tmp_path, monkeypatch):
+def test_no_progress_without_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with progress([_file(tmp_path)], quiet=False) as meter:
         assert meter is None
 
 
-def test_none_when_quiet(tmp_path, monkeypatch):
+def test_no_progress_when_quiet(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr", _Terminal())
     with progress([_file(tmp_path)], quiet=True) as meter:
         assert meter is None
 
 
-def test_shown_in_a_terminal_only_after_a_while_and_wiped_at_the_end(tmp_path, monkeypatch):
+def test_progress_appears_after_a_delay_and_is_erased(tmp_path, monkeypatch):
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with progress([_file(tmp_path)], quiet=False) as meter:
@@ -43,7 +43,7 @@ def test_shown_in_a_terminal_only_after_a_while_and_wiped_at_the_end(tmp_path, m
 
 
 @given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=5), max_size=5))
-def test_bytes_of_all_files_add_up(files):
+def test_bytes_of_all_files_are_summed(files):
     total = 0
 
     def advance(step):

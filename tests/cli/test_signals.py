@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, whenever they come: 130 or 143, no traceback, no half-written file."""
+"""Ctrl-C and SIGTERM at any time: exit status 130 or 143, no traceback, no partial file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from processes import ROOT, environment
 
 TRACE = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
 
-# stops, says so and waits: where loading has come so far, and where something is called
+# stops, prints "here" and waits: during an import, or when a function is called
 _PREAMBLE = """
 import sys, time, importlib
 def here(*_, **__):
@@ -65,7 +65,7 @@ _RUN = "\nfrom traceanalyzer.cli import start\nstart.run()\n"
 
 
 def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
-    """Exit status and standard error of the program when it gets a signal at a moment."""
+    """Return exit status and standard error of the program when it gets a signal."""
     command = [sys.executable, "-c", _PREAMBLE + MOMENTS[moment] + _RUN]
     command += ["comm-outliers", str(TRACE), "-o", str(folder / "out.html")]
     process = subprocess.Popen(
@@ -80,14 +80,14 @@ def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_quiet_end_at_any_moment(tmp_path, moment, number, status):
+def test_signal_ends_the_program_quietly(tmp_path, moment, number, status):
     code, error = _stopped(moment, number, tmp_path)
     assert code == status
     assert error.strip() == b""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_starts_us_to_ignore_ctrl_c_is_heeded(tmp_path):
+def test_inherited_ignored_signal_stays_ignored(tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + _RUN
     code = code.replace("start.run()", "import os; os.kill(os.getpid(), 2); start.run()")
     done = subprocess.run(

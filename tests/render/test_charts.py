@@ -1,4 +1,4 @@
-"""Charts for pages: what the viewer is given, and what stands without it."""
+"""Charts for pages: data of the viewer, and content without scripts."""
 
 import json
 import re
@@ -27,14 +27,14 @@ def unpacked(chart: Chart) -> dict:
 
 
 def column(packed: dict) -> list:
-    """A column as the browser reads it."""
+    """Decode a column as the viewer does."""
     if "values" in packed:
         return packed["values"]
-    total, found = 0, []
+    total, values = 0, []
     for step in packed["steps"]:
         total += step
-        found.append(total)
-    return found
+        values.append(total)
+    return values
 
 
 def scatter(frame: pl.DataFrame, **more) -> Chart:
@@ -61,24 +61,24 @@ class _Tags(HTMLParser):
         self.texts.append(data)
 
 
-# --- what the viewer is given ----------------------------------------------------------------
+# --- data of the viewer ----------------------------------------------------------------------
 
 
-def test_every_mark_is_given_with_its_exact_place():
+def test_marks_have_exact_positions():
     chart = durations()
-    given_, frame = unpacked(chart), chart.frame.sort("ts_ns", maintain_order=True)
-    assert column(given_["rows"]["x"]) == frame["ts_ns"].to_list()
-    assert column(given_["rows"]["y"]) == frame["dur_ns"].to_list()
-    names = [given_["colors"][color][0] for color in given_["rows"]["color"]]
+    content, frame = unpacked(chart), chart.frame.sort("ts_ns", maintain_order=True)
+    assert column(content["rows"]["x"]) == frame["ts_ns"].to_list()
+    assert column(content["rows"]["y"]) == frame["dur_ns"].to_list()
+    names = [content["colors"][color][0] for color in content["rows"]["color"]]
     assert names == [str(rank) for rank in frame["rank"]]
-    assert given_["ringed"] == frame["outlier"].arg_true().to_list()
-    assert (given_["mark"], given_["log"], given_["ring"]) == ("scatter", True, "outlier")
+    assert content["ringed"] == frame["outlier"].arg_true().to_list()
+    assert (content["mark"], content["log"], content["ring"]) == ("scatter", True, "outlier")
 
 
-def test_axes_have_the_units_of_a_plot():
+def test_axes_have_units_of_the_plot():
     for chart in (durations(), skew()):
-        marks, given_ = prepare(chart), unpacked(chart)
-        for scale, axis in ((marks.x, given_["x"]), (marks.y, given_["y"])):
+        marks, content = prepare(chart), unpacked(chart)
+        for scale, axis in ((marks.x, content["x"]), (marks.y, content["y"])):
             unit = f" [{axis['unit']}]" if axis.get("unit") else ""
             assert axis["label"] + unit == scale.label
     assert unpacked(durations())["x"] == {
@@ -86,24 +86,24 @@ def test_axes_have_the_units_of_a_plot():
     }  # fmt: skip
 
 
-def test_categories_have_the_colours_of_a_plot():
+def test_categories_have_colours_of_the_plot():
     part = pl.Enum(["compute", "copy", "idle"])
     frame = pl.DataFrame({"x": [1, 2, 3], "y": [1, 2, 3], "part": ["idle", None, "compute"]})
     chart = scatter(frame.with_columns(pl.col("part").cast(part)), color="part")
     assert unpacked(chart)["colors"] == [
-        ["compute", PALETTE[0]], ["idle", PALETTE[2]], ["not known", "#8b949e"],
+        ["compute", PALETTE[0]], ["idle", PALETTE[2]], ["unknown", "#8b949e"],
     ]  # fmt: skip
 
 
-def test_names_are_given_once_and_as_long_as_a_person_reads():
+def test_names_are_deduplicated_and_shortened():
     frame = pl.DataFrame({"x": ["a" * 500, "b", "a" * 500], "y": [1, 2, 3]})
-    given_ = unpacked(scatter(frame, mark="bar"))
-    assert given_["x"]["names"][1] == "b"
-    assert len(given_["x"]["names"][0]) == 160
-    assert column(given_["rows"]["x"]) == [0, 0, 1]
+    content = unpacked(scatter(frame, mark="bar"))
+    assert content["x"]["names"][1] == "b"
+    assert len(content["x"]["names"][0]) == 160
+    assert column(content["rows"]["x"]) == [0, 0, 1]
 
 
-def test_bars_at_even_times_are_drawn_to_scale_and_others_by_name():
+def test_bars_at_even_times_are_to_scale():
     times = pl.DataFrame({"at_ns": [0, 5_000_000, 15_000_000], "y": [1, 2, 3]})
     even = unpacked(scatter(times, mark="bar", x="at_ns"))
     assert (even["width"], even["x"]["unit"]) == (5_000_000, "ms")
@@ -115,22 +115,22 @@ def test_bars_at_even_times_are_drawn_to_scale_and_others_by_name():
     assert len(ranks["x"]["names"]) == 3
 
 
-def test_numbers_that_a_browser_would_round_are_counted_from_the_first():
+def test_large_integers_are_relative_to_the_first():
     start = 1_700_000_000_123_456_789
     frame = pl.DataFrame({"ts_ns": [start + 7, start, start + 3], "y": [1, 2, 3]})
-    given_ = unpacked(scatter(frame, x="ts_ns", x_label="start"))
-    assert column(given_["rows"]["x"]) == [0, 3, 7]
-    assert given_["x"]["label"] == "start, from 1,700,000,000,123,456,789 ns on"
-    assert given_["x"]["unit"] == "ns"
+    content = unpacked(scatter(frame, x="ts_ns", x_label="start"))
+    assert column(content["rows"]["x"]) == [0, 3, 7]
+    assert content["x"]["label"] == "start after 1,700,000,000,123,456,789 ns"
+    assert content["x"]["unit"] == "ns"
 
 
-def test_values_that_are_no_numbers_are_left_out():
+def test_non_finite_values_are_dropped():
     frame = pl.DataFrame({"x": [1, 2, 3, 4], "y": [1.5, float("nan"), float("inf"), None]})
-    given_ = unpacked(scatter(frame))
-    assert column(given_["rows"]["y"]) == [1.5]
+    content = unpacked(scatter(frame))
+    assert column(content["rows"]["y"]) == [1.5]
 
 
-def test_panels_are_named_and_no_more_than_a_plot_has():
+def test_panels_have_names_and_a_limit():
     frame = pl.DataFrame({"x": range(40), "y": range(40), "rank": range(40)})
     packed = pack(prepare(scatter(frame, panel="rank")))
     content = json.loads(packed.json)
@@ -140,13 +140,13 @@ def test_panels_are_named_and_no_more_than_a_plot_has():
 
 
 @pytest.mark.parametrize("chart", SAMPLES, ids=lambda chart: chart.mark)
-def test_no_text_ends_the_element_that_holds_the_data(chart):
+def test_json_cannot_end_its_script_element(chart):
     text = pack(prepare(chart)).json
     assert not set(text) & set("<>&")
     assert json.loads(text)["mark"] == chart.mark
 
 
-# --- more than can be seen -------------------------------------------------------------------
+# --- sampling of many marks --------------------------------------------------------------------
 
 
 def many(mark: str, count: int = 100_000) -> Chart:
@@ -165,7 +165,7 @@ def many(mark: str, count: int = 100_000) -> Chart:
 
 
 @pytest.mark.parametrize("mark", ["scatter", "line", "span", "bar"])
-def test_a_large_chart_fits_a_page_and_says_what_it_leaves_out(mark):
+def test_large_chart_is_sampled_and_says_so(mark):
     packed = pack(prepare(many(mark)))
     assert len(packed.json) <= 300_000
     assert 5_000 < packed.drawn <= 12_000
@@ -174,7 +174,7 @@ def test_a_large_chart_fits_a_page_and_says_what_it_leaves_out(mark):
 
 
 @pytest.mark.parametrize("mark", ["scatter", "line", "span"])
-def test_extremes_and_what_is_ringed_are_kept(mark):
+def test_sampling_keeps_extremes_and_highlighted_marks(mark):
     chart, content = many(mark), unpacked(many(mark))
     kept = {*zip(column(content["rows"]["x"]), content["rows"]["color"], strict=True)}
     largest = chart.frame.top_k(5, by="dur_ns")
@@ -182,7 +182,7 @@ def test_extremes_and_what_is_ringed_are_kept(mark):
     assert len(content["ringed"]) == chart.frame["late"].sum()
 
 
-def test_names_by_the_thousand_still_fit():
+def test_size_limit_with_many_names():
     frame = pl.select(
         name=pl.format("{}{}", pl.lit("k" * 400), pl.int_range(20_000)), y=pl.int_range(20_000)
     )
@@ -201,7 +201,7 @@ ROWS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.sampled_from(["scatter", "line", "bar", "span"]), st.integers(1, 60))
-def test_thinning_keeps_rows_of_the_frame_in_their_order(rows, mark, limit):
+def test_sampling_keeps_the_order_of_rows(rows, mark, limit):
     names = ["x", "y", "color", "panel", "emphasis"]
     frame = pl.DataFrame(
         rows, schema=dict.fromkeys(names[:4], pl.Int64) | {"emphasis": pl.Boolean}, orient="row"
@@ -219,7 +219,7 @@ def test_thinning_keeps_rows_of_the_frame_in_their_order(rows, mark, limit):
 # --- without scripts -------------------------------------------------------------------------
 
 
-def test_words_say_what_there_is_to_see():
+def test_summary():
     assert summary(prepare(durations())) == (
         "48 points; duration: 0.800 to 9.810 ms; start: 0.0 to 440.0 ms; rank: 0, 1, 2, 3; "
         "1 ringed: outlier."
@@ -227,16 +227,16 @@ def test_words_say_what_there_is_to_see():
     assert summary(prepare(empty().charts[0])) == "Nothing to draw."
 
 
-def test_the_first_rows_stand_in_a_table():
+def test_first_rows_are_a_table():
     tags = _Tags(charts.inline(durations(), "one"))
     assert [tag for tag, _ in tags.tags].count("tr") == 11
-    assert "The first 10 of 48 rows" in tags.texts
+    assert "First 10 of 48 rows" in tags.texts
     assert "start [ms]" in tags.texts
     assert "outlier" in tags.texts
 
 
 @pytest.mark.parametrize("chart", SAMPLES, ids=lambda chart: chart.mark)
-def test_figures_are_well_formed_named_and_inert(chart):
+def test_figures_are_well_formed_and_inert(chart):
     tags = _Tags(charts.inline(chart, "chart-3"))
     assert tags.open == []
     assert {tag for tag, _ in tags.tags} <= {
@@ -253,13 +253,13 @@ def test_figures_are_well_formed_named_and_inert(chart):
     assert len(charts.inline(chart, "chart-3")) < 30_000
 
 
-def test_an_empty_chart_says_so_and_is_not_drawn():
+def test_empty_chart_is_not_drawn():
     text = charts.inline(empty().charts[0], "one")
     assert "Nothing to draw." in text
     assert "<script" not in text
 
 
-def test_hostile_texts_are_escaped_in_the_figure():
+def test_hostile_texts_are_escaped():
     text = "".join(charts.inline(chart, "one") for chart in hostile().charts)
     for name in HOSTILE[:3]:
         assert name not in text
@@ -284,7 +284,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("command", RESULTS)
-def test_a_real_result_of_every_command_is_packed(command):
+def test_real_results_are_packed(command):
     result = getattr(ta, command)(FIXTURES / RESULTS[command])
     assert result.charts
     for chart in result.charts:
@@ -299,7 +299,7 @@ def test_a_real_result_of_every_command_is_packed(command):
             assert unit is None or (unit != "") == bool(re.search("_(ns|bytes|frac|gbps)$", name))
 
 
-def test_the_viewer_is_one_script_with_a_hash():
+def test_viewer_is_one_script_with_a_hash():
     assert charts.VIEWER.script_hash().startswith("'sha256-")
     assert "</script" not in charts.VIEWER.script()
     assert not re.search(

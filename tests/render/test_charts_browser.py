@@ -1,4 +1,4 @@
-"""Charts in a real browser: what is drawn, and what a person does with it."""
+"""Charts in a browser: drawing and interaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traceanalyzer.result import Chart
 
 WIDTHS = (480, 1200)
 VIEWER = "document.querySelectorAll('figure.chart')[arguments[0]].viewer"
-# The middle of a row's mark on the screen, after it was scrolled to.
+# Scrolls to the mark of a row and returns its centre on the screen.
 MARK = f"""
 const viewer = {VIEWER}, row = arguments[1];
 const box = viewer.places[viewer.data.panelOf[row]].box(row, viewer.data);
@@ -21,7 +21,7 @@ scrollBy(0, viewer.plot.getBoundingClientRect().top + box.y0 - innerHeight / 2);
 const at = viewer.plot.getBoundingClientRect();
 return [at.left + (box.x0 + box.x1) / 2, at.top + (box.y0 + box.y1) / 2];
 """
-# Pairs of labels of one kind whose rectangles meet, tilted ones aside; labels beyond the picture.
+# Pairs of labels that overlap, except tilted ones; labels outside the picture.
 CROWDED = """
 const found = [], meet = (a, b) =>
   a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
@@ -130,8 +130,8 @@ class Page:
         )
         return self.run(script, chart, selector)
 
-    def told(self):
-        return self.texts(".tip.shown dd")
+    def tooltip(self):
+        return self.texts(".tip.visible dd")
 
     def mark(self, row, chart=0):
         return self.run(MARK, chart, row)
@@ -172,14 +172,14 @@ def window(tmp_path_factory):
 
 @pytest.fixture
 def opened(window, tmp_path):
-    """``open_(chart, ...)`` opens a page; nothing else may be asked for, nothing complained."""
+    """Yield ``open_(chart, ...)``, which opens a page; no other requests, no errors."""
     prefer(window, "light")
 
     def open_(*drawn, width=1200):
         resize(window, width, 900)
         path = tmp_path / "page.html"
-        asked = visit(window, path, html.page(Sample(drawn=drawn)))
-        assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+        requested = visit(window, path, html.page(Sample(drawn=drawn)))
+        assert [url for url in requested if not url.startswith("data:")] == [path.as_uri()]
         return Page(window)
 
     yield open_
@@ -187,11 +187,11 @@ def opened(window, tmp_path):
     assert window.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
-# --- what is drawn ---------------------------------------------------------------------------
+# --- drawing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_mark_is_drawn_and_no_labels_meet(opened, width):
+def test_all_marks_are_drawn_and_labels_do_not_overlap(opened, width):
     page = opened(*EVERY, width=width)
     for at, chart in enumerate(EVERY):
         paths = page.run(
@@ -212,20 +212,20 @@ def test_every_mark_is_drawn_and_no_labels_meet(opened, width):
     assert page.run("return document.documentElement.scrollWidth") == width
 
 
-def test_axes_are_called_as_in_a_plot(opened):
+def test_axes_have_labels_of_the_plot(opened):
     page = opened(*EVERY)
     for at, chart in enumerate(EVERY):
         marks = prepare(chart)
-        shown = page.texts("text.label", at)
-        assert (marks.x.label in shown) or not marks.x.label or chart.name == "shares"
-        assert (marks.y.label in shown) or chart.mark == "span"
+        labels = page.texts("text.label", at)
+        assert (marks.x.label in labels) or not marks.x.label or chart.name == "shares"
+        assert (marks.y.label in labels) or chart.mark == "span"
     assert "time [ms]" in page.texts("text.label", 5)
     assert page.texts("text.panel", 3) == ["counter 0", "counter 1"]
     assert page.texts("text.length", 2) == ["6.719 ms", "182.3 ms", "551.9 ms"]
     assert page.texts("text.x", 4) == [f"ProfilerStep#{step}" for step in range(12)]
 
 
-def test_stacks_are_as_high_as_their_sum_and_bars_stand_on_0(opened):
+def test_stack_height_is_the_sum(opened):
     page = opened(steps())
     data = steps().frame
     tops, bottoms = (
@@ -237,7 +237,7 @@ def test_stacks_are_as_high_as_their_sum_and_bars_stand_on_0(opened):
     assert bottoms[1::3] == tops[::3]
 
 
-def test_dense_marks_are_drawn_once_a_pixel(opened):
+def test_dense_marks_are_drawn_once_per_pixel(opened):
     count = 100_000
     frame = pl.select(at_ns=pl.int_range(count), y_ns=(pl.int_range(count) * 7_919) % 9_973)
     about = {"x": "at_ns", "y": "y_ns", "x_label": "", "y_label": ""}
@@ -252,15 +252,15 @@ def test_dense_marks_are_drawn_once_a_pixel(opened):
     )
     assert max(sizes) < 50_000
     assert page.run("return document.querySelectorAll('.chart *').length") < 700
-    told = page.run(
+    notes = page.run(
         "return Array.from(document.querySelectorAll('.left-out'), (e) => e.textContent)"
     )
-    assert [text.split(" are ")[0].split(" of ")[1] for text in told] == [
+    assert [text.split(" are ")[0].split(" of ")[1] for text in notes] == [
         "100,000 points", "100,000 points", "100,000 spans",
     ]  # fmt: skip
 
 
-def test_numbers_beyond_all_precision_are_drawn_too(opened):
+def test_extreme_numbers_are_drawn(opened):
     columns = {
         "large": [2.0**64, 2.0**64 + 4096, 2.0**64],
         "vast": [1e99, -1e99, 1e98],
@@ -281,32 +281,32 @@ def test_numbers_beyond_all_precision_are_drawn_too(opened):
     assert len(page.window.find_elements("css selector", ".chart.live .marks")) == len(drawn)
 
 
-# --- what is told ----------------------------------------------------------------------------
+# --- tooltips --------------------------------------------------------------------------------
 
 
-def test_pointing_tells_all_that_is_shown_of_a_row(opened):
+def test_tooltip_shows_all_values_of_a_row(opened):
     page = opened(durations(), spans(), steps())
     ringed = durations().frame.sort("ts_ns", maintain_order=True)["outlier"].arg_max()
     page.mouse(("move", *page.mark(ringed)))
-    assert page.told() == ["9.81 ms", "280 ms", "1", "outlier"]
+    assert page.tooltip() == ["9.81 ms", "280 ms", "1", "outlier"]
     page.mouse(("move", 5, 5))
-    assert page.told() == []
+    assert page.tooltip() == []
     rows = page.of("data.count", 1)
-    said = []
+    tooltips = []
     for row in range(rows):
         page.mouse(("move", *page.mark(row, 1)))
-        said.append(page.texts(".tip.shown dd", 1))
-    assert ["rank 0", "5 ms", "4 ms", "5 ms", "9 ms", "launch overhead"] not in said
-    assert ["rank 0", "4 ms", "5 ms", "9 ms", "launch overhead"] in said
-    assert ["rank 1", "100 ns", "8 ms", "8 ms", "other host code"] in said
+        tooltips.append(page.texts(".tip.visible dd", 1))
+    assert ["rank 0", "5 ms", "4 ms", "5 ms", "9 ms", "launch overhead"] not in tooltips
+    assert ["rank 0", "4 ms", "5 ms", "9 ms", "launch overhead"] in tooltips
+    assert ["rank 1", "100 ns", "8 ms", "8 ms", "other host code"] in tooltips
     page.mouse(("move", *page.mark(4, 2)))
-    assert page.texts(".tip.shown dd", 2) == ["2.4 ms", "ProfilerStep#1", "communication"]
+    assert page.texts(".tip.visible dd", 2) == ["2.4 ms", "ProfilerStep#1", "communication"]
 
 
 # --- zoom ------------------------------------------------------------------------------------
 
 
-def test_the_wheel_zooms_with_ctrl_or_focus_and_scrolls_the_page_else(opened):
+def test_wheel_zooms_with_ctrl_or_focus(opened):
     page = opened(durations(), spans(), lengths(), lines())
     whole, (x, y) = page.view(), page.mark(20)
     page.wheel(x, y, -100)
@@ -325,7 +325,7 @@ def test_the_wheel_zooms_with_ctrl_or_focus_and_scrolls_the_page_else(opened):
     assert page.view() == whole
 
 
-def test_two_fingers_zoom_and_one_moves(opened):
+def test_touch_zooms_and_moves(opened):
     page = opened(durations(), width=480)
     whole, (_, y) = page.view(), page.mark(20)
     left = page.of("left()")
@@ -354,7 +354,7 @@ def test_two_fingers_zoom_and_one_moves(opened):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_drag_zooms_shift_moves_and_a_double_click_resets(opened, width):
+def test_drag_zooms_and_double_click_resets(opened, width):
     page = opened(spans(), width=width)
     whole = page.view()
     left, top, wide = page.run(
@@ -369,7 +369,7 @@ def test_a_drag_zooms_shift_moves_and_a_double_click_resets(opened, width):
     page.settle()
     span = whole[1] - whole[0]
     assert page.view() == pytest.approx([whole[0] + span / 4, whole[0] + span / 2], rel=0.02)
-    assert "shown" in page.run("return document.querySelector('.whole').className")
+    assert "visible" in page.run("return document.querySelector('.whole').className")
     shift = {"modifiers": 8}
     page.mouse(
         ("move", half, top), ("down", half, top, shift), ("move", quarter, top, shift),
@@ -406,7 +406,7 @@ def test_keys_zoom_move_and_reset(opened):
     assert page.view(1)[1] - page.view(1)[0] == 1
 
 
-def test_a_zoomed_axis_changes_its_unit(opened):
+def test_zoomed_axis_changes_its_unit(opened):
     page = opened(lines())
     units = [page.texts("text.label")[-1]]
     while page.view()[1] - page.view()[0] > 4:
@@ -414,8 +414,8 @@ def test_a_zoomed_axis_changes_its_unit(opened):
         units.append(page.texts("text.label")[-1])
         assert page.run(CROWDED) == []
     assert units[0] == "time [ms]"
-    seen = dict.fromkeys(text.rsplit("[")[-1] for text in units)
-    assert list(seen) == ["ms]", "us]", "ns]"]
+    names = dict.fromkeys(text.rsplit("[")[-1] for text in units)
+    assert list(names) == ["ms]", "us]", "ns]"]
     assert "after" in units[-1]
     assert page.view()[1] - page.view()[0] == 4
 
@@ -423,7 +423,7 @@ def test_a_zoomed_axis_changes_its_unit(opened):
 # --- legend, keys, hostile texts, papers -----------------------------------------------------
 
 
-def test_a_click_or_enter_in_the_legend_leaves_a_category_out(opened):
+def test_legend_hides_a_category(opened):
     from selenium.webdriver import Keys
 
     page = opened(steps())
@@ -431,22 +431,22 @@ def test_a_click_or_enter_in_the_legend_leaves_a_category_out(opened):
     before = page.of("data.up[1]")
     idle.click()
     page.settle()
-    shown = "return Array.from(document.querySelectorAll('.marks'), (e) => e.dataset.color)"
-    assert page.run(shown) == ["0", "1"]
+    labels = "return Array.from(document.querySelectorAll('.marks'), (e) => e.dataset.color)"
+    assert page.run(labels) == ["0", "1"]
     assert idle.get_attribute("aria-pressed") == "false"
     assert page.of("data.up[1]") < before
     page.window.find_element("xpath", "//button[span='compute']").click()
     page.settle()
-    assert page.run(shown) == ["1"]
+    assert page.run(labels) == ["1"]
     assert page.run(f"return Array.from({VIEWER}.data.y0)", 0)[1::3] == [0] * 12
     page.window.find_element("xpath", "//button[span='compute']").click()
     idle.send_keys(Keys.ENTER)
     page.settle()
-    assert page.run(shown) == ["0", "1", "2"]
+    assert page.run(labels) == ["0", "1", "2"]
     assert page.of("data.up[1]") == before
 
 
-def test_figures_are_named_and_reached_by_keys(opened):
+def test_figures_are_accessible_by_keyboard(opened):
     page = opened(*EVERY)
     named = page.run(
         "return Array.from(document.querySelectorAll('.chart .plot'),"
@@ -459,18 +459,18 @@ def test_figures_are_named_and_reached_by_keys(opened):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_hostile_texts_are_shown_as_text(opened, width):
+def test_hostile_texts_are_text(opened, width):
     page = opened(*hostile().charts, width=width)
     assert page.run("return document.images.length") == 0
     assert "pwned" not in page.window.title
     assert page.run(CROWDED) == []
     for chart in range(4):
         page.mouse(("move", *page.mark(0, chart)))
-        assert HOSTILE[0] in " ".join(page.texts(".tip.shown dd", chart))
+        assert HOSTILE[0] in " ".join(page.texts(".tip.visible dd", chart))
     assert HOSTILE[2] in page.texts(".keys button")
 
 
-def test_it_fits_the_window_again_and_again(opened, window):
+def test_chart_fits_the_window(opened, window):
     page = opened(*ordinary().charts)
     for width in (700, 480, 1200):
         resize(window, width, 900)
@@ -481,7 +481,7 @@ def test_it_fits_the_window_again_and_again(opened, window):
         assert page.run(CROWDED) == []
 
 
-def test_it_is_dark_where_wished_and_light_on_paper(opened, window):
+def test_dark_scheme_and_print(opened, window):
     ink = "return getComputedStyle(document.querySelector('.chart figcaption')).color"
     page = opened(durations())
     light = page.run(ink)
@@ -494,13 +494,13 @@ def test_it_is_dark_where_wished_and_light_on_paper(opened, window):
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_without_scripts_there_are_words_and_rows(window, tmp_path):
+def test_content_without_scripts(window, tmp_path):
     path = tmp_path / "page.html"
     window.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     visit(window, path, html.page(ordinary()))
     window.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-    said = window.find_element("css selector", ".chart .said")
-    assert said.text.startswith("48 points; duration")
-    assert said.size["width"] > 200
+    summary = window.find_element("css selector", ".chart .summary")
+    assert summary.text.startswith("48 points; duration")
+    assert summary.size["width"] > 200
     assert len(window.find_elements("css selector", ".chart svg")) == 0
-    assert window.find_element("css selector", ".chart summary").text == "The first 10 of 48 rows"
+    assert window.find_element("css selector", ".chart summary").text == "First 10 of 48 rows"

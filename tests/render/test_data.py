@@ -1,4 +1,4 @@
-"""CSV and JSON: what other programs read."""
+"""CSV, JSON and SQLite."""
 
 import csv
 import io
@@ -18,14 +18,14 @@ from traceanalyzer.result import Flame, Table
 
 
 def _result(frame: pl.DataFrame) -> Sample:
-    return Sample(shown=(Table("t", "T", frame, {name: name for name in frame.columns}),))
+    return Sample(table_list=(Table("t", "T", frame, {name: name for name in frame.columns}),))
 
 
 def test_csv_golden(golden):
     golden("groups.csv", data.to_csv(ordinary()))
 
 
-def test_csv_holds_raw_units_and_every_row_and_column():
+def test_csv_contains_all_rows_in_raw_units():
     rows = list(csv.DictReader(io.StringIO(data.to_csv(ordinary()))))
     assert [row["max_ns"] for row in rows] == ["17570000", "25050000", "7635000"]
     assert rows[2]["pid"] == ""
@@ -41,11 +41,11 @@ def test_csv_top():
     assert len(data.to_csv(ordinary(), top=1).splitlines()) == 2
 
 
-def test_csv_text_is_never_a_formula():
+def test_csv_text_is_not_a_formula():
     rows = list(csv.reader(io.StringIO(data.to_csv(hostile()), newline="")))[1:]
-    for (name, *_), given_name in zip(rows, HOSTILE, strict=True):
+    for (name, *_), name_in_file in zip(rows, HOSTILE, strict=True):
         assert not name.startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert name.lstrip("'") == given_name
+        assert name.lstrip("'") == name_in_file
 
 
 def test_csv_negative_numbers_stay_numbers():
@@ -53,7 +53,7 @@ def test_csv_negative_numbers_stay_numbers():
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=8))
-def test_csv_reads_back(names):
+def test_csv_round_trip(names):
     text = data.to_csv(_result(pl.DataFrame({"name": names, "n": range(len(names))})))
     rows = list(csv.reader(io.StringIO(text, newline="")))[1:]
     assert [row[0] for row in rows] == [
@@ -65,7 +65,7 @@ def test_json_golden(golden):
     golden("groups.json", data.to_json(ordinary()))
 
 
-def test_json_holds_everything_in_raw_units():
+def test_json_contains_everything_in_raw_units():
     values = json.loads(data.to_json(ordinary()))
     assert values["wait_ns"] == 48_200_000
     assert values["groups"] == groups().frame.to_dicts()
@@ -85,7 +85,7 @@ def test_json_top():
     assert len(json.loads(data.to_json(ordinary(), top=2))["groups"]) == 2
 
 
-def test_json_keeps_hostile_names_exactly():
+def test_json_keeps_hostile_names():
     rows = json.loads(data.to_json(hostile()))["bad"]
     assert [row["name"] for row in rows] == list(HOSTILE)
 
@@ -96,7 +96,7 @@ def _database(image: bytes) -> closing[sqlite3.Connection]:
     return closing(connection)
 
 
-def test_sqlite_holds_every_row_and_column_in_raw_units():
+def test_sqlite_contains_all_rows_in_raw_units():
     frame = groups().frame
     with _database(data.to_sqlite(ordinary())) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -104,7 +104,7 @@ def test_sqlite_holds_every_row_and_column_in_raw_units():
         assert names == ["about", *(table.name for table in ordinary().tables)]
         rows = connection.execute("SELECT * FROM groups")
         assert [column[0] for column in rows.description] == frame.columns
-        found = rows.fetchall()
+        rows = rows.fetchall()
         about = connection.execute("SELECT key, value FROM about").fetchall()
     lists = {name for name, dtype in frame.schema.items() if dtype.is_nested()}
     assert [
@@ -112,14 +112,14 @@ def test_sqlite_holds_every_row_and_column_in_raw_units():
             json.loads(value) if name in lists and value else value
             for name, value in zip(frame.columns, row, strict=True)
         )
-        for row in found
+        for row in rows
     ] == [tuple(row[name] for name in frame.columns) for row in frame.to_dicts()]
     assert about[:2] == [("title", ordinary().title), ("verdict", ordinary().verdict)]
     assert ("wait_ns", 48_200_000) in about
     assert about[-1] == ("note", ordinary().notes[0])
 
 
-def test_sqlite_of_what_it_has_no_type_for():
+def test_sqlite_value_conversion():
     frame = pl.DataFrame(
         {
             "real": [float("nan"), float("inf"), 0.5],
@@ -137,25 +137,25 @@ def test_sqlite_of_what_it_has_no_type_for():
         ]
 
 
-def test_sqlite_keeps_hostile_names_exactly():
+def test_sqlite_keeps_hostile_names():
     with _database(data.to_sqlite(hostile())) as connection:
-        found = connection.execute("SELECT name FROM bad").fetchall()
-    assert [name for (name,) in found] == list(HOSTILE)
+        rows = connection.execute("SELECT name FROM bad").fetchall()
+    assert [name for (name,) in rows] == list(HOSTILE)
 
 
-def test_sqlite_top_and_a_flamegraph():
+def test_sqlite_top_and_flame_graph():
     boxes = pl.DataFrame({"id": [0, 1], "name": ["a", "b"]})
 
     class Burning(Sample):
         flames = (Flame("fire", "Fire", "", "ns", boxes),)
 
-    with _database(data.to_sqlite(Burning(shown=(groups(),)), top=1)) as connection:
+    with _database(data.to_sqlite(Burning(table_list=(groups(),)), top=1)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM groups").fetchone() == (1,)
         assert connection.execute("SELECT * FROM fire").fetchall() == [(0, "a")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_rendered_the_same_twice(form):
+def test_rendering_is_deterministic(form):
     assert render(ordinary(), form) == render(ordinary(), form) != b""
 
 
@@ -171,10 +171,10 @@ def test_every_form_is_rendered_the_same_twice(form):
         ("x", None),
     ],
 )
-def test_form_by_suffix(path, form):
+def test_format_by_suffix(path, form):
     assert form_of(path) == form
 
 
-def test_a_picture_needs_a_chart():
+def test_image_without_chart_is_refused():
     with raises_wording(OptionError):
         render(Sample(), "svg")

@@ -1,4 +1,4 @@
-"""The flamegraph's viewer in a real browser: what it does."""
+"""Flame graphs in a browser: interaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def viewer(window, tmp_path):
 WHOLE = [("all", 100)]
 
 
-def test_it_opens_with_everything_drawn(viewer):
+def test_page_opens_with_everything_drawn(viewer):
     page = viewer(training())
     assert page.row(0) == WHOLE
     assert page.row(1) == [("<module>", 90), ("run", 10)]
@@ -37,7 +37,7 @@ def test_it_opens_with_everything_drawn(viewer):
 # --- zoom ------------------------------------------------------------------------------------
 
 
-def test_click_zooms_and_reset_leaves(viewer):
+def test_click_zooms_and_reset(viewer):
     page = viewer(training())
     page.click("forward")
     assert page.row(3) == [("forward", 100)]
@@ -61,7 +61,7 @@ def test_double_click_zooms_once(viewer):
     assert page.row(3)[0] == ("forward", 50)
 
 
-def test_a_step_of_the_path_zooms_out_to_it(viewer):
+def test_path_zooms_out(viewer):
     page = viewer(training())
     page.click("forward")
     page.button("main")
@@ -72,7 +72,7 @@ def test_a_step_of_the_path_zooms_out_to_it(viewer):
 # --- keys ------------------------------------------------------------------------------------
 
 
-def test_keys_move_zoom_search_and_reset(viewer):
+def test_keys(viewer):
     from selenium.webdriver import Keys
 
     page = viewer(training())
@@ -100,14 +100,14 @@ def test_keys_move_zoom_search_and_reset(viewer):
     assert page.row(1) == [("<module>", 90), ("run", 10)]
 
 
-def test_one_box_is_in_the_order_of_the_tabulator(viewer):
+def test_one_box_is_in_the_tab_order(viewer):
     page = viewer(training())
     page.click("load")
     stops = page.window.find_elements("css selector", ".boxes > [tabindex='0']")
     assert [stop.get_attribute("aria-label") for stop in stops] == ["load, 32 samples"]
 
 
-def test_keys_of_the_browser_stay_with_it(viewer):
+def test_browser_shortcuts_are_not_captured(viewer):
     from selenium.webdriver import ActionChains, Keys
 
     page = viewer(training())
@@ -129,13 +129,13 @@ def test_keys_of_the_browser_stay_with_it(viewer):
         ("nothing", "0.0 %"),
     ],
 )
-def test_search_says_what_share_it_matched(viewer, pattern, share):
+def test_search_shows_the_matched_share(viewer, pattern, share):
     page = viewer(training())
     page.search(pattern)
     assert page.text(".matched") == f"{share} of all matched"
 
 
-def test_search_tints_what_it_finds(viewer):
+def test_search_highlights_matches(viewer):
     page = viewer(training())
     page.search("relu")
     kinds = {name: kind for name, _, _, kind in page.boxes()}
@@ -145,7 +145,7 @@ def test_search_tints_what_it_finds(viewer):
     assert {kind for _, _, _, kind in page.boxes()} == {""}
 
 
-def test_search_tells_upper_from_lower_case_if_asked(viewer):
+def test_search_matches_case_on_request(viewer):
     page = viewer(training())
     page.search("RELU")
     page.button("Aa")
@@ -153,7 +153,7 @@ def test_search_tells_upper_from_lower_case_if_asked(viewer):
     assert "case=1" in page.fragment
 
 
-def test_a_pattern_that_is_none_is_said(viewer):
+def test_invalid_pattern_is_reported(viewer):
     page = viewer(training())
     page.search("(")
     assert "not a regular expression" in page.text(".matched")
@@ -163,7 +163,7 @@ def test_a_pattern_that_is_none_is_said(viewer):
 # --- views -----------------------------------------------------------------------------------
 
 
-def test_the_picture_turns(viewer):
+def test_inverted_direction(viewer):
     page = viewer(training())
     page.button("Flame")
     rows = {name: row for name, _, row, _ in page.boxes()}
@@ -173,7 +173,7 @@ def test_the_picture_turns(viewer):
     assert page.row(0) == WHOLE
 
 
-def test_callers_and_callees_of_one_function(viewer):
+def test_callers_and_callees(viewer):
     page = viewer(training())
     page.click("relu")
     page.button("Callers")
@@ -187,7 +187,7 @@ def test_callers_and_callees_of_one_function(viewer):
     assert "callers and callees of relu" in page.text(".path")
 
 
-def test_recursion_counts_once_among_callers(viewer):
+def test_recursion_counts_once_in_callers(viewer):
     page = viewer(training(), "#view=callers&of=3")
     assert page.find("forward").get_attribute("aria-label") == "forward, 50 samples"
     middle = next(row for name, width, row, _ in page.boxes() if (name, width) == ("forward", 100))
@@ -199,7 +199,7 @@ def test_recursion_counts_once_among_callers(viewer):
     assert page.row(1) == [("<module>", 90), ("run", 10)]
 
 
-def test_callers_stand_above_in_an_inverted_tree_too(viewer):
+def test_callers_in_an_inverted_tree(viewer):
     rows = [
         (None, "leaf", None, None, True, 0, 10, 0, None),
         (0, "middle", None, None, True, 0, 10, 0, None),
@@ -211,7 +211,7 @@ def test_callers_stand_above_in_an_inverted_tree_too(viewer):
     ]  # fmt: skip
 
 
-def test_focus_keeps_only_stacks_through_a_function(viewer):
+def test_focus(viewer):
     page = viewer(training())
     page.click("relu")
     page.press("f")
@@ -222,7 +222,7 @@ def test_focus_keeps_only_stacks_through_a_function(viewer):
     assert page.row(1) == [("<module>", 90), ("run", 10)]
 
 
-def test_a_comparison_tells_the_base(viewer):
+def test_comparison_shows_the_base(viewer):
     page = viewer(compared())
     page.click("grew")
     assert "base 25.0 % of all, now +25.0 points" in page.text(".status")
@@ -237,7 +237,7 @@ def test_a_comparison_tells_the_base(viewer):
 # --- the address -----------------------------------------------------------------------------
 
 
-def test_the_state_is_kept_in_the_address_and_restored(viewer):
+def test_state_is_stored_in_the_address(viewer):
     page = viewer(training())
     page.button("Flame")
     page.search("relu")
@@ -252,7 +252,7 @@ def test_the_state_is_kept_in_the_address_and_restored(viewer):
 @pytest.mark.parametrize(
     "fragment", ["#zoom=length", "#view=x&of=2", "#view=focus&of=-1", "#zoom=99&of=NaN", "#%ff&&="]
 )
-def test_an_address_that_makes_no_sense_shows_everything(viewer, fragment):
+def test_invalid_address_shows_everything(viewer, fragment):
     page = viewer(training(), fragment)
     assert page.row(1) == [("<module>", 90), ("run", 10)]
 
@@ -266,7 +266,7 @@ class Drawn(Result):
         return View("Where?", "There.", flames=lambda: (training(),))
 
 
-def test_a_notebook_draws_it_in_a_frame_that_cannot_reach_the_notebook(window, tmp_path):
+def test_notebook_frame_is_isolated(window, tmp_path):
     notebook = f"<!doctype html><body>{Drawn()._repr_html_()}</body>"
     assert visit(window, tmp_path / "notebook.html", notebook) == [
         (tmp_path / "notebook.html").as_uri()

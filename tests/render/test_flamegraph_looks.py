@@ -1,4 +1,4 @@
-"""The flamegraph's viewer in a real browser: how it looks, and where it stands."""
+"""Flame graphs in a browser: appearance and embedding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _brightness(colour):
 
 
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
-def test_it_follows_the_colour_scheme(viewer, window, scheme, dark):
+def test_colour_scheme(viewer, window, scheme, dark):
     page = viewer(training())
     prefer(window, scheme)
     fill = "return getComputedStyle(document.querySelector(arguments[0])).fill"
@@ -39,7 +39,7 @@ def test_it_follows_the_colour_scheme(viewer, window, scheme, dark):
     assert (_brightness(box) < 120) is dark
 
 
-def test_it_takes_the_width_it_is_given(viewer, window):
+def test_drawing_fits_the_window(viewer, window):
     page = viewer(training())
     for width in (1200, 500):
         resize(window, width, 800)
@@ -52,7 +52,7 @@ def test_it_takes_the_width_it_is_given(viewer, window):
     assert page.text(".bar h2") == "A small training"
 
 
-def test_boxes_thinner_than_a_screen_can_show_leave_no_gap(viewer, window):
+def test_thin_boxes_leave_no_gap(viewer, window):
     rows = [(None, "main", None, None, True, 0, 6000, 0, None)]
     rows += [(0, f"thin {at}", None, None, True, 1, 1, 0, None) for at in range(6000)]
     viewer(flame(rows))
@@ -65,7 +65,7 @@ def test_boxes_thinner_than_a_screen_can_show_leave_no_gap(viewer, window):
     assert edges[-1][1] > 1199
 
 
-def test_the_tooltip_stays_in_the_window(viewer, window):
+def test_tooltip_stays_in_the_window(viewer, window):
     from selenium.webdriver import ActionChains
 
     page = viewer(training())
@@ -80,7 +80,7 @@ def test_the_tooltip_stays_in_the_window(viewer, window):
     assert not page.boxes()[0][3]
 
 
-def test_the_header_stays_in_sight(viewer, window):
+def test_header_stays_visible(viewer, window):
     viewer(chain([f"function {at}" for at in range(200)]))
     window.execute_script("scrollTo(0, 2000)")
     top = "return document.querySelector('.bar').getBoundingClientRect().top"
@@ -102,7 +102,7 @@ def test_hostile_names_are_text(viewer, window):
     assert window.execute_script("return document.title") == HOSTILE[0]
 
 
-def test_nothing_to_draw_does_no_harm(viewer):
+def test_empty_flame_graph(viewer):
     page = viewer(flame([]))
     page.search("a")
     page.press("0")
@@ -114,7 +114,7 @@ def test_nothing_to_draw_does_no_harm(viewer):
 # --- without scripts, and in a page ----------------------------------------------------------
 
 
-def test_it_is_readable_without_scripts(viewer, window):
+def test_readable_without_scripts(viewer, window):
     window.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         viewer(training())
@@ -128,24 +128,24 @@ def test_it_is_readable_without_scripts(viewer, window):
     assert {"all", "<module>", "main", "forward", "load"} <= set(names)
 
 
-def test_it_is_readable_where_a_policy_forbids_script_and_style(window, tmp_path):
+def test_readable_with_a_strict_policy(window, tmp_path):
     prefer(window, "light")
     policy = "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'\">"
     drawn = flamegraph.inline(training(), "flame")
     page = f"<!doctype html>{policy}<style>{flamegraph.VIEWER.style()}</style>{drawn}"
     visit(window, tmp_path / "page.html", f"{page}<script>{flamegraph.VIEWER.script()}</script>")
-    assert sum("Content Security Policy" in said for said in complaints(window)) == 2
+    assert sum("Content Security Policy" in message for message in complaints(window)) == 2
     boxes = window.find_elements("css selector", ".boxes > rect")
     assert len(boxes) == 12
     assert boxes[3].value_of_css_property("fill") == "rgb(175, 218, 255)"
     assert boxes[3].rect["width"] == pytest.approx(600, abs=1)
 
 
-def test_a_page_holds_two_flamegraphs_that_do_not_mix(window, tmp_path):
+def test_two_flame_graphs_on_a_page(window, tmp_path):
     resize(window, 1200, 800)
     path = tmp_path / "page.html"
-    asked = visit(window, path, html.page(Flames(burning=(training(), compared()))))
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    requested = visit(window, path, html.page(Flames(burning=(training(), compared()))))
+    assert [url for url in requested if not url.startswith("data:")] == [path.as_uri()]
     first, second = window.find_elements("css selector", "svg.flame")
     second.find_element("css selector", "rect[aria-label^='grew']").click()
     width = "return arguments[0].querySelector('rect[aria-label^=\"' + arguments[1] + '\"]')"

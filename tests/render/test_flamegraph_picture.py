@@ -1,4 +1,4 @@
-"""The drawing of a flamegraph as text; test_flamegraph_browser.py opens it in a browser."""
+"""SVG of flame graphs; test_flamegraph_browser.py opens it in a browser."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_golden_comparison(golden):
     golden("flamegraph/compared.svg", _drawing(flamegraph.svg(compared())))
 
 
-def test_several_roots_get_one_above_them_and_one_root_does_not():
+def test_several_roots_get_a_common_root():
     assert [box.name for box in lay_out(training()).boxes][:2] == ["all", "<module>"]
     assert lay_out(training()).total == 100
     assert lay_out(compared()).boxes[0].name == "main"
 
 
-def test_boxes_lie_within_their_callers_and_beside_each_other():
+def test_boxes_are_inside_their_callers():
     layout = lay_out(training())
     for box in layout.boxes[1:]:
         assert box.parent
@@ -72,12 +72,12 @@ def test_boxes_lie_within_their_callers_and_beside_each_other():
         assert all(one.left + one.total <= two.left for one, two in pairwise(row))
 
 
-def test_the_heaviest_comes_first_and_what_is_summed_up_last():
+def test_order_of_callees():
     below_main = [box.name for box in lay_out(training()).boxes if box.depth == 3]
     assert below_main == ["forward", "load", "(7 frames below 1 %)"]
 
 
-def test_a_title_tells_name_place_and_weights():
+def test_title_of_a_box():
     titles = _titles(_parsed(flamegraph.svg(training())))
     assert titles[3] == [
         "forward",
@@ -86,7 +86,7 @@ def test_a_title_tells_name_place_and_weights():
     ]
 
 
-def test_what_is_summed_up_is_drawn_hatched_with_its_count():
+def test_summed_boxes_are_hatched():
     root = _parsed(flamegraph.svg(training()))
     box = _named(root)["(7 frames below 1 %)"]
     assert box.get("fill") == "url(#flame-hatch)"
@@ -96,18 +96,18 @@ def test_what_is_summed_up_is_drawn_hatched_with_its_count():
     assert "(4 frames too small to draw)" in flamegraph.svg(nameless)
 
 
-def test_colours_follow_the_package_and_own_code_stands_out():
+def test_colours_of_packages_and_own_code():
     boxes = _named(_parsed(flamegraph.svg(training())))
     assert boxes["forward"].get("fill") == boxes["relu"].get("fill") == "#afdaff"
-    assert boxes["main"].get("fill") == picture.OWN
-    assert picture.OWN not in {
-        picture.fill_of_package(name, own=False) for name in map(str, range(999))
+    assert boxes["main"].get("fill") == picture.OWN_CODE
+    assert picture.OWN_CODE not in {
+        picture.fill_of_package(name, own_code=False) for name in map(str, range(999))
     }
 
 
-def test_common_packages_have_colours_of_their_own():
+def test_common_packages_have_different_colours():
     names = ["torch", "standard library", "numpy", "libtorch_cpu.so", "libc.so.6", "triton"]
-    assert len({picture.fill_of_package(name, own=False) for name in names}) == len(names)
+    assert len({picture.fill_of_package(name, own_code=False) for name in names}) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_colours_of_a_comparison(total, base, fill):
     assert picture.fill_of_change(total, base) == picture.CHANGES[fill]
 
 
-def test_vanished_frames_are_listed_topmost_only():
+def test_topmost_vanished_frames_are_listed():
     root = _parsed(flamegraph.svg(compared()))
     foot = root.find(f"{SVG}svg[@class='foot']")
     assert foot is not None
@@ -133,7 +133,7 @@ def test_many_vanished_frames_are_counted():
     assert "277.8 %: 25 more" in drawn
 
 
-def test_names_are_cut_to_their_box():
+def test_names_fit_their_box():
     root = _parsed(flamegraph.svg(chain(["x" * 10_000, "y" * 200])))
     for label in root.findall(f".//{SVG}g[@class='names']/{SVG}svg"):
         text = label.findtext(f"{SVG}text") or ""
@@ -141,22 +141,22 @@ def test_names_are_cut_to_their_box():
         assert len(text) * 7.3 <= float(label.get("width", 0))
 
 
-def test_a_name_of_absurd_length_is_cut_in_its_title():
+def test_long_name_is_shortened_in_its_title():
     assert len(flamegraph.svg(chain(["x" * 10_000]))) < len(flamegraph.svg(chain(["x"]))) + 2_000
 
 
-def test_an_empty_flame_says_so():
+def test_empty_flame_graph():
     root = _parsed(flamegraph.svg(flame([])))
-    assert root.findtext(f"{SVG}desc") == "There is nothing to draw."
+    assert root.findtext(f"{SVG}desc") == "Nothing to draw."
     assert _boxes(root) == []
 
 
-def test_a_very_deep_stack_is_drawn():
+def test_deep_stack():
     root = _parsed(flamegraph.svg(chain([f"f{at}" for at in range(20_000)])))
     assert len(_boxes(root)) == 20_000
 
 
-def test_ten_thousand_boxes_stay_below_two_megabytes():
+def test_size_of_ten_thousand_boxes():
     rows = [(None, "main", "train.py:1", None, True, 0, 30_000, 0, None)]
     for at in range(9_999):
         place = f"site/package{at % 40}/module_{at % 300}.py:{at % 900}"
@@ -168,7 +168,7 @@ def test_ten_thousand_boxes_stay_below_two_megabytes():
     assert len(text) < 2_000_000
 
 
-# --- words -----------------------------------------------------------------------------------
+# --- texts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_weights_have_units(value, unit, text):
     assert format_weight(value, unit) == text
 
 
-def test_a_small_share_is_not_shown_as_nothing():
+def test_small_share_is_not_zero():
     assert share(1, 10_000) == "< 0.1 %"
     assert share(0, 10_000) == share(0, 0) == "0.0 %"
 
 
-def test_times_and_comparisons_are_told():
+def test_description_of_times_and_comparisons():
     box = lay_out(training(unit="ns")).boxes[3]
     assert picture.describe(box, 100, "ns") == "50 ns, 50.0 % of all, 55.6 % of parent, self 10 ns"
     grew = next(box for box in lay_out(compared()).boxes if box.name == "grew")
@@ -204,7 +204,7 @@ def test_times_and_comparisons_are_told():
 
 @given(st.lists(st.text(), min_size=1, max_size=6), st.text())
 @settings(deadline=None, max_examples=150)
-def test_whatever_the_names_the_document_is_well_formed(names, title):
+def test_document_is_well_formed_for_any_names(names, title):
     names = [name.encode("utf-8", "replace").decode() for name in names]  # as polars holds them
     text = flamegraph.svg(chain(names, title=title, subtitle=title))
     root = _parsed(text)
@@ -217,7 +217,7 @@ def test_whatever_the_names_the_document_is_well_formed(names, title):
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "a]]>b", "\ufffe\uffff", "a\nb\r\nc"])
-def test_hostile_names_stay_text(name):
+def test_hostile_names_are_text(name):
     text = flamegraph.svg(chain(["main", name], title=name, subtitle=name))
     root = _parsed(text)
     assert len(root.findall(f".//{SVG}script")) == 1
@@ -226,7 +226,7 @@ def test_hostile_names_stay_text(name):
     assert "\x00" not in text
 
 
-def test_the_viewer_may_stand_in_a_page_and_in_a_document():
+def test_viewer_can_be_embedded():
     source = flamegraph.VIEWER.script() + flamegraph.VIEWER.style()
     assert "]]>" not in source
     assert "</" not in source
@@ -267,15 +267,15 @@ def test_a_result_with_a_flame_renders_to_svg():
     assert drawn.decode() == flamegraph.svg(training())
 
 
-def test_pictures_that_cannot_be_are_refused():
+def test_unsupported_images_are_refused():
     with raises_wording(OptionError):
         render(Flames(burning=(training(),)), "png")
     with raises_wording(OptionError):
         render(Flames(burning=(training(), compared())), "svg")
 
 
-def test_a_page_holds_all_flames_with_ids_of_their_own():
-    page = html.page(Flames(shown=(groups(),), burning=(training(), compared())))
+def test_page_with_several_flame_graphs_has_unique_ids():
+    page = html.page(Flames(table_list=(groups(),), burning=(training(), compared())))
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert len([key for key in ids if key.startswith("flame-")]) == 6
@@ -284,12 +284,12 @@ def test_a_page_holds_all_flames_with_ids_of_their_own():
     assert "Communication by group" in page
 
 
-def test_a_page_without_flames_has_no_script():
-    page = html.page(Flames(shown=(groups(),)))
+def test_page_without_flame_graphs_has_no_script():
+    page = html.page(Flames(table_list=(groups(),)))
     assert "script" not in page
 
 
-def test_a_page_has_the_widest_boxes_as_text():
+def test_page_lists_the_widest_boxes():
     page = html.page(Flames(burning=(training(),)))
     lines = page[page.index("<pre") : page.index("</pre>")].split("\n")
     assert lines[3].split() == ["50.0", "%", "50", "samples", "forward", "(torch/nn/conv.py:5)"]

@@ -1,6 +1,6 @@
-"""Every command in every form on files whose every name is an attack: nothing of it works.
+"""Every command in every output format on files whose names are attacks.
 
-Commands and forms are those the program has: a new one is tried here without being named.
+Commands and formats are taken from the program, so that new ones are tested automatically.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ INERT = {
 
 
 @pytest.mark.parametrize("command", ANSWERING)
-def test_names_are_inert_in_every_form(command, tmp_path, capfd):
-    """The first hostile file that it has an answer to in all forms; the others in two."""
+def test_names_are_inert_in_every_format(command, tmp_path, capfd):
+    """The first usable hostile file is rendered in all formats, the others in two."""
     answers: dict[str, list[bytes]] = {}
     for given in INPUTS:
         for form in _forms(command):
@@ -230,9 +230,9 @@ def test_names_are_inert_in_every_form(command, tmp_path, capfd):
                 continue  # of the same tables
             out = tmp_path / f"{given}.{form}"
             code = _run(command, given, form, out)
-            said = capfd.readouterr()
-            assert "internal error" not in said.err
-            assert not COMMANDS.search(said.err + said.out)
+            messages = capfd.readouterr()
+            assert "internal error" not in messages.err
+            assert not COMMANDS.search(messages.err + messages.out)
             if code == 0:
                 INERT[form](out.read_bytes())
                 answers.setdefault(form, []).append(out.read_bytes())
@@ -245,34 +245,34 @@ def test_names_are_inert_in_every_form(command, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "html", "md"])
-def test_a_terminal_gets_no_commands(form):
+def test_terminal_output_has_no_control_characters(form):
     for command, given in (("operators", "kineto"), ("py-spy-report", "stacks")):
-        code, shown = in_terminal(command, _inputs()[given], "--to", form, "-q", columns=1000)
+        code, screen = in_terminal(command, _inputs()[given], "--to", form, "-q", columns=1000)
         assert code == 0
-        text = shown.decode()
+        text = screen.decode()
         assert "alert(1)" in text
         assert not COMMANDS.search(text.replace("\r\n", "\n"))
 
 
-def test_what_is_said_of_a_file_in_a_terminal():
+def test_errors_in_a_terminal_have_no_control_characters():
     for arguments in (["gpu-idle", _inputs()["stacks"]], ["info", "\x1b[2J\u202e"], ["\x1b[2J"]):
-        code, shown = in_terminal(*arguments)
+        code, screen = in_terminal(*arguments)
         assert code in (1, 2)
-        assert not COMMANDS.search(shown.decode().replace("\r\n", "\n"))
+        assert not COMMANDS.search(screen.decode().replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("given", ["kineto", "nsys", "stacks", "memory"])
-def test_converted_files_hold_names_and_nothing_else(given, suffix, tmp_path, capfd):
+def test_converted_files_contain_inert_names(given, suffix, tmp_path, capfd):
     source = _inputs()[given]
     source = next(source.iterdir()) if source.is_dir() else source
     out = tmp_path / f"out{suffix}"
     code = status(["convert", str(source), "-o", str(out)])
-    said = capfd.readouterr().err
-    assert not COMMANDS.search(said)
+    messages = capfd.readouterr().err
+    assert not COMMANDS.search(messages)
     if code:  # some forms have no place for some things
-        assert re.search("no sampled stacks|its events have no time", said)
-        assert "internal error" not in said
+        assert re.search("no sampled stacks|its events have no time", messages)
+        assert "internal error" not in messages
         assert not out.exists()
         return
     if suffix in (".sqlite", ".db"):
@@ -286,8 +286,8 @@ def test_converted_files_hold_names_and_nothing_else(given, suffix, tmp_path, ca
 
 def _names(path: Path) -> set[str | None]:
     trace = ta.read(path)
-    found = set(trace.events["name"].cast(pl.String).unique())
-    return found | set(trace.stacks["name"].cast(pl.String).unique())
+    names = set(trace.events["name"].cast(pl.String).unique())
+    return names | set(trace.stacks["name"].cast(pl.String).unique())
 
 
 # --- in a browser ----------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield from chromium(tmp_path_factory.mktemp("chromium"))
 
 
-def test_no_page_runs_what_a_name_says(browser, tmp_path, capfd):
+def test_pages_run_no_script_of_a_name(browser, tmp_path, capfd):
     """Each page is opened: no dialog, no script and no image but ours, nothing to complain of."""
     for command in ANSWERING:
         given = ("stacks", "memory", "kineto") if command in _OF_STACKS else ("kineto", "memory")
@@ -309,7 +309,7 @@ def test_no_page_runs_what_a_name_says(browser, tmp_path, capfd):
     capfd.readouterr()
 
 
-def test_no_picture_runs_what_a_name_says(browser, tmp_path, capfd):
+def test_images_run_no_script_of_a_name(browser, tmp_path, capfd):
     out = tmp_path / "flame.svg"
     assert _run("flamegraph", "stacks", "svg", out) == 0
     capfd.readouterr()
@@ -330,7 +330,7 @@ def _assert_untouched(browser: Any, page: _Page) -> None:
     assert complaints(browser) == []
 
 
-def test_the_names_are_as_bad_as_they_should_be():
+def test_inputs_contain_the_attacks():
     for needle in ("\x1b", "\x9b", "\u202e", "</script>", "]]>", "onerror", "\r\n\t", "|"):
         assert needle in POISON
     assert all(path.exists() for path in _inputs().values())

@@ -1,4 +1,4 @@
-"""The page as text, and in a real browser."""
+"""HTML page as text and in a browser."""
 
 import re
 from functools import cache
@@ -30,71 +30,71 @@ class _Tags(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
 
 def test_golden_without_charts(golden):
-    golden("page.html", html.page(Sample(shown=(groups(),), noted=("A note.",))))
+    golden("page.html", html.page(Sample(table_list=(groups(),), noted=("A note.",))))
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_page_is_well_formed_and_holds_only_known_elements(name):
+def test_page_is_well_formed(name):
     tags = _Tags(_page(name))
     assert tags.open == []
-    assert {tag for tag, _ in tags.seen} <= ALLOWED
-    attributes = {name for _, attrs in tags.seen for name in attrs}
+    assert {tag for tag, _ in tags.tags} <= ALLOWED
+    attributes = {name for _, attrs in tags.tags for name in attrs}
     assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_ids_are_unique_over_all_charts_and_references_lead_to_one():
-    attributes = [attrs for _, attrs in _Tags(_page("ordinary")).seen]
+def test_ids_are_unique():
+    attributes = [attrs for _, attrs in _Tags(_page("ordinary")).tags]
     ids = [attrs["id"] for attrs in attributes if "id" in attrs]
     assert len(ids) == len(set(ids))
     names = ("aria-labelledby", "aria-describedby")
     assert {attrs[name] for attrs in attributes for name in names if name in attrs} <= {*ids}
 
 
-def test_only_the_viewer_of_what_is_drawn_may_run():
-    drawn, plain = _page("ordinary"), html.page(Sample(shown=(groups(),)))
+def test_policy_allows_needed_viewers_only():
+    drawn, plain = _page("ordinary"), html.page(Sample(table_list=(groups(),)))
     assert f"script-src {charts.VIEWER.script_hash()}" in drawn
     assert drawn.count("<script>") == 1
     assert "script" not in plain
 
 
-def test_nothing_points_outside():
-    seen = _Tags(_page("ordinary")).seen
-    links = [v for _, attrs in seen for k, v in attrs.items() if k in ("src", "href")]
+def test_page_has_no_external_links():
+    tags = _Tags(_page("ordinary")).tags
+    links = [v for _, attrs in tags for k, v in attrs.items() if k in ("src", "href")]
     assert all(link.startswith(("data:", "#")) for link in links)
 
 
-def test_long_names_are_cut_and_kept_in_the_title():
-    page = html.page(Sample(shown=(groups(),)))
+def test_long_names_are_shortened():
+    page = html.page(Sample(table_list=(groups(),)))
     assert LONG_KERNEL.replace("<", "&lt;").replace(">", "&gt;") in page
     assert "x" * 10_000 not in re.sub(r'title="[^"]*"', "", _page("hostile"))
 
 
-def test_top_is_said_in_the_caption():
+def test_caption_counts_rows():
     assert "2 of 3 rows" in html.page(ordinary(), top=2)
 
 
-def test_fragment_for_a_notebook_is_inert_and_light():
+def test_fragment_is_inert():
     text = hostile()._repr_html_()
     tags = _Tags(text)
     assert tags.open == []
-    assert {tag for tag, _ in tags.seen} <= ALLOWED - {"script", "figure"}
+    assert {tag for tag, _ in tags.tags} <= ALLOWED - {"script", "figure"}
     assert text.startswith('<div class="traceanalyzer">')
 
 
@@ -107,10 +107,10 @@ def browser(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
-def test_browser_fetches_nothing_and_complains_about_nothing(browser, tmp_path, name):
+def test_browser_fetches_nothing(browser, tmp_path, name):
     path = tmp_path / "page.html"
-    asked = visit(browser, path, _page(name))
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    requested = visit(browser, path, _page(name))
+    assert [url for url in requested if not url.startswith("data:")] == [path.as_uri()]
     assert complaints(browser) == []
     drawn = browser.find_elements("css selector", "figure.live .plot > svg")
     assert len(drawn) == len(RESULTS[name].charts)
@@ -122,8 +122,8 @@ def test_browser_shows_hostile_names_as_text(browser, tmp_path):
     assert browser.execute_script("return document.images.length") == 0
     running = "return Array.from(document.scripts, (one) => one.type).filter((type) => !type)"
     assert len(browser.execute_script(running)) == 1
-    shown = browser.find_elements("css selector", "main > .scroll td:first-child")
-    cells = [cell.text for cell in shown]
+    elements = browser.find_elements("css selector", "main > .scroll td:first-child")
+    cells = [cell.text for cell in elements]
     assert cells[0] == HOSTILE[0]
     assert cells[2] == HOSTILE[2]
     assert "\\x00" in cells[5]
@@ -132,7 +132,7 @@ def test_browser_shows_hostile_names_as_text(browser, tmp_path):
     assert len(cells[9]) < 100
 
 
-def test_browser_would_refuse_a_script_or_an_image_from_elsewhere(browser, tmp_path):
+def test_policy_blocks_scripts_and_images(browser, tmp_path):
     page = _page("ordinary").replace(
         "<main>", "<main><script>document.title='ran'</script><img src='http://127.0.0.1:9/x'>"
     )
@@ -155,16 +155,16 @@ def test_browser_follows_the_colour_scheme(browser, tmp_path, scheme, dark):
 JUPYTER = ".jp-RenderedHTMLCommon:not(.jp-RenderedMarkdown) td { text-align: right; }"
 
 
-def test_browser_aligns_a_notebooks_table_as_a_pages(browser, tmp_path):
-    shown = html.fragment(ordinary())
-    page = f'<style>{JUPYTER}</style><div class="jp-RenderedHTMLCommon">{shown}</div>'
+def test_table_alignment_in_a_notebook(browser, tmp_path):
+    fragment = html.fragment(ordinary())
+    page = f'<style>{JUPYTER}</style><div class="jp-RenderedHTMLCommon">{fragment}</div>'
     visit(browser, tmp_path / "notebook.html", f"<!doctype html><body>{page}</body>")
     script = (
         "return [...document.querySelectorAll('td')].map("
         "td => [td.className === 'number', getComputedStyle(td).textAlign])"
     )
-    told = {tuple(one) for one in browser.execute_script(script)}
-    assert told == {(True, "right"), (False, "left")}
+    alignments = {tuple(one) for one in browser.execute_script(script)}
+    assert alignments == {(True, "right"), (False, "left")}
 
 
 def _brightness(color: str) -> float:

@@ -1,4 +1,4 @@
-"""Markdown as a parser of its own reads it: tables, and nothing that a name brought in."""
+"""Markdown as read by a parser: tables, and inert names."""
 
 import re
 from dataclasses import replace
@@ -16,7 +16,7 @@ from traceanalyzer.result import Result, Table
 
 READER = MarkdownIt("gfm-like", {"linkify": False, "html": True}).disable("linkify")
 
-#: What GitHub makes of text: mentions, issues, links, commits.
+#: Text that GitHub links: mentions, issues, links, commits.
 LINKED = re.compile(r"@\w|#\d|://|www\.|\bGH-\d|\b(?=\w*[a-f])(?=\w*\d)[\da-f]{7,40}\b")
 
 BLOCKS = {
@@ -36,7 +36,7 @@ def inner(text: str) -> list[Token]:
 
 
 def assert_inert(text: str) -> None:
-    """Only the blocks that we write, and in them words and code."""
+    """Assert that there are known blocks only, with text and code."""
     assert {token.type for token in tokens(text)} <= BLOCKS
     depth = 0
     for token in inner(text):
@@ -50,20 +50,20 @@ def assert_inert(text: str) -> None:
 
 
 def cells_of(text: str) -> list[list[str]]:
-    """The rows of all tables as text."""
+    """Return the rows of all tables as text."""
     rows: list[list[str]] = []
     for token in tokens(text):
         if token.type == "tr_open":
             rows.append([])
         if token.type == "inline" and token.level >= 4:
-            said = "".join(c.content for c in token.children or () if c.type != "html_inline")
-            rows[-1].append(said)
+            cell = "".join(c.content for c in token.children or () if c.type != "html_inline")
+            rows[-1].append(cell)
     return rows
 
 
 def named(*names: str, **more: object) -> Result:
     frame = pl.DataFrame({"name": names})
-    return Sample(shown=(Table("t", "T", frame, {"name": "name"}),), **more)
+    return Sample(table_list=(Table("t", "T", frame, {"name": "name"}),), **more)
 
 
 def test_golden(golden):
@@ -71,24 +71,24 @@ def test_golden(golden):
 
 
 @pytest.mark.parametrize("make", [ordinary, hostile, empty])
-def test_nothing_but_words_and_code_in_any_result(make):
+def test_results_contain_text_and_code_only(make):
     assert_inert(markdown.render(make()))
     assert_inert(markdown.render(make(), top=1))
 
 
-def test_a_table_has_a_cell_for_each_value():
-    head, *rows = cells_of(markdown.render(Sample(shown=(groups(),))))
+def test_table_has_a_cell_per_value():
+    head, *rows = cells_of(markdown.render(Sample(table_list=(groups(),))))
     assert [len(row) for row in rows] == [len(head)] * 3
     assert head[:3] == ["group", "count", "median [us]"]
     assert rows[0][:5] == ["all_reduce bfloat16", "28,010", "798.9", "17.57", "24.41 MiB"]
 
 
-def test_numbers_stand_on_the_right():
-    ruled = markdown.render(Sample(shown=(groups(),))).splitlines()[7]
+def test_numbers_are_right_aligned():
+    ruled = markdown.render(Sample(table_list=(groups(),))).splitlines()[7]
     assert ruled.startswith("| --- | ---: | ---: |")
 
 
-def test_names_are_read_back_as_they_were():
+def test_names_round_trip():
     names = [name for name in HOSTILE if len(name) < 80]
     _, *rows = cells_of(markdown.render(named(*names)))
     assert [row[0] for row in rows] == [visible(name) for name in names]
@@ -100,8 +100,8 @@ def test_names_are_read_back_as_they_were():
 @example("|")
 @example(" x` ")
 @example("<code>a\\|</code>")
-def test_any_name_is_inert_and_read_back(name):
-    text = markdown.render(named(name, said=f"{name} took long, {name}", noted=(name,)))
+def test_any_name_is_inert(name):
+    text = markdown.render(named(name, text=f"{name} took long, {name}", noted=(name,)))
     assert_inert(text)
     (_, (cell,)) = cells_of(text)
     # a reader strips a cell, and folds the spaces between words
@@ -109,25 +109,25 @@ def test_any_name_is_inert_and_read_back(name):
 
 
 @given(st.lists(st.sampled_from("ab1@#[]()!*_`|<>&~$:/\\-+=. \n"), max_size=12).map("".join))
-def test_any_sentence_is_inert_and_read_back(sentence):
-    text = markdown.render(Sample(said=sentence, noted=(sentence,)))
+def test_any_sentence_is_inert(sentence):
+    text = markdown.render(Sample(text=sentence, noted=(sentence,)))
     assert_inert(text)
     paragraphs = [token for token in tokens(text) if token.type == "inline"][1:]
     for token in paragraphs:
-        said = "".join(child.content for child in token.children or ())
-        assert said.split() == prose(sentence).split()
+        content = "".join(child.content for child in token.children or ())
+        assert content.split() == prose(sentence).split()
 
 
 @pytest.mark.parametrize(
-    "word",
+    "markup",
     ["@team", "user@host", "#12", "a/b#12", "GH-12", "deadbeef1", "www.a.b", "https://a.b", ":up:",
      "![x](y)", "[a](b)", "f(x)", "[^1]", "<b>", "&lt;", "**a**", "_a_", "~~a~~",
      "$a$", "1.", "-", "#"],
 )  # fmt: skip
-def test_what_means_something_is_code(word):
-    text = markdown.render(Sample(said=word))
+def test_markup_becomes_code(markup):
+    text = markdown.render(Sample(text=markup))
     code = [token.content for token in inner(text) if token.type == "code_inline"]
-    assert word.strip(":;") in [said.strip(":") for said in code]
+    assert markup.strip(":;") in [part.strip(":") for part in code]
 
 
 @pytest.mark.parametrize(
@@ -138,17 +138,17 @@ def test_what_means_something_is_code(word):
         "It's well-known: 1,024 x 2, at 12:30.",
     ],
 )
-def test_plain_sentences_stand_as_they_are(sentence):
-    assert markdown.render(Sample(said=sentence)).split("\n\n")[1].strip() == sentence
+def test_plain_sentences_are_unchanged(sentence):
+    assert markdown.render(Sample(text=sentence)).split("\n\n")[1].strip() == sentence
 
 
-def test_names_in_sentences_are_code_without_their_punctuation():
-    text = markdown.render(Sample(said="Most often flip (augment_v2.py:6), then aten::mm."))
+def test_names_in_sentences_become_code():
+    text = markdown.render(Sample(text="Most often flip (augment_v2.py:6), then aten::mm."))
     assert "flip (`augment_v2.py:6`), then `aten::mm`." in text
 
 
-def test_details_and_rows_that_are_left_out_are_named():
-    result = Sample(shown=(groups(), replace(groups(), title="A detail", detail=True)))
+def test_omitted_details_and_rows_are_named():
+    result = Sample(table_list=(groups(), replace(groups(), title="A detail", detail=True)))
     brief, whole = markdown.render(result, top=1), markdown.render(result, top=None)
     assert "More with `--top all`: A detail." in brief
     assert "(1 of 3 rows; `--top all` shows the rest)" in brief
@@ -156,11 +156,11 @@ def test_details_and_rows_that_are_left_out_are_named():
     assert "--top all" not in whole
 
 
-def test_an_empty_table_says_so():
+def test_empty_table():
     assert "### Groups\n\nnone" in markdown.render(empty())
 
 
-def test_a_file_ending_in_md_is_markdown():
+def test_md_suffix_is_markdown():
     assert form_of("a/B.MD") == "md"
     assert render(ordinary(), "md", top=20) == markdown.render(ordinary()).encode()
 

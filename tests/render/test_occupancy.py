@@ -1,4 +1,4 @@
-"""Memory over time: where allocations stand, what the page holds, what the plot shows."""
+"""Memory over time: layout, page and plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matplotlib.patches import Polygon, StepPatch
 from occupancies import (
     BREAKOUT,
     MIB,
-    Held,
+    Allocation,
     Memory,
     empty,
     hostile,
@@ -57,7 +57,7 @@ def _spots(drawn, level):
 EVENTS = 30
 LIVES = st.lists(
     st.builds(
-        lambda start, length, size: Held(start, min(start + length, EVENTS), size),
+        lambda start, length, size: Allocation(start, min(start + length, EVENTS), size),
         st.integers(0, EVENTS - 1),
         st.integers(1, EVENTS),
         st.integers(1, 1 << 40),
@@ -68,13 +68,13 @@ LIVES = st.lists(
 
 @given(LIVES, st.integers(0, 25), st.integers(0, 25))
 @settings(max_examples=150, deadline=None)
-def test_boxes_and_rest_are_all_that_is_live_and_nothing_overlaps(held, boxes, drawn_boxes):
-    made = occupancy(held, EVENTS, boxes=boxes)
-    layout = lay_out(made)
+def test_boxes_and_rest_add_up_to_live_bytes(allocations, boxes, drawn_boxes):
+    memory = occupancy(allocations, EVENTS, boxes=boxes)
+    layout = lay_out(memory)
     for chosen in (None, largest(layout, drawn_boxes)):
         drawn = _at_levels(layout, chosen)
         for level, event in enumerate(layout.event):
-            live = sum(one.size for one in held if one.start <= event < one.end)
+            live = sum(one.size for one in allocations if one.start <= event < one.end)
             spots = _spots(drawn, level)
             assert [low for low, _ in spots] == [0, *(top for _, top in spots)][: len(spots)]
             assert (spots[-1][1] if spots else 0) + drawn.rest[level] == live
@@ -83,20 +83,22 @@ def test_boxes_and_rest_are_all_that_is_live_and_nothing_overlaps(held, boxes, d
 
 @given(LIVES, st.integers(1, 90))
 @settings(max_examples=100, deadline=None)
-def test_a_column_shows_its_fullest_moment(held, count):
-    layout = lay_out(occupancy(held, EVENTS, timed=False))
-    shown, edges = columns(layout, count)
-    for level, (low, high) in zip(shown, pairwise(edges), strict=True):
+def test_column_shows_its_maximum(allocations, count):
+    layout = lay_out(occupancy(allocations, EVENTS, timed=False))
+    levels, edges = columns(layout, count)
+    for level, (low, high) in zip(levels, pairwise(edges), strict=True):
         until = high + 1 if high == edges[-1] else high
         within = [x for x in range(EVENTS) if low <= x < until]
         moments = [int(low), *within] if low >= 0 else within
-        most = max(sum(h.size for h in held if h.start <= at < h.end) for at in moments)
+        most = max(sum(h.size for h in allocations if h.start <= at < h.end) for at in moments)
         assert layout.live[level] == most
-    assert layout.live[shown].max() == layout.live.max()
+    assert layout.live[levels].max() == layout.live.max()
 
 
-def test_what_is_freed_below_lets_the_rest_move_down():
-    drawn = _at_levels(lay_out(occupancy([Held(0, 4, 10), Held(1, 6, 5), Held(2, 3, 7)], 6)))
+def test_boxes_move_down_when_lower_ones_are_freed():
+    drawn = _at_levels(
+        lay_out(occupancy([Allocation(0, 4, 10), Allocation(1, 6, 5), Allocation(2, 3, 7)], 6))
+    )
     assert [_spots(drawn, level) for level in range(5)] == [
         [(0, 10)],
         [(0, 10), (10, 15)],
@@ -106,33 +108,38 @@ def test_what_is_freed_below_lets_the_rest_move_down():
     ]
 
 
-def test_levels_that_are_fewer_than_the_changes_still_add_up():
-    made = training()
-    thin = replace(made, levels=made.levels.gather_every(5))
+def test_sampled_levels_add_up():
+    memory = training()
+    thin = replace(memory, levels=memory.levels.gather_every(5))
     drawn = _at_levels(lay_out(thin))
     assert drawn.live.tolist() == thin.levels["live_bytes"].to_list()
 
 
-def test_the_axis_is_time_where_it_is_known_for_any_level():
+def test_axis_is_time_if_known():
     assert lay_out(plain()).axis()[1] == 160
-    made = training()
-    layout = lay_out(made)
+    memory = training()
+    layout = lay_out(memory)
     assert layout.axis()[0][0] == 0
     first = pl.int_range(pl.len()) == 0
-    nameless = made.levels.with_columns(time_ns=pl.when(~first).then("time_ns"))
-    later = lay_out(replace(made, levels=nameless))
+    nameless = memory.levels.with_columns(time_ns=pl.when(~first).then("time_ns"))
+    later = lay_out(replace(memory, levels=nameless))
     assert later.time.tolist()[:2] == [0, 0]
 
 
-def test_the_largest_are_those_with_most_bytes_times_events():
-    held = [Held(0, 10, 5), Held(1, 3, 100), Held(2, 4, 10), Held(3, 10, 7)]
-    layout = lay_out(occupancy(held, 10))
+def test_largest_by_bytes_times_events():
+    allocations = [
+        Allocation(0, 10, 5),
+        Allocation(1, 3, 100),
+        Allocation(2, 4, 10),
+        Allocation(3, 10, 7),
+    ]
+    layout = lay_out(occupancy(allocations, 10))
     assert largest(layout, 2).tolist() == [0, 1]
     assert largest(layout, 9).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("top", [1, 700, 5 * MIB, 1.3 * (1 << 30), 80 * (1 << 30), 1 << 45])
-def test_sizes_on_the_axis_are_round_and_few(top):
+def test_byte_ticks(top):
     ticks = labels.byte_ticks(top)
     steps = {int(b - a) for (a, _), (b, _) in pairwise(ticks)}
     assert len(steps) == 1
@@ -141,8 +148,8 @@ def test_sizes_on_the_axis_are_round_and_few(top):
     assert ticks[-1][0] <= top
 
 
-def test_times_on_the_axis_are_round():
-    assert [said for _, said in labels.ticks(190e6, timed=True)][:3] == [
+def test_time_ticks():
+    assert [text for _, text in labels.ticks(190e6, timed=True)][:3] == [
         "0",
         "20 ms",
         "40 ms",
@@ -151,7 +158,7 @@ def test_times_on_the_axis_are_round():
     assert len(labels.ticks(1, timed=False)) == 2
 
 
-def test_categories_have_colours_of_their_own_in_every_drawing():
+def test_categories_have_different_colours():
     usual = {"activations", "gradients", "parameters", "optimizer state", "inputs", "temporary"}
     every = labels.category_fills(usual)
     assert len(set(every.values())) == len(usual)
@@ -161,7 +168,7 @@ def test_categories_have_colours_of_their_own_in_every_drawing():
     assert len(labels.LIGHT) == len(labels.DARK) == labels.REST + 1
 
 
-def test_what_is_not_known_is_grey_and_neighbours_differ_in_tone():
+def test_unknown_is_grey_and_neighbours_differ_in_tone():
     known = labels.category_fills(["gradients", "unknown"])
     assert list(known) == ["gradients"]
     assert labels.box_fill("a", "unknown", known, 0) == labels.UNKNOWN
@@ -194,12 +201,12 @@ class Elements(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.seen, self.scripts, self.text = [], [], ""
+        self.tags, self.scripts, self.text = [], [], ""
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         if tag == "script":
             self.scripts.append("")
 
@@ -210,9 +217,9 @@ class Elements(HTMLParser):
             self.text += data
 
 
-def _sent(made):
-    """What the viewer is sent, as JSON."""
-    scripts = Elements(ink.inline(made, "one")).scripts
+def _sent(memory):
+    """Return the JSON data of the viewer."""
+    scripts = Elements(ink.inline(memory, "one")).scripts
     return json.loads(scripts[0])
 
 
@@ -221,79 +228,79 @@ def _summed(differences):
     return [None if d is None else next(known) for d in differences]
 
 
-def test_the_data_are_those_of_the_occupancy():
-    made = training()
-    sent = _sent(made)
+def test_data_of_the_viewer():
+    memory = training()
+    sent = _sent(memory)
     levels, boxes = sent["levels"], sent["boxes"]
-    assert _summed(levels["event"]) == made.levels["event"].to_list()
-    assert _summed(levels["live"]) == made.levels["live_bytes"].to_list()
-    assert _summed(levels["rest"]) == made.levels["rest_bytes"].to_list()
-    assert _summed(levels["reserved"]) == made.levels["reserved_bytes"].to_list()
-    origin = made.levels["time_ns"][0]
-    assert _summed(levels["time"]) == (made.levels["time_ns"] - origin).to_list()
-    assert _summed(boxes["start"]) == made.boxes["start"].to_list()
-    assert _summed(boxes["startTime"]) == (made.boxes["start_ns"] - origin).to_list()
-    assert _summed(boxes["endTime"]) == (made.boxes["end_ns"] - origin).to_list()
-    assert boxes["size"] == made.boxes["live_bytes"].to_list()
-    assert [sent["texts"][n] for n in boxes["label"]] == made.boxes["label"].to_list()
+    assert _summed(levels["event"]) == memory.levels["event"].to_list()
+    assert _summed(levels["live"]) == memory.levels["live_bytes"].to_list()
+    assert _summed(levels["rest"]) == memory.levels["rest_bytes"].to_list()
+    assert _summed(levels["reserved"]) == memory.levels["reserved_bytes"].to_list()
+    origin = memory.levels["time_ns"][0]
+    assert _summed(levels["time"]) == (memory.levels["time_ns"] - origin).to_list()
+    assert _summed(boxes["start"]) == memory.boxes["start"].to_list()
+    assert _summed(boxes["startTime"]) == (memory.boxes["start_ns"] - origin).to_list()
+    assert _summed(boxes["endTime"]) == (memory.boxes["end_ns"] - origin).to_list()
+    assert boxes["size"] == memory.boxes["live_bytes"].to_list()
+    assert [sent["texts"][n] for n in boxes["label"]] == memory.boxes["label"].to_list()
 
 
-def test_stacks_come_back_from_the_tree_of_frames():
-    made = training()
-    sent = _sent(made)
-    frames = dict(made.stacks.iter_rows())
-    used = set(made.boxes["stack"]) | set(made.blocks["stack"].drop_nulls())
+def test_stacks_are_encoded_as_a_tree():
+    memory = training()
+    sent = _sent(memory)
+    frames = dict(memory.stacks.iter_rows())
+    used = set(memory.boxes["stack"]) | set(memory.blocks["stack"].drop_nulls())
     assert set(sent["ends"][0]) == used
     assert len(sent["frames"]) < sum(len(frames[number]) for number in used)
     for number, node in zip(*sent["ends"], strict=True):
-        found = []
+        parts = []
         while True:
-            found.append(sent["texts"][sent["frames"][node]])
+            parts.append(sent["texts"][sent["frames"][node]])
             if not sent["above"][node]:
                 break
             node -= sent["above"][node]
-        assert found == frames[number]
+        assert parts == frames[number]
 
 
-def test_segments_that_are_too_many_are_counted():
-    made = training()
+def test_number_of_segments_is_limited():
+    memory = training()
     wide = pl.DataFrame(
         {"id": range(1_200), "address": range(1_200), "total_bytes": range(1, 1_201), "label": ""},
-        schema=made.segments.schema,
+        schema=memory.segments.schema,
     )
-    sent = _sent(replace(made, segments=wide, blocks=made.blocks.clear()))
+    sent = _sent(replace(memory, segments=wide, blocks=memory.blocks.clear()))
     assert len(sent["segments"]["size"]) == 1_000
     assert min(sent["segments"]["size"]) == 201
     assert sent["segments"]["all"] == [1_200, 1_200 * 1_201 // 2, 0, 0, 0]
 
 
-def test_no_text_can_leave_its_place():
+def test_hostile_texts_are_escaped():
     page = html.page(Memory(filled=(hostile(),)))
-    found = Elements(page)
-    tags = [tag for tag, _ in found.seen]
+    parts = Elements(page)
+    tags = [tag for tag, _ in parts.tags]
     assert "img" not in tags
     assert tags.count("script") == 2
-    assert not [name for _, attrs in found.seen for name in attrs if name.startswith("on")]
-    assert "<" not in found.scripts[0]
-    assert BREAKOUT in json.loads(found.scripts[0])["texts"]
-    assert BREAKOUT in found.text
+    assert not [name for _, attrs in parts.tags for name in attrs if name.startswith("on")]
+    assert "<" not in parts.scripts[0]
+    assert BREAKOUT in json.loads(parts.scripts[0])["texts"]
+    assert BREAKOUT in parts.text
     assert page.count("<!--") == 0
 
 
-def test_several_devices_are_several_figures_with_ids_of_their_own():
+def test_several_devices_have_unique_ids():
     page = html.page(Memory(filled=(training(), plain()), drawn=(skew(),)))
-    seen = Elements(page).seen
-    ids = [attrs["id"] for _, attrs in seen if "id" in attrs]
+    tags = Elements(page).tags
+    ids = [attrs["id"] for _, attrs in tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    assert [a["id"] for _, a in seen if a.get("class") == "occupancy"] == ["memory-0", "memory-1"]
+    assert [a["id"] for _, a in tags if a.get("class") == "occupancy"] == ["memory-0", "memory-1"]
     assert page.index('class="verdict"') < page.index('id="memory-0"') < page.index('class="chart"')
     referred = {
-        i for _, a in seen for k in a if k.startswith("aria-") for i in (a[k] or "").split()
+        i for _, a in tags for k in a if k.startswith("aria-") for i in (a[k] or "").split()
     }
-    assert {"memory-0-title", "memory-0-said", "memory-1-title"} <= referred & set(ids)
+    assert {"memory-0-title", "memory-0-summary", "memory-1-title"} <= referred & set(ids)
 
 
-def test_the_policy_lets_both_viewers_run_and_nothing_else():
+def test_policy_allows_both_viewers():
     class Both(Memory):
         flames = (burning(),)
 
@@ -306,13 +313,13 @@ def test_the_policy_lets_both_viewers_run_and_nothing_else():
     assert "script-src" not in html.page(Memory())
 
 
-def test_it_says_in_words_what_is_drawn_and_what_was_largest():
+def test_summary_and_largest_allocations():
     text = Elements(html.page(Memory(filled=(training(),)))).text
-    made = training()
-    share = f"{100 * made.boxed_frac:.1f} %"
-    assert f"The 70 largest allocations are drawn one by one: {share} of all bytes x" in text
-    assert "At the peak 1.312 GiB are live; at most 1.312 GiB are reserved." in text
-    assert "The 20 largest allocations at the peak" in text
+    memory = training()
+    share = f"{100 * memory.boxed_frac:.1f} %"
+    assert f"The 70 largest allocations are drawn individually: {share} of all bytes x" in text
+    assert "Peak: 1.312 GiB live; at most 1.312 GiB reserved." in text
+    assert "20 largest allocations at the peak" in text
     page = html.page(Memory(filled=(training(),)))
     rows = re.findall(r"<tr><td.*?</tr>", page)
     cells = [re.sub("<[^>]+>", "|", row).replace("||", "|").strip("|").split("|") for row in rows]
@@ -322,21 +329,21 @@ def test_it_says_in_words_what_is_drawn_and_what_was_largest():
         "_init_group (torch/optim/adam.py:161)",
     ]
     assert ["64 MiB", "4.8 %", "parameters", "always", "__init__ (model.py:10)"] in cells
-    assert "All 132 allocations are drawn one by one." in html.page(Memory(filled=(plain(),)))
+    assert "All 132 allocations are drawn individually." in html.page(Memory(filled=(plain(),)))
     assert "from event 35, stays" in html.page(Memory(filled=(plain(),)))
 
 
-def test_an_empty_device_has_no_viewer_to_run():
+def test_unused_device_has_no_viewer():
     page = html.page(Memory(filled=(empty(),)))
-    assert "There is nothing to draw." in page
+    assert "Nothing to draw." in page
     assert 'type="application/json"' not in page
 
 
-def test_a_large_page_and_a_large_plot_stay_small():
-    made = large(4_000, boxes=2_000)
-    assert made.levels.height > 4_000
-    assert len(html.page(Memory(filled=(made,))).encode()) < LIMIT / 2
-    assert len(render(Memory(filled=(made,)), "svg")) < LIMIT
+def test_size_of_large_page_and_plot():
+    memory = large(4_000, boxes=2_000)
+    assert memory.levels.height > 4_000
+    assert len(html.page(Memory(filled=(memory,))).encode()) < LIMIT / 2
+    assert len(render(Memory(filled=(memory,)), "svg")) < LIMIT
 
 
 # --- the plot --------------------------------------------------------------------------------
@@ -347,25 +354,25 @@ def _texts(svg):
     return ["".join(node.itertext()) for node in root.iter(f"{SVG}text")]
 
 
-def test_the_plot_has_words_ticks_steps_and_marks():
+def test_texts_of_the_plot():
     texts = _texts(render(Memory(filled=(training(),)), "svg"))
     assert {"What filled the memory of GPU 0", "1.25 GiB", "0 B", "20 ms", "reserved"} <= set(texts)
     assert {"step 0", "step 3", "peak: 1,344 MiB"} <= set(texts)
     assert {"out of memory: 512 MiB asked for", "optimizer state 528 MiB"} <= set(texts)
-    assert "without a box 141 MiB" in texts
+    assert "other allocations 141 MiB" in texts
     check_wording(*texts)
     assert "allocator event" in _texts(render(Memory(filled=(plain(),)), "svg"))
 
 
 def _crowded():
     """Memory ran out eight times, five of them before the peak."""
-    made = training()
+    memory = training()
     ooms = pl.DataFrame({"event": range(52, 60), "time_ns": None, "kind": "oom", "label": "full"})
-    ooms = ooms.with_columns(time_ns=pl.lit(made.marks["time_ns"][0]))
-    return replace(made, marks=pl.concat([ooms.cast(dict(made.marks.schema)), made.marks]))
+    ooms = ooms.with_columns(time_ns=pl.lit(memory.marks["time_ns"][0]))
+    return replace(memory, marks=pl.concat([ooms.cast(dict(memory.marks.schema)), memory.marks]))
 
 
-def test_the_peak_is_named_however_often_memory_ran_out():
+def test_peak_has_a_label_among_many_marks():
     texts = _texts(render(Memory(filled=(_crowded(),)), "svg"))
     assert "peak: 1,344 MiB" in texts
     assert texts.count("full") == 2
@@ -373,11 +380,11 @@ def test_the_peak_is_named_however_often_memory_ran_out():
     assert sent["texts"][sent["marks"][0][3]] == "peak: 1,344 MiB"
 
 
-def test_the_plot_draws_each_box_where_the_layout_has_it():
-    held = [Held(0, 6, 10 * MIB), Held(1, 3, 5 * MIB), Held(2, 8, 7 * MIB)]
-    ax = plot.figure(Memory(filled=(occupancy(held, 8, timed=False),))).axes[0]
+def test_polygons_of_the_plot():
+    allocations = [Allocation(0, 6, 10 * MIB), Allocation(1, 3, 5 * MIB), Allocation(2, 8, 7 * MIB)]
+    ax = plot.figure(Memory(filled=(occupancy(allocations, 8, timed=False),))).axes[0]
     shapes = [(patch.get_xy() / (1, MIB)).tolist() for patch in ax.patches[:3]]
-    # each down to 0, the topmost first: what stands below covers it
+    # each down to 0, the topmost first: lower ones cover it
     assert shapes == [
         [[2, 22], [3, 22], [3, 17], [6, 17], [6, 7], [8, 7], [8, 0], [2, 0], [2, 22]],
         [[1, 15], [3, 15], [3, 0], [1, 0], [1, 15]],
@@ -385,13 +392,13 @@ def test_the_plot_draws_each_box_where_the_layout_has_it():
     ]
 
 
-def test_the_plot_draws_400_boxes_and_says_their_share():
-    made = large(1_500, boxes=900)
-    layout = lay_out(made)
-    kept = np.sort(layout.area)[-400:].sum() / layout.area.sum() * made.boxed_frac
-    picture = plot.figure(Memory(filled=(made,)))
+def test_plot_draws_400_boxes():
+    memory = large(1_500, boxes=900)
+    layout = lay_out(memory)
+    kept = np.sort(layout.area)[-400:].sum() / layout.area.sum() * memory.boxed_frac
+    picture = plot.figure(Memory(filled=(memory,)))
     ax = picture.axes[0]
-    assert f"400 largest allocations are drawn one by one: {100 * kept:.1f} %" in " ".join(
+    assert f"400 largest allocations are drawn individually: {100 * kept:.1f} %" in " ".join(
         ax.get_title(loc="left").split()
     )
     title = " ".join(ax.get_title(loc="left").split())
@@ -400,34 +407,34 @@ def test_the_plot_draws_400_boxes_and_says_their_share():
     assert 300 < len(alone) <= 400
 
 
-def test_bands_of_the_plot_are_what_smaller_boxes_of_a_category_hold():
-    made = large(1_500, boxes=900)
-    layout = lay_out(made)
-    ax = plot.figure(Memory(filled=(made,))).axes[0]
+def test_bands_of_the_plot_sum_smaller_boxes():
+    memory = large(1_500, boxes=900)
+    layout = lay_out(memory)
+    ax = plot.figure(Memory(filled=(memory,))).axes[0]
     bands = [patch for patch in ax.patches if isinstance(patch, StepPatch) and patch.get_fill()]
     tops = [patch.get_data().values for patch in bands]
-    shown, edges = columns(layout, len(tops[0]))
+    levels, edges = columns(layout, len(tops[0]))
     alone = largest(layout, 400)
-    small = made.boxes.with_row_index().filter(~pl.col("index").is_in(alone.tolist()))
-    held = {
+    small = memory.boxes.with_row_index().filter(~pl.col("index").is_in(alone.tolist()))
+    allocations = {
         sum(
             small.filter(pl.col("category").eq_missing(pl.lit(kind)), start <= at, end > at)[
                 "live_bytes"
             ].sum()
-            for at in layout.event[shown[::50]]
+            for at in layout.event[levels[::50]]
         )
         for start, end in [(pl.col("start"), pl.col("end"))]
-        for kind in made.boxes["category"].unique()
+        for kind in memory.boxes["category"].unique()
     }
-    boxed = stack(layout, np.arange(len(layout.size)), shown, edges)
-    assert (tops[0] == layout.live[shown]).all()
-    assert (tops[1] == layout.live[shown] - boxed.rest).all()
-    lowest = stack(layout, alone, shown, edges)
+    boxed = stack(layout, np.arange(len(layout.size)), levels, edges)
+    assert (tops[0] == layout.live[levels]).all()
+    assert (tops[1] == layout.live[levels] - boxed.rest).all()
+    lowest = stack(layout, alone, levels, edges)
     nested = [*tops[1:], lowest.live - lowest.rest]
-    assert {int((high - low)[::50].sum()) for high, low in pairwise(nested)} == held - {0}
+    assert {int((high - low)[::50].sum()) for high, low in pairwise(nested)} == allocations - {0}
 
 
-def test_occupancies_are_drawn_before_charts_and_by_name():
+def test_occupancies_are_drawn_before_charts():
     result = Memory(filled=(training(), plain(name="other")), drawn=(skew(),))
     titles = [place.get_suptitle() for place in plot.figure(result).subfigs]
     assert titles == ["What filled the memory of GPU 0"] * 2 + ["Arrival skew"]
@@ -436,14 +443,14 @@ def test_occupancies_are_drawn_before_charts_and_by_name():
         plot.figure(result, chart="nope")
 
 
-@pytest.mark.parametrize("made", [hostile(), empty(), occupancy([], 5)], ids=["a", "b", "c"])
-def test_the_plot_takes_what_it_gets(made):
-    texts = _texts(render(Memory(filled=(made,)), "svg"))
-    assert any(made.title in text for text in texts)
-    assert render(Memory(filled=(made,)), "png").startswith(b"\x89PNG")
+@pytest.mark.parametrize("memory", [hostile(), empty(), occupancy([], 5)], ids=["a", "b", "c"])
+def test_plot_of_unusual_occupancies(memory):
+    texts = _texts(render(Memory(filled=(memory,)), "svg"))
+    assert any(memory.title in text for text in texts)
+    assert render(Memory(filled=(memory,)), "png").startswith(b"\x89PNG")
 
 
-def test_the_same_occupancy_gives_the_same_bytes():
+def test_rendering_is_deterministic():
     result = Memory(filled=(training(),))
     assert render(result, "svg") == render(result, "svg")
     assert render(result, "html") == render(result, "html")

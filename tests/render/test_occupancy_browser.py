@@ -1,4 +1,4 @@
-"""Memory over time in a real browser: what is drawn, and what a person does with it."""
+"""Memory over time in a browser: drawing and interaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STACKS = """
 const { memory } = document.querySelector('.occupancy').viewer;
 return Array.from(memory.event, (_, level) => memory.stackAt(level));
 """
-SHOWN = """
+LEVELS = """
 const { viewer } = document.querySelector('.occupancy');
 return Array.from(viewer.memory.columns(viewer.view, arguments[0], viewer.timed));
 """
@@ -24,7 +24,7 @@ return Array.from(viewer.memory.columns(viewer.view, arguments[0], viewer.timed)
 PAINTED = """
 const { stage } = document.querySelector('.occupancy').viewer, { width, height } = stage.canvas;
 const pixels = stage.canvas.getContext('2d').getImageData(0, 0, width, height).data;
-return [Array.from(stage.shown), Array.from({ length: width }, (_, x) => {
+return [Array.from(stage.levels), Array.from({ length: width }, (_, x) => {
   let count = 0;
   for (let y = 0; y < height; y++) count += pixels[4 * (y * width + x) + 3] === 255;
   return count / stage.scale;
@@ -34,16 +34,16 @@ return [Array.from(stage.shown), Array.from({ length: width }, (_, x) => {
 BOX = """
 const { stage, memory } = document.querySelector('.occupancy').viewer;
 const bottom = memory.bottoms(arguments[0]), from = memory.first[arguments[0]];
-const seen = Array.from(stage.shown).map((level, column) => [level, column])
+const columns = Array.from(stage.levels).map((level, column) => [level, column])
   .filter(([level]) => bottom[level - from] !== undefined);
-const [level, column] = seen[seen.length >> 1], at = stage.canvas.getBoundingClientRect();
+const [level, column] = columns[columns.length >> 1], at = stage.canvas.getBoundingClientRect();
 const height = bottom[level - from] + memory.size[arguments[0]] / 2;
 return [at.left + column + 0.5, at.bottom - height * stage.scale];
 """
 
 
 class Page:
-    """What a person does with the first figure of a page, and what they see."""
+    """Actions and content of the first figure of a page."""
 
     def __init__(self, window):
         self.window = window
@@ -118,14 +118,14 @@ def window(tmp_path_factory):
 
 @pytest.fixture
 def opened(window, tmp_path):
-    """``open_(occupancy, ...)`` opens a page; nothing else may be asked for, nothing complained."""
+    """Yield ``open_(occupancy, ...)``, which opens a page; no other requests, no errors."""
     resize(window, 1400, 1000)
     prefer(window, "light")
 
-    def open_(*made):
+    def open_(*memory):
         path = tmp_path / "page.html"
-        asked = visit(window, path, html.page(Memory(filled=made)))
-        assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+        requested = visit(window, path, html.page(Memory(filled=memory)))
+        assert [url for url in requested if not url.startswith("data:")] == [path.as_uri()]
         return Page(window)
 
     yield open_
@@ -133,12 +133,12 @@ def opened(window, tmp_path):
     assert window.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
-# --- what is drawn ---------------------------------------------------------------------------
+# --- drawing ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [training(), plain(), large(300, boxes=150, depth=5)])
-def test_the_browser_stacks_as_python_does(opened, made):
-    page, layout = opened(made), lay_out(made)
+@pytest.mark.parametrize("memory", [training(), plain(), large(300, boxes=150, depth=5)])
+def test_stack_equals_that_of_python(opened, memory):
+    page, layout = opened(memory), lay_out(memory)
     every, levels = np.arange(len(layout.size)), np.arange(len(layout.event))
     ours = stack(layout, every, levels, np.arange(len(levels) + 1.0))
     for level, spots in enumerate(page.run(STACKS)):
@@ -150,9 +150,9 @@ def test_the_browser_stacks_as_python_does(opened, made):
         assert [ours.bottom[box, level] for box in boxes] == list(boxes.values())
 
 
-def test_the_ring_of_a_box_moves_with_it(opened):
-    made = training()
-    page, layout = opened(made), lay_out(made)
+def test_outline_follows_its_box(opened):
+    memory = training()
+    page, layout = opened(memory), lay_out(memory)
     every, levels = np.arange(len(layout.size)), np.arange(len(layout.event))
     ours = stack(layout, every, levels, np.arange(len(levels) + 1.0))
     script = (
@@ -163,48 +163,48 @@ def test_the_ring_of_a_box_moves_with_it(opened):
         assert bottoms == drawn[~np.isnan(drawn)].tolist()
 
 
-@pytest.mark.parametrize("made", [training(), plain()])
-def test_columns_show_what_those_of_the_plot_show(opened, made):
-    page, layout = opened(made), lay_out(made)
+@pytest.mark.parametrize("memory", [training(), plain()])
+def test_columns_equal_those_of_the_plot(opened, memory):
+    page, layout = opened(memory), lay_out(memory)
     for count in (50, 333, 1_000):
-        shown = columns(layout, count)[0]
-        assert layout.live[page.run(SHOWN, count)].tolist() == layout.live[shown].tolist()
+        levels = columns(layout, count)[0]
+        assert layout.live[page.run(LEVELS, count)].tolist() == layout.live[levels].tolist()
 
 
-def test_the_painted_stack_is_as_high_as_what_is_live(opened):
-    made = large(600, boxes=300, depth=5)
-    page = opened(made)
+def test_painted_height_is_the_live_bytes(opened):
+    memory = large(600, boxes=300, depth=5)
+    page = opened(memory)
     levels, painted, pixel = page.run(PAINTED)
-    live = made.levels["live_bytes"].to_numpy()[levels]
+    live = memory.levels["live_bytes"].to_numpy()[levels]
     assert np.abs(live - painted).max() <= pixel
     assert max(painted) > 0.8 * live.max()
 
 
-def test_axes_marks_steps_and_legend_are_named(opened):
-    made = training()
-    page = opened(made)
+def test_labels_of_axes_marks_steps_and_legend(opened):
+    memory = training()
+    page = opened(memory)
     assert page.texts(".lines text") == ["peak: 1,344 MiB", "out of memory: 512 MiB asked for"]
     named = page.texts(".axes text")
     assert {"0 B", "256 MiB", "1.25 GiB", "20 ms", "180 ms", "time", "step 0", "step 3"} <= {*named}
     legend = page.text(".keys")
     assert "optimizer state 528 MiB" in legend
-    assert "without a box 141 MiB" in legend
+    assert "other allocations 141 MiB" in legend
     assert "reserved" in legend
     steps = page.run("return document.querySelector('.reserved').getAttribute('d')").count("V")
-    assert steps == made.levels["reserved_bytes"][page.run(PAINTED)[0]].n_unique() - 1
+    assert steps == memory.levels["reserved_bytes"][page.run(PAINTED)[0]].n_unique() - 1
 
 
-def test_marks_at_one_place_do_not_overlap(opened):
-    made = training(oom=56)
-    page = opened(made)
+def test_labels_of_close_marks_do_not_overlap(opened):
+    memory = training(oom=56)
+    page = opened(memory)
     rows = page.run(
-        "const labels = Array.from(document.querySelectorAll('.said'));"
+        "const labels = Array.from(document.querySelectorAll('.lines .label'));"
         "return labels.map((label) => label.getBoundingClientRect().top)"
     )
     assert len(rows) == len(set(rows)) == 2
 
 
-def test_a_large_page_opens_and_draws_quickly(opened):
+def test_large_page_is_fast(opened):
     page = opened(large(4_000))
     ready = "return performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
     assert page.run(ready) < 5_000
@@ -216,36 +216,36 @@ def test_a_large_page_opens_and_draws_quickly(opened):
     assert page.run(spent) < 1_000
 
 
-# --- what is told ----------------------------------------------------------------------------
+# --- details ---------------------------------------------------------------------------------
 
 
-def test_pointing_tells_all_of_an_allocation(opened):
+def test_hover_shows_details_of_an_allocation(opened):
     page = opened(training())
-    assert "128 MiB, the largest at the peak" in page.text(".told")
+    assert "128 MiB, the largest at the peak" in page.text(".details")
     page.mouse(("move", *page.box(9)))
-    told = page.text(".told").splitlines()
-    assert told[0] == "57 MiB"
-    assert "from 4.6 ms to 30.75 ms, 26.15 ms" in told
-    assert page.texts(".told li") == [
+    details = page.text(".details").splitlines()
+    assert details[0] == "57 MiB"
+    assert "from 4.6 ms to 30.75 ms, 26.15 ms" in details
+    assert page.texts(".details li") == [
         "forward (layers.py:13)", "block3 (model.py:63)", "main (train.py:30)",
         "<module> (train.py:41)",
     ]  # fmt: skip
-    assert "57 MiB" in page.text(".tip.shown")
+    assert "57 MiB" in page.text(".tip.visible")
     assert page.run("return document.querySelector('.ring').getAttribute('d')").startswith("M")
     x, y = page.box(0)
     page.mouse(("move", x, y))
-    assert "always" in page.text(".told")
+    assert "always" in page.text(".details")
     page.mouse(("move", x, 2))
-    assert not page.window.find_elements("css selector", ".tip.shown")
-    assert "the largest at the peak" in page.text(".told")
+    assert not page.window.find_elements("css selector", ".tip.visible")
+    assert "the largest at the peak" in page.text(".details")
 
 
-def test_a_click_keeps_it_until_the_next(opened):
+def test_click_pins_an_allocation(opened):
     page = opened(training())
     page.click(*page.box(9))
     assert page.pinned == 9
     page.mouse(("move", *page.box(0)))
-    assert page.text(".told").startswith("57 MiB")
+    assert page.text(".details").startswith("57 MiB")
     page.click(*page.box(9))
     assert page.pinned is None
     page.click(*page.box(9))
@@ -253,20 +253,20 @@ def test_a_click_keeps_it_until_the_next(opened):
     assert page.pinned is None
 
 
-def test_the_rest_is_told_as_such(opened):
-    made = training()
-    page = opened(made)
+def test_details_of_the_rest(opened):
+    memory = training()
+    page = opened(memory)
     top = page.run(
         "const { stage, memory } = document.querySelector('.occupancy').viewer;"
         "const at = stage.canvas.getBoundingClientRect(), top = memory.live[memory.peak];"
-        "const column = stage.shown.indexOf(memory.peak);"
+        "const column = stage.levels.indexOf(memory.peak);"
         "return [at.left + column + 0.5, at.bottom - (top - 1e6) * stage.scale]"
     )
     page.mouse(("move", *top))
-    assert page.text(".told").startswith("Allocations without a box")
+    assert page.text(".details").startswith("Other allocations")
 
 
-def test_arrows_go_through_the_stack_at_the_peak(opened):
+def test_arrows_move_through_the_stack(opened):
     from selenium.webdriver import Keys
 
     page, layout = opened(training()), lay_out(training())
@@ -283,27 +283,27 @@ def test_arrows_go_through_the_stack_at_the_peak(opened):
 @pytest.mark.parametrize(
     "wanted", ["layers.py", "LAYERS", "backward", "no such frame", "optimizer"]
 )
-def test_search_says_what_its_finds_hold_at_the_peak(opened, wanted):
-    made = training()
-    page, layout = opened(made), lay_out(made)
-    frames = dict(made.stacks.iter_rows())
+def test_search_shows_matching_bytes_at_the_peak(opened, wanted):
+    memory = training()
+    page, layout = opened(memory), lay_out(memory)
+    frames = dict(memory.stacks.iter_rows())
     found = [
         any(
             wanted.lower() in text.lower()
             for text in (*frames[row["stack"]], row["category"] or "")
         )
-        for row in made.boxes.iter_rows(named=True)
+        for row in memory.boxes.iter_rows(named=True)
     ]
-    held = int(layout.size[layout.at_peak & np.array(found)].sum()) >> 20
+    matching = int(layout.size[layout.at_peak & np.array(found)].sum()) >> 20
     page.search(wanted)
-    share = f"({100 * held / 1344:.1f} %)"
-    size = f"{held} MiB" if held else "0 B"
+    share = f"({100 * matching / 1344:.1f} %)"
+    size = f"{matching} MiB" if matching else "0 B"
     assert page.text(".matched") == f"{sum(found)} found: {size} at the peak {share}"
 
 
-def test_the_slider_moves_small_allocations_to_the_rest(opened):
-    made = training()
-    page = opened(made)
+def test_slider_moves_small_allocations_to_the_rest(opened):
+    memory = training()
+    page = opened(memory)
     before = page.run(STACKS)
     power = 27
     page.run(
@@ -311,7 +311,7 @@ def test_the_slider_moves_small_allocations_to_the_rest(opened):
         "least.value = arguments[0]; least.dispatchEvent(new Event('input'))",
         power,
     )
-    after, sizes = page.run(STACKS), made.boxes["live_bytes"].to_list()
+    after, sizes = page.run(STACKS), memory.boxes["live_bytes"].to_list()
     kept = [box for box, size in enumerate(sizes) if size >= 1 << power]
     assert 0 < len(kept) < len(sizes)
     assert page.text(".sized") == f"128 MiB or more: {len(kept)} of {len(sizes)}"
@@ -322,7 +322,7 @@ def test_the_slider_moves_small_allocations_to_the_rest(opened):
         )
 
 
-def test_search_fades_what_it_does_not_find(opened):
+def test_search_fades_other_boxes(opened):
     page = opened(training())
     color = (
         "const { canvas } = document.querySelector('.occupancy').viewer.stage;"
@@ -342,7 +342,7 @@ def test_search_fades_what_it_does_not_find(opened):
 # --- zoom ------------------------------------------------------------------------------------
 
 
-def test_the_wheel_zooms_around_the_pointer_and_reset_leaves(opened):
+def test_wheel_zooms_around_the_pointer(opened):
     page = opened(training())
     whole, (x, y) = page.view, page.box(9)
     page.wheel(x, y, 300)
@@ -359,7 +359,7 @@ def test_the_wheel_zooms_around_the_pointer_and_reset_leaves(opened):
     assert page.view == whole
 
 
-def test_a_drag_zooms_a_double_click_resets_and_shift_moves(opened):
+def test_drag_zooms_and_double_click_resets(opened):
     page = opened(training())
     whole = page.view
     canvas = page.run(
@@ -406,18 +406,18 @@ def test_keys_zoom_move_and_reset(opened):
     assert "found" in page.text(".matched")
 
 
-def test_zooming_in_ends_at_a_few_events(opened):
+def test_zoom_has_a_limit(opened):
     page = opened(plain())
     page.press(*"+" * 12)
     assert page.view[1] - page.view[0] == 4
 
 
-def test_the_height_fits_what_changes_in_sight(opened):
-    made = training()
-    page = opened(made)
+def test_fit_height(opened):
+    memory = training()
+    page = opened(memory)
     page.button("Fit height")
     page.settle()
-    low, high = made.levels["live_bytes"].min(), made.levels["live_bytes"].max()
+    low, high = memory.levels["live_bytes"].min(), memory.levels["live_bytes"].max()
     floor, ceiling = page.run(
         "const { stage } = document.querySelector('.occupancy').viewer;"
         "return [stage.floor, stage.ceiling]"
@@ -425,25 +425,25 @@ def test_the_height_fits_what_changes_in_sight(opened):
     assert 0 < floor < low < high < ceiling < high * 1.1
     assert "0 B" not in page.texts(".axes text")
     levels, painted, pixel = page.run(PAINTED)
-    live = made.levels["live_bytes"].to_numpy()[levels]
+    live = memory.levels["live_bytes"].to_numpy()[levels]
     assert np.abs(live - floor - painted).max() <= pixel
     page.mouse(("move", *page.run(BOX.replace("height *", "(height - stage.floor) *"), 30)))
-    size = made.boxes["live_bytes"][30] >> 20
-    assert page.text(".told").startswith(f"{size} MiB")
+    size = memory.boxes["live_bytes"][30] >> 20
+    assert page.text(".details").startswith(f"{size} MiB")
     page.press("f")
     assert "0 B" in page.texts(".axes text")
 
 
-def test_time_and_events_show_the_same_stretch(opened):
-    made = training()
-    page = opened(made)
+def test_switch_between_time_and_events(opened):
+    memory = training()
+    page = opened(memory)
     page.press("+")
     before = page.view
-    first, last = page.run(SHOWN, 200)[0], page.run(SHOWN, 200)[-1]
+    first, last = page.run(LEVELS, 200)[0], page.run(LEVELS, 200)[-1]
     page.button("Events")
     page.settle()
     assert "event" in page.texts(".axes text")
-    events = made.levels["event"].to_list()
+    events = memory.levels["event"].to_list()
     assert events[first] <= page.view[0] <= events[first + 1]
     assert events[last] <= page.view[1] <= events[last + 1]
     page.button("Time")
@@ -457,11 +457,11 @@ def test_time_and_events_show_the_same_stretch(opened):
 # --- segments --------------------------------------------------------------------------------
 
 
-def test_segments_say_what_is_free_and_who_holds_the_rest(opened):
-    made = training()
-    page = opened(made)
-    free = made.blocks.filter(state="free")["total_bytes"]
-    live = made.blocks.filter(state="live")["total_bytes"].sum()
+def test_tooltip_of_segments(opened):
+    memory = training()
+    page = opened(memory)
+    free = memory.blocks.filter(state="free")["total_bytes"]
+    live = memory.blocks.filter(state="live")["total_bytes"].sum()
     assert f"{free.sum() >> 20} MiB free" in page.text(".occupancy")
     assert f"in {free.len()} holes, the largest {free.max() >> 20} MiB" in page.text(".occupancy")
     script = """
@@ -472,15 +472,17 @@ def test_segments_say_what_is_free_and_who_holds_the_rest(opened):
       at.left + piece.x + Math.min(piece.wide / 2, 8), at.top + piece.row * 23 + 9]);
     """
     pieces = page.run(script)
-    assert sum(size for _, size, _, _ in pieces) == made.segments["total_bytes"].sum()
-    assert live + free.sum() == made.segments["total_bytes"].sum()
+    assert sum(size for _, size, _, _ in pieces) == memory.segments["total_bytes"].sum()
+    assert live + free.sum() == memory.segments["total_bytes"].sum()
     page.mouse(("move", *pieces[0][2:]))
-    told = page.text(".tip.shown")
-    assert "MiB live" in told
-    assert "<module> (train.py:41)" in told
+    details = page.text(".tip.visible")
+    assert "MiB live" in details
+    assert "<module> (train.py:41)" in details
     page.button("Most free first")
     unused = (
-        made.blocks.filter(state="free").group_by("segment").agg(total=pl.col("total_bytes").sum())
+        memory.blocks.filter(state="free")
+        .group_by("segment")
+        .agg(total=pl.col("total_bytes").sum())
     )
     assert page.run(
         "const { segments } = document.querySelector('.occupancy').viewer;"
@@ -491,11 +493,11 @@ def test_segments_say_what_is_free_and_who_holds_the_rest(opened):
 # --- the page --------------------------------------------------------------------------------
 
 
-def test_hostile_texts_are_shown_as_text(opened):
+def test_hostile_texts_are_text(opened):
     page = opened(hostile())
     page.mouse(("move", *page.box(12)))
-    assert BREAKOUT in page.text(".told")
-    assert BREAKOUT in page.text(".tip.shown")
+    assert BREAKOUT in page.text(".details")
+    assert BREAKOUT in page.text(".tip.visible")
     page.search("</script>")
     assert page.text(".matched").startswith("13 found")
     assert page.run("return document.images.length") == 0
@@ -503,7 +505,7 @@ def test_hostile_texts_are_shown_as_text(opened):
     assert len(page.run("return Array.from(document.scripts, (e) => e.type)")) == 2
 
 
-def test_figures_of_several_devices_do_not_meet(opened):
+def test_several_figures_are_independent(opened):
     page = opened(training(), plain(), empty())
     page.press("+")
     views = page.run(
@@ -514,7 +516,7 @@ def test_figures_of_several_devices_do_not_meet(opened):
 
 
 @pytest.mark.parametrize("width", [700, 1_400])
-def test_it_fits_the_window(opened, window, width):
+def test_drawing_fits_the_window(opened, window, width):
     resize(window, width, 900)
     page = opened(training())
     assert page.run("return document.documentElement.scrollWidth") == width
@@ -527,7 +529,7 @@ def test_it_fits_the_window(opened, window, width):
     assert page.run(size) == at
 
 
-def test_it_is_dark_where_wished_and_light_on_paper(opened, window):
+def test_dark_scheme_and_print(opened, window):
     pixel = (
         "const { canvas } = document.querySelector('.occupancy').viewer.stage;"
         "return canvas.getContext('2d').getImageData(200, canvas.height - 20, 1, 1).data[0]"
@@ -544,7 +546,7 @@ def test_it_is_dark_where_wished_and_light_on_paper(opened, window):
     assert page.run(pixel) < light - 40
 
 
-def test_both_viewers_live_on_one_page(opened, window, tmp_path):
+def test_both_viewers_on_one_page(opened, window, tmp_path):
     class Both(Memory):
         flames = (burning(),)
 
@@ -553,7 +555,7 @@ def test_both_viewers_live_on_one_page(opened, window, tmp_path):
     assert len(window.find_elements("css selector", ".live")) == 2
 
 
-def test_a_notebook_draws_it_in_a_frame(window, tmp_path):
+def test_notebook_frame(window, tmp_path):
     resize(window, 1000, 1400)
     notebook = f"<!doctype html><body>{Memory(filled=(training(),))._repr_html_()}</body>"
     path = tmp_path / "notebook.html"

@@ -21,7 +21,7 @@ def _texts(svg: str) -> list[str]:
     return ["".join(node.itertext()) for node in root.iter(f"{SVG}text")]
 
 
-def test_labels_carry_the_unit_of_the_axis():
+def test_axis_labels_have_units():
     texts = _texts(plot.to_svg(plot.figure(ordinary())))
     assert "start [ms]" in texts
     assert "duration [ms]" in texts
@@ -32,23 +32,23 @@ def test_labels_carry_the_unit_of_the_axis():
 def test_one_chart_by_name():
     texts = _texts(plot.to_svg(plot.figure(ordinary(), chart="skew")))
     assert "Arrival skew" in texts
-    assert "not known" in texts  # one collective's late rank
+    assert "unknown" in texts  # a collective without late rank
     assert "duration [ms]" not in texts
 
 
-def test_unknown_chart_names_the_known_ones():
+def test_unknown_chart_is_an_error():
     with raises_wording(OptionError):
         plot.figure(ordinary(), chart="nope")
 
 
-def test_marks_are_scaled_and_nulls_left_out():
+def test_marks_are_scaled_without_nulls():
     marks = prepare(skew())
     assert marks.rows["y"].to_list() == [3.2, 0.9, 16.0, 1.1, 5.4]
     assert marks.y.label == "skew [ms]"
     assert marks.x.ticks == ["0", "1", "2", "3", "5"]
 
 
-def test_stacked_bars_stand_on_one_another():
+def test_stacked_bars():
     frame = pl.DataFrame({"step": ["a", "a", "b"], "part": ["x", "y", "y"], "n": [1, 2, 4]})
     parts = Chart("n", "n", "bar", frame, "step", "n", "step", "n", color="part", stacked=True)
     (ax,) = plot.figure(Sample(drawn=(parts,))).axes
@@ -57,7 +57,7 @@ def test_stacked_bars_stand_on_one_another():
     assert heights == [(0, 1), (1, 3), (0, 4)]
 
 
-def test_bars_of_all_panels_fit_on_the_axis_they_share():
+def test_shared_axis_fits_all_panels():
     frame = pl.DataFrame({"step": ["a", "b"], "part": ["x", "x"], "n": [1, 50], "on": ["p", "q"]})
     for stacked in (True, False):
         bars = Chart(
@@ -69,12 +69,12 @@ def test_bars_of_all_panels_fit_on_the_axis_they_share():
             assert ax.get_ylim()[1] > 50
 
 
-def test_charts_of_one_enum_colour_it_alike():
+def test_charts_of_one_enum_have_equal_colours():
     causes = pl.Enum(["loading", "launches", "other"])
 
-    def colors(*shown):
+    def colors(*categories):
         frame = pl.DataFrame(
-            {"cause": shown, "n": range(len(shown))}, schema_overrides={"cause": causes}
+            {"cause": categories, "n": range(len(categories))}, schema_overrides={"cause": causes}
         )
         return prepare(Chart("n", "n", "bar", frame, "cause", "n", "", "", color="cause"))
 
@@ -82,7 +82,7 @@ def test_charts_of_one_enum_colour_it_alike():
     assert colors("other", "loading").x.ticks == ["loading", "other"]
 
 
-def test_emphasised_marks_are_ringed():
+def test_highlighted_marks_have_a_ring():
     svg = plot.to_svg(plot.figure(ordinary(), chart="durations"))
     assert plot.INK in re.findall(r"stroke: (#\w+)", svg)
     assert "outlier" in _texts(svg)
@@ -120,18 +120,18 @@ def test_too_many_panels_are_counted():
     assert len(picture.axes) == 16
 
 
-def test_nothing_to_draw_is_said():
+def test_empty_chart():
     assert "nothing to draw" in _texts(plot.to_svg(plot.figure(empty())))
 
 
-def test_nothing_positive_on_a_logarithmic_axis():
+def test_logarithmic_axis_without_positive_values():
     chart = durations()
     zero = replace(chart, frame=chart.frame.with_columns(dur_ns=pl.lit(0)))
     assert not prepare(zero).y.log
     plot.to_svg(plot.figure(Sample(drawn=(zero,))))
 
 
-def test_many_marks_become_one_image():
+def test_many_marks_are_rasterized():
     n = 6_000
     frame = pl.DataFrame({"x": range(n), "y_ns": range(n)})
     chart = replace(durations(), frame=frame, x="x", y="y_ns", color=None, emphasis=None)
@@ -140,7 +140,7 @@ def test_many_marks_become_one_image():
     assert len(svg) < 300_000
 
 
-def test_hostile_names_are_text_and_nothing_else():
+def test_hostile_names_are_text():
     svg = plot.to_svg(plot.figure(hostile()))
     root = ElementTree.fromstring(svg)  # noqa: S314 - our own
     kinds = {node.tag.removeprefix(SVG) for node in root.iter()}
@@ -152,13 +152,13 @@ def test_hostile_names_are_text_and_nothing_else():
     assert max(map(len, texts)) < 200
 
 
-def test_same_result_same_bytes():
+def test_rendering_is_deterministic():
     one, two = (plot.figure(ordinary()) for _ in range(2))
     assert plot.to_svg(one) == plot.to_svg(two)
     assert plot.to_png(plot.figure(ordinary())) == plot.to_png(plot.figure(ordinary()))
     assert b"Software" not in plot.to_png(one)[:300]
 
 
-def test_pyplot_is_left_alone():
+def test_pyplot_is_not_imported():
     plot.figure(ordinary())
     assert "matplotlib.pyplot" not in sys.modules

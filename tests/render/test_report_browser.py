@@ -1,4 +1,4 @@
-"""The report in a real browser, at two widths: drawn, sorted, followed, printed."""
+"""Report in a browser at two widths: drawing, sorting, navigation, printing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def window(request: pytest.FixtureRequest, browser: Any, page: str, tmp_path: Any) -> Any:
     resize(browser, request.param, 900)
     prefer(browser, "light")
-    asked = visit(browser, tmp_path / "report.html", page)
-    assert asked == [(tmp_path / "report.html").as_uri()]
+    requested = visit(browser, tmp_path / "report.html", page)
+    assert requested == [(tmp_path / "report.html").as_uri()]
     yield browser
     assert complaints(browser) == []
 
 
-def test_everything_is_drawn_and_fits(window: Any) -> None:
+def test_drawings_fit_the_window(window: Any) -> None:
     drawn = window.execute_script(
         "return [...document.querySelectorAll('figure')].map((one) => [one.id,"
         " one.querySelectorAll('svg *, canvas').length, one.getBoundingClientRect().width])"
@@ -47,7 +47,7 @@ def test_everything_is_drawn_and_fits(window: Any) -> None:
     assert wide <= window.execute_script("return innerWidth")
 
 
-def test_a_heading_sorts_its_table(window: Any) -> None:
+def test_heading_sorts_its_table(window: Any) -> None:
     column = (
         "const table = document.querySelector('#overview table');"
         "return [...table.tBodies[0].rows].map((row) => row.cells[arguments[0]].textContent)"
@@ -69,25 +69,25 @@ def test_a_heading_sorts_its_table(window: Any) -> None:
     assert window.execute_script(click, at) == "ascending"
     again = window.execute_script(column, at)
     assert [one for one in again if one] == numbers[::-1]
-    assert again[-1] == ""  # what is not known stays last
+    assert again[-1] == ""  # unknown values stay last
 
 
-def test_sizes_are_sorted_by_their_unit(window: Any) -> None:
-    shown = window.execute_script(
-        "const held = [...document.querySelectorAll('#memory .scroll table')];"
+def test_sizes_are_sorted_by_unit(window: Any) -> None:
+    texts = window.execute_script(
+        "const tables = [...document.querySelectorAll('#memory .scroll table')];"
         "const place = (one) => [...one.tHead.rows[0].cells].findIndex("
         "  (head) => head.textContent === 'bytes');"
-        "const table = held.find((one) => place(one) >= 0), at = place(table);"
+        "const table = tables.find((one) => place(one) >= 0), at = place(table);"
         "table.tHead.rows[0].cells[at].querySelector('button').click();"
         "return [...table.tBodies[0].rows].map((row) => row.cells[at].textContent)"
     )
     sizes = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-    values = [float(text.split()[0]) * sizes[text.split()[1]] for text in shown]
-    assert len({text.split()[1] for text in shown}) > 1
+    values = [float(text.split()[0]) * sizes[text.split()[1]] for text in texts]
+    assert len({text.split()[1] for text in texts}) > 1
     assert values in (sorted(values), sorted(values, reverse=True))
 
 
-def test_the_contents_follow_the_reader(window: Any) -> None:
+def test_contents_highlight_the_current_section(window: Any) -> None:
     window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
     for key in ("kernels", "memory", "commands"):
         window.execute_script("document.getElementById(arguments[0]).scrollIntoView()", key)
@@ -100,10 +100,11 @@ def test_the_contents_follow_the_reader(window: Any) -> None:
         assert marked == [f"#{key}"]
 
 
-def test_a_finding_leads_to_its_numbers(window: Any) -> None:
+def test_finding_links_to_its_numbers(window: Any) -> None:
     window.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
     target = window.execute_script(
-        "const link = document.querySelector('.finding a:not(.term)'); link.click(); return link.hash"
+        "const link = document.querySelector('.finding a:not(.term)');"
+        "link.click(); return link.hash"
     )
     top = window.execute_script(
         "return document.querySelector(arguments[0]).getBoundingClientRect().top", target
@@ -111,7 +112,7 @@ def test_a_finding_leads_to_its_numbers(window: Any) -> None:
     assert -5 <= top <= 120
 
 
-def test_paper_shows_what_is_folded_and_no_contents(window: Any) -> None:
+def test_print_expands_details(window: Any) -> None:
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     window.execute_script("dispatchEvent(new Event('beforeprint'))")
     nav, closed = window.execute_script(
@@ -124,11 +125,11 @@ def test_paper_shows_what_is_folded_and_no_contents(window: Any) -> None:
     assert window.execute_script("return document.querySelectorAll('details:not([open])').length")
 
 
-def test_dark_where_wished(window: Any) -> None:
+def test_dark_scheme(window: Any) -> None:
     light, dark = [], []
-    for scheme, seen in (("light", light), ("dark", dark)):
+    for scheme, colors in (("light", light), ("dark", dark)):
         prefer(window, scheme)
-        seen += window.execute_script(
+        colors += window.execute_script(
             "return ['body', '.finding'].map((one) => getComputedStyle(document.querySelector(one))"
             ".backgroundColor)"
         )
@@ -136,9 +137,9 @@ def test_dark_where_wished(window: Any) -> None:
 
 
 def test_keys_reach_links_headings_and_tables(window: Any) -> None:
-    held = window.execute_script(
+    unreachable = window.execute_script(
         "return [...document.querySelectorAll('nav a, th button, .scroll, summary')]"
         ".filter((one) => one.tabIndex < 0).length"
     )
-    assert held == 0
+    assert unreachable == 0
     assert window.execute_script("return document.querySelector('.skip').hash") == "#findings"

@@ -18,33 +18,33 @@ def test_golden(golden, width):
     golden(f"table_{width}.txt", table.render(ordinary(), width=width))
 
 
-def test_widest_line_fits_the_terminal_when_only_names_are_long():
-    text = table.render(Sample(shown=(_only("group", "median_ns"),)), width=50)
+def test_long_names_fit_the_terminal():
+    text = table.render(Sample(table_list=(_only("group", "median_ns"),)), width=50)
     assert max(map(len, text.splitlines())) <= 50
     assert "..." in text
 
 
-def test_names_are_whole_where_there_is_room():
+def test_names_are_complete_in_a_wide_terminal():
     assert LONG_KERNEL in table.render(ordinary(), width=250)
 
 
-def test_top_limits_rows_and_says_so():
+def test_top_limits_rows():
     text = table.render(ordinary(), top=2, width=200)
     assert "(2 of 3 rows; --top all shows the rest)" in text
     assert "all_gather" in text
     assert "ncclDev" not in text
 
 
-def test_all_rows_without_a_remark():
+def test_all_rows_without_note():
     assert "rows;" not in table.render(ordinary(), top=None)
 
 
-def test_columns_width_comes_from_the_environment(monkeypatch):
+def test_width_from_the_environment(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     assert table.render(ordinary()) == table.render(ordinary(), width=70)
 
 
-def test_empty_table_says_what_it_means():
+def test_empty_table():
     assert "Groups: none" in table.render(empty())
 
 
@@ -75,13 +75,13 @@ def test_hostile_names_are_inert():
         ("name", ["a\nb"], "", ["a\\nb"]),
     ],
 )
-def test_one_unit_a_column(column, values, unit, texts):
-    scale, shown = cells(column, values)
-    assert (scale.unit, shown) == (unit, texts)
+def test_one_unit_per_column(column, values, unit, texts):
+    scale, strings = cells(column, values)
+    assert (scale.unit, strings) == (unit, texts)
 
 
 @given(st.text(max_size=300))
-def test_visible_text_holds_nothing_unsafe(text):
+def test_visible_text_is_safe(text):
     assert not UNSAFE.search(visible(text))
     assert "\n" not in visible(text)
     assert visible(visible(text)) == visible(text)
@@ -94,11 +94,11 @@ def test_shorten_keeps_both_ends(text, width):
     assert short == text or (text.startswith(short[:1]) and text.endswith(short[-1:]))
 
 
-def test_prose_cuts_words_of_absurd_length():
+def test_prose_shortens_long_words():
     assert len(prose("see " + "x" * 10_000)) < 100
 
 
-def test_nothing_is_changed_in_the_result():
+def test_rendering_does_not_change_the_result():
     result = ordinary()
     before = [t.frame.clone() for t in result.tables]
     table.render(result)
@@ -110,23 +110,23 @@ def _only(*names: str) -> Table:
     return Table("g", "G", whole.frame, {name: whole.columns[name] for name in names})
 
 
-def test_a_column_of_nulls_is_empty():
+def test_column_of_nulls_is_empty():
     frame = pl.DataFrame({"a_ns": [None, None]}, schema={"a_ns": pl.Int64})
-    text = table.render(Sample(shown=(Table("t", "T", frame, {"a_ns": "a"}),)))
+    text = table.render(Sample(table_list=(Table("t", "T", frame, {"a_ns": "a"}),)))
     assert "None" not in text
 
 
-def test_columns_that_are_alike_have_one_unit():
+def test_alike_columns_have_one_unit():
     frame = pl.DataFrame({"before_ns": [900_000, 800_000], "after_ns": [2_000_000, 3_000_000]})
     apart = Table("t", "T", frame, {"before_ns": "before", "after_ns": "after"})
     together = replace(apart, alike=(("before_ns", "after_ns"),))
-    assert "before [us] | after [ms]" in table.render(Sample(shown=(apart,)), width=100)
-    assert "before [ms] | after [ms]" in table.render(Sample(shown=(together,)), width=100)
+    assert "before [us] | after [ms]" in table.render(Sample(table_list=(apart,)), width=100)
+    assert "before [ms] | after [ms]" in table.render(Sample(table_list=(together,)), width=100)
 
 
-def test_details_are_named_and_shown_with_all_rows():
+def test_details_need_all_rows():
     detail = replace(groups(), title="A detail", detail=True)
-    result = Sample(shown=(groups(), detail))
+    result = Sample(table_list=(groups(), detail))
     brief, whole = table.render(result, top=1), table.render(result, top=None)
     assert "More with --top all, or in html and json: A detail." in brief
     assert "\nA detail\n" not in brief

@@ -1,4 +1,4 @@
-"""What a result gives to whoever goes on with it in Python: axes, frames, errors."""
+"""Results in Python: axes, frames, errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Drawn(Sample):
 
 
 def _fresh(code, **env):
-    """What a new interpreter prints."""
+    """Return the output of a new interpreter."""
     clean = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -54,7 +54,7 @@ def _fresh(code, **env):
 # --- axes ------------------------------------------------------------------------------------
 
 
-def test_one_chart_gives_its_axes_on_a_figure_of_its_own(tmp_path):
+def test_plot_of_one_chart_returns_its_axes(tmp_path):
     ax = ordinary().plot("durations")
     assert isinstance(ax, Axes)
     assert ax.get_ylabel() == "duration [ms]"
@@ -66,7 +66,7 @@ def test_one_chart_gives_its_axes_on_a_figure_of_its_own(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_all_charts_give_an_array_on_one_figure():
+def test_plot_of_all_charts_returns_an_array():
     axes = ordinary().plot()
     assert isinstance(axes, np.ndarray)
     assert [ax.get_xlabel() for ax in axes] == ["start [ms]", "collective"]
@@ -74,18 +74,18 @@ def test_all_charts_give_an_array_on_one_figure():
     assert axes[0].figure.figure is axes[1].figure.figure
 
 
-def test_a_result_of_one_chart_gives_an_array_too():
+def test_plot_of_a_single_chart_returns_an_array():
     (ax,) = Sample(drawn=(skew(),)).plot()
     assert isinstance(ax.figure, Figure)
 
 
-def test_a_chart_of_panels_gives_one_axes_each():
+def test_chart_with_panels_returns_axes_per_panel():
     chart = replace(durations(ranks=3), panel="rank", color=None)
     axes = Sample(drawn=(chart,)).plot("durations")
     assert [ax.get_title(loc="left") for ax in axes] == ["rank 0", "rank 1", "rank 2"]
 
 
-def test_what_fills_a_memory_gives_its_axes_not_those_of_the_steps():
+def test_occupancy_returns_axes_of_the_memory():
     result = Drawn(filled=(occupancies.training(),))
     ax = result.plot("occupancy")
     assert len(ax.figure.axes) == 2
@@ -93,27 +93,27 @@ def test_what_fills_a_memory_gives_its_axes_not_those_of_the_steps():
     assert ax.get_title(loc="left") != ""
 
 
-def test_a_flamegraph_says_what_to_do_instead():
+def test_plot_of_a_flame_graph_is_refused():
     with raises_wording(OptionError):
         Drawn(burnt=(flame(),)).plot()
 
 
-# --- on the axes of others -------------------------------------------------------------------
+# --- on given axes ---------------------------------------------------------------------------
 
 
-def test_a_chart_is_drawn_on_the_axes_it_is_given():
+def test_plot_on_given_axes():
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert ordinary().plot("skew", ax=right) is right
     assert Sample(drawn=(skew(),)).plot(ax=left) is left
     assert right.get_title() == "Arrival skew"
     assert right.get_ylabel() == "skew [ms]"
-    assert "not known" in [text.get_text() for text in right.get_legend().get_texts()]
+    assert "unknown" in [text.get_text() for text in right.get_legend().get_texts()]
     assert len(left.collections) == len(right.collections) > 0
     assert figure.axes == [left, right]
 
 
-def test_names_stay_text_on_the_axes_of_others():
+def test_names_are_text_on_given_axes():
     ax = Figure().subplots()
     hostile().plot(f"bar {HOSTILE[1]}", ax=ax)
     FigureCanvasAgg(ax.figure)
@@ -129,19 +129,19 @@ def test_names_stay_text_on_the_axes_of_others():
         (Drawn(drawn=(skew(),), filled=(occupancies.plain(),)), "occupancy"),
     ],
 )
-def test_more_than_one_axes_hold_is_refused(result, name):
+def test_several_charts_on_given_axes_are_refused(result, name):
     ax = Figure().subplots()
     with raises_wording(OptionError):
         result.plot(name, ax=ax)
     assert not ax.has_data()
 
 
-# --- whose figure it is ----------------------------------------------------------------------
+# --- ownership of figures --------------------------------------------------------------------
 
 _PLOT = "from sample_results import ordinary; import gc, sys, weakref; axes = ordinary().plot(); "
 
 
-def test_a_script_needs_no_display_and_keeps_nothing():
+def test_script_needs_no_display():
     code = _PLOT + (
         "alive = weakref.ref(axes[0].figure.figure); del axes; gc.collect(); "
         "print(alive() is None, 'matplotlib.pyplot' in sys.modules)"
@@ -149,7 +149,7 @@ def test_a_script_needs_no_display_and_keeps_nothing():
     assert _fresh(code) == ["True", "False"]
 
 
-def test_at_a_prompt_the_figure_belongs_to_pyplot():
+def test_interactive_figure_belongs_to_pyplot():
     code = (
         "import sys; sys.ps1 = '>>> '; "
         + _PLOT
@@ -161,7 +161,7 @@ def test_at_a_prompt_the_figure_belongs_to_pyplot():
     assert _fresh(code, MPLBACKEND="agg") == ["True", "True"]
 
 
-def test_a_figure_drawn_later_looks_the_same():
+def test_figure_drawn_later_is_equal():
     result = Drawn(filled=(occupancies.training(),), drawn=(durations(), skew()))
     pictures = []
     for style in ({}, plot._STYLE):
@@ -176,13 +176,13 @@ def test_a_figure_drawn_later_looks_the_same():
 # --- frames ----------------------------------------------------------------------------------
 
 
-def test_an_unknown_table_names_the_known_ones():
+def test_unknown_table_is_an_error():
     for convert in (ordinary().to_polars, ordinary().to_pandas):
         with raises_wording(OptionError):
             convert("nope")
 
 
-def test_pandas_gets_what_polars_has():
+def test_pandas_values():
     large = (1 << 53) + 1  # no float64
     kinds = pl.Enum(["late", "early"])
     frame = ordinary().to_polars().with_columns(
@@ -192,21 +192,21 @@ def test_pandas_gets_what_polars_has():
         step=pl.Series(["b", "a", None], dtype=pl.Categorical()),
     )  # fmt: skip
     (table, *_) = ordinary().tables
-    told = Sample(shown=(replace(table, frame=frame),)).to_pandas()
-    assert list(told.columns) == frame.columns
-    assert told["median_ns"].dtype == "Int64"
-    assert told["median_ns"].dropna().to_list() == [large, -large]
-    assert told["address"].dropna().to_list() == [(1 << 64) - 1, 0]
-    assert told["late"].dropna().to_list() == [True, False]
-    assert told["share_frac"].sum() == pytest.approx(0.6594)
-    assert list(told["kind"].cat.categories) == ["late", "early"]
-    assert told["kind"].min() == "late"
-    assert told["step"].dropna().to_list() == ["b", "a"]
-    assert told["group"].to_list()[2] == LONG_KERNEL
-    assert told["median_ns"].isna().sum() == told["kind"].isna().sum() == 1
+    converted = Sample(table_list=(replace(table, frame=frame),)).to_pandas()
+    assert list(converted.columns) == frame.columns
+    assert converted["median_ns"].dtype == "Int64"
+    assert converted["median_ns"].dropna().to_list() == [large, -large]
+    assert converted["address"].dropna().to_list() == [(1 << 64) - 1, 0]
+    assert converted["late"].dropna().to_list() == [True, False]
+    assert converted["share_frac"].sum() == pytest.approx(0.6594)
+    assert list(converted["kind"].cat.categories) == ["late", "early"]
+    assert converted["kind"].min() == "late"
+    assert converted["step"].dropna().to_list() == ["b", "a"]
+    assert converted["group"].to_list()[2] == LONG_KERNEL
+    assert converted["median_ns"].isna().sum() == converted["kind"].isna().sum() == 1
 
 
-def test_without_pandas_the_extra_is_named(monkeypatch):
+def test_missing_pandas_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with raises_wording(MissingExtra) as caught:
         ordinary().to_pandas()

@@ -1,4 +1,4 @@
-"""What most commands do: find the inputs, show progress and losses, ask, write the result."""
+"""Steps common to most commands: find the inputs, show progress, analyze, write the result."""
 
 from __future__ import annotations
 
@@ -18,41 +18,43 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="Result")
 
-#: The exit status where an option says that what was found is a failure.
+#: Exit status of ``--fail-on`` and ``--fail-on-regression``.
 FAILED = 3
 
-#: A progress bar appears after this time.
+#: Delay before a progress bar appears.
 DELAY_SECONDS = 1.0
 
-#: Lines about files that cannot be read; a folder may hold thousands.
+#: Most lines about unreadable files; a folder may contain thousands.
 _MOST = 10
-_SAID = ("error", "data_loss", "notice")
+_PRINTED = ("error", "data_loss", "notice")
 
 
 def answer(
-    question: Callable[..., R],
+    analysis: Callable[..., R],
     paths: Sequence[str],
     reading: Reading,
     writing: Writing,
     **options: Any,
 ) -> R:
-    """Asks a function of the package about the files and writes its result, and the plot if wanted.
+    """Run an analysis on the files and write its result, and the plot if requested.
 
-    What cannot be written is refused before anything is read.
+    The output is checked before anything is read.
     """
     writing.check()
-    result = ask(question, inputs_of(paths, quiet=reading.quiet), reading=reading, **options)
+    result = analyze(analysis, inputs_of(paths, quiet=reading.quiet), reading=reading, **options)
     writing.show(result)
     return result
 
 
-def ask(question: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any) -> R:
-    """The result of a function of the package for these inputs, with progress and losses shown."""
+def analyze(
+    analysis: Callable[..., R], *inputs: Sequence[str], reading: Reading, **options: Any
+) -> R:
+    """Return the result of an analysis of the inputs; print progress and data loss."""
     from traceanalyzer.reading import threads
 
     read = [path for paths in inputs for path in paths]
     with progress(read, quiet=reading.quiet) as meter:
-        return question(
+        return analysis(
             *inputs,
             **options,
             **reading.arguments(),
@@ -65,56 +67,55 @@ def ask(question: Callable[..., R], *inputs: Sequence[str], reading: Reading, **
 
 
 def report(path: str, issues: Iterable[Mapping[str, object]], *, quiet: bool) -> None:
-    """Prints ``PATH: truncated at byte 66: 1 lost; ...`` when there is something to say.
+    """Print ``PATH: truncated at byte 66 (1 dropped); ...`` if the file has issues.
 
     Args:
         path: the file.
-        issues: its rows of the table ``issues``; severity ``info`` is left out.
+        issues: its rows of the table ``issues``; severity ``info`` is not printed.
         quiet: print nothing.
     """
-    found = [_said(issue) for issue in issues if issue["severity"] in _SAID]
-    if found and not quiet:
-        click.echo(prose(f"{path}: {'; '.join(found)}"), err=True)
+    messages = [_message(issue) for issue in issues if issue["severity"] in _PRINTED]
+    if messages and not quiet:
+        click.echo(prose(f"{path}: {'; '.join(messages)}"), err=True)
 
 
 def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:
-    """The files to read of these and the folders among them; says which cannot be read.
+    """Return the files to read, those in folders included; print which are unreadable.
 
-    Foreign files in a folder are no loss and nothing is said of them.
+    Other files in a folder are ignored without a message.
 
     Raises:
-        UnreadableFile: a path that does not exist, or a folder with nothing to read in it.
+        UnreadableFile: a path does not exist, or a folder contains no readable file.
     """
     from traceanalyzer.reading import NO_FORMAT, found_inputs
 
     inputs, skipped = found_inputs(paths)
-    lost = [f"{path}: {why}; skipped" for path, why in skipped if why != NO_FORMAT]
-    more = [f"{len(lost) - _MOST:,} more skipped"] if len(lost) > _MOST else []
-    for line in () if quiet else (*lost[:_MOST], *more):
+    unreadable = [f"{path}: {why}; skipped" for path, why in skipped if why != NO_FORMAT]
+    more = [f"{len(unreadable) - _MOST:,} more skipped"] if len(unreadable) > _MOST else []
+    for line in () if quiet else (*unreadable[:_MOST], *more):
         click.echo(prose(line), err=True)
     return inputs
 
 
-def _said(issue: Mapping[str, object]) -> str:
+def _message(issue: Mapping[str, object]) -> str:
     first = str(issue["first"] or "")
-    place = f" at {first}" if first.startswith("byte ") else f" ({first})" if first else ""
-    count = f"{issue['count']:,}"
-    counted = f"{count} found" if issue["severity"] == "notice" else f"{count} lost"
-    return f"{issue['code']}{place}: {counted}"
+    place = f" at {first}" if first.startswith("byte ") else f": {first}" if first else ""
+    dropped = "" if issue["severity"] == "notice" else " dropped"
+    return f"{issue['code']}{place} ({issue['count']:,}{dropped})"
 
 
 @contextmanager
 def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback ``(bytes done, bytes in all)`` of the file being read; None when not shown.
+    """Yield a callback ``(bytes done, total bytes)`` of the current file; None without a bar.
 
-    The bar covers all files and appears after a second. Without a terminal there is none.
+    The bar covers all files and appears after a second, in terminals only.
     """
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # no thread of its own: workers may be started meanwhile
+    tqdm.monitor_interval = 0  # no monitor thread: worker processes may be forked meanwhile
     size = sum(os.path.getsize(path) for path in paths)  # noqa: PTH202 - names, not Paths
     with tqdm(
         total=size, unit="B", unit_scale=True, delay=DELAY_SECONDS, leave=False, file=sys.stderr
@@ -123,13 +124,13 @@ def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, in
 
 
 class Files:
-    """Adds up the bytes of files read one after another."""
+    """Sum of the bytes of files that are read one after another."""
 
     def __init__(self, advance: Callable[[int], object]) -> None:
         self._advance = advance
         self._done = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """``done`` bytes of a file are read; fewer than last time means the next file."""
+        """Record ``done`` bytes of a file; fewer than last time means the next file."""
         self._advance(done - self._done if done >= self._done else done)
         self._done = 0 if done >= total else done

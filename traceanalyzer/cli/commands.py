@@ -1,4 +1,4 @@
-"""Commands made from the registry of analyzers."""
+"""Commands built from the registry of analyzers."""
 
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -11,21 +11,31 @@ import click
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
 from traceanalyzer.cli.answering import answer
-from traceanalyzer.cli.options import Command, plotting, reading, writing
+from traceanalyzer.cli.options import (
+    RENAMED_OPTIONS,
+    AliasedOption,
+    Command,
+    plotting,
+    reading,
+    writing,
+)
 from traceanalyzer.units import parse_bytes, parse_ns
 
-#: Commands that are written by hand, and a line on those that are no analyzer.
+#: Commands with a function of their own, and the summary of those without an analyzer.
 _BY_HAND = {
-    "report": "One page for whatever a job left, what is wrong first.",
-    "diagnose": "What is wrong, by every analysis that the files allow.",
-    "convert": "To Parquet, to Chrome JSON for Perfetto, to SQLite.",
+    "report": "Write one HTML page with all analyses, problems first.",
+    "diagnose": "Find performance problems and their cost.",
+    "convert": "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
     **dict.fromkeys(("info", "memory", "diff", "py-spy-report", "flamegraph"), ""),
 }
 
-#: What options call a file in their help; arguments are files all of them.
+#: Former names of commands, still accepted.
+_RENAMED_COMMANDS = {"api": "cuda-api"}
+
+#: Placeholders of options that take a file; every argument is a file.
 _FILES = ("FILE", "PATH", "OTHER", "BASE", "OUT")
 
-#: Types of values by the annotation of the field; other values are text.
+#: Value types by annotation of the field; other values are text.
 _TYPES = {"int": int, "float": float}
 _PARSED: dict[str, tuple[Callable[[str], int], str]] = {
     "time": (parse_ns, "ns"),
@@ -34,24 +44,25 @@ _PARSED: dict[str, tuple[Callable[[str], int], str]] = {
 
 
 class Commands(click.Group):
-    """The commands of the registry and those written by hand, imported when they are used."""
+    """The commands of the registry and the hand-written ones, imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names of all commands, sorted."""
+        """Return the names of all commands, sorted."""
         return sorted(_summaries())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """One command by its name."""
-        return _command(cmd_name) if cmd_name in _summaries() else None
+        """Return a command by its name or former name."""
+        name = _RENAMED_COMMANDS.get(cmd_name, cmd_name)
+        return _command(name) if name in _summaries() else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands in ``--help``, without importing them."""
+        """Write the list of commands of ``--help`` without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_summaries().items()))
 
 
 def all_commands() -> dict[str, click.Command]:
-    """Every command by its name, for the reference."""
+    """Return every command by its name, for the reference."""
     return {name: _command(name) for name in sorted(_summaries())}
 
 
@@ -59,21 +70,25 @@ def _command(name: str) -> click.Command:
     if name in _BY_HAND:
         function = name.replace("-", "_")
         module = "job" if name in ("info", "diagnose", "report") else function
-        found: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
-        found.short_help = _summaries()[name]
+        result: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
+        result.short_help = _summaries()[name]
     else:
-        found = command(next(e for e in registry.ENTRIES.values() if e.command == name))
-    return completing(found)
+        result = command(next(e for e in registry.ENTRIES.values() if _name(e) == name))
+    return completing(result)
 
 
 def _summaries() -> dict[str, str]:
-    """Each command and what it answers, in a line."""
-    listed = {one.command: one.summary for one in registry.ENTRIES.values() if one.summary}
+    """Return the one-line summary of each command."""
+    listed = {_name(one): one.summary for one in registry.ENTRIES.values() if one.summary}
     return {name: text for name, text in _BY_HAND.items() if text} | listed
 
 
+def _name(entry: registry.Entry) -> str:
+    return _RENAMED_COMMANDS.get(entry.command, entry.command)
+
+
 def command(entry: registry.Entry) -> click.Command:
-    """The command of an analyzer: its options, then those that all commands share."""
+    """Return the command of an analyzer: its options, then the shared ones."""
     options = entry.options_class()
 
     def run(paths: tuple[str, ...], **rest: Any) -> None:
@@ -87,13 +102,13 @@ def command(entry: registry.Entry) -> click.Command:
     ):
         run = decorate(run)
     run = click.argument("paths", nargs=-1, required=True, metavar="PATH...")(run)
-    return click.command(entry.command, short_help=entry.summary, help=options.__doc__)(run)
+    return click.command(_name(entry), short_help=entry.summary, help=options.__doc__)(run)
 
 
 def analyzer_options(
     options: type[AnalyzerOptions], *, skip: Collection[str] = (), only: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Adds an option for each field of an options class, or for some of them."""
+    """Add an option for each field of an options class, or for some of them."""
 
     def add(command: Command) -> Command:
         for item in reversed(fields(options)):
@@ -110,16 +125,17 @@ def _option(
     name: str, annotation: str, default: Any, about: Option
 ) -> Callable[[Command], Command]:
     flag = about.flag or "--" + name.replace("_", "-")
-    settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar}
+    flag = RENAMED_OPTIONS.get(flag, flag)
+    settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar, "cls": AliasedOption}
     if default is False:
-        return click.option(flag, name, is_flag=True, help=about.help)
+        return click.option(flag, name, is_flag=True, help=about.help, cls=AliasedOption)
     if isinstance(default, tuple):
         return click.option(flag, name, multiple=True, **settings)
-    shown = about.default_text or default
+    default_text = about.default_text or default
     if about.unit:
         parse, unit = _PARSED[about.unit]
         settings["callback"] = lambda _context, _option, text: None if text is None else parse(text)
-        shown = about.default_text or f"{default}{unit}"
+        default_text = about.default_text or f"{default}{unit}"
     elif about.choices:
         settings["type"] = click.Choice(about.choices)
     elif annotation.removesuffix(" | None") in _TYPES:
@@ -127,14 +143,14 @@ def _option(
         if about.minimum is not None and settings["type"] is int:
             settings["type"] = click.IntRange(min=int(about.minimum))
     if default is not None:
-        settings |= {"default": shown, "show_default": about.show_default}
+        settings |= {"default": default_text, "show_default": about.show_default}
     return click.option(flag, name, **settings)
 
 
 def completing(command: click.Command) -> click.Command:
-    """The command, for which shells offer files where it takes files."""
+    """Return the command with shell completion of files where it takes files."""
     for parameter in command.params:
         if isinstance(parameter, click.Argument) or parameter.metavar in _FILES:
-            # a name is passed on as it is given: what is wrong with it is said later
+            # names are passed on unchecked: errors are reported by the reader
             parameter.type = click.Path(readable=False)
     return command

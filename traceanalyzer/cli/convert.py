@@ -16,17 +16,22 @@ _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="IN...")
 @click.option(
-    "-o", "--output", "out", required=True, metavar="OUT", help="A file, or a folder for several."
+    "-o",
+    "--output",
+    "out",
+    required=True,
+    metavar="OUT",
+    help="File; folder for several inputs.",
 )
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @reading
 def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> None:
-    """Write a trace as Parquet, Chrome JSON, an SQLite database, or stacks for speedscope.
+    """Convert traces to Parquet, Chrome JSON, an SQLite database or speedscope stacks.
 
-    OUT's suffix tells the form: .parquet, .json or .json.gz (for Perfetto), .sqlite or .db (for
-    SQL and Datasette), .speedscope.json. Where IN is several files or a folder, OUT is a folder,
-    and each file becomes a Parquet file in it; every command reads such a folder as it reads the
-    originals.
+    The suffix of OUT selects the format: .parquet, .json or .json.gz (for Perfetto), .sqlite or
+    .db (for SQL and Datasette), .speedscope.json. If IN is several files or a folder, OUT is a
+    folder with one Parquet file per input; every command accepts such a folder in place of the
+    original files.
     """
     import traceanalyzer as ta
     from traceanalyzer.exporters import writer_for
@@ -34,7 +39,7 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
     inputs = inputs_of(paths, quiet=reading.quiet)
     for flag, rank in (("--rank", reading.rank), ("--assume-rank", reading.assume_rank)):
         if rank is not None and len(inputs) > 1:
-            raise OptionError(f"{flag} is for one file; {len(inputs)} are to be converted")
+            raise OptionError(f"{flag} takes one input file (got {len(inputs)})")
     targets = _targets(list(dict.fromkeys(inputs)), out)
     for target in targets:
         writer_for(target)
@@ -46,20 +51,20 @@ def convert(paths: tuple[str, ...], out: str, force: bool, reading: Reading) -> 
 
 
 def _targets(inputs: list[str], out: str) -> dict[str, str]:
-    """The input of each file to write."""
+    """Return the input of each file to write."""
     folder = Path(out)
     if folder.is_dir():
         return {str(folder / name): path for name, path in _names(inputs).items()}
     if len(inputs) == 1:
         return {out: inputs[0]}
     if folder.suffix:
-        raise OptionError(f"{out}: {len(inputs)} files are written to a folder; give -o FOLDER")
+        raise OptionError(f"{out}: {len(inputs)} inputs need an output folder; use -o FOLDER")
     folder.mkdir()
     return _targets(inputs, out)
 
 
 def _names(inputs: list[str]) -> dict[str, str]:
-    """A Parquet file's name for each input, by its place below their common folder."""
+    """Return the Parquet file name of each input, from its path below the common folder."""
     common = os.path.commonpath([Path(path).absolute().parent for path in inputs])
     names = ["_".join(Path(path).absolute().relative_to(common).parts) for path in inputs]
     stems = [_stem(name) for name in names]

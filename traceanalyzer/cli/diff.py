@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from traceanalyzer.analyzers.diff.options import Options
-from traceanalyzer.cli.answering import FAILED, ask, inputs_of
+from traceanalyzer.cli.answering import FAILED, analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import Reading, Writing, plotting, reading, writing
 
@@ -19,15 +19,15 @@ _PERCENT = click.FloatRange(min=0)
     "--fail-on-regression",
     type=_PERCENT,
     metavar="PCT",
-    help=f"Exit with {FAILED} if AFTER is slower by more than PCT percent and the noise, with 1 "
-    "if that cannot be told; the answer is written all the same.",
+    help=f"Exit with status {FAILED} if AFTER is significantly slower by more than PCT percent, "
+    "with 1 if the runs cannot be compared. The result is written in any case.",
 )
 @click.option(
     "--min-change",
     type=_PERCENT,
     metavar="PCT",
-    help="Smaller changes are none. Default: 2 percent, or what --fail-on-regression says if that "
-    "is less.",
+    help="Ignore changes below PCT percent. Default: 2, or the value of --fail-on-regression if "
+    "smaller.",
 )
 @analyzer_options(Options)
 @plotting("steps of both runs and the largest changes")
@@ -42,20 +42,20 @@ def diff(
     writing: Writing,
     **options: Any,
 ) -> None:
-    """Compare two runs; the exit status says whether it is a regression."""
+    """Compare two runs; exit with a failure status on a regression if requested."""
     import traceanalyzer as ta
 
     writing.check()
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change
     runs = [inputs_of([path], quiet=reading.quiet) for path in (before, after)]
-    result = ask(ta.diff, *runs, reading=reading, min_change=least / 100, **options)
+    result = analyze(ta.diff, *runs, reading=reading, min_change=least / 100, **options)
     writing.show(result)
     if fail_on_regression is not None:
         click.get_current_context().exit(_status(result, fail_on_regression))
 
 
 def _status(result: Any, percent: float) -> int:
-    """What to exit with where a regression of more than so many percent is a failure."""
+    """Return the exit status if a regression above ``percent`` is a failure."""
     if result.measure is None:
         click.echo("traceanalyzer: --fail-on-regression: the runs cannot be compared", err=True)
         return 1

@@ -7,7 +7,7 @@ import click
 
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
-from traceanalyzer.cli.answering import ask, inputs_of
+from traceanalyzer.cli.answering import analyze, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, limit, reading, rows
 from traceanalyzer.cli.output import STDOUT
@@ -15,7 +15,7 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.render import Form, form_of
 from traceanalyzer.render.text import prose
 
-#: Forms that are written to a file unless told otherwise.
+#: Formats written to a file by default.
 PICTURES: tuple[Form, ...] = ("svg", "html")
 
 _FORMS = (*PICTURES, "table", "md", "json", "csv", "sqlite")
@@ -28,11 +28,14 @@ _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
     "-o",
     "--output",
     metavar="FILE",
-    help="Write to FILE, - for standard output. Default: the first PATH's name with .svg, here.",
+    help="Output file; - for standard output. Default: name of the first PATH with .svg, in the "
+    "current folder.",
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@click.option("--to", type=click.Choice(_FORMS), help="Default: by FILE's suffix, else svg.")
-@click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows of each table.")
+@click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
+@click.option(
+    "--to", type=click.Choice(_FORMS), help="Format. Default: by suffix of FILE, else svg."
+)
+@click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows per table.")
 @analyzer_options(Options)
 @reading
 def flamegraph(
@@ -45,14 +48,14 @@ def flamegraph(
     reading: Reading,
     **options: Any,
 ) -> None:
-    """Write the flamegraph to a file, unless another place is given."""
+    """Write the flame graph, by default to a file."""
     import traceanalyzer as ta
 
     writing = _writing(paths[0], output, to, top, force=force)
     writing.check()
     inputs = inputs_of(paths, quiet=reading.quiet)
     bases = [] if base is None else inputs_of([base], quiet=reading.quiet)
-    result = ask(
+    result = analyze(
         lambda read, bases, **more: ta.flamegraph(read, base=bases or None, **more),
         *(inputs, bases),
         reading=reading,
@@ -66,18 +69,18 @@ def flamegraph(
 def _writing(
     first: str, output: str | None, to: Form | None, top: int | str | None, *, force: bool
 ) -> Writing:
-    """Where the answer goes: a picture to a file, a table to standard output, unless told."""
+    """Return the output settings: pictures go to a file, tables to standard output by default."""
     form = to or (form_of(output) if output else None) or "svg"
     if form not in _FORMS:
-        raise OptionError(f"{output}: a flamegraph is one of {', '.join(_FORMS)}")
+        raise OptionError(f"{output}: unknown output format; choose one of {', '.join(_FORMS)}")
     if output is None and form in PICTURES:
         output = default_name(first, form)
     return Writing(output, force, form, limit(top, form))
 
 
 def default_name(path: str, form: str) -> str:
-    """The file written for an input when none is named: ``profile.raw.svg``, in this folder."""
-    name = Path(path).name or Path(path).resolve().name  # "." is the folder we are in
+    """Return the default output file of an input: ``profile.raw.svg``, in the current folder."""
+    name = Path(path).name or Path(path).resolve().name  # "." is the current folder
     while name.lower().endswith(_ENDS) and name.rpartition(".")[0]:
         name = name.rpartition(".")[0]
     return f"{name or 'flamegraph'}.{form}"

@@ -1,16 +1,16 @@
-"""Commands about whatever a job left: ``info``, ``diagnose`` and ``report``."""
+"""Commands that accept all files of a job: ``info``, ``diagnose`` and ``report``."""
 
 import click
 
 from traceanalyzer.analyzers.info.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import FAILED, answer, ask, inputs_of, progress
+from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of, progress
 from traceanalyzer.cli.options import Reading, Writing, limit, reading, rows, writing
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render import TOP, Form, form_of, render
 
-#: The least grave first.
+#: In ascending order.
 SEVERITIES = ("info", "warning", "critical")
 
 
@@ -19,7 +19,7 @@ SEVERITIES = ("info", "warning", "critical")
 @reading
 @writing
 def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
-    """Describe the files; those that cannot be read are part of the answer."""
+    """Describe the files; unreadable ones are listed in the result."""
     import traceanalyzer as ta
 
     writing.check()
@@ -36,13 +36,13 @@ def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
     "thresholds",
     metavar="RULE=N",
     multiple=True,
-    help="Another threshold, such as late-rank=5% or late-rank:critical=30%. --top all lists rules "
-    "and thresholds. Repeatable.",
+    help="Override a threshold, for example late-rank=5% or late-rank:critical=30%. --top all "
+    "lists all checks and thresholds. Repeatable.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
-    help=f"Exit with status {FAILED} if there is a finding of this severity or a graver one.",
+    help=f"Exit with status {FAILED} on a finding of this or a higher severity.",
 )
 @reading
 @writing
@@ -53,17 +53,17 @@ def diagnose(
     reading: Reading,
     writing: Writing,
 ) -> None:
-    """What is wrong, what does it cost, and what helps?
+    """Find performance problems, what they cost and how to fix them.
 
-    PATH is whatever a job left: traces of one rank or of all, nsys exports, py-spy files, memory
-    snapshots, or a folder of them. Each file is read once, every analysis that rules need is made,
-    and its answer judged by documented rules.
+    PATH is a trace, an nsys export, a py-spy file, a memory snapshot, or a folder with files of
+    one or all ranks. Each file is read once; documented checks evaluate the results of every
+    analysis.
     """
     import traceanalyzer as ta
 
     result = answer(ta.diagnose, paths, reading, writing, thresholds=thresholds)
-    grave = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
-    if any(one.severity in grave for one in result.diagnosis):
+    failing = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
+    if any(one.severity in failing for one in result.diagnosis):
         click.get_current_context().exit(FAILED)
 
 
@@ -76,21 +76,21 @@ def diagnose(
     metavar="FILE",
     default="report.html",
     show_default=True,
-    help="Write to FILE; a name that ends in .json gets the same as data.",
+    help="Output file; a .json suffix writes the same data as JSON.",
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
 @click.option(
     "--top",
     metavar="N|all",
     callback=rows,
-    help=f"Rows of each table. Default: {TOP['report']}, as data all.",
+    help=f"Rows per table. Default: {TOP['report']}; all in JSON.",
 )
 @click.option(
     "--threshold",
     "thresholds",
     metavar="RULE=N",
     multiple=True,
-    help="Another threshold of findings, as for diagnose. Repeatable.",
+    help="Override a threshold, as for diagnose. Repeatable.",
 )
 @reading
 def report(
@@ -101,21 +101,20 @@ def report(
     thresholds: tuple[str, ...],
     reading: Reading,
 ) -> None:
-    """What is wrong, and everything that can be told of a run, as one page for a browser.
+    """Write one HTML page with all analyses of a run, problems first.
 
-    PATH is whatever a job left: traces of one rank or of all, nsys exports, py-spy files, memory
-    snapshots, or a folder of them. Each file is read once. The page fetches nothing and can be
-    copied anywhere.
+    PATH is a trace, an nsys export, a py-spy file, a memory snapshot, or a folder with files of
+    one or all ranks. Each file is read once. The page is self-contained and works offline.
     """
     import traceanalyzer as ta
 
     form: Form = form_of(target) or "html"
     if form not in ("html", "json"):
-        raise OptionError(f"{target}: a report's name ends in .html or .json")
+        raise OptionError(f"{target}: unknown output format; use .html or .json")
     inputs = inputs_of(paths, quiet=reading.quiet)
     output.check(target, force=force)
-    result = ask(ta.report, inputs, reading=reading, thresholds=thresholds, named=paths)
-    shown = limit(top, "report" if form == "html" else form)
-    output.write(render(result, form, top=shown), target)
+    result = analyze(ta.report, inputs, reading=reading, thresholds=thresholds, named=paths)
+    rows_per_table = limit(top, "report" if form == "html" else form)
+    output.write(render(result, form, top=rows_per_table), target)
     if target != output.STDOUT and not reading.quiet:
         click.echo(f"{target}: {result.verdict}", err=True)

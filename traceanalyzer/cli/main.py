@@ -1,4 +1,4 @@
-"""The program: its commands, and the only place that catches errors."""
+"""The program: its commands and its error handling."""
 
 import gc
 import logging
@@ -12,7 +12,7 @@ from typing import TextIO
 import click
 
 from traceanalyzer.cli.commands import Commands
-from traceanalyzer.cli.start import STATUS, as_exceptions, ignored
+from traceanalyzer.cli.start import STATUS, as_exceptions, ignore
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
@@ -22,39 +22,38 @@ from traceanalyzer.render.text import visible
 )
 @click.version_option(package_name="traceanalyzer", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Why is training slow? Reads what profilers wrote and names the cause."""
+    """Find out why training is slow: analyze GPU profiler traces and name the causes."""
 
 
 def run() -> None:
     """Run the command of ``sys.argv`` and exit with its status; ``cli.start`` calls it."""
     as_exceptions()
-    if sys.stderr is None:  # closed: what would be said there must not turn up elsewhere
+    if sys.stderr is None:  # closed: messages must not go to another file
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - to the end
-    # without a home it says where it keeps its fonts instead; that is nobody's question
+    # without a home folder matplotlib logs the location of its font cache
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    # hundreds of thousands of objects are made by imports and stay: looking through them again and
-    # again takes a tenth of a second of a small trace, half of it at exit
+    # imports create hundreds of thousands of permanent objects: scanning them repeatedly takes a
+    # tenth of a second with a small trace, half of it at exit
     gc.set_threshold(20_000, 20, 20)
-    # nothing here multiplies matrices, yet a thread per core would be started to wait for that
+    # OpenBLAS would start a thread per core, and no matrix is multiplied
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # polars keeps what it has freed for half a second, in each thread, but gives a freed column of
-    # megabytes back at once; all alike after a twentieth, and by all together, the peak is a tenth
-    # lower, and less memory is touched for the first time, which takes long
+    # by default each thread keeps freed memory for half a second and returns large columns at once;
+    # one arena that returns all after 50 ms lowers the peak by a tenth and causes fewer page faults
     os.environ.setdefault(
         "_RJEM_MALLOC_CONF",
         "narenas:1,dirty_decay_ms:50,muzzy_decay_ms:0,oversize_threshold:0",
     )
     code = status(sys.argv[1:])
-    ignored()
+    ignore()
     code = _flushed(code)
-    gc.freeze()  # not looked through once more at exit: a sixth of the time of a small command
+    gc.freeze()  # no scan at exit, which takes a sixth of the time of a small command
     sys.exit(code)
 
 
 def _flushed(code: int) -> int:
-    """The exit status once all output is written: 1 where that fails and it was 0.
+    """Flush all output; return the exit status, 1 instead of 0 if that fails.
 
-    Nothing fails where the reader of the output has left.
+    A closed pipe is not a failure.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -68,9 +67,9 @@ def _flushed(code: int) -> int:
 
 
 def status(arguments: list[str]) -> int:
-    """The exit status of a command: 0 ok, 1 bad input, 2 usage; errors are said in one line.
+    """Run a command; return 0 (ok), 1 (bad input) or 2 (usage). An error is one line.
 
-    A reader of our output that leaves (``| head``) ends the program quietly; click sees to that.
+    A closed pipe (``| head``) ends the program without a message; click handles that.
     """
     try:
         done = cli.main(arguments, prog_name="traceanalyzer", standalone_mode=False)
@@ -82,12 +81,12 @@ def status(arguments: list[str]) -> int:
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)
     except MemoryError:
-        return _failed("out of memory; --rank, --since and --until read less", 1)
+        return _failed("out of memory; use --rank, --since or --until to read less", 1)
     except OSError as error:
         _discard(sys.stdout)
         place = f"{error.filename}: " if error.filename else ""
         return _failed(f"{place}{(error.strerror or str(error)).lower()}", 1)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: never a traceback
+    except Exception as error:  # noqa: BLE001 - users never see a traceback
         return _failed(f"internal error: {type(error).__name__}: {error}; please report it", 1)
     return done if isinstance(done, int) else 0
 
@@ -100,6 +99,6 @@ def _failed(message: str, code: int) -> int:
 
 
 def _discard(stream: TextIO | None) -> None:
-    """What is still buffered and could not be written must not fail again at exit."""
+    """Discard buffered output, whose write would fail again at exit."""
     if stream is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

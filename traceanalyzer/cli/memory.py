@@ -22,8 +22,8 @@ _ENTRY = ENTRIES["memory"]
 
 @click.command("memory", short_help=_ENTRY.summary, help=MemoryOptions.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--oom", is_flag=True, help="Why memory ran out, for each out-of-memory error.")
-@click.option("--growth", is_flag=True, help="What grows from step to step.")
+@click.option("--oom", is_flag=True, help="Explain each out-of-memory error.")
+@click.option("--growth", is_flag=True, help="Show allocations that grow from step to step.")
 @analyzer_options(DiffOptions, skip=("library_name", "min_bytes"))
 @analyzer_options(Options)
 @analyzer_options(OomOptions, skip=("library_name", "min_bytes"))
@@ -41,16 +41,16 @@ def memory(
     step_every: str | None,
     **common: Any,
 ) -> None:
-    """Ask the one of the four questions that the options choose."""
+    """Run the analysis that the options select."""
     import traceanalyzer as ta
 
-    asked = {"--oom": oom, "--growth": growth, "--diff": other is not None}
-    names = [name for name, given in asked.items() if given]
+    analyses = {"--oom": oom, "--growth": growth, "--diff": other is not None}
+    names = [name for name, selected in analyses.items() if selected]
     if len(names) > 1:
-        raise OptionError(f"{' and '.join(names)} are questions of their own: ask one at a time")
-    given = {"--capacity": capacity_bytes, "--step-name": step_name, "--step-every": step_every}
+        raise OptionError(f"{' and '.join(names)} cannot be combined; choose one")
+    values = {"--capacity": capacity_bytes, "--step-name": step_name, "--step-every": step_every}
     used = {"--oom": ("--capacity",), "--growth": ("--step-name", "--step-every"), "--diff": ()}
-    for name, value in given.items():
+    for name, value in values.items():
         if names and value is not None and name not in used[names[0]]:
             raise OptionError(f"{name} has no effect with {names[0]}")
     if oom:

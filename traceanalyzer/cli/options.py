@@ -1,4 +1,4 @@
-"""Options that commands share, and the values they turn into."""
+"""Options shared by several commands, and their parsed values."""
 
 from __future__ import annotations
 
@@ -22,17 +22,35 @@ _PICTURES = ("svg", "png")
 _DATA = (".parquet", ".gz", ".zst", ".zip", ".pdf", ".xlsx", ".jpg")
 Command = Callable[..., None]
 
+#: Former spellings of options, still accepted.
+RENAMED_OPTIONS = {
+    "--format": "--input-format",
+    "--pattern": "--comm-pattern",
+    "--reverse": "--inverted",
+}
+
+
+class AliasedOption(click.Option):
+    """An option that also accepts its former spelling, which help and completion omit."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add the option with its former spelling to the parser."""
+        names = self.opts
+        self.opts = names + [old for old, new in RENAMED_OPTIONS.items() if new in names]
+        super().add_to_parser(parser, ctx)
+        self.opts = names
+
 
 def _duration(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
     return None if text is None else parse_ns(text)
 
 
 def rows(_context: click.Context, _option: click.Parameter, text: str | None) -> int | str | None:
-    """A number of rows above 0, or ``all``; None where the option is not given."""
+    """Return a number of rows above 0, or ``all``; None without the option."""
     if text in (None, ALL):
         return text
     if not text.isdecimal() or int(text) == 0:
-        raise click.BadParameter(f"{text!r} is not a number of rows; write 20 or {ALL}")
+        raise click.BadParameter(f"{text!r} is not a number of rows; use for example 20, or {ALL}")
     return int(text)
 
 
@@ -41,12 +59,12 @@ class Reading:
     """How input files are read.
 
     Attributes:
-        format: the parser to use whatever the content looks like, or None.
+        format: the input format, or None to detect it by content.
         rank: only this rank of the inputs.
-        assume_rank: the rank of a single file that has none.
-        since_ns: leave out what ends before, counted from the trace's start.
-        until_ns: leave out what starts then or later.
-        quiet: no progress and no summary on standard error.
+        assume_rank: the rank of a single file without one.
+        since_ns: ignore events that end earlier, from the start of the trace.
+        until_ns: ignore events that start at this time or later.
+        quiet: no progress and no data-loss summary on standard error.
     """
 
     format: str | None
@@ -62,20 +80,20 @@ class Reading:
             raise OptionError("--since must be before --until")
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the functions that read."""
+        """Return the keyword arguments of functions that read files."""
         return {name: value for name, value in asdict(self).items() if name != "quiet"}
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Where the answer goes, and how it is shown.
+    """Where and how a result is written.
 
     Attributes:
         output: a file, or None for standard output.
-        force: the file may be overwritten.
-        to: the form.
-        top: rows of each table, or None for all.
-        plot: the file that the charts are drawn to, or None for no plot.
+        force: overwrite existing files.
+        to: the output format.
+        top: rows per table, or None for all.
+        plot: the file for the charts, or None for no plot.
     """
 
     output: str | None
@@ -85,23 +103,23 @@ class Writing:
     plot: str | None = None
 
     def check(self) -> None:
-        """Refuses what cannot be written, before any work is done.
+        """Check that the files can be written, before any work is done.
 
         Raises:
-            OptionError: the plot's name is not that of a picture, or that of the answer.
-            OutputError: a file exists and may not be overwritten.
+            OptionError: the plot is not an .svg or .png file, or is the output file.
+            OutputError: a file exists and ``force`` is not set.
         """
         output.check(self.output, force=self.force, binary=self.to in BINARY)
         if self.plot is None:
             return
         if form_of(self.plot) not in _PICTURES:
-            raise OptionError(f"{self.plot}: a plot's name ends in .svg or .png")
+            raise OptionError(f"{self.plot}: unknown plot format; use .svg or .png")
         if self.plot == self.output:
-            raise OptionError(f"{self.plot}: the plot and the answer cannot be one file")
+            raise OptionError(f"{self.plot}: --plot and --output need different files")
         output.check(self.plot, force=self.force)
 
     def show(self, result: Result) -> None:
-        """Renders and writes the answer, and draws all its charts where a plot is wanted."""
+        """Render and write a result, and draw its charts if a plot is requested."""
         data = render(result, self.to, top=self.top)
         output.write(data, self.output, binary=self.to in BINARY)
         form = form_of(self.plot) if self.plot else None
@@ -110,27 +128,33 @@ class Writing:
 
 
 def limit(top: int | str | None, default: str) -> int | None:
-    """Rows of each table: what ``--top`` says, else those of the form; None for all."""
-    shown = TOP.get(default) if top is None else top
-    return shown if isinstance(shown, int) else None
+    """Return the rows per table: ``--top``, else the default of the format; None for all."""
+    rows_per_table = TOP.get(default) if top is None else top
+    return rows_per_table if isinstance(rows_per_table, int) else None
 
 
 def _form(output: str | None) -> Form:
-    """The form that a file's name asks for; a table where it asks for none.
+    """Return the output format by the suffix of a file; a table by default.
 
     Raises:
-        OptionError: its suffix is that of data, which is not written so.
+        OptionError: the suffix is that of an unsupported data format.
     """
     form = form_of(output) if output else None
     if form is None and output and output.lower().endswith(_DATA):
-        raise OptionError(f"{output}: no form of an answer; --to is one of {', '.join(FORMS)}")
+        raise OptionError(f"{output}: unknown output format; --to is one of {', '.join(FORMS)}")
     return form or "table"
 
 
 def reading(command: Command) -> Command:
-    """Adds the options of :class:`Reading`; the command gets one ``reading`` argument."""
+    """Add the options of :class:`Reading`; the command gets one ``reading`` argument."""
 
-    @click.option("--format", metavar="NAME", help="Read as this format whatever it looks like.")
+    @click.option(
+        "--input-format",
+        "format",
+        cls=AliasedOption,
+        metavar="NAME",
+        help="Input format, instead of detecting it by content.",
+    )
     @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only rank N.")
     @click.option(
         "--assume-rank",
@@ -143,40 +167,40 @@ def reading(command: Command) -> Command:
         "since_ns",
         metavar="TIME",
         callback=_duration,
-        help="Leave out what ends earlier than, say, 1.5s from the start.",
+        help="Ignore events that end before TIME (for example 1.5s) from the start of the trace.",
     )
     @click.option(
         "--until",
         "until_ns",
         metavar="TIME",
         callback=_duration,
-        help="Leave out what starts then or later.",
+        help="Ignore events that start at TIME or later.",
     )
-    @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary of what was lost.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary.")
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
-        how = Reading(**{field.name: values.pop(field.name) for field in fields(Reading)})
-        command(*args, reading=how, **values)
+        settings = Reading(**{field.name: values.pop(field.name) for field in fields(Reading)})
+        command(*args, reading=settings, **values)
 
     return wrapped
 
 
 def writing(command: Command) -> Command:
-    """Adds the options of :class:`Writing`; the command gets one ``writing`` argument."""
+    """Add the options of :class:`Writing`; the command gets one ``writing`` argument."""
 
-    @click.option("-o", "--output", metavar="FILE", help="Write to FILE, not standard output.")
-    @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+    @click.option("-o", "--output", metavar="FILE", help="Output file. Default: standard output.")
+    @click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
     @click.option(
         "--to",
         type=click.Choice(FORMS),
-        help="Default: by FILE's suffix, else table. csv holds the first table only.",
+        help="Output format. Default: by suffix of FILE, else table. csv: first table only.",
     )
     @click.option(
         "--top",
         metavar=f"N|{ALL}",
         callback=rows,
-        help=f"Rows of each table. Default: {TOP['table']}, md {TOP['md']}, html {TOP['html']}, as "
-        "data all.",
+        help=f"Rows per table. Default: {TOP['table']}; {TOP['md']} in md, {TOP['html']} in html, "
+        "all in data formats.",
     )
     @wraps(command)
     def wrapped(
@@ -189,12 +213,12 @@ def writing(command: Command) -> Command:
         **rest: Any,
     ) -> None:
         form = to or _form(output)
-        how = Writing(output, force, form, limit(top, form), plot)
-        command(*args, writing=how, **rest)
+        settings = Writing(output, force, form, limit(top, form), plot)
+        command(*args, writing=settings, **rest)
 
     return wrapped
 
 
 def plotting(what: str) -> Callable[[Command], Command]:
-    """Adds ``--plot FILE``, which draws ``what``, to a command with the options of ``writing``."""
+    """Add ``--plot FILE``, which draws ``what``, to a command with the options of ``writing``."""
     return click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")

@@ -1,4 +1,4 @@
-"""Answers to standard output, or to a file that appears whole or not at all."""
+"""Writing of results to standard output, or atomically to a file."""
 
 import re
 import sys
@@ -9,29 +9,29 @@ from traceanalyzer.render.text import visible
 
 STDOUT = "-"
 
-# forms for programs hold text as it is; a terminal would obey some of it
+# machine-readable formats keep text unchanged; a terminal would interpret control characters
 _LAYOUT = re.compile(r"([\n\t]+)")
 
 
 def check(path: str | None, *, force: bool, binary: bool = False) -> None:
-    """Refuses what cannot be written, before any work is done.
+    """Check that the output can be written, before any work is done.
 
     Raises:
-        OutputError: the file exists and ``force`` is not set, or its folder is not there.
+        OutputError: the file exists and ``force`` is not set, or its folder does not exist.
         OptionError: an image would go to a terminal.
     """
     if path is None or path == STDOUT:
         if binary and sys.stdout is not None and sys.stdout.isatty():
-            raise OptionError("a terminal cannot show this form; give -o FILE")
+            raise OptionError("a terminal cannot show this output format; use -o FILE")
         return
     files.check(path, force=force)
 
 
 def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
-    """Writes an answer to a file, or to standard output when ``path`` is None or ``-``.
+    """Write a result to a file, or to standard output when ``path`` is None or ``-``.
 
     Raises:
-        OutputError: the operating system refused.
+        OutputError: the operating system reports an error.
     """
     if path is None or path == STDOUT:
         _to_stdout(data, binary=binary)
@@ -42,7 +42,7 @@ def write(data: bytes, path: str | None, *, binary: bool = False) -> None:
 
 def _to_stdout(data: bytes, *, binary: bool) -> None:
     if sys.stdout is None:
-        raise OutputError("standard output is closed; give -o FILE")
+        raise OutputError("standard output is closed; use -o FILE")
     if not binary and sys.stdout.isatty():
         parts = _LAYOUT.split(data.decode())
         data = "".join(one if _LAYOUT.match(one) else visible(one) for one in parts).encode()

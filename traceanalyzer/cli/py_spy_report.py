@@ -15,14 +15,14 @@ import click
 
 from traceanalyzer.analyzers.py_spy_report.options import Options
 from traceanalyzer.analyzers.registry import ENTRIES
-from traceanalyzer.cli.answering import ask
+from traceanalyzer.cli.answering import analyze
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ALL, Reading, Writing, reading, rows, writing
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import visible
 
-#: Where itwinai writes its profiles.
+#: Folders in which itwinai stores its profiles.
 FOLDERS = ("py-spy-outputs", "py-spy-output")
 
 RATE = 100.0
@@ -30,20 +30,18 @@ RATE = 100.0
 
 @click.command("py-spy-report", short_help=ENTRIES["py_spy_report"].summary, help=Options.__doc__)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@click.option("--file", "more", multiple=True, metavar="PATH", help="The same as PATH.")
+@click.option("--file", "more", multiple=True, metavar="PATH", help="Same as PATH.")
 @analyzer_options(Options, only=("library_names", "match", "aggregate_leaf_paths"))
-@click.option(
-    "--num-rows", metavar=f"N|{ALL}", callback=rows, help="The same as --top.  [default: 10]"
-)
+@click.option("--num-rows", metavar=f"N|{ALL}", callback=rows, help="Same as --top.  [default: 10]")
 @analyzer_options(Options, only=("group_by", "by"))
-@click.option("--seconds", is_flag=True, help="Seconds instead of samples.")
+@click.option("--seconds", is_flag=True, help="Show seconds instead of samples.")
 @click.option(
     "--rate",
     type=float,
     default=RATE,
     show_default=True,
     metavar="HZ",
-    help="Samples a second, as py-spy record was told.",
+    help="Sampling rate: --rate of py-spy record.",
 )
 @analyzer_options(Options, only=("drop_module", "exclude_idle_process"))
 @reading
@@ -58,29 +56,29 @@ def py_spy_report(
     writing: Writing,
     **options: Any,
 ) -> None:
-    """Read the paths, or what is piped, or the usual folder."""
+    """Read the paths, else standard input, else the default folder."""
     import traceanalyzer as ta
 
     if num_rows is not None:
         writing = replace(writing, top=num_rows if isinstance(num_rows, int) else None)
     writing.check()
-    with _given([*paths, *more]) as found:
-        inputs, foreign = ta.find_inputs(found)
-        for path, why in () if reading.quiet else foreign:
+    with _sources([*paths, *more]) as sources:
+        inputs, skipped = ta.find_inputs(sources)
+        for path, why in () if reading.quiet else skipped:
             click.echo(f"{visible(path)}: {visible(why)}; skipped", err=True)
         options["rate"] = rate if seconds else None
-        result = ask(ta.py_spy_report, inputs, reading=reading, **options)
+        result = analyze(ta.py_spy_report, inputs, reading=reading, **options)
     writing.show(result)
 
 
 @contextmanager
-def _given(paths: list[str]) -> Iterator[list[str]]:
-    """The paths given; without any, what is piped, else a folder with a usual name.
+def _sources(paths: list[str]) -> Iterator[list[str]]:
+    """Yield the paths; without any, piped input, else a default folder.
 
-    A pipe that holds nothing is none: batch systems and ssh give every program one.
+    An empty pipe is ignored: batch systems and ssh connect one to every program.
 
     Raises:
-        OptionError: nothing is given and nothing is found.
+        OptionError: there is no input.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "stdin")
@@ -92,14 +90,14 @@ def _given(paths: list[str]) -> Iterator[list[str]]:
         paths = paths or [name for name in FOLDERS if Path(name).is_dir()][:1]
         if not paths:
             raise OptionError(
-                "nothing to read: give a file of py-spy record -f raw, or a folder (no "
-                f"{FOLDERS[0]} here)"
+                "no input; give a file of py-spy record -f raw or a folder (the default folder "
+                f"{FOLDERS[0]} does not exist)"
             )
         yield [str(copy) if path == STDOUT else path for path in paths]
 
 
 def _piped() -> bool:
-    """Whether standard input is a pipe or a file; a job without a terminal has neither."""
+    """Return whether standard input is a pipe or a file; jobs without a terminal have neither."""
     if sys.stdin is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Where the program starts, and what Ctrl-C and SIGTERM do from then on."""
+"""Entry point of the program, and its handling of Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
-#: The exit status after each signal, as shells have it: 128 and its number.
+#: Exit status after each signal: 128 plus its number, as in shells.
 STATUS: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _SOON_SECONDS = 0.01
 
 
 def run() -> None:
-    """The console script."""
-    # loading takes a moment, in which Python would answer Ctrl-C with a traceback
+    """Run the console script."""
+    # during the imports Python would answer Ctrl-C with a traceback
     for number in STATUS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _leave)
@@ -33,10 +33,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def as_exceptions() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, and SIGTERM SystemExit; once, the first of them.
+    """Turn the first SIGINT into KeyboardInterrupt, or the first SIGTERM into SystemExit.
 
-    Those after it are ignored: they would end the clearing up that the first one started. A signal
-    that whoever started us ignores (``nohup``, a job in the background) is ignored further.
+    Later ones are ignored: they would interrupt the cleanup. A signal that the parent process
+    ignores (``nohup``, a background job) stays ignored.
     """
     for number in STATUS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -44,27 +44,27 @@ def as_exceptions() -> None:
     sys.unraisablehook = _again
 
 
-def ignored() -> None:
-    """From now on both are ignored: the work is done, or is being given up."""
+def ignore() -> None:
+    """Ignore both signals: the work is finished or cancelled."""
     for number in STATUS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    ignored()
+    ignore()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(STATUS[number])
 
 
-def _again(lost: UnraisableHookArgs) -> None:
-    """Where Python cannot raise (a destructor, a callback) it would print and go on: soon again."""
-    if issubclass(lost.exc_type, KeyboardInterrupt):
+def _again(ignored: UnraisableHookArgs) -> None:
+    """Raise again soon where Python cannot raise (a destructor, a callback) and would continue."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
         number = signal.SIGINT
-    elif issubclass(lost.exc_type, SystemExit):
+    elif issubclass(ignored.exc_type, SystemExit):
         number = signal.SIGTERM
     else:
-        sys.__unraisablehook__(lost)
+        sys.__unraisablehook__(ignored)
         return
     signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
     signal.setitimer(signal.ITIMER_REAL, _SOON_SECONDS)

@@ -1,9 +1,9 @@
-"""Result in, text or an image out: one ink a file, for every result alike.
+"""Renderers: each module writes any result in one output format.
 
-Units are chosen and text is made harmless here and nowhere else. Renderers know
-:mod:`traceanalyzer.result` and :mod:`traceanalyzer.units`, never a parser, a trace or an analyzer,
-and never ask which analysis a result came from. The command line and a result's notebook methods
-import this folder.
+Only this package chooses units and escapes text. Renderers depend on
+:mod:`traceanalyzer.result` and :mod:`traceanalyzer.units`, never on a parser, a trace or an
+analyzer, and treat the results of all analyses alike. The command line and the notebook methods
+of a result import this package.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Form = Literal["table", "md", "csv", "json", "sqlite", "html", "svg", "png"]
 
-#: What a result can be rendered to.
+#: Output formats.
 FORMS: tuple[Form, ...] = ("table", "md", "csv", "json", "sqlite", "html", "svg", "png")
 
-#: Forms that no terminal can show.
+#: Formats that a terminal cannot show.
 BINARY: tuple[Form, ...] = ("png", "sqlite")
 
-#: Rows shown of each table unless told; forms for other programs hold all rows.
+#: Default rows per table; data formats contain all rows.
 TOP: dict[str, int] = {"table": 10, "md": 20, "html": 100, "report": 50}
 
 _SUFFIXES: dict[str, Form] = {
@@ -42,22 +42,22 @@ _SUFFIXES: dict[str, Form] = {
 
 
 def form_of(path: str) -> Form | None:
-    """The form that a file name's suffix asks for; None when it asks for none."""
+    """Return the output format by the suffix of a file name, or None."""
     return _SUFFIXES.get(PurePath(path).suffix.lower())
 
 
 def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
-    """The result in one of :data:`FORMS`, text as UTF-8.
+    """Render a result in one of :data:`FORMS`, text as UTF-8.
 
     Args:
-        result: what to show.
-        to: the form.
-        top: rows of each table; None means all of them.
+        result: the result.
+        to: the output format.
+        top: rows per table; None means all.
 
     Raises:
-        OptionError: a picture of a result without a chart was asked for, or a PNG of a flamegraph.
+        OptionError: an image of a result without charts, or a PNG of a flame graph.
     """
-    # imported here: a table needs no matplotlib, a picture no tabulate
+    # imported on use: a table needs no matplotlib, an image no tabulate
     if to == "table":
         from traceanalyzer.render import table
 
@@ -89,9 +89,9 @@ def render(result: Result, to: Form, *, top: int | None = None) -> bytes:
 
 def _flamegraph(result: Result, to: Form) -> bytes:
     if to == "png":
-        raise OptionError("a flamegraph is written as svg or html, not as png")
+        raise OptionError("a flame graph cannot be written as png; use svg or html")
     if len(result.flames) > 1:
-        raise OptionError(f"an svg holds one flamegraph, not {len(result.flames)}; write html")
+        raise OptionError(f"an svg contains one flame graph (got {len(result.flames)}); use html")
     from traceanalyzer.render import flamegraph
 
     return flamegraph.svg(result.flames[0]).encode()

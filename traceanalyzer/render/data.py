@@ -1,7 +1,6 @@
-"""A result for other programs: CSV, JSON, an SQLite database, frames of pandas.
+"""Data formats of a result: CSV, JSON, SQLite and pandas.
 
-Values are in raw units, and all rows are there unless fewer are asked for. What writes a form is
-loaded when it is used.
+Values are in raw units; all rows are included by default. Libraries are imported on use.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from traceanalyzer.result import Result
 
-# Spreadsheets run a cell that starts like this as a formula.
+# Spreadsheets evaluate a cell that starts like this as a formula.
 _FORMULA = r"^[=+\-@\t\r\n]"
 _INT64_END, _UINT64_END = 1 << 63, 1 << 64
 _CATEGORIES = (pl.Categorical, pl.Enum)
@@ -28,9 +27,9 @@ _WHOLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt6
 
 
 def to_csv(result: Result, *, table: str | None = None, top: int | None = None) -> str:
-    """One table, by default the first; null is an empty cell, a list its JSON.
+    """Return one table as CSV, by default the first; null is an empty cell, a list is JSON.
 
-    Text that a spreadsheet would run as a formula gets a leading apostrophe; numbers never do.
+    Text that a spreadsheet would evaluate as a formula gets a leading apostrophe; numbers never do.
 
     Raises:
         KeyError: the result has no table of that name.
@@ -50,7 +49,7 @@ def _csv_column(values: pl.Series) -> pl.Series:
 
 
 def to_json(result: Result, *, top: int | None = None) -> bytes:
-    """``Result.to_dict()`` with at most ``top`` rows of each table; NaN and infinity are null."""
+    """Return ``Result.to_dict()`` as JSON with at most ``top`` rows per table; NaN is null."""
     import orjson
 
     options = (
@@ -67,21 +66,20 @@ def to_json(result: Result, *, top: int | None = None) -> bytes:
 
 
 def _fitting(value: Any) -> Any:
-    """A sum that 64 bits do not hold as the nearest number that other programs read."""
+    """Return an integer beyond 64 bits as the nearest float."""
     beyond = isinstance(value, int) and not -_INT64_END <= value < _UINT64_END
     return float(value) if beyond else value
 
 
 def to_sqlite(result: Result, *, top: int | None = None) -> bytes:
-    """The database's bytes: the result's tables, its flamegraphs' boxes, and ``about``.
+    """Return an SQLite database: tables, boxes of flame graphs, and ``about``.
 
-    ``about`` holds title, verdict, notes and the single numbers. Null is NULL, as are NaN and
-    infinity; a list is JSON text; an unsigned number of 2^63 or more is the negative one of the
-    same bits.
+    ``about`` contains title, verdict, notes and scalars. Null, NaN and infinity are NULL; a list
+    is JSON text; an unsigned number of 2^63 or more is the negative number with the same bits.
 
     Args:
-        result: what to write.
-        top: rows of each table; None means all of them.
+        result: the result.
+        top: rows per table; None means all.
     """
     import sqlite_utils
 
@@ -113,7 +111,7 @@ def _insert(database: sqlite_utils.Database, name: str, frame: pl.DataFrame) -> 
     database.table(name).create({column: _type(dtype) for column, dtype in frame.schema.items()})
     places = ", ".join("?" * frame.width)
     columns = ([_value(value) for value in column.to_list()] for column in frame)
-    # a result's tables are called by the analyses, not by what they read
+    # table names come from the analyses, not from input files
     insert = f'INSERT INTO "{name}" VALUES ({places})'  # noqa: S608
     database.conn.executemany(insert, zip(*columns, strict=True))
 
@@ -125,7 +123,7 @@ def _type(dtype: pl.DataType) -> type:
 
 
 def _value(value: Any) -> Any:
-    """A single value; what SQLite does not have as JSON or other text."""
+    """Return a value for SQLite; types it lacks become JSON text."""
     if isinstance(value, int):
         signed = value - _UINT64_END if value >= _INT64_END else value
         return signed if abs(signed) < _INT64_END else float(value)
@@ -137,10 +135,10 @@ def _value(value: Any) -> Any:
 
 
 def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
-    """The frame for pandas: whole numbers stay whole beside nulls, nanoseconds exact.
+    """Convert a frame to pandas; integers with nulls stay integers, nanoseconds stay exact.
 
-    Integers and booleans get pandas' nullable types: its others would make a column of nanoseconds
-    with a null one of floats. Enums become categories in their order.
+    Integers and booleans get pandas' nullable types: otherwise a null would turn a column of
+    nanoseconds into floats. Enums become ordered categories.
 
     Raises:
         MissingExtra: pandas is not installed.
@@ -153,7 +151,7 @@ def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
 
     nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in _WHOLE}
     nullable[pa.bool_()] = pd.BooleanDtype()
-    # not as Arrow's dictionaries: pyarrow 17 does not convert those that polars makes
+    # as text: pyarrow 17 does not convert the dictionaries of polars
     categories = {name: dtype for name, dtype in frame.schema.items() if dtype in _CATEGORIES}
     plain = frame.with_columns(pl.col(name).cast(pl.String) for name in categories)
     converted: pd.DataFrame = plain.to_arrow().to_pandas(types_mapper=nullable.get)

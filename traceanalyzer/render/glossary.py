@@ -1,4 +1,4 @@
-"""Terms in a page: each links to its definition at the end of the page.
+"""Links from terms in a page to their definitions at its end.
 
 ``glossary.json`` has the definitions of ``docs/glossary.md``; ``make docs`` writes it.
 """
@@ -10,7 +10,7 @@ from html import escape
 
 from traceanalyzer.render.pieces import resource
 
-#: The elements that our own sentences and the headings of tables are in.
+#: Elements with sentences and headings.
 _SENTENCES = re.compile(
     r'(<(?:p class="(?:verdict|what)"|h[234])(?: [^>]*)?>)(.*?)(</(?:p|h\d)>)', re.DOTALL
 )
@@ -19,10 +19,10 @@ _MARKUP = re.compile(r"(<[^>]*>|&\w+;)")
 
 
 def with_glossary(body: str) -> str:
-    """The body of a page with linked terms, and their definitions at the end of ``main``.
+    """Return the body of a page with linked terms, and their definitions at the end of ``main``.
 
-    Each sentence links a term once. The heading of a column, which is a button that sorts, has the
-    definition as its tooltip.
+    Each sentence links a term once. The heading of a column is a sort button, so it gets the
+    definition as a tooltip.
     """
     used = set[str]()
     linked = _SENTENCES.sub(lambda match: f"{match[1]}{_linked(match[2], used)}{match[3]}", body)
@@ -33,7 +33,7 @@ def with_glossary(body: str) -> str:
 
 
 def _linked(text: str, used: set[str]) -> str:
-    """The HTML of an element with a link at the first occurrence of each term."""
+    """Return the HTML of an element with a link at the first occurrence of each term."""
     linked = set[str]()
 
     def link(match: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def _linked(text: str, used: set[str]) -> str:
 
 
 def _title(text: str, used: set[str]) -> str:
-    """The definition of the first term of a heading, as an attribute."""
+    """Return the definition of the first term of a heading as an attribute."""
     match = _pattern().search(text)
     if match is None:
         return ""
@@ -72,19 +72,19 @@ def _section(used: set[str]) -> str:
 
 @cache
 def _definitions() -> dict[str, str]:
-    found: dict[str, str] = json.loads(resource("traceanalyzer.render", "glossary.json"))
-    return found
+    definitions: dict[str, str] = json.loads(resource("traceanalyzer.render", "glossary.json"))
+    return definitions
 
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Matches any term, the longest first, also in the plural."""
+    """Return a pattern of all terms, longest first, also in the plural."""
     terms = sorted(_definitions(), key=len, reverse=True)
     return re.compile(rf"(?i)(?<![\w`-])(?:{'|'.join(map(re.escape, terms))})s?(?![\w-])")
 
 
 def _term(text: str) -> str:
-    """The term of the glossary that a match is."""
+    """Return the glossary term of a match."""
     known = {term.lower(): term for term in _definitions()}
     return known.get(text.lower()) or known[text.lower().removesuffix("s")]
 

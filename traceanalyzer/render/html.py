@@ -1,4 +1,4 @@
-"""A result as one self-contained HTML page, or as a fragment for a notebook."""
+"""Self-contained HTML page of a result, or a fragment for a notebook."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -6,10 +6,10 @@ from types import ModuleType
 
 from traceanalyzer.render import charts, flamegraph, glossary, occupancy, pieces
 from traceanalyzer.render.pieces import Viewer, escaped
-from traceanalyzer.render.text import costs, shorten, shown_cells
+from traceanalyzer.render.text import costs, shorten, table_cells
 from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
 
-# Nothing may be fetched or run, whatever a trace's names hold.
+# Blocks network access and scripts, whatever names a trace contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _CELL_CHARS = 90
 _FRAME_HEIGHT = 640
@@ -31,13 +31,13 @@ _FLAME_STYLE = """
 
 
 def page(result: Result, *, top: int | None = 100) -> str:
-    """A whole page with tables and charts: nothing fetched, dark where wished.
+    """Return a page with tables and charts; it fetches nothing and supports dark mode.
 
-    No script, but for the viewers of what is drawn; the policy lets these run and no other.
+    The content security policy allows the scripts of the viewers only.
 
     Args:
-        result: what to show.
-        top: rows shown of each table; None shows all.
+        result: the result.
+        top: rows per table; None means all.
     """
     viewers = viewers_of([result])
     styles = _style(result) + PAGE_STYLE + viewing(viewers)
@@ -47,7 +47,7 @@ def page(result: Result, *, top: int | None = 100) -> str:
         f'<p class="verdict">{escaped(result.verdict)}</p>',
         cards(result.diagnosis),
         *drawings(result),
-        *(table(one, top, heading="h2") for one in result.tables_shown),
+        *(table(one, top, heading="h2") for one in result.visible_tables),
         notes(result, heading="h2"),
         "</main>",
     ]
@@ -55,10 +55,10 @@ def page(result: Result, *, top: int | None = 100) -> str:
 
 
 def fragment(result: Result, *, top: int | None = 10) -> str:
-    """Title, verdict, occupancies, flamegraphs, tables and notes for a notebook.
+    """Return title, verdict, occupancies, flame graphs, tables and notes for a notebook.
 
-    Charts are drawn by ``Result.plot()``. A drawing with a viewer is a page of its own in a frame:
-    the viewer runs there, and cannot reach the notebook.
+    ``Result.plot()`` draws the charts. A drawing with a viewer is a page in a sandboxed frame, from
+    which the viewer cannot access the notebook.
     """
     lines = [
         f'<div class="traceanalyzer"><style>{_style(result)}</style>',
@@ -67,7 +67,7 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
         cards(result.diagnosis),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
-        *(table(one, top, heading="h4") for one in result.tables_shown),
+        *(table(one, top, heading="h4") for one in result.visible_tables),
         notes(result, heading="h4"),
         "</div>",
     ]
@@ -78,14 +78,14 @@ def _height(one: Occupancy) -> int:
     return _OCCUPANCY_HEIGHT + (_SEGMENTS_HEIGHT if one.segments.height else 0)
 
 
-def _framed(drawing: Flame | Occupancy, ink: ModuleType, height: int) -> str:
-    """A page of its own for a drawing, its viewer in a sandbox."""
-    viewer = ink.VIEWER
+def _framed(drawing: Flame | Occupancy, renderer: ModuleType, height: int) -> str:
+    """Return a sandboxed frame with a page for one drawing."""
+    viewer = renderer.VIEWER
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy([viewer])}">'
         f"<style>{STYLE}{PAGE_STYLE}{viewing([viewer])}</style></head>"
-        f'<body class="traceanalyzer">{ink.inline(drawing, "drawing")}'
+        f'<body class="traceanalyzer">{renderer.inline(drawing, "drawing")}'
         f"<script>{viewer.script()}</script></body></html>"
     )
     return (
@@ -95,17 +95,17 @@ def _framed(drawing: Flame | Occupancy, ink: ModuleType, height: int) -> str:
     )
 
 
-# --- the parts of a page, for reports too ----------------------------------------------------
+# --- parts of a page, also of a report ----------------------------------------------------
 
 
 def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[str]) -> str:
-    """A whole page.
+    """Return a complete page.
 
     Args:
-        title: what the browser calls it.
-        styles: its style sheet.
-        viewers: what may run in it.
-        body: lines from the start of the body on; empty ones are left out.
+        title: title of the document.
+        styles: style sheet.
+        viewers: scripts of the page.
+        body: lines from the body element on; empty ones are dropped.
     """
     text = glossary.with_glossary("\n".join(line for line in body if line))
     lines = [
@@ -125,18 +125,18 @@ def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[
 
 
 def viewers_of(results: Iterable[Result]) -> list[Viewer]:
-    """The viewers that their drawings need."""
-    held = list(results)
+    """Return the viewers needed for the drawings of the results."""
+    results = list(results)
     needed = (
-        (occupancy.VIEWER, any(result.occupancies for result in held)),
-        (flamegraph.VIEWER, any(result.flames for result in held)),
-        (charts.VIEWER, any(result.charts for result in held)),
+        (occupancy.VIEWER, any(result.occupancies for result in results)),
+        (flamegraph.VIEWER, any(result.flames for result in results)),
+        (charts.VIEWER, any(result.charts for result in results)),
     )
-    return [viewer for viewer, wanted in needed if wanted]
+    return [viewer for viewer, is_needed in needed if is_needed]
 
 
 def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
-    """The style sheets of these viewers, and the width they ask of the page, unless narrow."""
+    """Return the style sheets of the viewers, and of the page width they need unless narrow."""
     sheets = [viewer.style() for viewer in viewers]
     more = _FLAME_STYLE if flamegraph.VIEWER in viewers else ""
     wide = _WIDE_STYLE if not narrow and {flamegraph.VIEWER, occupancy.VIEWER} & {*viewers} else ""
@@ -144,7 +144,7 @@ def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
 
 
 def drawings(result: Result, key: str = "") -> list[str]:
-    """Everything that a result draws, each with its viewer's ids beginning with ``key``."""
+    """Return all drawings of a result; their ids start with ``key``."""
     return [
         *(occupancy.inline(one, f"{key}memory-{n}") for n, one in enumerate(result.occupancies)),
         *(flamegraph.inline(flame, f"{key}flame-{n}") for n, flame in enumerate(result.flames)),
@@ -153,11 +153,11 @@ def drawings(result: Result, key: str = "") -> list[str]:
 
 
 def cards(findings: Sequence[Finding], anchors: Mapping[str, str] | None = None) -> str:
-    """A list of findings; nothing where there are none.
+    """Return the list of findings, or an empty text.
 
     Args:
-        findings: in order.
-        anchors: where on the page an analysis is shown, by its name.
+        findings: findings in order.
+        anchors: id of the section of each analysis.
     """
     if not findings:
         return ""
@@ -179,7 +179,7 @@ def _card(one: Finding, anchor: str | None) -> str:
         f"<p>{grade}<code>{escaped(one.id)}</code>{cost}</p>",
         f'<p class="what">{escaped(one.title)}</p>',
         f"<ul>{evidence}</ul>" if evidence else "",
-        f"<p><strong>To try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
+        f"<p><strong>Try:</strong> {escaped(one.advice)}</p>" if one.advice else "",
         f'<p>Effects:</p><ul class="effects">{effects}</ul>' if effects else "",
         f'<p class="soft">Confidence: {one.confidence}.{link}</p></li>',
     ]
@@ -187,18 +187,18 @@ def _card(one: Finding, anchor: str | None) -> str:
 
 
 def table(of: Table, top: int | None, *, heading: str) -> str:
-    """A table with its heading; no more than ``top`` rows."""
+    """Return a table with its heading and at most ``top`` rows."""
     rows = of.frame.height
     title = f"<{heading}>{escaped(of.title)}</{heading}>"
     if not rows:
         return f'{title}\n<p class="soft">{escaped(of.empty)}</p>'
-    shown = rows if top is None else min(top, rows)
+    visible = rows if top is None else min(top, rows)
     heads, columns = [], []
     for name, label in of.columns.items():
-        scale, texts, number = shown_cells(of, name, shown)
+        scale, texts, number = table_cells(of, name, visible)
         heads.append((escaped(scale.heading(label)), number))
         columns.append([_cell(text, number=number) for text in texts])
-    counted = f"{shown:,} of {rows:,} rows" if shown < rows else f"{rows:,} rows"
+    counted = f"{visible:,} of {rows:,} rows" if visible < rows else f"{rows:,} rows"
     caption = f'<caption class="soft">{counted}</caption>\n'
     return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"
 
@@ -209,7 +209,7 @@ def _cell(text: str, *, number: bool) -> str:
 
 
 def notes(result: Result, *, heading: str) -> str:
-    """What was not counted, assumed or missing; nothing where there is none."""
+    """Return the notes as a list, or an empty text."""
     if not result.notes:
         return ""
     items = "".join(f"<li>{escaped(note)}</li>" for note in result.notes)
@@ -217,11 +217,11 @@ def notes(result: Result, *, heading: str) -> str:
 
 
 def _style(result: Result) -> str:
-    """The style sheet of a result without its drawings."""
+    """Return the style sheet of a result without its drawings."""
     return STYLE + (CARD_STYLE if result.diagnosis else "")
 
 
 def _policy(viewers: Sequence[Viewer]) -> str:
-    """A Content-Security-Policy under which these viewers run, and nothing else."""
+    """Return a Content-Security-Policy that allows these viewers only."""
     hashes = " ".join(viewer.script_hash() for viewer in viewers)
     return f"{_POLICY}; script-src {hashes}" if viewers else _POLICY

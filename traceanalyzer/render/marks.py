@@ -1,4 +1,4 @@
-"""A chart's columns as positions, units and colours; no drawing library is known here."""
+"""Positions, units and colours of a chart, independent of the drawing library."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,17 +19,17 @@ PALETTE = (
     "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )
 # fmt: on
-# Five points of matplotlib's viridis: even in brightness, so readable without colour vision.
+# Five points of matplotlib's viridis, whose brightness is even: readable without colour vision.
 _RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (220, 220, 50))
-#: Panels drawn of one chart, the first ones.
+#: Most panels of one chart; further ones are not drawn.
 MAX_PANELS = 16
 
 
 @dataclass(frozen=True)
 class AxisScale:
-    """One axis: its label with unit; names at whole positions where it is not a number.
+    """One axis: its label with unit; for categories, their names at integer positions.
 
-    Names are harmless and as long as they are; who draws them cuts them.
+    Names are escaped but not shortened; the caller shortens them.
     """
 
     label: str
@@ -43,13 +43,13 @@ class Marks:
     """A chart ready to draw.
 
     Attributes:
-        chart: where it comes from.
-        frame: the chart's rows that have a place.
-        rows: a row a mark, in the order of the frame: x, y, x2 as floats in the axes' units;
+        chart: the chart.
+        frame: rows of the chart with a position.
+        rows: one row per mark, in the order of the frame: x, y, x2 as floats in the axes' units;
             color, panel, emphasis.
         x: the horizontal axis.
         y: the vertical axis.
-        colors: a hex colour for each value of ``color``.
+        colors: hex colour of each value of ``color``.
     """
 
     chart: Chart
@@ -61,12 +61,12 @@ class Marks:
 
     @property
     def panels(self) -> list[Any]:
-        """The panels' values in order; one None when there is a single panel."""
+        """Return the values of the panels in order; one None for a single panel."""
         return _distinct(self.rows["panel"]) or [None]
 
 
 def prepare(chart: Chart) -> Marks:
-    """The chart's rows that have a place, with their positions and colours."""
+    """Return the rows of a chart that have a position, with positions and colours."""
     frame = chart.frame.drop_nulls([c for c in (chart.x, chart.y, chart.x2) if c])
     x, x_axis = _axis(frame, chart.x, chart.x_label, named=chart.mark == "bar")
     y, y_axis = _axis(frame, chart.y, chart.y_label, named=chart.mark == "span")
@@ -86,14 +86,14 @@ def prepare(chart: Chart) -> Marks:
 
 
 def category(value: Any, column: str = "") -> str:
-    """A value of a category as text, harmless and as long as it is."""
-    return "not known" if value is None else cells(column, [value])[1][0]
+    """Return a category as escaped text, not shortened."""
+    return "unknown" if value is None else cells(column, [value])[1][0]
 
 
 def _axis(
     frame: pl.DataFrame, column: str, label: str, *, named: bool
 ) -> tuple[NDArray[np.float64], AxisScale]:
-    """Places of the marks on one axis; text, and what is ``named``, at whole numbers."""
+    """Return positions on one axis; text and ``named`` values are at integers."""
     values, label = frame[column], prose(label)
     if values.dtype.is_numeric() and not named:
         scale = _scale(frame, column)
@@ -108,7 +108,7 @@ def _axis(
 
 
 def _scale(frame: pl.DataFrame, column: str) -> Scale:
-    """The unit of an axis, by the largest value on it."""
+    """Return the unit of an axis by its largest value."""
     values = frame[column]
     if not values.dtype.is_numeric():
         return Scale()
@@ -121,9 +121,9 @@ def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float6
 
 
 def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl.Series]:
-    """A colour a category; beyond the palette numbers get a ramp, and rare names share one.
+    """Return a colour per category; many numbers get a ramp, rare names share one colour.
 
-    All categories of an Enum have one, so that charts that show some of them agree.
+    All categories of an Enum get one, so that charts with some of them agree.
     """
     if column is None:
         return {None: PALETTE[0]}, _same(frame, None)
@@ -141,7 +141,7 @@ def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl
 
 
 def _rare_as_others(values: pl.Series) -> pl.Series:
-    """The most frequent names as they are, all further ones as ``others``."""
+    """Replace all but the most frequent names by ``others``."""
     counts = values.drop_nulls().alias("name").value_counts()
     common = counts.sort(["count", "name"], descending=[True, False])["name"]
     kept = common.head(len(PALETTE) - 1).to_list()
@@ -168,7 +168,7 @@ def _comparable(values: pl.Series) -> pl.Series:
 
 
 def _distinct(values: pl.Series) -> list[Any]:
-    """Numbers in their order, names in that of their Enum, else in that of the frame."""
+    """Return distinct numbers in order, names in the order of their Enum or of the frame."""
     if isinstance(values.dtype, pl.Enum):
         values = values.drop_nulls().sort()
     present = _comparable(values).drop_nulls()

@@ -1,4 +1,4 @@
-"""Drawings of a result as matplotlib figures, SVG and PNG; the only place that loads matplotlib."""
+"""Drawings of a result as matplotlib figures, SVG and PNG; nothing else imports matplotlib."""
 
 import io
 import sys
@@ -36,7 +36,7 @@ _LEGEND_CHARS = 32
 _TICK_CHARS = 40
 _TITLE_CHARS = 72  # so that a title ends before the legend
 _AXES_TITLE_CHARS = 60
-_RASTER_ABOVE = 5_000  # marks; more of them as SVG elements make a browser crawl
+_RASTER_ABOVE = 5_000  # marks; more SVG elements make a browser slow
 _BAR_WIDTH = 0.8
 _HEADROOM = 1.08
 _STYLE: dict[Any, Any] = {
@@ -66,7 +66,7 @@ _AXES_TITLE: dict[str, Any] = {
     "parse_math": False,
     "usetex": False,
 }
-#: Said to each axis: a notebook makes ticks when the style above is no longer set.
+#: Set on each axis: a notebook creates ticks when the style above is no longer active.
 _TICKS: dict[str, Any] = {
     "color": MUTED,
     "labelcolor": INK,
@@ -77,10 +77,10 @@ _TICKS: dict[str, Any] = {
 
 
 def figure(result: Result, chart: str | None = None) -> Figure:
-    """One drawing by name, or all of them: the fullest occupancies, and charts below.
+    """Return a figure of one drawing, or of all: largest occupancies first, then charts.
 
     Raises:
-        OptionError: the result has nothing to draw, or nothing of that name.
+        OptionError: there is nothing to draw, or no drawing of that name.
     """
     return _drawn(result, chart, Figure)[0]
 
@@ -88,19 +88,19 @@ def figure(result: Result, chart: str | None = None) -> Figure:
 def plot(
     result: Result, chart: str | None, ax: Axes | None
 ) -> Axes | np.ndarray[Any, np.dtype[np.object_]]:
-    """The axes of one drawing, or those of all of them; see :meth:`Result.plot`.
+    """Return the axes of one drawing, or of all; see :meth:`Result.plot`.
 
-    Whoever works at a prompt sees figures by way of pyplot; elsewhere it is not loaded.
+    pyplot, which displays figures, is imported in interactive sessions only.
     """
     if ax is not None:
         return _draw_on(ax, result, chart)
     make: Callable[..., Figure] = Figure
-    if hasattr(sys, "ps1"):  # as matplotlib tells
+    if hasattr(sys, "ps1"):  # interactive, by the test of matplotlib
         from matplotlib import pyplot
 
         make = pyplot.figure
     picture, drawn = _drawn(result, chart, make)
-    if len(drawn) == 1 and not result.occupancies:  # the title is where people change it
+    if len(drawn) == 1 and not result.occupancies:  # the axes title is easier to change
         title = textwrap.fill(picture.get_suptitle(), _AXES_TITLE_CHARS)
         picture.suptitle("")
         drawn[0].set_title(title, **_AXES_TITLE)
@@ -114,15 +114,15 @@ def plot(
 def _drawn(
     result: Result, chart: str | None, make: Callable[..., Figure]
 ) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, without those that only say where the steps of an occupancy are."""
+    """Return a figure and its axes, except the axes with the steps of an occupancy."""
     filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
     heights = [memory.HEIGHT] * len(filled)
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
-    # before the style is set: pyplot's first figure chooses a backend, whose settings are to stay
+    # before the style is set: the first figure of pyplot selects a backend and its settings
     picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
     with mpl.rc_context(_STYLE):
-        places: list[Any] = [picture]  # figures and their parts, which draw alike
+        places: list[Any] = [picture]  # a figure or its subfigures
         if len(heights) > 1:
             parts = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
             places = list(parts[:, 0])
@@ -135,12 +135,12 @@ def _drawn(
 
 
 def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
-    """One chart of one panel, in the style that the caller has set."""
+    """Draw one chart of one panel in the current style."""
     filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
     if filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
         names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
-        raise OptionError(f"ax takes one chart of one panel, here one of {names or 'none'}")
+        raise OptionError(f"ax takes one chart of one panel; available: {names or 'none'}")
     (drawing,) = drawings
     ax.set_title(_title(drawing))
     _draw_panel(drawing, drawing.rows, ax)
@@ -153,30 +153,30 @@ def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
 
 
 def to_svg(picture: Figure) -> str:
-    """The figure as an SVG document; the same figure gives the same bytes."""
-    nothing: dict[str, str | None] = {"Date": None, "Creator": None}
-    return _saved(picture, "svg", nothing).decode()
+    """Return a figure as an SVG document; equal figures give equal bytes."""
+    metadata: dict[str, str | None] = {"Date": None, "Creator": None}
+    return _saved(picture, "svg", metadata).decode()
 
 
 def to_png(picture: Figure) -> bytes:
-    """The figure as a PNG image, 144 dots an inch."""
+    """Return a figure as a PNG image with 144 dots per inch."""
     return _saved(picture, "png", {"Software": None})
 
 
 def _saved(picture: Figure, form: str, metadata: dict[str, str | None]) -> bytes:
     out = io.BytesIO()
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        # a name in a script that the font lacks is drawn as boxes; no reason to fail
+        # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph|Matplotlib currently does not support")
         picture.savefig(out, format=form, metadata=metadata, dpi=144)
     return out.getvalue()
 
 
 def _chosen(result: Result, name: str | None) -> tuple[list[Occupancy], list[Chart]]:
-    """The drawings of this name, or all of them: of occupancies the fullest, and charts.
+    """Return the drawings of this name, or the largest occupancies and all charts.
 
     Raises:
-        OptionError: the result has nothing to draw, or nothing of that name.
+        OptionError: there is nothing to draw, or no drawing of that name.
     """
     filled = [one for one in result.occupancies if name in (None, one.name)]
     if len(filled) > _MAX_OCCUPANCIES:
@@ -197,8 +197,8 @@ def _nothing(result: Result, name: str | None) -> str:
     known = [one.name for one in result.occupancies] + [one.name for one in result.charts]
     if result.flames and not known:
         return (
-            "a flamegraph is no chart; a notebook shows the result as it is, and "
-            "traceanalyzer flamegraph PATH -o FILE.svg writes it"
+            "a flame graph cannot be plotted; display the result in a notebook, or use "
+            "traceanalyzer flamegraph PATH -o FILE.svg"
         )
     wanted = "no chart to draw" if name is None else f"no chart {name!r}"
     return f"this result has {wanted}" + (f"; it has {', '.join(known)}" if known else "")
@@ -265,9 +265,9 @@ def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
             axis.set_major_locator(MaxNLocator(nbins="auto", integer=scale.whole))
         return
     step = -(-len(scale.ticks) // _MAX_TICKS)
-    shown = range(0, len(scale.ticks), step or 1)
-    names = [shorten(scale.ticks[i], _TICK_CHARS) for i in shown]
-    axis.set_ticks(list(shown), names)
+    places = range(0, len(scale.ticks), step or 1)
+    names = [shorten(scale.ticks[i], _TICK_CHARS) for i in places]
+    axis.set_ticks(list(places), names)
     crowded = axis is axis.axes.xaxis and sum(len(name) + 2 for name in names) > 130
     if crowded:
         axis.set_tick_params(labelrotation=40)
@@ -297,9 +297,9 @@ def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
 
 def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     for color, shade in drawing.colors.items():
-        own = rows.filter(pl.col("color").eq_missing(pl.lit(color))).sort("x", maintain_order=True)
-        marker = "o" if own.height < 60 else ""
-        ax.plot(own["x"], own["y"], color=shade, linewidth=1.4, marker=marker, markersize=3)
+        line = rows.filter(pl.col("color").eq_missing(pl.lit(color))).sort("x", maintain_order=True)
+        marker = "o" if line.height < 60 else ""
+        ax.plot(line["x"], line["y"], color=shade, linewidth=1.4, marker=marker, markersize=3)
     ringed = rows.filter("emphasis")
     ax.scatter(
         ringed["x"], ringed["y"], s=70, facecolors="none", edgecolors=INK, linewidths=1.1, zorder=3
@@ -307,7 +307,7 @@ def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
 
 
 def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
-    """Bars from 0; where several colours meet at one place they stand side by side, or stacked."""
+    """Draw bars from 0; several colours at one position are side by side, or stacked."""
     if drawing.chart.stacked:
         _stacked(ax, rows, drawing)
         return
@@ -332,7 +332,7 @@ def _stacked(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
 
 
 def _from_zero(ax: Axes, heights: pl.Series) -> None:
-    """The vertical axis from 0 to above the highest bar of all panels, which share it."""
+    """Let the shared vertical axis range from 0 to above the highest bar of all panels."""
     ax.set_ylim(0, _HEADROOM * float(heights.to_numpy().max(initial=0)) or 1)
 
 
@@ -380,13 +380,13 @@ def _shades(rows: pl.DataFrame, drawing: Marks) -> list[str]:
 
 def _legend(drawing: Marks, place: Any, where: str) -> None:
     chart = drawing.chart
-    seen = set(drawing.rows["color"].to_list()) if chart.color else set()
-    shown = [(shade, _label(None, c)) for c, shade in drawing.colors.items() if c in seen]
+    present = set(drawing.rows["color"].to_list()) if chart.color else set()
+    labels = [(shade, _label(None, c)) for c, shade in drawing.colors.items() if c in present]
     entries = [
         (Line2D([], [], ls="", marker="s", ms=7, mfc=shade, mec=shade), label)
-        for shade, label in shown
+        for shade, label in labels
     ]
-    if len(entries) > _LEGEND_ENTRIES:  # a ramp of numbers: every n-th tells the rest
+    if len(entries) > _LEGEND_ENTRIES:  # a ramp of numbers: every n-th is enough
         entries = entries[:: -(-len(entries) // _LEGEND_ENTRIES)]
     if chart.emphasis and drawing.rows["emphasis"].any():
         ring = Line2D([], [], ls="", marker="o", ms=8, mfc="none", mec=INK)
@@ -395,6 +395,6 @@ def _legend(drawing: Marks, place: Any, where: str) -> None:
 
 
 def _label(column: str | None, value: Any) -> str:
-    """One category, cut to fit, with its column's name where that does not stand beside it."""
+    """Return a shortened category; with a column, its name comes first."""
     text = shorten(category(value, column or ""), _LEGEND_CHARS)
     return f"{spaced(column)} {text}" if column and value is not None else text

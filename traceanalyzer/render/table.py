@@ -1,4 +1,4 @@
-"""A result as text for a terminal: verdict, tables, notes."""
+"""Plain text of a result for a terminal: verdict, tables, notes."""
 
 import shutil
 import textwrap
@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from traceanalyzer.render.text import costs, prose, shorten, shown_cells, visible
+from traceanalyzer.render.text import costs, prose, shorten, table_cells, visible
 from traceanalyzer.result import Finding, Result, Table
 
-_FALLBACK_WIDTH = 120  # where no terminal tells its size
+_FALLBACK_WIDTH = 120  # without a terminal
 _PROSE_WIDTH = 100  # longer lines of prose are hard to read
-_LONGEST = 160  # no terminal shows a longer name in a line
-_SHORTEST = 20  # a name cut further says nothing
-_HEADING = 8  # a narrower one has too many lines
+_LONGEST = 160  # characters of a name
+_SHORTEST = 20  # shorter names are unreadable
+_HEADING = 8  # narrower headings need too many lines
 _SEPARATOR = 3  # " | "
 
 
@@ -29,12 +29,12 @@ class _Column:
 
 
 def render(result: Result, *, top: int | None = 10, width: int | None = None) -> str:
-    """The result as plain text, without colour.
+    """Return a result as plain text without colours.
 
     Args:
-        result: what to show.
-        top: rows shown of each table that is no detail; None shows all of all.
-        width: columns of the terminal; by default asked of it (``COLUMNS`` first).
+        result: the result.
+        top: rows per table, without detail tables; None means all rows of all tables.
+        width: columns of the terminal; by default its width (``COLUMNS`` first).
     """
     known = width or shutil.get_terminal_size((0, 0)).columns
     width = known or _FALLBACK_WIDTH
@@ -43,27 +43,28 @@ def render(result: Result, *, top: int | None = 10, width: int | None = None) ->
     parts += [_finding(number, finding, line) for number, finding in enumerate(result.diagnosis, 1)]
     parts += [
         _table(table, top, known if table.whole else width)
-        for table in result.tables_shown
+        for table in result.visible_tables
         if top is None or not table.detail
     ]
-    more = [table.title for table in result.tables_shown if top is not None and table.detail]
+    more = [table.title for table in result.visible_tables if top is not None and table.detail]
     if more:
-        said = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
-        parts.append(_filled(said, line))
+        text = f"More with --top all, or in html and json: {'; '.join(map(prose, more))}."
+        parts.append(_filled(text, line))
     if result.notes:
         parts.append("\n".join(_filled(prose(one), line, begin="- ") for one in result.notes))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _table(table: Table, top: int | None, width: int) -> str:
-    """A table in so many columns, 0 for any number."""
+    """Return a table of at most ``width`` columns; 0 means unlimited."""
     title = prose(table.title)
     rows = table.frame.height
     if not rows:
         return f"{title}: {visible(table.empty)}"
-    shown = rows if top is None else min(top, rows)
-    columns = _fitted(_columns(table, shown), width) if width else _columns(table, shown)
-    # headings as rows: as headers tabulate would pad every column by two
+    visible_rows = rows if top is None else min(top, rows)
+    columns = _columns(table, visible_rows)
+    columns = _fitted(columns, width) if width else columns
+    # headings are rows: tabulate would pad the columns of headers by two
     lines = max(len(column.heading) for column in columns)
     text = tabulate(
         [
@@ -76,7 +77,9 @@ def _table(table: Table, top: int | None, width: int) -> str:
         colalign=["right" if column.numeric else "left" for column in columns],
     )
     body = "\n".join(line.rstrip() for line in text.split("\n"))
-    rest = f"\n({shown} of {rows} rows; --top all shows the rest)" if shown < rows else ""
+    rest = ""
+    if visible_rows < rows:
+        rest = f"\n({visible_rows} of {rows} rows; --top all shows the rest)"
     return f"{title}\n{body}{rest}"
 
 
@@ -84,17 +87,17 @@ def _rows(columns: list[list[str]]) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _columns(table: Table, shown: int) -> list[_Column]:
-    made = []
+def _columns(table: Table, rows: int) -> list[_Column]:
+    columns = []
     for name, label in table.columns.items():
-        scale, texts, numeric = shown_cells(table, name, shown)
+        scale, texts, numeric = table_cells(table, name, rows)
         texts = [shorten(text, _LONGEST) for text in texts]
-        made.append(_Column([scale.heading(visible(label))], texts, numeric))
-    return made
+        columns.append(_Column([scale.heading(visible(label))], texts, numeric))
+    return columns
 
 
 def _fitted(columns: list[_Column], width: int) -> list[_Column]:
-    """The columns narrowed towards the width: headings in lines first, then long names cut."""
+    """Narrow columns to fit: first wrap headings, then shorten long names."""
     if _total(columns) > width:
         columns = [replace(column, heading=_in_lines(column)) for column in columns]
     limit = _text_limit(columns, width)
@@ -107,14 +110,14 @@ def _fitted(columns: list[_Column], width: int) -> list[_Column]:
 
 
 def _in_lines(column: _Column) -> list[str]:
-    """The heading broken between words, not narrower than the column is anyway."""
+    """Wrap the heading between words, no narrower than the cells."""
     text = column.heading[0]
     widest = max(_HEADING, *map(len, [*text.split(), *column.cells]))
     return textwrap.wrap(text, widest, break_on_hyphens=False) or [""]
 
 
 def _text_limit(columns: list[_Column], width: int) -> int:
-    """The widest a text cell may be so that the table fits; the longest texts give way first."""
+    """Return the width of text cells at which the table fits; the longest are cut first."""
     texts = sorted(column.width for column in columns if not column.numeric)
     room = width - (_total(columns) - sum(texts))
     for place, needed in enumerate(texts):
@@ -130,13 +133,13 @@ def _total(columns: list[_Column]) -> int:
 
 
 def _finding(number: int, finding: Finding, width: int) -> str:
-    """A finding: what it costs and what it is, the numbers behind it, what to try."""
+    """Return a finding: severity, cost, title, evidence, advice, effects, confidence."""
     cost = ", ".join(costs(finding))
     head = prose(f"{number}. {finding.severity}: {finding.id}{f' ({cost})' if cost else ''}")
-    said = [finding.title, *finding.evidence]
+    sentences = [finding.title, *finding.evidence]
     if finding.advice:
-        said.append(f"To try: {finding.advice}")
-    lines = [_filled(prose(one), width, begin="   ") for one in said]
+        sentences.append(f"Try: {finding.advice}")
+    lines = [_filled(prose(one), width, begin="   ") for one in sentences]
     effects = [
         _filled(prose(f"{one.id}: {one.title}"), width, begin="   -> ") for one in finding.effects
     ]
@@ -145,7 +148,7 @@ def _finding(number: int, finding: Finding, width: int) -> str:
 
 
 def _filled(text: str, width: int, *, begin: str = "") -> str:
-    """Lines broken between words only, and ``no-time`` is one; indented as far as the first."""
+    """Wrap text between words (``no-time`` is one word) with the indent of its first line."""
     further = " " * len(begin)
     return textwrap.fill(
         text, width, initial_indent=begin, subsequent_indent=further, break_on_hyphens=False

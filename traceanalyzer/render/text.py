@@ -1,7 +1,7 @@
-"""Values from files as text: harmless, short, and each column in one unit.
+"""Text of values from files: escaped, shortened, one unit per column.
 
-Every renderer passes text through here. The unit of a column or an axis follows from the suffix of
-its name and the size of its values.
+Every renderer uses these functions. The unit of a column or an axis follows from the suffix of its
+name and the size of its values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from traceanalyzer.result import Finding, Table
 
 # C0 and C1 controls, DEL; soft hyphen and zero-width characters; line separators; marks,
-# embeddings, overrides and isolates that turn the direction of text; the BOM; interlinear and tag
-# characters. All of them can hide text, move the cursor or reorder what stands around them.
+# embeddings, overrides and isolates that change the direction of text; the BOM; interlinear and tag
+# characters. They can hide text, move the cursor or reorder the text around them.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -40,7 +40,7 @@ _UNITS: dict[str, tuple[tuple[float, str], ...]] = {
 }
 _WHOLE_UNITS = ("ns", "B")
 
-#: Integers that name something: grouping their digits would make them harder to look up.
+#: Integers that are identifiers, whose digits are not grouped.
 _IDENTIFIERS = frozenset(
     (
         "rank",
@@ -60,12 +60,12 @@ _IDENTIFIERS = frozenset(
 
 
 def visible(text: str) -> str:
-    r"""Control, zero-width and direction characters spelled out: ESC becomes ``\x1b``."""
+    r"""Escape control, zero-width and direction characters: ESC becomes ``\x1b``."""
     return _UNSAFE.sub(_spelled, text)
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters, the middle left out: ``ncclDevKernel_...bf16)``."""
+    """Shorten text to ``width`` characters by cutting the middle: ``ncclDevKernel_...bf16)``."""
     if len(text) <= width:
         return text
     kept = max(width - len(_ELLIPSIS), 2)
@@ -74,81 +74,80 @@ def shorten(text: str, width: int) -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence made harmless, with words of absurd length cut in the middle."""
+    """Escape a sentence and shorten words of extreme length."""
     return _LONG_WORD.sub(lambda match: shorten(match[0], 80), visible(text))
 
 
 def costs(finding: Finding) -> list[str]:
-    """A finding's cost as people read it: ``1.45 ms per step and GPU``, ``20.7 % of step time``."""
+    """Return the cost of a finding: ``1.45 ms per step and GPU``, ``20.7 % of step time``."""
     time = format_ns(finding.cost_ns)
-    found = [f"{time} per {finding.per}" if time and finding.per else time]
-    found.append(format_bytes(finding.cost_bytes))
+    texts = [f"{time} per {finding.per}" if time and finding.per else time]
+    texts.append(format_bytes(finding.cost_bytes))
     if finding.cost_frac is not None:
-        found.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
-    return [text for text in found if text]
+        texts.append(f"{format_frac(finding.cost_frac)} of {finding.of}")
+    return [text for text in texts if text]
 
 
 def spaced(column: str) -> str:
-    """The name of a column with spaces: ``late rank`` of ``late_rank``."""
+    """Return the name of a column with spaces: ``late rank`` for ``late_rank``."""
     return column.replace("_", " ")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How values of a column are shown: divided by ``factor``, in ``unit``."""
+    """Display unit of a column: values are divided by ``factor``."""
 
     factor: float = 1
     unit: str = ""
 
     def heading(self, label: str) -> str:
-        """The label with its unit: ``median [us]``."""
+        """Return the label with its unit: ``median [us]``."""
         return f"{label} [{self.unit}]" if self.unit else label
 
 
 def kind_of(column: str) -> str:
-    """What a column measures, by its suffix: ``ns``, ``bytes``, ``frac``, ``gbps``, or empty."""
+    """Return the suffix of a column that selects its units (``ns``, ``bytes``, ...), or empty."""
     return next((kind for kind in _UNITS if column.endswith(f"_{kind}")), "")
 
 
 def is_identifier(column: str) -> bool:
-    """Whether the numbers of a column name something, so that their digits are not grouped."""
+    """Return whether a column contains identifiers, whose digits are not grouped."""
     return column in _IDENTIFIERS
 
 
 def scale_of(column: str, magnitude: float) -> Scale:
-    """The largest unit of the column's kind in which ``magnitude`` is at least 1."""
+    """Return the largest unit of the column in which ``magnitude`` is at least 1."""
     units = _UNITS.get(kind_of(column), ((1, ""),))
     return Scale(*next((pair for pair in units if magnitude >= pair[0]), units[-1]))
 
 
-def shown_cells(table: Table, column: str, shown: int) -> tuple[Scale, list[str], bool]:
-    """The first rows of a table's column: its unit, one string a value, and if it holds numbers.
+def table_cells(table: Table, column: str, rows: int) -> tuple[Scale, list[str], bool]:
+    """Return the first rows of a column: its unit, one text per value, whether it is numeric.
 
-    Columns that the table says are alike have one unit.
+    Columns in one group of ``table.alike`` have the same unit.
     """
-    frame = table.frame.head(shown)
-    among = next((names for names in table.alike if column in names), (column,))
+    frame = table.frame.head(rows)
+    group = next((names for names in table.alike if column in names), (column,))
     values = frame[column].to_list()
-    beside = [value for name in among for value in frame[name].to_list()]
-    scale, texts = cells(column, values, table.missing.get(column, ""), beside)
+    comparable = [value for name in group for value in frame[name].to_list()]
+    scale, texts = cells(column, values, table.missing.get(column, ""), comparable)
     return scale, texts, is_number(values)
 
 
 def cells(
-    column: str, values: Sequence[Any], missing: str = "", beside: Sequence[Any] | None = None
+    column: str, values: Sequence[Any], missing: str = "", comparable: Sequence[Any] | None = None
 ) -> tuple[Scale, list[str]]:
-    """A column as text: its unit and one string a value, all with the same decimals.
+    """Return a column as text: its unit and one text per value, all with the same decimals.
 
-    A null is shown as ``missing``; the unit is that of ``beside`` too, where it is given.
-
-    The unit is chosen by the median of the values that are not 0, so that one outlier does not
-    turn the rest into zeros; that median shows four significant digits. Sizes have a unit each:
-    they tell kinds of messages apart, from 4 B to 4 GiB in one column.
+    A null becomes ``missing``. The unit is chosen by the values of ``comparable``, by default those
+    of the column: by the median of the values that are not 0, so that one outlier does not turn the
+    others into zeros; the median has four significant digits. Each size has its own unit, as one
+    column may range from 4 B to 4 GiB.
     """
     if column.endswith("_bytes"):
         return Scale(), [missing if value is None else format_bytes(value) for value in values]
-    told = values if beside is None else beside
-    numbers = [v for v in told if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    scaled = values if comparable is None else comparable
+    numbers = [v for v in scaled if isinstance(v, (int, float)) and not isinstance(v, bool)]
     middle = _middle(numbers)
     scale = scale_of(column, middle)
     whole = scale.unit in _WHOLE_UNITS or (
@@ -161,7 +160,7 @@ def cells(
 
 
 def is_number(values: Sequence[Any]) -> bool:
-    """Whether a column holds numbers, which are aligned to the right."""
+    """Return whether a column is numeric, and so aligned to the right."""
     return any(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
 
@@ -183,7 +182,7 @@ def _cell(value: Any, scale: Scale, form: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        # whole numbers stay integers: an address or a count above 2**53 is shown exactly
+        # integers stay exact above 2**53
         exact = form.endswith("d")
         return format(round(value) if exact else value / scale.factor, form)
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
-"""Charts in pages: drawn by the browser, to be looked into; the same marks as in a plot.
+"""Interactive charts in pages, with the same marks as in a plot.
 
-In: :class:`traceanalyzer.result.Chart`. Out: a figure that says in words what is in it, with its
-first rows as a table, and the data that the viewer draws (``data``). The viewer draws SVG:
-``elements.js``, ``scale.js``, ``data.js``, ``marks.js``, ``axis.js``, ``legend.js``,
-``gestures.js``, ``viewer.js``. Only :mod:`traceanalyzer.render` imports this folder.
+In: :class:`traceanalyzer.result.Chart`. Out: a figure with a summary in text, its first rows as a
+table, and the data for the viewer (``data``). The viewer draws SVG: ``elements.js``, ``scale.js``,
+``data.js``, ``marks.js``, ``axis.js``, ``legend.js``, ``gestures.js``, ``viewer.js``. Only
+:mod:`traceanalyzer.render` imports this package.
 """
 
 from typing import Any
@@ -19,24 +19,24 @@ from traceanalyzer.result import Chart
 _ROWS, _CHARS, _NAMES = 10, 60, 6
 _MARKS = {"scatter": "points", "line": "points of lines", "bar": "bars", "span": "bars"}
 
-#: What draws in the page.
+#: Script and style of the charts.
 VIEWER = pieces.Viewer(
     __name__, ("elements", "scale", "data", "marks", "axis", "legend", "gestures", "viewer")
 )
 
 
 def inline(chart: Chart, key: str) -> str:
-    """The figure for a page that holds the viewer's style and, at its end, its script.
+    """Return the figure for a page with the style and, at its end, the script of the viewer.
 
     Args:
-        chart: what to draw.
+        chart: the chart.
         key: prefix of its ids, unique on the page.
     """
     marks = prepare(chart)
     packed = pack(marks)
     content = (
         f'<figcaption id="{key}-title">{pieces.escaped(chart.title)}</figcaption>\n'
-        f'<p class="soft said" id="{key}-said">{pieces.escaped(summary(marks))}</p>\n'
+        f'<p class="soft summary" id="{key}-summary">{pieces.escaped(summary(marks))}</p>\n'
     )
     if packed.drawn:
         text = pieces.escaped(packed.left_out)
@@ -46,7 +46,7 @@ def inline(chart: Chart, key: str) -> str:
 
 
 def summary(marks: Marks) -> str:
-    """What there is to see, in a sentence or a few."""
+    """Return a summary of the chart in a few sentences."""
     chart, rows = marks.chart, marks.rows
     if not rows.height:
         return "Nothing to draw."
@@ -64,7 +64,7 @@ def summary(marks: Marks) -> str:
 
 
 def _outline(marks: Marks) -> str:
-    """The first rows as a table, HTML, folded."""
+    """Return the first rows as a collapsed HTML table."""
     chart, frame = marks.chart, marks.frame
     headed = {
         chart.x: chart.x_label or spaced(chart.x),
@@ -83,8 +83,8 @@ def _outline(marks: Marks) -> str:
         number = is_number(values)
         heads.append((pieces.escaped(scale.heading(label)), number))
         columns.append([pieces.cell(shorten(text, _CHARS), number=number) for text in texts])
-    shown = min(_ROWS, frame.height)
-    title = f"The first {shown} of {frame.height:,} rows" if shown < frame.height else "Its rows"
+    count = min(_ROWS, frame.height)
+    title = f"First {count} of {frame.height:,} rows" if count < frame.height else "All rows"
     table = pieces.table(title, heads, zip(*columns, strict=True))
     return f"<details><summary>{title}</summary>\n{table}</details>"
 
@@ -92,8 +92,8 @@ def _outline(marks: Marks) -> str:
 def _extent(label: str, axis: AxisScale, values: pl.Series, column: str) -> str:
     if axis.ticks is not None:
         first, last = axis.ticks[0], axis.ticks[-1]
-        there = first if len(axis.ticks) == 1 else f"{len(axis.ticks):,}, {first} to {last}"
-        return f"{label or spaced(column)}: {shorten(there, 2 * _CHARS)}"
+        extent = first if len(axis.ticks) == 1 else f"{len(axis.ticks):,}, {first} to {last}"
+        return f"{label or spaced(column)}: {shorten(extent, 2 * _CHARS)}"
     scale, (low, high) = cells(column, [values.min(), values.max()])
     return f"{label or spaced(column)}: {low} to {high} {scale.unit}".rstrip()
 

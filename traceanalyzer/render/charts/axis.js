@@ -1,11 +1,11 @@
-// Where things are in the picture, and its axes, grid and labels.
+// Layout of the picture; axes, grid and labels.
 
-const WIDE = 600; // pixels from which a picture has more height
-const BROAD = 84; // pixels that bars of names are wide at most
+const WIDE = 600; // pixels; wider pictures are higher
+const BROAD = 84; // largest width of named bars in pixels
 const RIGHT = 18, ROW = 18, GAP = 10, TILT = 40, LINE = 15, BETWEEN = 14, BOLD = 0.88;
 const SIN = Math.sin(TILT * Math.PI / 180), COS = Math.cos(TILT * Math.PI / 180);
 
-/** The places of one panel: values to pixels. */
+/** The scales of one panel: values to pixels. */
 class Places {
   constructor(data, view, left, width, top, height) {
     Object.assign(this, { view, left, width, top, height });
@@ -27,7 +27,7 @@ class Places {
     return this.top + this.height * (this.down ? share : 1 - share);
   }
 
-  sees(from, to) {
+  covers(from, to) {
     return to >= this.view[0] && from <= this.view[1];
   }
 
@@ -52,7 +52,7 @@ function layout(data, width) {
   return { width, left, inner: Math.max(width - left - RIGHT, 40), height, tops, heading: each.heading, foot: tops.at(-1) + height, room };
 }
 
-/** The ticks of the vertical axis, and what it is called. */
+/** Ticks and heading of the vertical axis. */
 function upright(data, height) {
   const [low, high] = data.up;
   if (data.y.names) return named(data.y, low, high, height / LINE);
@@ -60,7 +60,7 @@ function upright(data, height) {
   return (data.log ? logTicksOf : ticksOf)(data.y, low, high, most);
 }
 
-/** The names within a stretch, every n-th so that there are at most so many. */
+/** Every n-th name within an interval, at most this many. */
 function named(axis, from, to, most) {
   const first = Math.max(Math.ceil(from), 0), last = Math.min(Math.floor(to), axis.names.length - 1);
   const every = Math.max(Math.ceil((last - first + 1) / Math.max(most, 1)), 1), ticks = [];
@@ -68,15 +68,15 @@ function named(axis, from, to, most) {
   return { ticks, heading: axis.label };
 }
 
-/** The ticks of the horizontal axis, chosen so that no label meets the next. */
+/** The ticks of the horizontal axis, whose labels do not overlap. */
 function level(data, at, zoomed) {
   const [from, to] = at.view, axis = data.x;
   if (axis.names) return levelNames(axis, from, to, at);
   for (let most = Math.max(Math.floor(at.width / 56), 2); ; most = Math.floor(most * 0.75)) {
-    const found = ticksOf(axis, from, to, most, zoomed);
-    const widest = Math.max(0, ...found.ticks.map(([, text]) => measure(text)));
-    const apart = found.ticks.length > 1 ? (found.ticks[1][0] - found.ticks[0][0]) * at.scale : Infinity;
-    if (apart >= widest + BETWEEN || most < 2) return { ...found, tilted: false, deep: LINE };
+    const labels = ticksOf(axis, from, to, most, zoomed);
+    const widest = Math.max(0, ...labels.ticks.map(([, text]) => measure(text)));
+    const apart = labels.ticks.length > 1 ? (labels.ticks[1][0] - labels.ticks[0][0]) * at.scale : Infinity;
+    if (apart >= widest + BETWEEN || most < 2) return { ...labels, tilted: false, deep: LINE };
   }
 }
 
@@ -84,13 +84,13 @@ function levelNames(axis, from, to, at) {
   const all = named(axis, from, to, Infinity), widest = Math.max(0, ...all.ticks.map(([, text]) => measure(text)));
   const fit = at.width / (widest + BETWEEN);
   if (all.ticks.length <= fit || widest < 44) return { ...named(axis, from, to, Math.max(fit, 1)), tilted: false, deep: LINE };
-  const found = named(axis, from, to, at.width / 20), room = 120;
-  const ticks = found.ticks.map(([place, text]) => [place, cut(text, Math.min(room, (at.x(place) - 4) / COS))]);
+  const labels = named(axis, from, to, at.width / 20), room = 120;
+  const ticks = labels.ticks.map(([place, text]) => [place, cut(text, Math.min(room, (at.x(place) - 4) / COS))]);
   const deep = Math.max(...ticks.map(([, text]) => measure(text))) * SIN + LINE;
-  return { ticks, heading: found.heading, tilted: true, deep: Math.ceil(deep) };
+  return { ticks, heading: labels.heading, tilted: true, deep: Math.ceil(deep) };
 }
 
-/** Grid, ticks and labels along the foot; gives also how deep it is. */
+/** Ticks and labels along the foot, and its height. */
 function footer(data, at, plan, zoomed) {
   const { ticks, heading: text, tilted, deep } = level(data, at, zoomed), parts = [];
   let free = -Infinity;

@@ -1,8 +1,8 @@
 // The rows of a chart, and the rectangle of each in the units of the axes.
 
-const BAR = 0.8, HEADROOM = 1.08, MARGIN = 0.02, LABEL = 66; // shares, and pixels of a length in words
+const BAR = 0.8, HEADROOM = 1.08, MARGIN = 0.02, LABEL = 66; // shares, and pixels of a length label
 
-/** Numbers that were written as differences, or as they are. */
+/** Decodes numbers that were written as differences, or as they are. */
 function column({ steps, values }) {
   if (values) return Float64Array.from(values);
   let sum = 0;
@@ -30,11 +30,11 @@ class Data {
     this.spread(1000);
   }
 
-  seen(row) {
+  isVisible(row) {
     return !this.hidden.has(this.color[row]);
   }
 
-  /** Shows a category, or leaves it out. */
+  /** Shows or hides a category. */
   toggle(color) {
     if (!this.hidden.delete(color)) this.hidden.add(color);
     this.lay();
@@ -55,25 +55,25 @@ class Data {
     this.up = this.#up();
   }
 
-  /** Bars from 0: stacked, or side by side where several colours meet at one place. */
+  /** Bars from 0: stacked, or side by side where several colours share a position. */
   #bars() {
     const wide = this.width || BAR, shift = this.width ? 0 : -BAR / 2;
-    const shown = this.colors.map((_, color) => color).filter((color) => !this.hidden.has(color));
-    const abreast = !this.stacked && this.#meet() ? Math.max(shown.length, 1) : 1;
+    const visible = this.colors.map((_, color) => color).filter((color) => !this.hidden.has(color));
+    const abreast = !this.stacked && this.#meet() ? Math.max(visible.length, 1) : 1;
     const tops = new Map();
     this.floor = this.log ? this.#least() / 2 : 0;
     for (let row = 0; row < this.count; row++) {
-      const lane = abreast > 1 ? Math.max(shown.indexOf(this.color[row]), 0) : 0;
+      const lane = abreast > 1 ? Math.max(visible.indexOf(this.color[row]), 0) : 0;
       this.x0[row] = this.at[row] + shift + wide * lane / abreast;
       this.x1[row] = this.x0[row] + wide / abreast;
       const key = `${this.panelOf[row]} ${this.at[row]}`, base = this.stacked ? tops.get(key) ?? 0 : 0;
       this.y0[row] = this.stacked ? base : this.floor;
       this.y1[row] = base + this.value[row];
-      if (this.stacked && this.seen(row)) tops.set(key, this.y1[row]);
+      if (this.stacked && this.isVisible(row)) tops.set(key, this.y1[row]);
     }
   }
 
-  /** Whether bars of several colours are at one place. */
+  /** Whether bars of several colours share a position. */
   #meet() {
     const colors = new Map();
     for (let row = 0; row < this.count; row++) {
@@ -88,14 +88,14 @@ class Data {
     return this.value.reduce((least, value) => (value > 0 && value < least ? value : least), Infinity);
   }
 
-  /** Whether there is one bar a name, and all begin at 0: then their lengths are written beside them. */
+  /** Whether each name has one bar from 0: then its length is written next to it. */
   #alone() {
     const names = new Set();
     for (let row = 0; row < this.count; row++) names.add(`${this.panelOf[row]} ${this.value[row]}`);
     return names.size === this.count && this.x0.every((from) => from === 0);
   }
 
-  /** The whole of the horizontal axis, on so many pixels. */
+  /** Sets the range of the horizontal axis on this many pixels. */
   spread(pixels) {
     this.across = this.#across(this.alone ? LABEL / Math.max(pixels - LABEL, LABEL) : MARGIN);
   }
@@ -113,12 +113,12 @@ class Data {
     return [this.mark === 'span' && low === 0 ? 0 : low - room, high + room];
   }
 
-  /** The vertical axis, shared by all panels: room for all that is seen. */
+  /** The range of the vertical axis, shared by all panels: all visible marks. */
   #up() {
     if (this.y.names) return [-0.5, this.y.names.length - 0.5];
     let low = Infinity, high = -Infinity;
     for (let row = 0; row < this.count; row++) {
-      if (!this.seen(row)) continue;
+      if (!this.isVisible(row)) continue;
       const under = this.log ? this.y0[row] > 0 ? this.y0[row] : Infinity : Math.min(this.y0[row], this.y1[row]);
       low = Math.min(low, under);
       high = Math.max(high, this.y0[row], this.y1[row]);
@@ -130,7 +130,7 @@ class Data {
     return [low - room, high + room];
   }
 
-  /** What is told of a mark: facts with their names. */
+  /** The tooltip of a mark: names and values. */
   describe(row, span) {
     const { x, y } = this, facts = [], named = new Set();
     const add = (name, text) => facts.push([name, text]);
@@ -140,12 +140,12 @@ class Data {
     };
     if (this.mark === 'span') {
       const from = this.x0[row], to = this.x1[row];
-      addName(y.label, said(y, this.value[row]));
-      add(from === 0 && x.label ? x.label : 'length', said(x, to - from));
-      if (from !== 0) facts.push(['from', placeSaid(x, from, span)], ['to', placeSaid(x, to, span)]);
+      addName(y.label, format(y, this.value[row]));
+      add(from === 0 && x.label ? x.label : 'length', format(x, to - from));
+      if (from !== 0) facts.push(['from', formatPlace(x, from, span)], ['to', formatPlace(x, to, span)]);
     } else {
-      (y.names ? addName : add)(y.label || 'value', said(y, this.value[row]));
-      (x.names ? addName : add)(x.label, placeSaid(x, this.at[row], span));
+      (y.names ? addName : add)(y.label || 'value', format(y, this.value[row]));
+      (x.names ? addName : add)(x.label, formatPlace(x, this.at[row], span));
     }
     if (this.group) addName(this.group, this.colors[this.color[row]][0]);
     if (this.panels.length > 1) addName('', this.panels[this.panelOf[row]]);

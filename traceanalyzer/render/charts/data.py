@@ -1,7 +1,7 @@
-"""A chart as JSON for the viewer: columns of numbers, each text once, of very many marks a part.
+"""JSON of a chart for the viewer: columns of numbers, each text once; many marks are sampled.
 
-Whole numbers are exact, and written as differences where they grow. No text can end the element
-that holds it, and no chart is larger than a page can bear.
+Integers are exact and written as differences. Text cannot end its script element, and the size of
+a chart is limited.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from traceanalyzer.render import pieces
 from traceanalyzer.render.marks import MAX_PANELS, AxisScale, Marks, category
 from traceanalyzer.render.text import is_identifier, kind_of, prose, scale_of, shorten, spaced
 
-_ROWS = 12_000  # drawn of one chart
+_ROWS = 12_000  # of one chart
 _BYTES = 300_000  # of JSON
 _TEXT_CHARS = 160
-_EXACT = 1 << 53  # up to this a whole number is one in a browser too
-_LARGE = 1e100  # what is beyond, or no number, has no place
-_SPARSE = 4  # places of bars that are this many times further apart than they are wide have names
+_EXACT = 1 << 53  # up to this integers are exact in a browser
+_LARGE = 1e100  # larger values, infinity and NaN are not drawn
+_SPARSE = 4  # bars further apart than this many widths have names instead of a scale
 
-#: What is kept of each mark, in words.
+#: Marks that are kept by sampling.
 _KEPT = {
-    "scatter": "the extremes, and every n-th of the others",
-    "line": "the extremes of each stretch",
+    "scatter": "the extremes and every n-th other point",
+    "line": "the extremes of each interval",
     "bar": "the largest",
     "span": "the longest",
 }
@@ -32,7 +32,7 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class Packed:
-    """A chart's JSON, how many of its marks are in it, and what is to be said about the others."""
+    """JSON of a chart, the number of marks in it, and a sentence about the others."""
 
     json: str
     drawn: int
@@ -40,7 +40,7 @@ class Packed:
 
 
 def pack(marks: Marks) -> Packed:
-    """JSON for the inside of a ``script`` element."""
+    """Return the JSON of a chart for a ``script`` element."""
     panels = marks.panels[:MAX_PANELS]
     rows = _numbered(marks, panels)
     limit = _ROWS
@@ -52,39 +52,39 @@ def pack(marks: Marks) -> Packed:
         limit = min(limit, kept.height) // 2
 
 
-def _left_out(marks: Marks, drawn: int, there: int) -> str:
-    words = []
+def _left_out(marks: Marks, drawn: int, total: int) -> str:
+    sentences = []
     if len(marks.panels) > MAX_PANELS:
-        words.append(f"The first {MAX_PANELS} of {len(marks.panels):,} panels are drawn.")
-    if drawn < there:
+        sentences.append(f"The first {MAX_PANELS} of {len(marks.panels):,} panels are drawn.")
+    if drawn < total:
         mark = marks.chart.mark
         name = {"scatter": "points", "line": "points"}.get(mark, f"{mark}s")
-        words.append(f"{drawn:,} of {there:,} {name} are drawn: {_KEPT[mark]}.")
-    return " ".join(words)
+        sentences.append(f"{drawn:,} of {total:,} {name} are drawn: {_KEPT[mark]}.")
+    return " ".join(sentences)
 
 
 # --- rows ------------------------------------------------------------------------------------
 
 
 def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
-    """A row a mark: exact positions, the numbers of its colour and of its panel."""
-    chart, shown = marks.chart, marks.rows
+    """Return a row per mark: exact position, index of its colour and of its panel."""
+    chart, scaled = marks.chart, marks.rows
     names = {str(panel): number for number, panel in enumerate(panels)}
     panel = (
-        shown["panel"].cast(pl.String).replace_strict(names, default=None, return_dtype=pl.Int64)
+        scaled["panel"].cast(pl.String).replace_strict(names, default=None, return_dtype=pl.Int64)
     )
-    colors = pl.Series(list(marks.colors), dtype=shown["color"].dtype)
+    colors = pl.Series(list(marks.colors), dtype=scaled["color"].dtype)
     numbers = pl.Series(range(len(colors)), dtype=pl.Int64)
-    color = shown["color"].replace_strict(colors, numbers, default=None)
+    color = scaled["color"].replace_strict(colors, numbers, default=None)
     x_named = _named(marks, "x")
     rows = pl.DataFrame(
         {
-            "x": shown["x"].cast(pl.Int64) if x_named else marks.frame[chart.x],
-            "y": shown["y"].cast(pl.Int64) if _named(marks, "y") else marks.frame[chart.y],
-            "x2": marks.frame[chart.x2 or chart.x] if not x_named else shown["x"],
+            "x": scaled["x"].cast(pl.Int64) if x_named else marks.frame[chart.x],
+            "y": scaled["y"].cast(pl.Int64) if _named(marks, "y") else marks.frame[chart.y],
+            "x2": marks.frame[chart.x2 or chart.x] if not x_named else scaled["x"],
             "color": color,
-            "panel": panel if chart.panel else pl.zeros(shown.height, pl.Int64, eager=True),
-            "emphasis": shown["emphasis"],
+            "panel": panel if chart.panel else pl.zeros(scaled.height, pl.Int64, eager=True),
+            "emphasis": scaled["emphasis"],
         }
     ).drop_nulls(["panel", "color"])
     rows = rows.with_columns(pl.col("x", "y", "x2").map_batches(_plain))
@@ -94,7 +94,7 @@ def _numbered(marks: Marks, panels: list[Any]) -> pl.DataFrame:
 
 
 def _plain(values: pl.Series) -> pl.Series:
-    """Integers or floats, without those that are as good as 0."""
+    """Return integers or floats, with denormal values set to 0."""
     if values.dtype.is_integer():
         return values
     floats = values.cast(pl.Float64)
@@ -102,13 +102,13 @@ def _plain(values: pl.Series) -> pl.Series:
 
 
 def _named(marks: Marks, axis: str) -> bool:
-    """Whether an axis has names; bars over evenly spaced times or sizes are drawn to scale."""
+    """Return whether an axis has names; bars at evenly spaced times or sizes are to scale."""
     scale: AxisScale = getattr(marks, axis)
     return scale.ticks is not None and not (axis == "x" and _bar_width(marks))
 
 
 def _bar_width(marks: Marks) -> float:
-    """How wide bars on an axis with a unit are; 0 where they have names."""
+    """Return the width of bars on an axis with a unit; 0 for an axis with names."""
     chart, values = marks.chart, marks.frame[marks.chart.x]
     if chart.mark != "bar" or not values.dtype.is_numeric() or not kind_of(chart.x):
         return 0
@@ -120,13 +120,13 @@ def _bar_width(marks: Marks) -> float:
     return apart if span < _SPARSE * apart * len(places) else 0
 
 
-# --- what is written -------------------------------------------------------------------------
+# --- content ---------------------------------------------------------------------------------
 
 
 def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, Any]:
     chart = marks.chart
     (x, x_from), (y, y_from) = _axis(marks, "x", rows), _axis(marks, "y", rows)
-    named = [axis for axis, said in (("x", x), ("y", y)) if "names" in said]
+    named = [axis for axis, about in (("x", x), ("y", y)) if "names" in about]
     rows = rows.with_columns(pl.col(named).rank("dense").cast(pl.Int64) - 1)
     color, legend = _colors(marks, rows)
     columns: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _content(marks: Marks, rows: pl.DataFrame, panels: list[Any]) -> dict[str, A
 
 
 def _axis(marks: Marks, axis: str, rows: pl.DataFrame) -> tuple[dict[str, Any], int]:
-    """One axis in words, and what its values count from."""
+    """Return the description of an axis, and the origin of its values."""
     chart = marks.chart
     scale: AxisScale = getattr(marks, axis)
     column: str = getattr(chart, axis)
@@ -170,28 +170,28 @@ def _axis(marks: Marks, axis: str, rows: pl.DataFrame) -> tuple[dict[str, Any], 
     far = whole and max(high, -low) > _EXACT
     origin = low if far else 0
     if far:
-        label = f"{label}, from {origin:,} {kind} on".replace("  ", " ")
+        label = f"{label} after {origin:,} {kind}".rstrip()
     unit = scale_of(column, float(max(high - origin, origin - low))).unit
-    spoken = {"label": label, "kind": kind, "unit": unit, "whole": whole}
-    return {**spoken, "grouped": not is_identifier(column)}, origin
+    about = {"label": label, "kind": kind, "unit": unit, "whole": whole}
+    return {**about, "grouped": not is_identifier(column)}, origin
 
 
 def _colors(marks: Marks, rows: pl.DataFrame) -> tuple[list[int], list[list[str]]]:
-    """Each mark's colour, and those that are there: what they stand for, and their hex."""
+    """Return the colour index of each mark, and name and hex code of the colours in use."""
     every = list(marks.colors.items())
-    seen = [every[number] for number in rows["color"].unique().sort()]
+    used = [every[number] for number in rows["color"].unique().sort()]
     places = rows["color"].rank("dense").cast(pl.Int64) - 1
-    return places.to_list(), [[_text(category(value)), fill] for value, fill in seen]
+    return places.to_list(), [[_text(category(value)), fill] for value, fill in used]
 
 
 def _panel(value: Any, column: str) -> str:
-    """What a panel is called; a number has the name of its column before it."""
+    """Return the name of a panel; a number follows the name of its column."""
     text = _text(category(value, column))
     return text if value is None or isinstance(value, str) else f"{spaced(prose(column))} {text}"
 
 
 def _column(values: pl.Series, origin: int) -> dict[str, list[Any]]:
-    """Integers, each less the one before; other numbers as they are, to nine digits."""
+    """Return integers as differences, other numbers with nine digits."""
     numbers = [value - origin for value in values.to_list()]
     if values.dtype.is_integer():
         return {"steps": pieces.differences(numbers)}
@@ -207,16 +207,16 @@ def _text(text: str) -> str:
     return shorten(text, _TEXT_CHARS)
 
 
-# --- which marks are drawn where there are more than anybody can see apart ---------------------
+# --- sampling of many marks ----------------------------------------------------------------
 
 
 def thin(rows: pl.DataFrame, mark: str, limit: int) -> pl.DataFrame:
-    """At most ``limit`` rows, in their order: those that shape the picture.
+    """Return at most ``limit`` rows in order, those that determine the image.
 
     Args:
         rows: ``x``, ``y``, ``x2``, ``color``, ``panel`` as numbers, and ``emphasis``.
-        mark: what the rows are drawn as.
-        limit: how many rows to keep.
+        mark: type of mark.
+        limit: number of rows to keep.
     """
     if rows.height <= limit:
         return rows
@@ -230,23 +230,23 @@ def thin(rows: pl.DataFrame, mark: str, limit: int) -> pl.DataFrame:
 
 
 def _scatter(rows: pl.DataFrame, limit: int) -> pl.Series:
-    edges = _in_stretches(rows, ["panel", "color"], limit // 2, _ENDS[:2])
+    edges = _per_interval(rows, ["panel", "color"], limit // 2, _ENDS[:2])
     return pl.concat([edges, _every(rows["row"], limit - len(edges))])
 
 
 def _line(rows: pl.DataFrame, limit: int) -> pl.Series:
-    return _in_stretches(rows, ["panel", "color"], limit, _ENDS)
+    return _per_interval(rows, ["panel", "color"], limit, _ENDS)
 
 
 def _span(rows: pl.DataFrame, limit: int) -> pl.Series:
     length = pl.col("x2").cast(pl.Float64) - pl.col("x").cast(pl.Float64)
     long = rows.with_columns(y=length.abs(), lane=pl.col("y"))
-    ends = _in_stretches(long, ["panel", "lane", "color"], limit // 2, _ENDS[:1])
+    ends = _per_interval(long, ["panel", "lane", "color"], limit // 2, _ENDS[:1])
     return pl.concat([ends, long.top_k(limit - len(ends), by="y")["row"]])
 
 
 def _bar(rows: pl.DataFrame, limit: int) -> pl.Series:
-    """Whole places, so that no stack loses a part."""
+    """Keep all bars of a position or none, so that stacks stay complete."""
     place = ["panel", "x"]
     sizes = rows.group_by(place).agg(pl.col("y").abs().sum().alias("size"), pl.len())
     ranked = sizes.sort(["size", *place], descending=[True, False, False])
@@ -268,20 +268,20 @@ _ENDS = (
 )
 
 
-def _in_stretches(
+def _per_interval(
     rows: pl.DataFrame, group: list[str], limit: int, ends: tuple[pl.Expr, ...]
 ) -> pl.Series:
-    """Some rows of each stretch of the horizontal axis, at most ``limit`` in all."""
-    stretches = max(limit // (len(ends) * rows.select(group).n_unique()), 1)
+    """Return some rows of each interval of the horizontal axis, at most ``limit`` in total."""
+    intervals = max(limit // (len(ends) * rows.select(group).n_unique()), 1)
     low, high = rows["x"].min(), rows["x"].max()
     wide = (pl.lit(high) - pl.lit(low)).cast(pl.Float64)
-    at = (pl.col("x") - pl.lit(low)).cast(pl.Float64) * stretches / wide
-    stretch = at.fill_nan(0).clip(0, stretches - 1).cast(pl.Int64).alias("stretch")
-    found = rows.group_by([*group, stretch], maintain_order=True).agg(ends)
-    chosen = pl.concat([found[end.meta.output_name()] for end in ends]).unique().sort()
+    at = (pl.col("x") - pl.lit(low)).cast(pl.Float64) * intervals / wide
+    interval = at.fill_nan(0).clip(0, intervals - 1).cast(pl.Int64).alias("interval")
+    extremes = rows.group_by([*group, interval], maintain_order=True).agg(ends)
+    chosen = pl.concat([extremes[end.meta.output_name()] for end in ends]).unique().sort()
     return _every(chosen, limit)
 
 
 def _every(rows: pl.Series, limit: int) -> pl.Series:
-    """At most ``limit`` of these, evenly."""
+    """Return at most ``limit`` evenly spaced rows."""
     return rows.gather_every(-(-len(rows) // limit)) if len(rows) > limit > 0 else rows.head(limit)

@@ -1,4 +1,4 @@
-// Elements, and how wide a text is.
+// Elements, and the width of text.
 
 const SVG = 'http://www.w3.org/2000/svg', FONT = '12px system-ui, sans-serif';
 const pen = document.createElement('canvas').getContext('2d');
@@ -22,7 +22,7 @@ function measure(text) {
   return widths.get(text);
 }
 
-/** A text that is at most so wide, its middle left out. */
+/** Text shortened to a width by cutting its middle. */
 function cut(text, room) {
   if (measure(text) <= room) return text;
   const letters = Array.from(text);
@@ -39,12 +39,12 @@ function cut(text, room) {
   return kept(short);
 }
 
-/** A whole pixel's middle, where a thin line is sharp. */
+/** The middle of a pixel, where a thin line is sharp. */
 const sharp = (place) => Math.round(place) + 0.5;
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-/** A colour that can be told from dark paper. */
+/** A colour that is visible on a dark background. */
 function onDark(color) {
   const parts = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   const light = 0.3 * parts[0] + 0.59 * parts[1] + 0.11 * parts[2];

@@ -1,8 +1,8 @@
-// What fingers, mouse and keys do to a view.
+// Touch, mouse and key gestures.
 
 const MOVED = 4; // pixels that turn a click into a drag
 
-/** Listens on the plot and tells the viewer what to look at. */
+/** Turns events of the plot into actions of the viewer. */
 class Gestures {
   constructor(viewer, plot) {
     this.viewer = viewer;
@@ -70,11 +70,11 @@ class Gestures {
     this.viewer.select(0, 0);
   }
 
-  /** Zooms with Ctrl, or once the plot has the focus; else, and where all is seen, the page scrolls. */
+  /** Zooms with Ctrl or when the plot has the focus; otherwise, and at full view, the page scrolls. */
   #wheel(event) {
-    const { viewer } = this, meant = event.ctrlKey || event.metaKey || document.activeElement === this.plot;
+    const { viewer } = this, forPlot = event.ctrlKey || event.metaKey || document.activeElement === this.plot;
     const across = Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    if (!meant || (event.deltaY > 0 && !viewer.zoomed && !event.ctrlKey)) return;
+    if (!forPlot || (event.deltaY > 0 && !viewer.zoomed && !event.ctrlKey)) return;
     event.preventDefault();
     if (across) viewer.pan(viewer.view, event.deltaX / viewer.pixels());
     else viewer.zoom(2 ** clamp(event.deltaY / 200, -1, 1), viewer.locate(event).value);

@@ -1,4 +1,4 @@
-// What the colours stand for; a category that is clicked is left out of the picture.
+// The legend; a click on a category shows or hides it.
 
 const ROOM = 280; // pixels of a name
 
@@ -6,14 +6,14 @@ class Legend {
   constructor(data, changed) {
     this.data = data;
     this.buttons = data.group ? data.colors.map(([name], color) => {
-      const made = html('button', { type: 'button', 'aria-pressed': 'true', title: `${name}: show or hide` },
+      const button = html('button', { type: 'button', 'aria-pressed': 'true', title: `${name}: show or hide` },
         swatch(svg('rect', { width: 12, height: 12, rx: 2.5 })), html('span', {}, cut(name, ROOM)));
-      made.addEventListener('click', () => {
+      button.addEventListener('click', () => {
         data.toggle(color);
-        made.setAttribute('aria-pressed', !data.hidden.has(color));
+        button.setAttribute('aria-pressed', !data.hidden.has(color));
         changed();
       });
-      return made;
+      return button;
     }) : [];
     const ring = data.ring ? [html('span', { class: 'key' }, swatch(svg('circle', { cx: 6, cy: 6, r: 4.6 })), data.ring)] : [];
     const entries = [...this.buttons, ...ring];

@@ -1,6 +1,6 @@
-// Marks as paths, one for each colour of a panel, however many there are.
+// Marks as paths, one per colour and panel.
 
-const DOT = 60; // points of a line up to which each has a dot
+const DOT = 60; // lines with fewer points have dots
 const THIN = 0.6; // pixels: narrower bars are drawn this wide, and joined where they touch
 
 const place = (value) => Math.round(value * 10) / 10;
@@ -9,11 +9,11 @@ const rectangle = (x0, x1, y0, y1) => `M${place(x0)} ${place(y0)}H${place(x1)}V$
 /** Radius of points: smaller where there are many. */
 const radius = (data) => (data.mark === 'line' ? 2.2 : data.count < 500 ? 3.2 : data.count < 5000 ? 2.3 : 1.6);
 
-/** Points as dots of a round pen; those that fall on one another are one. */
+/** Points as dots of a round pen; coinciding points are drawn once. */
 function dots(data, panel, at) {
   const paths = data.colors.map(() => []), taken = data.colors.map(() => new Set());
   for (const row of data.inPanel[panel]) {
-    if (!data.seen(row) || !at.sees(data.at[row], data.at[row])) continue;
+    if (!data.isVisible(row) || !at.covers(data.at[row], data.at[row])) continue;
     const x = Math.round(at.x(data.at[row]) * 2), y = Math.round(at.y(data.value[row]) * 2);
     const key = x * 65536 + y, color = data.color[row];
     if (taken[color].has(key)) continue;
@@ -26,20 +26,20 @@ function dots(data, panel, at) {
 /** Lines; of each column of pixels the first, the lowest, the highest and the last point. */
 function lines(data, panel, at) {
   const series = data.colors.map(() => []);
-  for (const row of data.inPanel[panel]) if (data.seen(row)) series[data.color[row]].push(row);
+  for (const row of data.inPanel[panel]) if (data.isVisible(row)) series[data.color[row]].push(row);
   return series.flatMap((rows, color) => {
-    const shown = inSight(data, rows, at);
-    const seen = shown.map((row) => [at.x(data.at[row]), at.y(data.value[row])]);
-    const points = seen.length > 4 * at.width ? perColumn(seen) : seen;
+    const visible = inView(data, rows, at);
+    const places = visible.map((row) => [at.x(data.at[row]), at.y(data.value[row])]);
+    const points = places.length > 4 * at.width ? perColumn(places) : places;
     const path = points.map(([x, y]) => `${place(x)} ${place(y)}`).join('L');
     const parts = [{ color, kind: 'line', d: path && `M${path}` }];
-    if (shown.length < DOT) parts.push({ color, kind: 'dots', d: seen.map(([x, y]) => `M${place(x)} ${place(y)}h0`).join('') });
+    if (visible.length < DOT) parts.push({ color, kind: 'dots', d: places.map(([x, y]) => `M${place(x)} ${place(y)}h0`).join('') });
     return parts;
   });
 }
 
 /** The rows of a line within the view, and its neighbours on both sides. */
-function inSight(data, rows, at) {
+function inView(data, rows, at) {
   let first = rows.findIndex((row) => data.at[row] >= at.view[0]), last = rows.length;
   if (first < 0) first = rows.length;
   while (last > 0 && data.at[rows[last - 1]] > at.view[1]) last--;
@@ -60,13 +60,13 @@ function perColumn(points) {
   return kept;
 }
 
-/** Bars; those of one lane that are narrower than a pixel and touch are one. */
+/** Bars; adjacent bars of a lane that are narrower than a pixel are merged. */
 function bars(data, panel, at) {
   const paths = data.colors.map(() => []), open = data.colors.map(() => new Map());
   const gap = data.mark === 'bar' && data.width && at.scale * data.width > 4 ? 1 : 0;
   const close = (color, box) => paths[color].push(rectangle(box.x0, box.x1, box.y0, box.y1));
   for (const row of data.inPanel[panel]) {
-    if (!data.seen(row) || !at.sees(data.x0[row], data.x1[row])) continue;
+    if (!data.isVisible(row) || !at.covers(data.x0[row], data.x1[row])) continue;
     const color = data.color[row], box = at.box(row, data), lane = data.mark === 'span' ? data.value[row] : row;
     box.x1 = Math.max(box.x1 - gap, box.x0 + THIN);
     const last = open[color].get(lane);
@@ -81,17 +81,17 @@ function bars(data, panel, at) {
   return paths.map((path) => ({ kind: 'bars', d: path.join('') }));
 }
 
-/** The paths of a panel: what each is, and the number of its colour. */
+/** The paths of a panel: kind and colour index of each. */
 function paths(data, panel, at) {
-  const made = { scatter: dots, line: lines, bar: bars, span: bars }[data.mark](data, panel, at);
-  return made.map((path, color) => ({ color, ...path })).filter(({ d }) => d);
+  const shapes = { scatter: dots, line: lines, bar: bars, span: bars }[data.mark](data, panel, at);
+  return shapes.map((path, color) => ({ color, ...path })).filter(({ d }) => d);
 }
 
-/** How long bars are, in words beside them. */
+/** Labels with the length of bars. */
 function lengths(data, panel, at) {
-  const rows = data.alone ? data.inPanel[panel].filter((row) => data.seen(row) && at.sees(data.x1[row], data.x1[row])) : [];
+  const rows = data.alone ? data.inPanel[panel].filter((row) => data.isVisible(row) && at.covers(data.x1[row], data.x1[row])) : [];
   return rows.map((row) => {
-    const { x1, y0, y1 } = at.box(row, data), text = said(data.x, data.x1[row]);
+    const { x1, y0, y1 } = at.box(row, data), text = format(data.x, data.x1[row]);
     if (y1 - y0 < 11 || x1 + 6 + measure(text) > at.left + at.width) return '';
     return svg('text', { class: 'length', x: place(x1 + 6), y: place((y0 + y1) / 2 + 4) }, text);
   }).filter(Boolean);
@@ -105,11 +105,11 @@ function outline(data, row, at, grown) {
   return `M${place(box.x0 - size)} ${place(box.y0)}a${size} ${size} 0 1 0 ${2 * size} 0a${size} ${size} 0 1 0 ${-2 * size} 0`;
 }
 
-/** The mark nearest to a place, and within reach of it. */
+/** The mark nearest to a position, if close enough. */
 function nearest(data, panel, at, x, y) {
   let best = null, least = data.mark === 'scatter' || data.mark === 'line' ? 30 : 8, size = Infinity;
   for (const row of data.inPanel[panel]) {
-    if (!data.seen(row) || !at.sees(data.x0[row], data.x1[row])) continue;
+    if (!data.isVisible(row) || !at.covers(data.x0[row], data.x1[row])) continue;
     const box = at.box(row, data);
     const far = Math.hypot(Math.max(box.x0 - x, x - box.x1, 0), Math.max(box.y0 - y, y - box.y1, 0));
     const wide = box.x1 - box.x0;

@@ -1,4 +1,4 @@
-// Numbers as people read them, and where an axis has its ticks. Units are those of scale.py.
+// Formatting of numbers, and ticks of an axis. Units are those of render/text.py.
 
 const UNITS = {
   ns: [[1e9, 's'], [1e6, 'ms'], [1e3, 'us'], [1, 'ns']],
@@ -6,7 +6,7 @@ const UNITS = {
   frac: [[0.01, '%']],
   gbps: [[1, 'GB/s']],
 };
-const LONG = 1e5; // steps from 0 beyond which ticks count from a place nearby
+const LONG = 1e5; // steps from 0 beyond which ticks count from a nearby origin
 const formats = new Map();
 
 function number(value, decimals, grouped = true) {
@@ -25,7 +25,7 @@ function unitOf(kind, value) {
   return units.find(([factor]) => value >= factor) ?? units.at(-1);
 }
 
-/** The unit of a stretch: the whole axis has its own, a part of it the one that fits it. */
+/** The unit of an interval: that of the whole axis, or a smaller one when zoomed. */
 function unitAt(axis, from, to, zoomed) {
   const whole = (UNITS[axis.kind] ?? [[1, '']]).find(([, unit]) => unit === axis.unit) ?? [1, ''];
   const near = unitOf(axis.kind, to - from);
@@ -34,8 +34,8 @@ function unitAt(axis, from, to, zoomed) {
 
 const heading = (label, unit) => (unit ? `${label} [${unit}]`.trim() : label);
 
-/** A value with its unit, to so many digits. */
-function said(axis, value, digits = 4) {
+/** A value with its unit, with this number of digits. */
+function format(axis, value, digits = 4) {
   if (axis.names) return axis.names[Math.round(value)] ?? '';
   if (axis.kind === 'frac') return `${number(100 * value, clamp(digits - 3, 1, 9))} %`;
   if (!axis.kind && axis.whole) return number(value, 0, axis.grouped);
@@ -47,19 +47,19 @@ function said(axis, value, digits = 4) {
   return unit ? `${short} ${unit}` : short;
 }
 
-/** A place on an axis, as exact as a view of it can show. */
-function placeSaid(axis, value, span) {
+/** A position on an axis, with the digits needed for the span of the view. */
+function formatPlace(axis, value, span) {
   const digits = 4 + Math.max(Math.ceil(Math.log10(Math.abs(value || 1) / (span || 1))), 0);
-  return said(axis, value, clamp(digits, 4, 15));
+  return format(axis, value, clamp(digits, 4, 15));
 }
 
-/** 1, 2 or 5 of a power of ten, and at least this. */
+/** The smallest 1, 2 or 5 times a power of ten that is at least this. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least) + 1e-9);
   return power * ([1, 2, 5].find((times) => times * power >= least * (1 - 1e-9)) ?? 10);
 }
 
-/** At most so many ticks from one value to another, and what the axis is called with them. */
+/** At most this many ticks between two values, and the heading of the axis. */
 function ticksOf(axis, from, to, most, zoomed = false) {
   const [factor, unit] = unitAt(axis, from, to, zoomed);
   const low = from / factor, high = to / factor;
@@ -70,17 +70,17 @@ function ticksOf(axis, from, to, most, zoomed = false) {
   if (zoomed && Math.max(Math.abs(low), Math.abs(high)) / step > LONG) {
     const round = 10 ** Math.ceil(Math.log10(high - low) - 1e-9);
     origin = Math.floor(low / round) * round;
-    label = `${label} after ${placeSaid(axis, origin * factor, round * factor)}`;
+    label = `${label} after ${formatPlace(axis, origin * factor, round * factor)}`;
   }
   const first = Math.ceil((low - origin) / step - 1e-6), last = Math.floor((high - origin) / step + 1e-6);
-  const count = clamp(last - first + 1, 0, 2 * most + 2) || 0; // the bound is for numbers beyond all precision
+  const count = clamp(last - first + 1, 0, 2 * most + 2) || 0; // bounded where steps are below the precision
   const ticks = Array.from({ length: count }, (_, at) => [
     (origin + (first + at) * step) * factor, number((first + at) * step, decimals, axis.grouped),
   ]);
   return { ticks, heading: heading(label, unit) };
 }
 
-/** The ticks of a logarithmic axis: powers of ten, and between them where there are few. */
+/** The ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times them on short axes. */
 function logTicksOf(axis, from, to, most) {
   const [factor, unit] = unitAt(axis, from, to, false), low = from / factor, high = to / factor;
   const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), ticks = [];

@@ -1,8 +1,8 @@
-// A figure that is alive: its picture, its view, what is told of a mark.
+// An interactive chart: picture, view, tooltip.
 
-const KEYS = 'Drag to zoom, shift + drag to move, ctrl + wheel; double click for all. Keys: + \u2212 0 \u2190 \u2192';
-const CLOSEST = 4; // whole numbers that a view holds at least
-const LEAST = 160; // pixels of a picture, however narrow the page
+const KEYS = 'Drag to zoom, shift + drag to move, ctrl + wheel; double click to reset. Keys: + \u2212 0 \u2190 \u2192';
+const CLOSEST = 4; // smallest span of a view on an axis of integers
+const LEAST = 160; // smallest width of a picture in pixels
 
 class Viewer {
   constructor(root) {
@@ -29,7 +29,7 @@ class Viewer {
       this.hover(null);
       this.later();
     });
-    this.whole = html('button', { type: 'button', class: 'whole', title: 'Show all of it (0)' }, 'Reset zoom');
+    this.whole = html('button', { type: 'button', class: 'whole', title: 'Show everything (0)' }, 'Reset zoom');
     this.whole.addEventListener('click', () => this.reset());
     this.picture = svg('svg', { 'aria-hidden': 'true' });
     this.ring = svg('path', { class: 'hovered' });
@@ -42,7 +42,7 @@ class Viewer {
 
   // --- drawing -------------------------------------------------------------------------------
 
-  /** Takes the width there is and draws. */
+  /** Adapts to the available width and draws. */
   fit() {
     const { zoomed } = this;
     this.width = this.plot.clientWidth;
@@ -71,7 +71,7 @@ class Viewer {
     this.picture.setAttribute('viewBox', `0 0 ${plan.width} ${foot.height}`);
     this.picture.replaceChildren(...parts, ...foot.parts, this.ring, this.brush);
     this.legend.paint(inks);
-    this.whole.classList.toggle('shown', this.zoomed);
+    this.whole.classList.toggle('visible', this.zoomed);
     this.#outline();
   }
 
@@ -87,12 +87,12 @@ class Viewer {
       const wide = kind === 'dots' ? { 'stroke-width': 2 * size } : {};
       return svg('path', { class: `marks ${kind}`, 'data-color': color, d, ...stroke, ...wide });
     });
-    const rings = data.inPanel[panel].filter((row) => data.rings.has(row) && data.seen(row) && at.sees(data.x0[row], data.x1[row]));
+    const rings = data.inPanel[panel].filter((row) => data.rings.has(row) && data.isVisible(row) && at.covers(data.x0[row], data.x1[row]));
     if (rings.length) shapes.push(svg('path', { class: 'ringed', d: rings.map((row) => outline(data, row, at, 2.4)).join('') }));
     const box = [this.plan.left - over, at.top - over, this.plan.inner + 2 * over, at.height + 2 * over];
     const [x, y, width, height] = box;
     const clip = svg('svg', { x, y, width, height, viewBox: box.join(' '), class: 'clip' }, ...shapes);
-    clip.style.height = `${height}px`; // whatever the page asks of its drawings
+    clip.style.height = `${height}px`; // overrides the style of the page
     return [clip, ...lengths(data, panel, at)];
   }
 
@@ -108,7 +108,7 @@ class Viewer {
     return this.view[1] - this.view[0] < (to - from) * (1 - 1e-9);
   }
 
-  /** Shows a stretch of the horizontal axis, as much of it as there is. */
+  /** Shows an interval of the horizontal axis, limited to its range. */
   look(from, to) {
     const [start, end] = this.data.across, { names, whole } = this.data.x;
     const most = end - start, least = names ? 1 : whole ? CLOSEST : most * 1e-6;
@@ -119,7 +119,7 @@ class Viewer {
     this.later();
   }
 
-  /** Zooms by a factor around a place, the middle unless told. */
+  /** Zooms by a factor around a position, by default the middle. */
   zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
     const at = clamp(around, ...this.view);
     this.look(at + (this.view[0] - at) * factor, at + (this.view[1] - at) * factor);
@@ -136,7 +136,7 @@ class Viewer {
     this.look(...this.data.across);
   }
 
-  /** Shows the stretch that a drag has chosen so far; nothing where it has no width. */
+  /** Highlights the interval selected by a drag. */
   select(one, other) {
     const at = this.places[0], right = this.plan.left + this.plan.inner, top = this.plan.tops[0];
     const [from, to] = [one, other].sort((a, b) => a - b).map((value) => clamp(at.x(value), this.plan.left, right));
@@ -145,7 +145,7 @@ class Viewer {
 
   // --- the pointer ---------------------------------------------------------------------------
 
-  /** Where the plot begins on the screen, and how wide it is there. */
+  /** The left edge of the plot on the screen; its width is that of pixels(). */
   left() {
     return this.plot.getBoundingClientRect().left + this.plan.left * this.#ratio();
   }
@@ -154,12 +154,12 @@ class Viewer {
     return this.plan.inner * this.#ratio();
   }
 
-  /** Pixels of the screen that a pixel of the picture is; not 1 while the page is being resized. */
+  /** Screen pixels per pixel of the picture; not 1 while the page is being resized. */
   #ratio() {
     return this.plot.getBoundingClientRect().width / this.plan.width || 1;
   }
 
-  /** Where a pointer is: the value on the axis, the place in the picture, the panel. */
+  /** The position of a pointer: value on the axis, point in the picture, panel. */
   locate(event) {
     const box = this.plot.getBoundingClientRect(), ratio = this.#ratio(), { plan } = this;
     const x = (event.clientX - box.left) / ratio, y = (event.clientY - box.top) / ratio;
@@ -169,16 +169,16 @@ class Viewer {
     return { x, y, panel, value, inside };
   }
 
-  /** Tells of the mark under the pointer. */
+  /** Shows the tooltip of the mark under the pointer. */
   hover(event) {
     const { x, y, panel, inside } = event ? this.locate(event) : {};
     this.hovered = inside ? nearest(this.data, panel, this.places[panel], x, y) : null;
     this.#outline();
-    this.tip.classList.toggle('shown', this.hovered !== null);
-    if (this.hovered !== null) this.#tell(event);
+    this.tip.classList.toggle('visible', this.hovered !== null);
+    if (this.hovered !== null) this.#showTip(event);
   }
 
-  #tell(event) {
+  #showTip(event) {
     const facts = this.data.describe(this.hovered, this.view[1] - this.view[0]);
     this.tip.replaceChildren(html('dl', {}, ...facts.map(([name, text]) => html('div', {}, html('dt', {}, name), html('dd', {}, text)))));
     const { width, height } = this.tip.getBoundingClientRect();

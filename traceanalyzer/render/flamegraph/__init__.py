@@ -1,9 +1,9 @@
-"""Flamegraphs as self-contained SVG, interactive where scripts may run.
+"""Flame graphs as self-contained SVG, interactive with scripts.
 
-In: :class:`traceanalyzer.result.Flame`. Out: an SVG document, or the same drawing for the inside of
-a page. ``layout`` gives the boxes their places, ``picture`` draws them once, complete without
-scripts; ``tree.js``, ``view.js`` and ``viewer.js`` take that drawing over. Only
-:mod:`traceanalyzer.render` imports this folder.
+In: :class:`traceanalyzer.result.Flame`. Out: an SVG document, or the same drawing for a page.
+``layout`` computes the positions of the boxes, ``picture`` draws them, complete without scripts;
+``tree.js``, ``view.js`` and ``viewer.js`` make the drawing interactive. Only
+:mod:`traceanalyzer.render` imports this package.
 """
 
 from html import escape
@@ -16,14 +16,14 @@ from traceanalyzer.result import Flame
 from traceanalyzer.units import format_weight
 
 _SHARE, _LINES, _CHARS = 0.02, 100, 100
-_DEEPEST = 40  # levels that are indented
+_DEEPEST = 40  # largest number of indented levels
 
-#: What draws in the page.
+#: Script and style of flame graphs.
 VIEWER = Viewer(__name__, ("tree", "view", "viewer"), fills=picture.dark_rules().strip())
 
 
 def svg(flame: Flame) -> str:
-    """The flamegraph as an SVG document with its style and its viewer."""
+    """Return a flame graph as an SVG document with style and script."""
     opening, *drawing, closing = _drawing(flame, lay_out(flame), "flame")
     return "\n".join(
         (
@@ -39,10 +39,10 @@ def svg(flame: Flame) -> str:
 
 
 def inline(flame: Flame, key: str) -> str:
-    """The flamegraph for a page that holds the viewer's style and, at its end, its script.
+    """Return the flame graph for a page with the style and, at its end, the script of the viewer.
 
     Args:
-        flame: what to draw.
+        flame: the flame graph.
         key: prefix of its ids, unique on the page.
     """
     layout = lay_out(flame)
@@ -61,7 +61,7 @@ def _drawing(flame: Flame, layout: Layout, key: str) -> list[str]:
 
 
 def _outline(flame: Flame, layout: Layout) -> str:
-    """The boxes of at least 2 % of all, at most 100, callers first; HTML, folded away."""
+    """Return up to 100 boxes of at least 2 % of the total as collapsed HTML, callers first."""
     wide = [box for box in layout.boxes if box.total >= _SHARE * layout.total]
     lines = []
     for box in wide[:_LINES]:
@@ -72,7 +72,7 @@ def _outline(flame: Flame, layout: Layout) -> str:
     text = escape("\n".join(lines), quote=False)
     left_out = len(layout.boxes) - len(lines)
     return (
-        f'<details class="flame-text"><summary>The widest boxes as text</summary>'
+        f'<details class="flame-text"><summary>Widest boxes as text</summary>'
         f'<pre tabindex="0">{text}</pre>'
         f'<p class="soft">{left_out:,} narrower or deeper boxes are not listed.</p></details>'
     )

@@ -1,4 +1,4 @@
-"""Where the boxes of a flamegraph stand: rows in reading order, places as shares of the width."""
+"""Positions of the boxes of a flame graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAME_CHARS = 300
 
 @dataclass(eq=False)
 class Box:
-    """One box: what is in the row of the flame's frame, its depth, and its left edge (a weight)."""
+    """One box: a row of the frame of the flame graph, its depth and its left edge (a weight)."""
 
     name: str
     place: str | None
     group: str | None
-    own: bool
+    is_own_code: bool
     alone: float
     total: float
     hidden: int
@@ -32,12 +32,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """The boxes that have a width, callers before callees and left to right, and what has none.
+    """Boxes with a width, callers before callees and left to right, and boxes without one.
 
     Attributes:
-        boxes: the first is the root; where the flame has several roots, one that holds them all.
-        vanished: boxes that only the base has, topmost of their paths only, the heaviest first.
-        depth: rows needed.
+        boxes: the first one is the root; several roots get a common one.
+        vanished: topmost boxes that exist only in the base, heaviest first.
+        depth: number of rows.
     """
 
     boxes: list[Box]
@@ -46,23 +46,23 @@ class Layout:
 
     @property
     def total(self) -> float:
-        """The weight of everything; 0 for an empty flame."""
+        """Return the total weight; 0 for an empty flame graph."""
         return self.boxes[0].total if self.boxes else 0.0
 
     @property
     def compared(self) -> bool:
-        """Whether the boxes are compared with those of another run."""
+        """Return whether the boxes are compared with another run."""
         return any(box.base is not None for box in self.boxes)
 
 
 def lay_out(flame: Flame) -> Layout:
-    """The flame's boxes with their places.
+    """Return the boxes with their positions.
 
-    Callees start at their caller's left edge, the heaviest first (ties by name), what is summed up
-    last. A box that weighs nothing has no place: it is left out, or listed as vanished.
+    Callees start at the left edge of their caller, heaviest first (ties by name), the box that sums
+    up small ones last. A box without weight is dropped, or listed as vanished.
     """
     root = _tree(flame)
-    shown: list[Box] = []
+    boxes: list[Box] = []
     vanished: list[Box] = []
     stack = [root] if root else []
     while stack:
@@ -71,7 +71,7 @@ def lay_out(flame: Flame) -> Layout:
             if box.base:
                 vanished.append(box)
             continue
-        shown.append(box)
+        boxes.append(box)
         left = box.left
         below = sorted(box.below, key=_order)
         for child in below:
@@ -79,17 +79,17 @@ def lay_out(flame: Flame) -> Layout:
             left += child.total
         stack.extend(reversed(below))
     vanished.sort(key=lambda box: (-(box.base or 0), box.name))
-    return Layout(shown, vanished, max((box.depth for box in shown), default=-1) + 1)
+    return Layout(boxes, vanished, max((box.depth for box in boxes), default=-1) + 1)
 
 
 def share(value: float, of: float) -> str:
-    """``value`` as a percentage ``of`` a sum; smaller than can be shown is said so."""
+    """Return ``value`` as a percentage ``of`` a sum; tiny values as ``< 0.1 %``."""
     frac = value / of if of else 0.0
     return "< 0.1 %" if 0 < frac < 0.0005 else format_frac(frac)
 
 
 def _tree(flame: Flame) -> Box | None:
-    """The root of the flame's boxes, made up where it has several; None where it has none."""
+    """Return the root of the boxes, an artificial one for several roots; None without boxes."""
     boxes: list[Box] = []
     roots: list[Box] = []
     for row in flame.frame.sort("id").iter_rows(named=True):

@@ -1,11 +1,11 @@
-"""The picture as it stands without scripts: an SVG drawing with a title on every box.
+"""SVG drawing of a flame graph that is complete without scripts, with a title on every box.
 
-It is 1200 units wide and scales with the page. The viewer takes the same elements over: it finds
-the boxes in the order of their numbers in ``metadata``, and their names in their titles.
+It is 1200 units wide and scales with the page. The viewer uses the same elements: boxes are in the
+order of the numbers in ``metadata``, and their names are in their titles.
 
-A box has the colour of its package, of whose code it is, or of how its weight changed. Every fill
-has a counterpart for dark screens; the style sheet made by :func:`dark_rules` swaps them by the
-attribute's value, so that a picture without styles still has its light colours.
+The colour of a box depends on its package, on whether it is the user's own code, or on the change
+of its weight. Every fill has a counterpart for dark screens; the style sheet of :func:`dark_rules`
+replaces it by the value of the attribute, so that a picture without styles has light colours.
 """
 
 import json
@@ -21,7 +21,7 @@ from traceanalyzer.units import format_weight
 PAPER, INK = "#ffffff", "#1f2328"
 
 # Twelve hues in two tones, even in brightness (OKLCH: L .87 and .80, on dark .43 and .36), without
-# the oranges, which are for the user's own code.
+# the oranges, which mark the user's own code.
 # fmt: off
 _PACKAGES = {
     "#dfd6a1": "#595019", "#caddab": "#465726", "#b4e2bc": "#2f5b39", "#a3e4d2": "#115d4d",
@@ -38,15 +38,15 @@ _CHANGES = {
     "#f3766f": "#a5292b",
 }
 # fmt: on
-OWN = "#fea247"
+OWN_CODE = "#fea247"
 PLAIN = "#d7dade"
 HATCHED = "hatch"
 
-#: Light fill -> the fill on a dark screen.
-FILLS = {**_PACKAGES, **_CHANGES, OWN: "#a04a08", PLAIN: "#4a5058"}
+#: Light fill -> fill on a dark screen.
+FILLS = {**_PACKAGES, **_CHANGES, OWN_CODE: "#a04a08", PLAIN: "#4a5058"}
 
 _BY_HASH = tuple(_PACKAGES)
-# A start of the hash for which fourteen packages usual in training differ: torch, the standard
+# A seed of the hash for which fourteen common packages have different colours: torch, the standard
 # library, numpy, libtorch_cpu.so, libc.so.6, transformers, triton and so on.
 _SEED = 22_795
 CHANGES = tuple(_CHANGES)
@@ -54,21 +54,21 @@ CHANGES = tuple(_CHANGES)
 WIDTH, ROW, MARGIN = 1200, 18, 12
 _CHAR = 7.3  # advance of a 12 px monospace letter, rounded up
 _SOFT_CHAR = 7  # of a 12 px proportional one, generously
-_NARROWEST = 24  # a box that has room for two letters and the ellipsis
-_THIN = 1  # a box whose edges would hide it
+_NARROWEST = 24  # width of two letters and the ellipsis
+_THIN = 1  # narrower boxes have no edges, which would hide them
 _SHARE_OF_PARENT = 0.01
-_LEGEND, _VANISHED = 12, 15  # entries shown
+_LEGEND, _VANISHED = 12, 15  # most entries
 _FONT = f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}"'
 _BIG = 'font-size="17" font-weight="bold"'
 _NAME_FONT = f'font-family="ui-monospace, monospace" font-size="12" fill="{INK}"'
-_STEPS = ("less than in base", "", "", "", "same share", "", "", "", "more, or new")
+_STEPS = ("less than in base", "", "", "", "same share", "", "", "", "more or new")
 
 
 def draw(flame: Flame, layout: Layout, key: str) -> tuple[list[str], int]:
-    """The drawing's elements for the inside of an ``svg``, and its height.
+    """Return the elements of the drawing for an ``svg`` element, and its height.
 
     Args:
-        flame: what to draw.
+        flame: the flame graph.
         layout: its boxes.
         key: prefix of the ids, unique on the page.
     """
@@ -94,18 +94,18 @@ def draw(flame: Flame, layout: Layout, key: str) -> tuple[list[str], int]:
 def _description(flame: Flame, layout: Layout) -> str:
     order = "callers below callees" if flame.inverted else "callees below their callers"
     if not layout.boxes:
-        return "There is nothing to draw."
-    said = (
-        f"{len(layout.boxes):,} boxes, {order}; a box is as wide as its weight, of "
-        f"{format_weight(layout.total, flame.unit)} in all."
+        return "Nothing to draw."
+    text = (
+        f"{len(layout.boxes):,} boxes, {order}; the width of a box is its weight; total "
+        f"{format_weight(layout.total, flame.unit)}."
     )
     if layout.compared:
-        said += " Red boxes weigh more than in the base, blue ones less, as shares of all."
-    return said
+        text += " Red boxes have a larger share than in the base, blue ones a smaller share."
+    return text
 
 
 def _numbers(flame: Flame, layout: Layout) -> str:
-    """What the viewer needs beyond the drawing, as JSON."""
+    """Return the data that the viewer needs besides the drawing, as JSON."""
     boxes = layout.boxes
     scales = {"ns": TIMES, "bytes": SIZES}
     return json.dumps(
@@ -118,7 +118,7 @@ def _numbers(flame: Flame, layout: Layout) -> str:
             "self": [_number(box.alone) for box in boxes],
             "base": [_number(box.base or 0) for box in boxes] if layout.compared else None,
             "hidden": [index for index, box in enumerate(boxes) if box.hidden],
-            "own": [index for index, box in enumerate(boxes) if box.own],
+            "own_code": [index for index, box in enumerate(boxes) if box.is_own_code],
         },
         separators=(",", ":"),
     )
@@ -138,7 +138,7 @@ def _hatch(key: str) -> str:
 
 
 def _stage(flame: Flame, layout: Layout, top: int, key: str) -> list[str]:
-    """The boxes, and above them the names that have room."""
+    """Return the boxes, and the names that fit."""
     return [
         f'<svg class="stage" y="{top}" width="{WIDTH}" height="{max(layout.depth, 1) * ROW}">',
         f'<g class="boxes" stroke="{PAPER}" stroke-width=".5">',
@@ -162,10 +162,10 @@ def _rect(box: Box, total: float, unit: str, key: str) -> str:
 
 
 def describe(box: Box, total: float, unit: str) -> str:
-    """One line about a box: total, share of all and of the caller, self, base.
+    """Return total, share of all and of the caller, self and base of a box in one line.
 
-    The share of the caller is left to the viewer for the many boxes below 1 % of all, which
-    make the size of the file.
+    The share of the caller is omitted for the many boxes below 1 % of all, which dominate the size
+    of the file; the viewer computes it.
     """
     parts = [f"{format_weight(box.total, unit)}, {share(box.total, total)} of all"]
     if box.parent and box.total >= _SHARE_OF_PARENT * total:
@@ -186,17 +186,17 @@ def _fill(box: Box, key: str) -> str:
         return f"url(#{key}-{HATCHED})"
     if box.base is not None:
         return fill_of_change(box.total, box.base)
-    return fill_of_package(box.group, own=box.own)
+    return fill_of_package(box.group, own_code=box.is_own_code)
 
 
 def _label(box: Box, total: float) -> str:
-    """The name, cut to the box's width; a nested ``svg`` clips what the font makes wider."""
+    """Return the name cut to the width of the box; a nested ``svg`` clips wide fonts."""
     width = box.total / total * WIDTH
     if width < _NARROWEST:
         return ""
     room = int((width - 6) / _CHAR)
     text = box.name if len(box.name) <= room else box.name[: room - 1] + "…"
-    bold = ' font-weight="bold"' if box.own else ""
+    bold = ' font-weight="bold"' if box.is_own_code else ""
     return (
         f'<svg x="{box.left / total * WIDTH:.1f}" y="{box.depth * ROW}" width="{width:.1f}" '
         f'height="{ROW}"><text x="3" y="13"{bold}>{escape(text, quote=False)}</text></svg>'
@@ -204,7 +204,7 @@ def _label(box: Box, total: float) -> str:
 
 
 def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
-    """What the colours say, in lines from ``top`` on, and where the boxes begin."""
+    """Return the legend, in lines from ``top`` on, and the top of the boxes."""
     changes = [(fill, text, 8) for fill, text in zip(CHANGES, _STEPS, strict=True)]
     keys = changes if layout.compared else _groups(layout.boxes)
     lines, x = [], MARGIN
@@ -222,21 +222,21 @@ def _legend(layout: Layout, top: int) -> tuple[list[str], int]:
 
 
 def _groups(boxes: Sequence[Box]) -> list[tuple[str, str, int]]:
-    """A key for every package, the heaviest by self weight first, and for what is summed up."""
+    """Return a legend entry per package, largest self weight first, and one for the others."""
     weights: dict[tuple[str, str], float] = {}
     for box in boxes:
         if not box.hidden:
-            name = "own code" if box.own else box.group or "no package"
-            key = (fill_of_package(box.group, own=box.own), name)
+            name = "own code" if box.is_own_code else box.group or "no package"
+            key = (fill_of_package(box.group, own_code=box.is_own_code), name)
             weights[key] = weights.get(key, 0.0) + box.alone
-    ranked = sorted(weights, key=lambda key: (key[0] != OWN, -weights[key], key[1]))
+    ranked = sorted(weights, key=lambda key: (key[0] != OWN_CODE, -weights[key], key[1]))
     keys = [(fill, shorten(name, 30), 14) for fill, name in ranked[:_LEGEND]]
     left_out = len(ranked) - len(keys)
     return keys + ([(PLAIN, f"{left_out:,} more packages", 14)] if left_out > 0 else [])
 
 
 def _foot(layout: Layout, top: int, unit: str) -> tuple[list[str], int]:
-    """The list of what only the base has, as such a box has no width to draw; and its height."""
+    """Return the list of boxes that exist only in the base, which have no width; and its height."""
     gone, rest = layout.vanished[:_VANISHED], layout.vanished[_VANISHED:]
     if not gone:
         return [], MARGIN
@@ -276,22 +276,22 @@ def _line(text: str, width: int) -> str:
 # --- colours -----------------------------------------------------------------------------------
 
 
-def fill_of_package(group: str | None, *, own: bool) -> str:
-    """The fill of a package's boxes: the same in every picture; own code and no package apart."""
-    if own:
-        return OWN
+def fill_of_package(group: str | None, *, own_code: bool) -> str:
+    """Return the fill of a package, which is the same in every picture, or of own code."""
+    if own_code:
+        return OWN_CODE
     return _BY_HASH[crc32(group.encode(), _SEED) % len(_BY_HASH)] if group else PLAIN
 
 
 def fill_of_change(total: float, base: float) -> str:
-    """The fill for ``(total - base)`` divided by the larger of both, in nine steps."""
+    """Return the fill for ``(total - base)`` divided by the larger of both, in nine steps."""
     largest = max(total, base)
     change = (total - base) / largest if largest > 0 else 0.0
     return CHANGES[round((change + 1) / 2 * (len(CHANGES) - 1))]
 
 
 def dark_rules() -> str:
-    """Style rules that give every fill its counterpart on a dark screen."""
+    """Return style rules with the dark counterpart of every fill."""
     return "\n".join(
         f'  .flame [fill="{light}"] {{ fill: {dark}; }}' for light, dark in FILLS.items()
     )

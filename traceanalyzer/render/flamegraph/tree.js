@@ -1,17 +1,17 @@
-// The tree of boxes, and the trees made from it. Nothing is drawn here.
-// A node: id (place in the file), name, place, fill, total, self, base, hidden, own, parent, children.
+// The tree of boxes, and trees derived from it. Nothing is drawn here.
+// A node: id (index in the file), name, place, fill, total, self, base, hidden, ownCode, parent, children.
 
-/** The tree of a drawing: names from its titles, which are taken out, depths from its rows,
+/** The tree of a drawing: names from its titles, which are removed, depths from its rows,
  *  weights from its metadata. */
 function readTree(svg) {
   const data = JSON.parse(svg.querySelector('metadata').textContent);
-  const hidden = new Set(data.hidden), own = new Set(data.own), path = [];
+  const hidden = new Set(data.hidden), ownCode = new Set(data.own_code), path = [];
   const nodes = Array.from(svg.querySelectorAll('.boxes > rect'), (el, id) => {
     const lines = el.textContent.split('\n'), depth = el.getAttribute('y') / ROW;
     const node = {
       id, el, name: lines[0], place: lines.length > 2 ? lines[1] : '',
       fill: el.getAttribute('fill'), total: data.total[id], self: data.self[id],
-      base: data.base ? data.base[id] : 0, hidden: hidden.has(id), own: own.has(id),
+      base: data.base ? data.base[id] : 0, hidden: hidden.has(id), ownCode: ownCode.has(id),
       parent: depth ? path[depth - 1] : null, children: [],
     };
     path[depth] = node;
@@ -24,9 +24,9 @@ function readTree(svg) {
 
 /** A node for the same frame in another tree, without weight. */
 function blank(node, parent) {
-  const { id, name, place, fill, hidden, own } = node;
+  const { id, name, place, fill, hidden, ownCode } = node;
   return {
-    id, name, place, fill, hidden, own, parent, el: null, total: 0, self: 0, base: 0, children: [],
+    id, name, place, fill, hidden, ownCode, parent, el: null, total: 0, self: 0, base: 0, children: [],
     byKey: null,
   };
 }
@@ -37,25 +37,25 @@ function add(node, total, self, base) {
   node.base += base;
 }
 
-/** The function a box belongs to: its name and file, whatever the lines. */
+/** The function of a box: its name and file without lines. */
 function functionOf(node) {
   return `${node.name}\n${node.place.replace(/:[\d-]+$/, '')}`;
 }
 
-/** The topmost boxes that pass: their weights may be added up, no sample is counted twice. */
+/** The topmost matching boxes: the sum of their weights counts no sample twice. */
 function outermost(nodes, test) {
-  const inside = new Set(), found = [];
+  const inside = new Set(), matches = [];
   for (const node of nodes) {
     if (inside.has(node.parent)) inside.add(node);
     else if (test(node)) {
       inside.add(node);
-      found.push(node);
+      matches.push(node);
     }
   }
-  return { found, inside };
+  return { matches, inside };
 }
 
-/** Only the stacks that go through boxes that pass; callers keep only that part of their weight. */
+/** Only the stacks through matching boxes; callers keep only that part of their weight. */
 function throughOnly(nodes, test) {
   const { inside } = outermost(nodes, test), kept = new Map();
   for (let at = nodes.length - 1; at >= 0; at--) {
@@ -78,11 +78,11 @@ function throughOnly(nodes, test) {
   return kept.get(nodes[0]);
 }
 
-/** Two trees from one function: what it leads to, and what leads to it; recursion counts once. */
+/** Two trees of one function: its callees and its callers; recursion counts once. */
 function aroundFunction(nodes, test) {
-  const { found } = outermost(nodes, test);
-  const down = blank(found[0], null), up = blank(found[0], null);
-  for (const start of found) {
+  const { matches } = outermost(nodes, test);
+  const down = blank(matches[0], null), up = blank(matches[0], null);
+  for (const start of matches) {
     add(up, start.total, 0, start.base);
     for (let node = start.parent, at = up; node; node = node.parent) {
       at = childLike(at, node);
@@ -109,14 +109,14 @@ function childLike(parent, node) {
   return parent.byKey.get(key);
 }
 
-/** Callees in the order of the drawing: the heaviest first, what is summed up last. */
+/** Callees in the order of the drawing: heaviest first, the sum of small ones last. */
 function sorted(root) {
   const order = (a, b) => a.hidden - b.hidden || b.total - a.total || (a.name < b.name ? -1 : 1);
   for (const node of walk(root)) node.children.sort(order);
   return root;
 }
 
-/** A node and all below it, callers first, left to right. */
+/** A node and its descendants, callers first, left to right. */
 function walk(root) {
   const nodes = [], open = [root];
   while (open.length) {
@@ -127,7 +127,7 @@ function walk(root) {
   return nodes;
 }
 
-/** Gives the nodes of a tree their places: x and w as shares of the width, row from its root. */
+/** Sets the positions of the nodes of a tree: x and w as shares of the width, row from its root. */
 function place(root, zoomed) {
   const callers = [];
   for (let node = zoomed.parent; node; node = node.parent) callers.unshift(node);

@@ -1,4 +1,4 @@
-// Drawing: nodes with places become rectangles and names; weights become words.
+// Drawing of nodes as rectangles and names; formatting of weights.
 
 const SVG = 'http://www.w3.org/2000/svg', XHTML = 'http://www.w3.org/1999/xhtml';
 const GROUPED = new Intl.NumberFormat('en-US', { maximumFractionDigits: 2 });
@@ -15,14 +15,14 @@ function make(space, tag, attributes = {}, ...children) {
 const html = (tag, attributes, ...children) => make(XHTML, tag, attributes, ...children);
 const svg = (tag, attributes, ...children) => make(SVG, tag, attributes, ...children);
 
-/** Sets an attribute unless it has that value: a change costs far more than a look. */
+/** Sets an attribute unless it has that value: a change is far slower than a test. */
 function set(element, name, value) {
   if ((element.getAttribute(name) || '') !== value) element.setAttribute(name, value);
 }
 
 const percent = (part) => `${Math.round(part * 1e6) / 1e4}%`;
 
-/** A weight with its unit, as the drawing's titles have it. */
+/** A weight with its unit, as in the titles of the drawing. */
 function weight(value, { unit, scales }) {
   if (scales.length) {
     const [factor, name] = scales.find(([size]) => Math.abs(value) >= size) || scales.at(-1);
@@ -57,7 +57,7 @@ class Stage {
     this.drawn = [];
   }
 
-  /** Draws nodes that have places; rows count from the root's side. */
+  /** Draws nodes with positions; rows count from the root. */
   draw(nodes, rows, rootBelow) {
     this.rows = Array.from({ length: rows }, () => []);
     this.width = this.root.getBoundingClientRect().width;
@@ -73,7 +73,7 @@ class Stage {
     this.mark(null);
   }
 
-  /** Without boxes that end in the same pixel as the one before them; the others fill theirs. */
+  /** Drops boxes that end in the same pixel as the one before them. */
   #visible(nodes, rows) {
     const ends = new Float64Array(rows).fill(-1);
     return nodes.filter((node) => {
@@ -104,7 +104,7 @@ class Stage {
     set(el, 'aria-level', String(node.row + 1));
   }
 
-  /** Writes the names that have room. */
+  /** Writes the names that fit. */
   #label() {
     const { width } = this, labels = [];
     for (const node of this.drawn) {
@@ -112,7 +112,7 @@ class Stage {
       const room = Math.floor((node.w * width - 6) / CHAR);
       const name = node.name.length <= room ? node.name : `${node.name.slice(0, room - 1)}\u2026`;
       const text = svg('text', { x: 3, y: 13 }, name);
-      if (node.own) text.setAttribute('font-weight', 'bold');
+      if (node.ownCode) text.setAttribute('font-weight', 'bold');
       labels.push(svg('svg', {
         x: percent(node.x), y: node.y, width: percent(node.w), height: ROW,
       }, text));
@@ -120,22 +120,22 @@ class Stage {
     this.names.replaceChildren(...labels);
   }
 
-  /** Sets classes: callers of the zoomed box, boxes found, boxes not found. */
-  tint(found) {
+  /** Sets classes: callers of the zoomed box, matching boxes, other boxes. */
+  tint(test) {
     for (const node of this.drawn) {
-      const hit = found ? (found(node) ? 'hit' : 'miss') : '';
+      const hit = test ? (test(node) ? 'hit' : 'miss') : '';
       set(node.el, 'class', node.caller ? `caller ${hit}` : hit);
     }
   }
 
-  /** Puts the ring of the keyboard around a box. */
+  /** Draws the keyboard focus around a box. */
   mark(node) {
     this.ring.setAttribute('visibility', node ? 'visible' : 'hidden');
     if (!node) return;
     for (const name of ['x', 'y', 'width']) this.ring.setAttribute(name, node.el.getAttribute(name));
   }
 
-  /** The box one step away: by rows, the widest that touches; within a row, the next. */
+  /** The neighbouring box: in the next row the widest adjacent one; within a row the next. */
   neighbour(node, step, sideways) {
     const row = this.rows[node.row];
     if (sideways) return row[row.indexOf(node) + step];

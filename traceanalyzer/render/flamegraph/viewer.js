@@ -1,6 +1,6 @@
-// The controls around a drawing: header, keys, pointer, and the state kept in the address.
+// The controls of a drawing: header, keys, pointer, and the state in the address.
 
-const HINT = 'Click a frame to zoom. Keys: arrows and Enter, f focus, c callers, i turn, / search, '
+const HINT = 'Click a frame to zoom. Keys: arrows and Enter, f focus, c callers, i invert, / search, '
   + '0 reset.';
 const START = { view: '', of: -1, zoom: -1, find: '', exact: false, up: false };
 
@@ -20,7 +20,7 @@ class Viewer {
     this.restore();
   }
 
-  /** Takes the drawing's title out of a page, where it would pop up over everything. */
+  /** Removes the title of the drawing, which would be a tooltip everywhere. */
   #untitle() {
     const title = this.root.querySelector('title');
     this.root.removeAttribute('aria-labelledby');
@@ -30,7 +30,7 @@ class Viewer {
 
   // --- state ---------------------------------------------------------------------------------
 
-  /** Reads the state from the address; what makes no sense there is ignored. */
+  /** Reads the state from the address; invalid values are ignored. */
   restore() {
     const kept = new URLSearchParams(location.hash.slice(1)), get = (name) => kept.get(this.key + name);
     const id = (name) => (this.tree.nodes[Number(get(name) ?? -1)] ? Number(get(name)) : -1);
@@ -44,7 +44,7 @@ class Viewer {
     this.toRoot();
   }
 
-  /** Changes the state, keeps it in the address (a new entry of the history if asked) and draws. */
+  /** Changes the state, stores it in the address (as a new history entry by default) and draws. */
   go(change, entry = true) {
     this.state = { ...this.state, ...change };
     const { view, of, zoom, find, exact, up } = this.state;
@@ -60,7 +60,7 @@ class Viewer {
     try {
       history[entry ? 'pushState' : 'replaceState'](null, '', `#${kept}`);
     } catch {
-      // a page inside a sandbox has no address of its own: the state is not kept
+      // a sandboxed page has no address: the state is not stored
     }
     this.show();
   }
@@ -101,7 +101,7 @@ class Viewer {
     return { nodes: place(root, zoomed), rows: root.rows, zoomed };
   }
 
-  /** One function in the middle, what calls it above and what it calls below. */
+  /** One function in the middle, its callers above and its callees below. */
   #callers(of) {
     const { up, down } = this.#derived('callers', of);
     const [above, below] = this.tree.data.inverted ? [down, up] : [up, down];
@@ -122,22 +122,22 @@ class Viewer {
     return this.trees.get(key);
   }
 
-  /** Tints what the search finds; says the share of all samples, each counted once. */
+  /** Highlights matches; shows their share of all samples, each counted once. */
   search() {
     const { find, exact } = this.state;
-    let pattern = null, said = '';
+    let pattern = null, message = '';
     try {
       pattern = find ? new RegExp(find, exact ? 'u' : 'iu') : null;
     } catch (error) {
-      said = `not a regular expression: ${error.message.split(': ').at(-1)}`;
+      message = `not a regular expression: ${error.message.split(': ').at(-1)}`;
     }
     const test = (node) => pattern.test(`${node.name} ${node.place}`);
-    this.field.setAttribute('aria-invalid', Boolean(said));
+    this.field.setAttribute('aria-invalid', Boolean(message));
     if (pattern && this.tree.root) {
-      const total = outermost(this.tree.nodes, test).found.reduce((sum, { total }) => sum + total, 0);
-      said = `${share(total, this.tree.root.total)} of all matched`;
+      const total = outermost(this.tree.nodes, test).matches.reduce((sum, { total }) => sum + total, 0);
+      message = `${share(total, this.tree.root.total)} of all matched`;
     }
-    this.matched.textContent = said;
+    this.matched.textContent = message;
     this.stage.tint(pattern ? test : null);
   }
 
@@ -162,9 +162,9 @@ class Viewer {
   #head() {
     const text = (name) => this.root.querySelector(`.head .${name}`).textContent;
     const button = (label, title, act) => {
-      const made = html('button', { type: 'button', title }, label);
-      made.addEventListener('click', act);
-      return made;
+      const element = html('button', { type: 'button', title }, label);
+      element.addEventListener('click', act);
+      return element;
     };
     this.field = html('input', {
       type: 'search', placeholder: 'Search (regex)', 'aria-label': 'Search frames by a regular expression',
@@ -172,11 +172,11 @@ class Viewer {
     });
     this.matched = html('output', { class: 'matched', 'aria-live': 'polite' });
     this.buttons = {
-      exact: button('Aa', 'Tell upper from lower case', () => this.go({ exact: !this.state.exact })),
+      exact: button('Aa', 'Match case', () => this.go({ exact: !this.state.exact })),
       focus: button('Focus', 'Only stacks through the selected frame (f)', () => this.around('focus')),
       callers: button('Callers', 'Callers and callees of the selected frame (c)', () => this.around('callers')),
       up: button('Flame', 'Roots at the bottom (i)', () => this.turn()),
-      reset: button('Reset', 'Everything, nothing searched (0)', () => this.reset()),
+      reset: button('Reset', 'Reset zoom and search (0)', () => this.reset()),
     };
     const { exact, focus, callers, reset } = this.buttons;
     this.path = html('nav', { class: 'path', 'aria-label': 'Path to the zoomed frame' });
@@ -204,13 +204,13 @@ class Viewer {
     });
   }
 
-  /** The way from the root to the zoomed box, or what the view shows of one function. */
+  /** The path from the root to the zoomed box, or the function of the view. */
   #crumbs() {
     const { view, of } = this.state, crumbs = [];
     const crumb = (label, act) => {
-      const made = html('button', { type: 'button' }, label);
-      made.addEventListener('click', act);
-      crumbs.push(made);
+      const element = html('button', { type: 'button' }, label);
+      element.addEventListener('click', act);
+      crumbs.push(element);
     };
     if (view) {
       const name = this.tree.nodes[of].name;
@@ -226,7 +226,7 @@ class Viewer {
     this.path.scrollLeft = this.path.scrollWidth;
   }
 
-  /** Gives header, drawing and footer their places; the header stays in sight. */
+  /** Positions header, drawing and footer; the header stays visible. */
   fit() {
     const header = Math.ceil(this.bar.getBoundingClientRect().height);
     const stage = Number(this.stage.stage.getAttribute('height'));
@@ -251,8 +251,8 @@ class Viewer {
     const boxes = this.stage.boxes, node = (event) => this.stage.nodeOf.get(event.target);
     boxes.addEventListener('click', (event) => node(event) && this.enter(node(event)));
     boxes.addEventListener('dblclick', (event) => event.preventDefault());
-    boxes.addEventListener('pointermove', (event) => node(event) && this.#tell(node(event), event));
-    boxes.addEventListener('pointerleave', () => this.#tell(null));
+    boxes.addEventListener('pointermove', (event) => node(event) && this.#showTip(node(event), event));
+    boxes.addEventListener('pointerleave', () => this.#showTip(null));
     boxes.addEventListener('focusin', (event) => {
       if (!node(event)) return;
       this.selected = node(event);
@@ -271,8 +271,8 @@ class Viewer {
   }
 
   #key(event) {
-    const mine = this.root === document.documentElement || this.root.contains(event.target);
-    if (!mine || event.ctrlKey || event.metaKey || event.altKey || !this.tree.root) return;
+    const inside = this.root === document.documentElement || this.root.contains(event.target);
+    if (!inside || event.ctrlKey || event.metaKey || event.altKey || !this.tree.root) return;
     if (event.target === this.field) {
       if (event.key === 'Escape') this.reset();
       return;
@@ -292,7 +292,7 @@ class Viewer {
     acts[event.key]();
   }
 
-  /** What a click or Enter does: zooms; among callers, goes on to that function. */
+  /** Zooms into a box; in the view of callers, shows that function. */
   enter(node) {
     this.selected = node;
     if (this.state.view !== 'callers') this.zoom(node);
@@ -316,7 +316,7 @@ class Viewer {
     this.toRoot();
   }
 
-  /** Scrolls to the roots where they are below the window. */
+  /** Scrolls to the roots if they are below the window. */
   toRoot() {
     const below = this.stage.boxes.getBoundingClientRect().bottom - innerHeight;
     if (this.state.up && below > 0) scrollBy(0, below);
@@ -343,9 +343,9 @@ class Viewer {
     this.stop.setAttribute('tabindex', 0);
   }
 
-  /** Shows the tooltip beside the pointer, on the side that has room. */
-  #tell(node, event) {
-    this.tip.classList.toggle('shown', Boolean(node));
+  /** Shows the tooltip next to the pointer, on the side with room. */
+  #showTip(node, event) {
+    this.tip.classList.toggle('visible', Boolean(node));
     if (!node) return;
     const [name, ...rest] = this.describe(node);
     this.tip.replaceChildren(html('b', {}, name), ...rest.map((line) => html('div', {}, line)));

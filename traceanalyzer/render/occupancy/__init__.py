@@ -1,11 +1,11 @@
-"""What fills a memory over time, allocation by allocation: a page's figure and a plot.
+"""Memory over time by allocation: a figure for pages and a plot.
 
-In: :class:`traceanalyzer.result.Occupancy`. ``layout`` gives each allocation its place in the
-stack, ``labels`` the fills, ticks and sentences. ``drawing`` puts them on the axes of a plot. For a
-page there are a table that can be read without scripts and the data that the viewer (``memory.js``,
-``words.js``, ``stage.js``, ``segments.js``, ``viewer.js``) draws: columns of integers, each text
-and frame once, what grows along a column as differences, stacks as paths of one prefix tree. Only
-:mod:`traceanalyzer.render` imports this folder.
+In: :class:`traceanalyzer.result.Occupancy`. ``layout`` computes the position of each allocation in
+the stack, ``labels`` fills, ticks and sentences. ``drawing`` draws them on the axes of a plot. A
+page gets a table that is readable without scripts and the data for the viewer (``memory.js``,
+``format.js``, ``stage.js``, ``segments.js``, ``viewer.js``): columns of integers, each text and
+frame once, ascending columns as differences, stacks as paths of one prefix tree. Only
+:mod:`traceanalyzer.render` imports this package.
 """
 
 from collections.abc import Iterable
@@ -25,50 +25,55 @@ from traceanalyzer.units import format_bytes, format_frac, format_ns
 _ROWS, _CHARS = 20, 90
 _HEADS = (
     ("size", True),
-    ("of the peak", True),
+    ("share of peak", True),
     ("category", False),
-    ("there", False),
-    ("where", False),
+    ("lifetime", False),
+    ("code", False),
 )
 _TEXT_CHARS = 300
-_SEGMENTS, _BLOCKS = 1_000, 12_000  # what of the segments is sent, the largest first
+_SEGMENTS, _BLOCKS = 1_000, 12_000  # most segments and blocks in a page, largest first
 
-#: What draws in the page.
-VIEWER = pieces.Viewer(__name__, ("memory", "words", "stage", "segments", "viewer"))
+#: Script and style of the drawing.
+VIEWER = pieces.Viewer(__name__, ("memory", "format", "stage", "segments", "viewer"))
 
 
 def inline(occupancy: Occupancy, key: str) -> str:
-    """The figure for a page that holds the viewer's style and, at its end, its script.
+    """Return the figure for a page with the style and, at its end, the script of the viewer.
 
     Args:
-        occupancy: what to draw.
+        occupancy: the occupancy.
         key: prefix of its ids, unique on the page.
     """
     layout = lay_out(occupancy)
-    said = labels.coverage(occupancy, layout, np.arange(len(layout.size)))
+    every = np.arange(len(layout.size))
+    summary = f"{labels.summary(layout)} {labels.coverage(occupancy, layout, every)}"
     subtitle = f'<p class="soft">{escaped(occupancy.subtitle)}</p>\n' if occupancy.subtitle else ""
     content = (
         f'<h2 id="{key}-title">{escaped(occupancy.title)}</h2>\n{subtitle}'
-        f'<p class="soft" id="{key}-said">{escaped(f"{labels.summary(layout)} {said}")}</p>\n'
+        f'<p class="soft" id="{key}-summary">{escaped(summary)}</p>\n'
     )
     if len(layout.live):
         content += pieces.drawn(_outline(layout), pieces.pack(_data(occupancy, layout)))
     return pieces.figure("occupancy", key, content)
 
 
-# --- what is read without scripts --------------------------------------------------------------
+# --- content without scripts -------------------------------------------------------------------
 
 
 def _outline(layout: Layout) -> str:
-    """The 20 largest boxes at the peak, HTML; shown where no script folds it away."""
-    there = np.flatnonzero(layout.at_peak)
-    ranked = there[np.argsort(-layout.size[there], kind="stable")]
+    """Return the 20 largest boxes at the peak as HTML, which the viewer collapses."""
+    live = np.flatnonzero(layout.at_peak)
+    ranked = live[np.argsort(-layout.size[live], kind="stable")]
     at = int(np.searchsorted(layout.event, layout.peak_event, side="right")) - 1
     peak = int(layout.live[at]) if at >= 0 else 0
     rows = [_row(layout, int(box), peak) for box in ranked[:_ROWS]]
     if not rows:
-        return '<p class="soft">No allocation with a box of its own is there at the peak.</p>'
-    title = f"The {len(rows)} largest allocations at the peak" if len(rows) > 1 else "At the peak"
+        return '<p class="soft">No allocation with its own box is live at the peak.</p>'
+    title = (
+        f"The {len(rows)} largest allocations at the peak"
+        if len(rows) > 1
+        else "Allocation at the peak"
+    )
     left = len(ranked) - len(rows)
     more = f'<p class="soft">{left:,} smaller ones are not listed.</p>' if left else ""
     return (
@@ -92,7 +97,7 @@ def _row(layout: Layout, box: int, peak: int) -> list[str]:
 
 
 def _lifetime(layout: Layout, row: dict[str, Any]) -> str:
-    """From when to when, and how long, in time where it is known, else in events."""
+    """Return start and duration of an allocation, in time if known, else in events."""
     start, end, start_ns, end_ns = (row[key] for key in ("start", "end", "start_ns", "end_ns"))
     before, stays = start == 0, end >= layout.events
     if before and stays:
@@ -107,11 +112,11 @@ def _lifetime(layout: Layout, row: dict[str, Any]) -> str:
     return f"from {since} for {format_ns(end_ns - start_ns)}"
 
 
-# --- what the viewer draws ---------------------------------------------------------------------
+# --- data of the viewer ------------------------------------------------------------------------
 
 
 def _data(occupancy: Occupancy, layout: Layout) -> dict[str, Any]:
-    """All that the viewer needs, as JSON holds it."""
+    """Return the data that the viewer needs, for JSON."""
     texts = _Texts()
     kept = _kept(occupancy)
     short = labels.without_prefix(layout.spans)
@@ -141,23 +146,23 @@ def _data(occupancy: Occupancy, layout: Layout) -> dict[str, Any]:
         "fills": [labels.LIGHT, labels.DARK],
         "grey": labels.REST,
         "legend": labels.legend(layout, fills),
-        "texts": texts.shown,
+        "texts": texts.texts,
     }
 
 
 class _Texts:
-    """Texts made harmless, by number."""
+    """Escaped texts by index."""
 
     def __init__(self) -> None:
         self.known: dict[str | None, int] = {}
-        self.shown: list[str] = []
+        self.texts: list[str] = []
 
     def number(self, text: str | None) -> int:
         if text is None:
             return -1
         if text not in self.known:
-            self.known[text] = len(self.shown)
-            self.shown.append(shorten(visible(text), _TEXT_CHARS))
+            self.known[text] = len(self.texts)
+            self.texts.append(shorten(visible(text), _TEXT_CHARS))
         return self.known[text]
 
     def numbers(self, values: Iterable[str | None]) -> list[int]:
@@ -193,7 +198,7 @@ def _levels(layout: Layout) -> dict[str, list[Any]]:
 
 
 def _kept(occupancy: Occupancy) -> pl.DataFrame:
-    """The largest segments, and how many blocks each has."""
+    """Return the largest segments and the number of their blocks."""
     counts = occupancy.blocks.group_by("segment").agg(pl.len().alias("count"))
     segments = occupancy.segments.join(
         counts, left_on="id", right_on="segment", how="left", maintain_order="left"
@@ -232,7 +237,7 @@ def _blocks(blocks: pl.DataFrame, kept: pl.DataFrame, texts: _Texts) -> dict[str
 
 
 def _stacks(stacks: pl.DataFrame, used: set[int], texts: _Texts) -> dict[str, Any]:
-    """A prefix tree of frames, callers first, and the node at which each stack ends."""
+    """Return a prefix tree of frames, callers first, and the last node of each stack."""
     node_of: dict[tuple[int, int], int] = {}
     above: list[int] = []
     frames: list[int] = []

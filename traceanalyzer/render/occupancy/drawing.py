@@ -1,4 +1,4 @@
-"""An occupancy on the axes of a plot: the largest boxes, the rest in one band, steps below."""
+"""Plot of an occupancy: the largest boxes, the rest as one band, steps below."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from traceanalyzer.render.occupancy.layout import Floats, Ints, Layout, Stack
     from traceanalyzer.result import Occupancy
 
-#: Inches that a drawing is high.
+#: Height of a drawing in inches.
 HEIGHT = 5.2
 _BOXES = 400
-# Columns, and the share of the height from which a step is drawn; boxes only move down, so that few
-# steps are left in the end.
+# Columns, and the smallest step that is drawn as a share of the height, finest first; boxes only
+# move down, so the coarsest setting has few steps.
 _FINENESS = (
     *((1_000, 0.001), (700, 0.0015), (500, 0.002), (400, 0.003)),
     *((300, 0.005), (200, 0.01), (150, 0.02), (100, 0.04)),
 )
 _POINTS = 50_000  # corners of all boxes; an SVG of them stays below 2 MB
 _HEADROOM = 1.04
-_PLOT_CHARS = 110  # letters along the axis
-_COLUMNS = 1200  # as many as a picture has pixels; what is narrower cannot be seen
+_PLOT_CHARS = 110  # characters along the axis
+_COLUMNS = 1200  # pixels of a picture; narrower steps are not drawn
 _TITLE_CHARS, _LABEL_CHARS, _LABEL_ROWS = 72, 60, 3
 _RESERVED, _OOM, _PEAK = "#1f2328", "#cf222e", "#1f2328"
 _STRIPES = ("#e4e9ee", "#f0f3f6")
 
 
 def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
-    """Draws all of it into a part of a figure; gives the axes of the memory, not of the steps."""
+    """Draw an occupancy into a part of a figure; return the axes of the memory."""
     layout = lay_out(occupancy)
     title = "\n".join(textwrap.wrap(prose(occupancy.title), _TITLE_CHARS))
     place.suptitle(title, x=0.01, horizontalalignment="left")
@@ -73,16 +73,15 @@ def draw(occupancy: Occupancy, place: Figure | SubFigure) -> Axes:
 
 
 # --- the stack -------------------------------------------------------------------------------
-# All of it is drawn down to 0, the topmost first: what stands below covers it, and where steps are
-# left out no gap can open.
+# Each box is drawn down to 0, the topmost first: lower boxes cover it, omitted steps leave no gap.
 
 
 def _outlines(layout: Layout, chosen: Ints) -> tuple[Stack, list[list[Floats]]]:
-    """The stack, and the polygons of each box, as finely as a file of reasonable size allows."""
-    for count, seen in _FINENESS:
-        shown, edges = columns(layout, count)
-        drawn = stack(layout, chosen, shown, edges)
-        least = float(drawn.live.max()) * seen
+    """Return the stack and the polygons of each box, as fine as the file size allows."""
+    for count, step in _FINENESS:
+        levels, edges = columns(layout, count)
+        drawn = stack(layout, chosen, levels, edges)
+        least = float(drawn.live.max()) * step
         corners = [
             _polygons(edges, bottom + size, least)
             for bottom, size in zip(drawn.bottom, drawn.size, strict=True)
@@ -93,14 +92,14 @@ def _outlines(layout: Layout, chosen: Ints) -> tuple[Stack, list[list[Floats]]]:
 
 
 def _polygons(edges: Floats, top: Floats, least: float) -> list[Floats]:
-    """What lies below the top of one box, a piece for each time that it is there."""
-    there = np.flatnonzero(~np.isnan(top))
-    runs = np.split(there, np.flatnonzero(np.diff(there) > 1) + 1)
+    """Return the area below the top of one box, a polygon per interval of its life."""
+    live = np.flatnonzero(~np.isnan(top))
+    runs = np.split(live, np.flatnonzero(np.diff(live) > 1) + 1)
     return [_polygon(edges, top, run, least) for run in runs if len(run)]
 
 
 def _polygon(edges: Floats, top: Floats, run: Ints, least: float) -> Floats:
-    """Steps along the top and back along 0; a step that is smaller than ``least`` waits."""
+    """Return steps along the top and back along 0; steps below ``least`` are merged."""
     tops = top[run]
     kept = [0]
     for at in (np.flatnonzero(np.diff(tops)) + 1).tolist():
@@ -129,9 +128,10 @@ def _boxes(
 
 
 def _bands(ax: Axes, layout: Layout, chosen: Ints, drawn: Stack, fills: dict[str, int]) -> float:
-    """What is not drawn one by one, on top: a band for each category, and the grey one.
+    """Draw the other allocations on top: a band per category, and the grey one.
 
-    Gives the bytes of the grey band at the peak.
+    Returns:
+        The bytes of the grey band at the peak.
     """
     bands: list[tuple[Floats, int]] = []
     top = drawn.live - drawn.rest
@@ -139,9 +139,9 @@ def _bands(ax: Axes, layout: Layout, chosen: Ints, drawn: Stack, fills: dict[str
         smaller = np.setdiff1d(np.arange(len(layout.size)), chosen)
         shades = np.array([fills.get(name or "", -1) for name in layout.boxes["category"]])
         for fill in (-1, *fills.values()):
-            held = total(layout, smaller[shades[smaller] == fill], drawn.levels)
-            if held.any():
-                top = top + held
+            band = total(layout, smaller[shades[smaller] == fill], drawn.levels)
+            if band.any():
+                top = top + band
                 bands.append((top, labels.UNKNOWN if fill < 0 else fill + 1))
     if (drawn.live > top).any():
         bands.append((drawn.live, labels.REST))
@@ -150,19 +150,19 @@ def _bands(ax: Axes, layout: Layout, chosen: Ints, drawn: Stack, fills: dict[str
     return float((drawn.live - top)[int(np.argmax(drawn.live))])
 
 
-# --- around it -------------------------------------------------------------------------------
+# --- axes, marks, legend---------------------------------------------------------------------------
 
 
 def _axes(ax: Axes, lowest: Axes, layout: Layout) -> None:
-    """Round ticks; the names of the axes."""
+    """Set round ticks and the labels of the axes."""
     timed = layout.time is not None
     top = _top(layout)
     sizes = labels.byte_ticks(top)
     places = labels.ticks(layout.axis()[1], timed=timed)
-    ax.set_yticks([at for at, _ in sizes], [said for _, said in sizes])
+    ax.set_yticks([at for at, _ in sizes], [text for _, text in sizes])
     ax.set_ylim(0, top)
     ax.grid(visible=False, axis="x")
-    lowest.set_xticks([at for at, _ in places], [said for _, said in places])
+    lowest.set_xticks([at for at, _ in places], [text for _, text in places])
     lowest.set_xlim(0, layout.axis()[1])
     lowest.set_xlabel("time since the first event" if timed else "allocator event")
 
@@ -173,17 +173,17 @@ def _top(layout: Layout) -> float:
 
 
 def _marks(ax: Axes, layout: Layout) -> int:
-    """Lines at the peak and at failures, labels above the axes; gives the rows these take."""
+    """Draw lines at the peak and at failures, labels above the axes; return their rows."""
     end, timed = layout.axis()[1], layout.time is not None
     rows = [-1.0] * _LABEL_ROWS
-    seen: set[int] = set()  # columns that have a line
+    lines: set[int] = set()  # columns with a line
     for mark in layout.marks.iter_rows(named=True):
         at = (mark["time_ns"] or 0) if timed else mark["event"]
         shade, style = (_OOM, "-") if mark["kind"] == "oom" else (_PEAK, ":")
         column = round(at / end * _COLUMNS)
-        if column not in seen:
+        if column not in lines:
             ax.axvline(at, color=shade, linewidth=1, linestyle=style)
-        seen.add(column)
+        lines.add(column)
         label = shorten(prose(mark["label"]), _LABEL_CHARS)
         wide = len(label) / _PLOT_CHARS
         start = max(min(at / end, 1 - wide), 0.0)
@@ -204,7 +204,7 @@ def _marks(ax: Axes, layout: Layout) -> int:
 
 
 def _spans(ax: Axes, layout: Layout) -> None:
-    """Steps as stripes, named where there is room."""
+    """Draw steps as stripes with their names where they fit."""
     end, unit = layout.axis()[1], "" if layout.time is None else "_ns"
     ax.set_yticks([])
     ax.set_ylim(0, 1)
@@ -224,17 +224,17 @@ def _spans(ax: Axes, layout: Layout) -> None:
         if room < len(label):
             label = prose(shorter[number])
         if room >= min(len(label), 4) and since >= named:
-            said = shorten(label, max(room, 4))
-            ax.text((since + until) / 2, 0.45, said, ha="center", va="center", fontsize="small")
+            text = shorten(label, max(room, 4))
+            ax.text((since + until) / 2, 0.45, text, ha="center", va="center", fontsize="small")
             named = until
 
 
 def _legend(
     ax: Axes, place: Figure | SubFigure, drawn: Stack, named: list[tuple[str, int]], grey: float
 ) -> None:
-    """The colours, with what each holds at the peak."""
+    """Draw the colours with their bytes at the peak."""
     if grey:
-        named = [*named, (f"without a box {format_bytes(grey)}", labels.REST)]
+        named = [*named, (f"other allocations {format_bytes(grey)}", labels.REST)]
     entries: list[tuple[Line2D, str]] = []
     for text, fill in named:
         shade = labels.LIGHT[fill]
@@ -254,18 +254,18 @@ def legend(
     pad: float,
     where: str = "outside right upper",
 ) -> None:
-    """A legend, where there are entries, whose labels stand as they are.
+    """Draw a legend with literal labels, if there are entries.
 
     Args:
-        place: the figure, or the axes, that it belongs to.
-        entries: what is shown, and its label.
-        title: what stands above them.
-        pad: the room between both, in letters.
-        where: its place.
+        place: figure or axes of the legend.
+        entries: handles and labels.
+        title: title above the entries.
+        pad: space between handle and label, in characters.
+        where: location.
     """
     if not entries:
         return
-    made = place.legend(
+    drawn = place.legend(
         [handle for handle, _ in entries],
         ["-"] * len(entries),  # set below: matplotlib drops labels that start with "_"
         loc=where,
@@ -273,5 +273,5 @@ def legend(
         alignment="left",
         handletextpad=pad,
     )
-    for text, (_, label) in zip(made.get_texts(), entries, strict=True):
+    for text, (_, label) in zip(drawn.get_texts(), entries, strict=True):
         text.set_text(label)

@@ -1,4 +1,4 @@
-"""What both drawings of an occupancy call things, and the colours of their boxes.
+"""Names and colours of both drawings of an occupancy.
 
 A box has the colour of its category, or of its label where there are no categories. Nine hues in
 three tones, even in brightness (OKLCH: L .80, .755, .71; on dark .56, .515, .47).
@@ -32,17 +32,17 @@ _DARK = (
     "#687e40", "#5c7033", "#4f6326",
 )
 # fmt: on
-#: Numbers of the fills of what has no category, and of what has no box.
+#: Indices of the fills of boxes without category, and of allocations without box.
 UNKNOWN, REST = len(_LIGHT), len(_LIGHT) + 1
 
-#: The fills by number, on paper and on a dark screen.
+#: Fills by index, on a light and on a dark background.
 LIGHT = (*_LIGHT, "#b4bcc6", "#dde1e6")
 DARK = (*_DARK, "#66707c", "#3a4149")
 
 _TONES = 3
 _NOT_KNOWN = {"", "unknown", "none"}
 _HUES = len(_LIGHT) // _TONES
-# A start of the hash for which the usual categories differ: activations, gradients, inputs etc.
+# A seed of the hash for which the usual categories have different colours.
 _SEED = 519_183
 
 
@@ -50,82 +50,80 @@ _SEED = 519_183
 
 
 def summary(layout: Layout) -> str:
-    """The peak and what was reserved, in a sentence."""
+    """Return a sentence with the peak and the most reserved bytes."""
     if not len(layout.live):
-        return "There is nothing to draw."
+        return "Nothing to draw."
     at = max(int(np.searchsorted(layout.event, layout.peak_event, side="right")) - 1, 0)
-    told = f"At the peak {format_bytes(int(layout.live[at]))} are live"
+    peak = f"Peak: {format_bytes(int(layout.live[at]))} live"
     most = layout.reserved[~np.isnan(layout.reserved)]
     return (
-        f"{told}; at most {format_bytes(float(most.max()))} are reserved."
-        if len(most)
-        else f"{told}."
+        f"{peak}; at most {format_bytes(float(most.max()))} reserved." if len(most) else f"{peak}."
     )
 
 
 def coverage(occupancy: Occupancy, layout: Layout, chosen: Ints, *, bands: bool = False) -> str:
-    """Which allocations have a box of their own, how much that is, and where the others are.
+    """Return a sentence on the allocations with their own box, their share, and the others.
 
     Args:
-        occupancy: what is drawn.
+        occupancy: the occupancy.
         layout: its arrays.
-        chosen: the boxes that are drawn.
-        bands: the other boxes are drawn as a band for each category.
+        chosen: boxes that are drawn.
+        bands: the other boxes are drawn as one band per category.
     """
     count, boxes, rest = len(chosen), len(layout.size), bool(layout.rest.any())
     if not count:
-        return "No allocation is drawn by itself."
+        return "No allocation is drawn individually."
     if count == boxes and not rest:
-        return f"All {count:,} allocations are drawn one by one." if count > 1 else ""
+        return f"All {count:,} allocations are drawn individually." if count > 1 else ""
     whole = layout.area.sum()
     part = layout.area[chosen].sum() / whole if whole else 1.0
     share = format_frac(part * occupancy.boxed_frac)
     one = "The largest allocation is" if count == 1 else f"The {count:,} largest allocations are"
-    said = f"{one} drawn one by one: {share} of all bytes x events"
+    text = f"{one} drawn individually: {share} of all bytes x events"
     grey = "; the rest is the grey band" if rest or not bands else ""
     return (
-        f"{said}; smaller ones by category{grey}." if bands and count < boxes else f"{said}{grey}."
+        f"{text}; smaller ones by category{grey}." if bands and count < boxes else f"{text}{grey}."
     )
 
 
 def legend(
     layout: Layout, fills: dict[str, int], chosen: Ints | None = None
 ) -> list[tuple[str, int]]:
-    """Names and fills of the categories, or of the commonest labels, most bytes at peak first.
+    """Return names and fills of categories, or of the largest labels, by bytes at the peak.
 
     Args:
-        layout: what is drawn.
-        fills: of categories.
-        chosen: the boxes that are drawn one by one; without categories only they count, the others
-            being part of the rest. Default: all.
+        layout: the arrays of the occupancy.
+        fills: fills of categories.
+        chosen: boxes that are drawn individually; without categories only these count. Default:
+            all.
     """
-    boxes, there = layout.boxes, np.where(layout.at_peak, layout.size, 0)
+    boxes, at_peak = layout.boxes, np.where(layout.at_peak, layout.size, 0)
     if chosen is not None and not fills:
-        there[np.setdiff1d(np.arange(len(there)), chosen)] = 0
+        at_peak[np.setdiff1d(np.arange(len(at_peak)), chosen)] = 0
     if fills:
         names = [name or "no category" for name in boxes["category"].to_list()]
         shades = {name: fills[name] + 1 if name in fills else UNKNOWN for name in names}
     else:
         labels = boxes["label"].to_list()
-        names = [name or "not known" for name in labels]
+        names = [name or "unknown" for name in labels]
         shades = {n: box_fill(t, None, {}, 0) for n, t in zip(names, labels, strict=True)}
     sizes = pl.DataFrame(
-        {"name": names, "at_peak": there, "largest": layout.size},
+        {"name": names, "at_peak": at_peak, "largest": layout.size},
         schema_overrides={"name": pl.String},
     )
     sums = sizes.group_by("name").agg(pl.col("at_peak").sum(), pl.col("largest").max())
     ranked = sums.sort("at_peak", "largest", "name", descending=[True, True, False])
-    shown = ranked.filter(pl.col("at_peak") != 0)
-    if shown.is_empty():
-        shown = ranked.head(1)
+    entries = ranked.filter(pl.col("at_peak") != 0)
+    if entries.is_empty():
+        entries = ranked.head(1)
     return [
         (f"{shorten(prose(name), _NAME_CHARS)} {format_bytes(size)}", shades[name])
-        for name, size, _ in shown.head(_CATEGORIES if fills else _LABELS).iter_rows()
+        for name, size, _ in entries.head(_CATEGORIES if fills else _LABELS).iter_rows()
     ]
 
 
 def without_prefix(spans: pl.DataFrame) -> list[str]:
-    """The spans' labels without the beginning that all have: ``7`` of ``ProfilerStep#7``."""
+    """Return the labels of spans without their common prefix: ``7`` for ``ProfilerStep#7``."""
     labels = [label or "" for label in spans["label"].to_list()]
     if len(labels) < 2:
         return labels
@@ -139,7 +137,7 @@ def without_prefix(spans: pl.DataFrame) -> list[str]:
 
 
 def category_fills(names: Iterable[str]) -> dict[str, int]:
-    """The first fill of each category: by its name, so that drawings agree; the next if taken."""
+    """Return the first fill of each category by a hash of its name; the next one if taken."""
     hues: dict[str, int] = {}
     for name in sorted(set(names) - _NOT_KNOWN):
         hue = crc32(name.encode(), _SEED) % _HUES
@@ -152,7 +150,7 @@ def category_fills(names: Iterable[str]) -> dict[str, int]:
 def box_fill(
     label: str | None, category: str | None, categories: dict[str, int], place: int
 ) -> int:
-    """The fill of a box; neighbours (by ``place``) of one category differ a little in tone."""
+    """Return the fill of a box; neighbours (by ``place``) of one category differ in tone."""
     if categories:
         known = category in categories
         return categories[category or ""] + place % _TONES if known else UNKNOWN
@@ -160,13 +158,13 @@ def box_fill(
 
 
 def byte_ticks(top: float, most: int = 6) -> list[tuple[float, str]]:
-    """Sizes from 0 to ``top``, a power of two apart: round in binary units."""
+    """Return ticks from 0 to ``top``, a power of two apart."""
     step = 2.0 ** max(math.ceil(math.log2(max(top, 1) / most)), 0)
     return [(at * step, format_bytes(at * step)) for at in range(int(top / step) + 1)]
 
 
 def ticks(end: float, *, timed: bool, most: int = 12) -> list[tuple[float, str]]:
-    """Times or events from 0 to ``end``, 1, 2 or 5 of a power of ten apart."""
+    """Return ticks from 0 to ``end`` in times or events, 1, 2 or 5 times a power of ten apart."""
     rough = max(end / most, 1)
     power = 10.0 ** math.floor(math.log10(rough) + 1e-9)
     step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * (1 - 1e-9))

@@ -1,8 +1,8 @@
-"""Where allocations stand in the stack, level by level; no drawing library is known here.
+"""Positions of allocations in the stack at each level, independent of the drawing library.
 
-A box is there at a level if the level's event lies in its lifetime. Boxes stand on one another in
-the order of their start, what has no box stands on top of them all: so at every level the top of
-the stack is the sum of the boxes and the rest, whatever happens between two levels.
+A box is live at a level if the event of the level is in its lifetime. Boxes are stacked in the
+order of their start, allocations without a box on top: at every level the top of the stack is the
+sum of the boxes and the rest.
 """
 
 from dataclasses import dataclass
@@ -22,25 +22,24 @@ Floats = NDArray[np.float64]
 class Layout:
     """An occupancy as arrays, boxes by start and levels by event.
 
-    The times of boxes, marks and spans count from the first level, too; they are null where times
-    are not known.
+    The times of boxes, marks and spans also count from the first level; unknown times are null.
 
     Attributes:
         boxes: the boxes' rows in the order of the arrays.
         levels: the levels' rows in the order of the arrays.
-        marks: in the order in which they get room for their labels: the peak, then by event.
-        spans: by their start.
-        start: event from which a box is there.
-        end: event from which it is not.
+        marks: by priority of their labels: the peak, then by event.
+        spans: by start.
+        start: event at which a box is allocated.
+        end: event at which it is freed.
         size: bytes of each box.
         event: event of each level.
-        time: nanoseconds of each level since the first; None where times are not known.
+        time: nanoseconds of each level since the first; None if unknown.
         live: bytes of all allocations at each level.
         rest: bytes of those without a box.
-        reserved: bytes reserved, NaN where not known.
-        events: how many events there are.
-        peak_event: the event of the peak.
-        end_time: where the axis of times ends.
+        reserved: reserved bytes, NaN if unknown.
+        events: number of events.
+        peak_event: event of the peak.
+        end_time: end of the time axis.
     """
 
     boxes: pl.DataFrame
@@ -61,26 +60,26 @@ class Layout:
 
     @cached_property
     def first(self) -> Ints:
-        """The first level at which each box is there."""
+        """Return the first level at which each box is live."""
         return np.searchsorted(self.event, self.start, side="left").astype(np.int64)
 
     @cached_property
     def last(self) -> Ints:
-        """The first level at which each box is there no more."""
+        """Return the first level at which each box is freed."""
         return np.searchsorted(self.event, self.end, side="left").astype(np.int64)
 
     @property
     def at_peak(self) -> NDArray[np.bool_]:
-        """Which boxes are there at the peak."""
+        """Return which boxes are live at the peak."""
         return (self.start <= self.peak_event) & (self.end > self.peak_event)
 
     @property
     def area(self) -> Floats:
-        """Bytes x events of each box."""
+        """Return bytes x events of each box."""
         return self.size.astype(np.float64) * (self.end - self.start)
 
     def axis(self) -> tuple[Floats, float]:
-        """Where each level begins on the horizontal axis, in time if known, and where that ends."""
+        """Return the start of each level on the horizontal axis, and the end of the axis."""
         if self.time is None:
             return self.event.astype(np.float64), float(max(self.events, 1))
         return self.time, self.end_time
@@ -88,16 +87,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack in columns: a row a box, a column a stretch of the horizontal axis.
+    """The stack by columns: a row is a box, a column an interval of the horizontal axis.
 
     Attributes:
-        levels: the level that each column shows, -1 before the first.
-        edges: borders of the columns, one more than there are columns.
-        bottom: lower edge of each box in each column, NaN where it is not there.
+        levels: level of each column, -1 before the first.
+        edges: borders of the columns, one more than columns.
+        bottom: lower edge of each box in each column, NaN where it is not live.
         size: bytes of each box.
-        rest: bytes of what has no box here.
+        rest: bytes of allocations without a box.
         live: top of the stack.
-        reserved: bytes reserved, NaN where not known.
+        reserved: reserved bytes, NaN if unknown.
     """
 
     levels: Ints
@@ -110,7 +109,7 @@ class Stack:
 
 
 def lay_out(occupancy: Occupancy) -> Layout:
-    """The arrays of an occupancy."""
+    """Return the arrays of an occupancy."""
     levels = occupancy.levels.sort("event", maintain_order=True)
     boxes = occupancy.boxes.sort("start", maintain_order=True)
     live = _ints(levels["live_bytes"])
@@ -150,60 +149,62 @@ def lay_out(occupancy: Occupancy) -> Layout:
 
 
 def largest(layout: Layout, count: int) -> Ints:
-    """The boxes that weigh most in bytes x events, at most ``count``, in the order of the stack."""
+    """Return the ``count`` largest boxes by bytes x events, in the order of the stack."""
     heaviest = np.argsort(-layout.area, kind="stable")[:count]
     return np.sort(heaviest)
 
 
 def columns(layout: Layout, count: int) -> tuple[Ints, Floats]:
-    """The level that each of ``count`` columns shows, and the columns' borders.
+    """Return the level of each of ``count`` columns, and the borders of the columns.
 
-    A column shows its fullest moment, so that no peak is too short to be seen; -1 before the
+    A column has the level with the most live bytes, so that short peaks are visible; -1 before the
     first level.
     """
     x, end = layout.axis()
     edges = end * np.arange(count + 1) / count
-    held = np.searchsorted(x, edges[:-1], side="right") - 1
-    held = np.minimum(np.searchsorted(x, edges[:-1], side="left"), held)  # all that begin there
+    since = np.searchsorted(x, edges[:-1], side="right") - 1
+    since = np.minimum(np.searchsorted(x, edges[:-1], side="left"), since)  # all that start there
     until = np.searchsorted(x, edges[1:], side="left")
     until[-1] = len(x)
-    shown = held.astype(np.int64)
-    for column, (low, high) in enumerate(zip(held.tolist(), until.tolist(), strict=True)):
+    levels = since.astype(np.int64)
+    for column, (low, high) in enumerate(zip(since.tolist(), until.tolist(), strict=True)):
         low = max(low, 0)
         if high - low > 1:
-            shown[column] = low + int(np.argmax(layout.live[low:high]))
+            levels[column] = low + int(np.argmax(layout.live[low:high]))
         elif high > low:
-            shown[column] = low
-    return shown, edges
+            levels[column] = low
+    return levels, edges
 
 
 def stack(layout: Layout, chosen: Ints, levels: Ints, edges: Floats) -> Stack:
-    """The chosen boxes on one another at these levels; all others belong to the rest."""
-    there = _there(layout, chosen, levels)
+    """Stack the chosen boxes at these levels; all others belong to the rest."""
+    live = _is_live(layout, chosen, levels)
     size = layout.size[chosen]
-    heights = there * size[:, None]
+    heights = live * size[:, None]
     known = levels >= 0
     tops = np.cumsum(heights, axis=0, dtype=np.int64)
     boxed = total(layout, np.arange(len(layout.size)), levels)
-    own = heights.sum(axis=0).astype(np.float64)
-    rest = np.where(known, layout.rest[levels] if len(layout.rest) else 0, 0) + boxed - own
-    bottom = np.where(there, tops - heights, np.nan)
+    stacked = heights.sum(axis=0).astype(np.float64)
+    rest = np.where(known, layout.rest[levels] if len(layout.rest) else 0, 0) + boxed - stacked
+    bottom = np.where(live, tops - heights, np.nan)
     reserved = layout.reserved[levels] if len(layout.reserved) else np.full(len(levels), np.nan)
-    return Stack(levels, edges, bottom, size, rest, own + rest, np.where(known, reserved, np.nan))
+    return Stack(
+        levels, edges, bottom, size, rest, stacked + rest, np.where(known, reserved, np.nan)
+    )
 
 
 def total(layout: Layout, boxes: Ints, levels: Ints) -> Floats:
-    """Bytes of these boxes at these levels."""
-    there = _there(layout, boxes, levels).astype(np.float64)
-    summed: Floats = layout.size[boxes].astype(np.float64) @ there
+    """Return the bytes of these boxes at these levels."""
+    live = _is_live(layout, boxes, levels).astype(np.float64)
+    summed: Floats = layout.size[boxes].astype(np.float64) @ live
     return summed
 
 
-def _there(layout: Layout, boxes: Ints, levels: Ints) -> NDArray[np.bool_]:
-    """Which boxes (rows) are there at which levels (columns)."""
+def _is_live(layout: Layout, boxes: Ints, levels: Ints) -> NDArray[np.bool_]:
+    """Return which boxes (rows) are live at which levels (columns)."""
     since, until = layout.first[boxes, None], layout.last[boxes, None]
-    known: NDArray[np.bool_] = (since <= levels) & (levels < until) & (levels >= 0)
-    return known
+    live: NDArray[np.bool_] = (since <= levels) & (levels < until) & (levels >= 0)
+    return live
 
 
 def _ints(values: pl.Series) -> Ints:

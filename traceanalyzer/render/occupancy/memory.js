@@ -1,8 +1,8 @@
-// What is drawn, as typed arrays, and where it stands. Nothing is drawn here.
-// A level is a step of the curves; a box is there at a level if the level's event lies in its
-// lifetime. Boxes stand on one another in the order of their numbers, the rest on top of them.
+// The data as typed arrays, and positions in the stack. Nothing is drawn here.
+// A level is a step of the curves; a box is live at a level if the event of the level is in its
+// lifetime. Boxes are stacked in the order of their indices, the rest on top of them.
 
-/** Values that were sent as differences; what is not known becomes NaN. */
+/** Decodes values from differences; unknown ones become NaN. */
 function summed(differences) {
   const values = new Float64Array(differences.length);
   let last = 0;
@@ -13,7 +13,7 @@ function summed(differences) {
   return values;
 }
 
-/** The first place in sorted values that is not below a value. */
+/** The first index in sorted values that is not below a value. */
 function bisect(values, value) {
   let low = 0, high = values.length;
   while (low < high) {
@@ -78,7 +78,7 @@ class Memory {
     return this.data.span !== null;
   }
 
-  /** Where each level begins on the axis, and where the axis ends. */
+  /** The start of each level on the axis, and the end of the axis. */
   axis(timed) {
     return timed ? [this.time, this.data.span] : [this.event, Math.max(this.data.events, 1)];
   }
@@ -89,35 +89,35 @@ class Memory {
 
   /** The frames of a stack, the innermost first. */
   stack(number) {
-    const found = [];
+    const frames = [];
     for (let node = this.stackEnds.get(number) ?? -1; node >= 0; node = this.above[node]) {
-      found.push(this.text(this.frames[node]));
+      frames.push(this.text(this.frames[node]));
     }
-    return found;
+    return frames;
   }
 
-  /** The boxes that are there at a level, from the bottom; quicker given those of an earlier one. */
-  there(level, earlier = null, since = -1) {
-    const found = [];
+  /** The live boxes at a level, from the bottom; faster with those of an earlier level. */
+  liveAt(level, earlier = null, since = -1) {
+    const boxes = [];
     if (earlier && since <= level) {
-      for (const box of earlier) if (this.last[box] > level) found.push(box);
+      for (const box of earlier) if (this.last[box] > level) boxes.push(box);
     }
     const known = earlier && since <= level ? bisect(this.first, since + 1) : 0;
     for (let box = known; box < this.count && this.first[box] <= level; box++) {
-      if (this.last[box] > level) found.push(box);
+      if (this.last[box] > level) boxes.push(box);
     }
-    return found;
+    return boxes;
   }
 
   /** The stack at a level: each box with its lower and upper edge in bytes, -1 for the rest. */
   stackAt(level) {
     let base = 0;
-    const found = this.there(level).map((box) => [box, base, base += this.size[box]]);
-    if (this.rest[level] > 0) found.push([-1, base, base + this.rest[level]]);
-    return found;
+    const stack = this.liveAt(level).map((box) => [box, base, base += this.size[box]]);
+    if (this.rest[level] > 0) stack.push([-1, base, base + this.rest[level]]);
+    return stack;
   }
 
-  /** Which of them lies at a height in bytes; null above all. */
+  /** The box at a height in bytes; null above the stack. */
   at(level, height) {
     const hit = level >= 0 && height >= 0 && this.stackAt(level).find(([, , top]) => height < top);
     return hit ? hit[0] : null;
@@ -136,7 +136,7 @@ class Memory {
     return bottom;
   }
 
-  /** Which boxes and blocks have a text in their frames, label or category. */
+  /** Boxes and blocks with a text in their frames, label or category. */
   find(text) {
     const wanted = text.toLowerCase();
     const texts = this.data.texts.map((one) => one.toLowerCase().includes(wanted));
@@ -148,16 +148,16 @@ class Memory {
       texts[number] || nodes[this.stackEnds.get(stack[at])] || (category && texts[category[at]]),
     ));
     const boxes = hit(this.data.boxes).map((one, box) => one && this.size[box] >= this.least);
-    const atPeak = this.there(this.peak).filter((box) => boxes[box]);
+    const atPeak = this.liveAt(this.peak).filter((box) => boxes[box]);
     return {
       boxes, blocks: hit(this.data.blocks), count: boxes.filter(Boolean).length,
       bytes: atPeak.reduce((sum, box) => sum + this.size[box], 0),
     };
   }
 
-  /** The level each column shows: its fullest moment; -1 before the first. */
+  /** The level of each column: the one with the most live bytes; -1 before the first. */
   columns([from, to], width, timed) {
-    const [x] = this.axis(timed), shown = new Int32Array(width);
+    const [x] = this.axis(timed), levels = new Int32Array(width);
     const edge = (column) => from + (to - from) * column / width;
     let next = bisect(x, from);
     for (let column = 0; column < width; column++) {
@@ -166,8 +166,8 @@ class Memory {
       for (; next < x.length && (x[next] < end || (column === width - 1 && x[next] === to)); next++) {
         if (best < 0 || this.live[next] > this.live[best]) best = next;
       }
-      shown[column] = best;
+      levels[column] = best;
     }
-    return shown;
+    return levels;
   }
 }

@@ -1,4 +1,4 @@
-// What is reserved at the peak: segment after segment, all to one scale, going on in the next row.
+// The reserved segments at the peak, to one scale, in rows.
 
 const STRIP = 18, BETWEEN = 5, APART = 3, ROWS = 10;
 
@@ -14,11 +14,11 @@ class Segments {
       if (!blocks.live[block]) this.free[this.blocks.segment[block]] += size;
     });
     this.found = null;
-    this.canvas = html('canvas', { role: 'img', 'aria-label': `Segments at the peak: ${this.said()}` });
+    this.canvas = html('canvas', { role: 'img', 'aria-label': `Segments at the peak: ${this.summary()}` });
   }
 
-  /** All segments in a sentence. */
-  said() {
+  /** A summary of all segments. */
+  summary() {
     const [count, total, live, holes, largest] = this.memory.data.segments.all;
     const more = count > this.count ? ` The ${GROUPED.format(this.count)} largest are drawn.` : '';
     const free = total - live;
@@ -26,7 +26,7 @@ class Segments {
       + `${bytes(free)} free (${percent(free, total)}) in ${GROUPED.format(holes)} holes, the largest ${bytes(largest)}.${more}`;
   }
 
-  /** Gives every segment its pieces: the largest first, or those with most free bytes. */
+  /** Divides segments into pieces per row: largest first, or those with most free bytes. */
   #lay(fragmented) {
     const weight = fragmented ? this.free : this.memory.data.segments.size;
     const order = Array.from({ length: this.count }, (_, segment) => segment);
@@ -77,7 +77,7 @@ class Segments {
     }
   }
 
-  /** The block of a segment at an offset; the first one after it where there is none. */
+  /** The block of a segment at an offset, else the next one. */
   #block(segment, offset) {
     let block = this.from[segment];
     while (this.blocks.segment[block] === segment
@@ -85,7 +85,7 @@ class Segments {
     return block;
   }
 
-  /** What lies under a pointer: a segment and a block, -1 where it has none there. */
+  /** The segment and the block under a pointer; the block is -1 where there is none. */
   locate(event) {
     const box = this.canvas.getBoundingClientRect(), scale = this.width / box.width;
     const x = (event.clientX - box.left) * scale, y = (event.clientY - box.top) * scale;
@@ -97,16 +97,16 @@ class Segments {
     return { segment: piece.segment, block: inside ? block : -1 };
   }
 
-  /** What is told of it: a title, facts and frames. */
+  /** Title, facts and frames of a segment or block. */
   describe({ segment, block }) {
     const { segments } = this.memory.data, total = segments.size[segment];
     const live = block >= 0 && this.blocks.live[block];
     const facts = [
       ['segment', [segments.address[segment], this.memory.text(segments.label[segment])].filter(Boolean).join(', ')],
-      ['of it free', `${bytes(this.free[segment])} of ${bytes(total)} (${percent(this.free[segment], total)})`],
+      ['free', `${bytes(this.free[segment])} of ${bytes(total)} (${percent(this.free[segment], total)})`],
     ];
     if (block < 0) return { title: `${bytes(total)} segment`, facts, frames: [] };
-    facts.unshift(['where', this.memory.text(this.blocks.label[block])]);
+    facts.unshift(['code', this.memory.text(this.blocks.label[block])]);
     return {
       title: `${bytes(this.blocks.size[block])} ${live ? 'live' : 'free'}`,
       facts, frames: this.memory.stack(this.blocks.stack[block]),

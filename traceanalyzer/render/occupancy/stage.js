@@ -1,8 +1,8 @@
-// The picture: the stack painted column by column on a canvas, axes and lines as SVG around it.
+// The picture: the stack painted by columns on a canvas, axes and lines as SVG.
 
 const LEFT = 74, RIGHT = 14, ROW = 17, AXIS = 24, STRIPE = 20, TICK_WIDTH = 110, LETTER = 6.6;
-const TALL = 3, WIDE = 4; // pixels from which an edge is drawn between boxes
-const FADED = [0.82, 0.72], EDGE = [0.5, 0.32]; // how much of the paper is mixed in, light and dark
+const TALL = 3, WIDE = 4; // smallest height and width of boxes with edges, in pixels
+const FADED = [0.82, 0.72], EDGE = [0.5, 0.32]; // share of the background colour, light and dark
 
 class Stage {
   constructor(memory) {
@@ -17,7 +17,7 @@ class Stage {
     this.fitted = false;
   }
 
-  /** Takes the width there is, and gives every part its place. */
+  /** Adapts to a width and positions every part. */
   fit(width) {
     const marks = Math.min(this.memory.data.marks.length, 3);
     this.head = 8 + marks * ROW;
@@ -34,10 +34,10 @@ class Stage {
     });
   }
 
-  /** Draws a stretch of the axis. */
+  /** Draws an interval of the axis. */
   draw(view, timed, dark) {
     Object.assign(this, { view, timed });
-    this.shown = this.memory.columns(view, this.width, timed);
+    this.levels = this.memory.columns(view, this.width, timed);
     this.#scale();
     this.#paint(dark);
     this.#axes();
@@ -46,14 +46,14 @@ class Stage {
 
   // --- places --------------------------------------------------------------------------------
 
-  /** The sizes along the vertical axis: from 0 to the highest, or what changes in sight. */
+  /** The range of the vertical axis: from 0 to the highest, or of the visible changes. */
   #scale() {
     const { live, top } = this.memory;
     this.floor = 0;
     this.ceiling = top * 1.04 || 1;
     if (this.fitted) {
       let low = Infinity, high = 0;
-      for (const level of this.shown) {
+      for (const level of this.levels) {
         if (level < 0) continue;
         low = Math.min(low, live[level]);
         high = Math.max(high, live[level]);
@@ -73,7 +73,7 @@ class Stage {
     return Math.min(Math.max(y, this.head), this.head + this.height);
   }
 
-  /** Where a pointer is: the place on the axis, the level shown there, the height in bytes. */
+  /** The position of a pointer: value on the axis, level, height in bytes. */
   locate(event) {
     const box = this.canvas.getBoundingClientRect();
     const across = (event.clientX - box.left) / box.width, up = (box.bottom - event.clientY) / box.height;
@@ -81,31 +81,31 @@ class Stage {
     const inside = across >= 0 && across < 1 && up >= 0 && up < 1;
     return {
       value: this.view[0] + across * (this.view[1] - this.view[0]),
-      level: this.shown[column], height: this.floor + up * this.height / this.scale, inside,
+      level: this.levels[column], height: this.floor + up * this.height / this.scale, inside,
     };
   }
 
   // --- the stack -----------------------------------------------------------------------------
 
-  /** Paints runs of columns that show the same level. */
+  /** Paints runs of columns with the same level. */
   #paint(dark) {
     const ratio = Math.min(devicePixelRatio || 1, 2), { memory } = this;
     const width = Math.round(this.width * ratio), height = Math.round(this.height * ratio);
-    const shown = ratio === 1 ? this.shown : memory.columns(this.view, width, this.timed);
+    const levels = ratio === 1 ? this.levels : memory.columns(this.view, width, this.timed);
     this.canvas.width = width;
     this.canvas.height = height;
     const context = this.canvas.getContext('2d', { willReadFrequently: true }), image = context.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer), inks = this.#inks(dark);
     let column = new Uint32Array(height), owners = new Int32Array(height).fill(-2), before = owners.slice();
-    let there = null, since = -1;
+    let live = null, since = -1;
     for (let from = 0, to; from < width; from = to) {
-      const level = shown[from];
-      for (to = from + 1; to < width && shown[to] === level;) to++;
+      const level = levels[from];
+      for (to = from + 1; to < width && levels[to] === level;) to++;
       if (level < 0) continue;
-      there = memory.there(level, there, since);
+      live = memory.liveAt(level, live, since);
       since = level;
       [owners, before] = [before, owners];
-      this.#column(level, there, inks, column, owners, this.scale * ratio);
+      this.#column(level, live, inks, column, owners, this.scale * ratio);
       for (let y = 0; y < height; y++) {
         if (!column[y]) continue;
         if (to - from === 1) pixels[y * width + from] = column[y]; // most runs of a dense picture
@@ -118,8 +118,8 @@ class Stage {
     context.putImageData(image, 0, 0);
   }
 
-  /** One column of pixels, from the bottom, and who owns each, -2 where that is too flat for an edge. */
-  #column(level, there, inks, column, owners, scale) {
+  /** One column of pixels from the bottom, and the box of each, -2 where too flat for an edge. */
+  #column(level, live, inks, column, owners, scale) {
     const height = column.length;
     let base = -this.floor, y = 0;
     const put = (owner, size) => {
@@ -133,13 +133,13 @@ class Stage {
       }
       y = end;
     };
-    for (const box of there) put(box, this.memory.size[box]);
+    for (const box of live) put(box, this.memory.size[box]);
     put(-1, this.memory.rest[level]);
     column.fill(0, 0, height - y);
     owners.fill(-2, 0, height - y);
   }
 
-  /** Whether something is searched that this is not. */
+  /** Whether a search is active that this box does not match. */
   #fades(owner) {
     return Boolean(this.faded) && !this.faded[owner];
   }
@@ -170,16 +170,16 @@ class Stage {
     const most = Math.max(Math.floor(this.width / TICK_WIDTH), 2), ticks = roundTicks(this.view, most);
     const step = ticks.length > 1 ? ticks[1] - ticks[0] : this.view[1] - this.view[0];
     for (const value of ticks) {
-      const x = this.x(value), said = place(value, step, this.timed);
-      const anchor = x + said.length * 3.5 > right + RIGHT ? 'end' : 'middle';
+      const x = this.x(value), text = place(value, step, this.timed);
+      const anchor = x + text.length * 3.5 > right + RIGHT ? 'end' : 'middle';
       parts.push(svg('path', { class: 'tick', d: `M${x.toFixed(1)} ${foot}v5` }));
-      parts.push(svg('text', { x: anchor === 'end' ? right + RIGHT : x, y: foot + 17, 'text-anchor': anchor }, said));
+      parts.push(svg('text', { x: anchor === 'end' ? right + RIGHT : x, y: foot + 17, 'text-anchor': anchor }, text));
     }
     parts.push(svg('text', { x: LEFT - 8, y: foot + 17, 'text-anchor': 'end', class: 'unit' }, this.timed ? 'time' : 'event'));
     this.below.replaceChildren(...parts, ...this.#spans(foot + AXIS));
   }
 
-  /** Steps as stripes below the axis, in two tones, named where there is room. */
+  /** Steps as stripes below the axis, in two tones, with names where they fit. */
   #spans(top) {
     const parts = [], at = this.timed ? [2, 3] : [0, 1];
     let named = -Infinity;
@@ -192,8 +192,8 @@ class Stage {
       const room = Math.floor((to - from - 6) / LETTER), middle = (from + to) / 2;
       const whole = this.memory.text(span[4]), label = whole.length <= room ? whole : this.memory.text(span[5]);
       if (room < Math.min(label.length, 4) || from < named) return;
-      const said = label.length <= room ? label : `${label.slice(0, room - 1)}\u2026`;
-      parts.push(svg('text', { x: middle, y: top + 14, 'text-anchor': 'middle' }, said));
+      const text = label.length <= room ? label : `${label.slice(0, room - 1)}\u2026`;
+      parts.push(svg('text', { x: middle, y: top + 14, 'text-anchor': 'middle' }, text));
       named = to;
     });
     return parts;
@@ -209,10 +209,10 @@ class Stage {
     );
   }
 
-  /** A curve as steps, one a column at most. */
+  /** A curve as steps, at most one per column. */
   #steps(values) {
     let path = '', last = NaN;
-    this.shown.forEach((level, column) => {
+    this.levels.forEach((level, column) => {
       const value = level < 0 || values[level] > this.ceiling ? NaN : values[level], x = LEFT + column;
       if (Object.is(value, last)) return;
       const y = this.y(value).toFixed(1);
@@ -223,7 +223,7 @@ class Stage {
     return Number.isNaN(last) ? path : `${path}H${LEFT + this.width}`;
   }
 
-  /** Peak and failures: a line each, and labels in rows that do not overlap. */
+  /** Lines at the peak and at failures, and labels in rows that do not overlap. */
   #marks() {
     const rows = [-Infinity, -Infinity, -Infinity], lines = [], labels = [], right = LEFT + this.width;
     const base = this.head + this.height;
@@ -237,12 +237,12 @@ class Stage {
       lines.push(svg('path', { class: `mark ${sort}`, d: `M${x.toFixed(1)} ${from}V${base}` }));
       if (row < 0) continue;
       rows[row] = start + wide;
-      labels.push(svg('text', { x: start, y, class: `said ${sort}` }, label));
+      labels.push(svg('text', { x: start, y, class: `label ${sort}` }, label));
     }
     return [...lines, ...labels];
   }
 
-  /** Shows the stretch that a drag has chosen so far; nothing where it has no width. */
+  /** Highlights the interval selected by a drag. */
   select(one, other) {
     const from = Math.max(this.x(Math.min(one, other)), LEFT);
     const to = Math.min(this.x(Math.max(one, other)), LEFT + this.width);
@@ -250,14 +250,14 @@ class Stage {
     fill(this.brush, { x: from, y: this.head, width: Math.max(to - from, 0), height: this.height }, []);
   }
 
-  /** Puts a ring around a box, over all of its life that is seen. */
+  /** Outlines a box over the visible part of its life. */
   mark(box) {
     this.ring.setAttribute('d', box === null || box < 0 ? '' : this.#outline(box));
   }
 
   #outline(box) {
     const bottom = this.memory.bottoms(box), from = this.memory.first[box], tops = [], feet = [];
-    this.shown.forEach((level, column) => {
+    this.levels.forEach((level, column) => {
       const base = bottom[level - from];
       if (base === undefined || level < from) return;
       const x = LEFT + column, low = this.y(base).toFixed(1), high = this.y(base + this.memory.size[box]).toFixed(1);

@@ -1,10 +1,10 @@
-// The controls around a figure: tools, pointer, keys, and what is told of an allocation.
+// The controls of a figure: tools, pointer, keys, and the details of an allocation.
 
-const KEYS = 'Wheel or drag to zoom, shift and drag to move, double click for all; click to keep an '
-  + 'allocation in sight. Keys: + \u2212 0 zoom, \u2190 \u2192 move, \u2191 \u2193 next allocation, f fit height, / search.';
-const CLOSEST = 4; // events, or nanoseconds, that a view holds at least
+const KEYS = 'Wheel or drag to zoom, shift and drag to move, double click to reset; click to pin an '
+  + 'allocation. Keys: + \u2212 0 zoom, \u2190 \u2192 move, \u2191 \u2193 next allocation, f fit height, / search.';
+const CLOSEST = 4; // smallest span of a view in events or nanoseconds
 const MOVED = 4; // pixels that turn a click into a drag
-const FRAMES = 12; // shown of a block's stack
+const FRAMES = 12; // most frames of the stack of a block
 
 class Viewer {
   constructor(root) {
@@ -28,9 +28,9 @@ class Viewer {
 
   #build() {
     const button = (label, title, act) => {
-      const made = html('button', { type: 'button', title }, label);
-      made.addEventListener('click', act);
-      return made;
+      const element = html('button', { type: 'button', title }, label);
+      element.addEventListener('click', act);
+      return element;
     };
     this.field = html('input', {
       type: 'search', placeholder: 'Search stacks', 'aria-label': 'Search the stacks of allocations',
@@ -39,12 +39,12 @@ class Viewer {
     this.matched = html('output', { class: 'matched', 'aria-live': 'polite' });
     this.least = html('input', {
       type: 'range', min: 0, max: Math.ceil(Math.log2(this.memory.largest + 1)), value: 0, step: 1,
-      'aria-label': 'Smallest allocation that is drawn',
+      'aria-label': 'Minimum size of drawn allocations',
     });
     this.sized = html('output', { class: 'sized', 'aria-live': 'polite' });
-    this.byTime = button('Time', 'Real time along the axis', () => this.turn(true));
-    this.byEvent = button('Events', 'Allocator events along the axis, evenly', () => this.turn(false));
-    this.byHeight = button('Fit height', 'Only what changes in sight (f)', () => this.fitHeight());
+    this.byTime = button('Time', 'Time on the axis', () => this.turn(true));
+    this.byEvent = button('Events', 'Allocator events on the axis', () => this.turn(false));
+    this.byHeight = button('Fit height', 'Fit the vertical axis to the visible part (f)', () => this.fitHeight());
     const tools = html('div', { class: 'tools', role: 'group', 'aria-label': 'Memory over time' },
       html('span', { class: 'find' }, this.field), this.matched,
       html('label', { class: 'least' }, 'Min size', this.least), this.sized,
@@ -52,21 +52,21 @@ class Viewer {
       html('span', { class: 'pair' },
         button('\u2212', 'Zoom out (\u2212)', () => this.zoom(2)),
         button('+', 'Zoom in (+)', () => this.zoom(0.5))),
-      this.byHeight, button('Reset', 'Everything (0)', () => this.reset()));
+      this.byHeight, button('Reset', 'Reset zoom (0)', () => this.reset()));
     this.stage.element.setAttribute('tabindex', '0');
     this.stage.element.setAttribute('role', 'group');
     this.stage.element.setAttribute('aria-label', `Allocations over time, stacked. ${KEYS}`);
-    this.told = html('div', { class: 'told', 'aria-live': 'polite', tabindex: '0', role: 'region', 'aria-label': 'Allocation' });
+    this.details = html('div', { class: 'details', 'aria-live': 'polite', tabindex: '0', role: 'region', 'aria-label': 'Allocation' });
     this.tip = html('div', { class: 'tip', 'aria-hidden': 'true' });
     this.drawn = this.root.querySelector('.drawn');
     this.drawn.replaceChildren(this.#keys(), tools, this.stage.element,
-      html('p', { class: 'soft hint' }, KEYS), this.told,
+      html('p', { class: 'soft hint' }, KEYS), this.details,
       ...(this.segments ? this.#map(button) : []), this.tip);
-    this.tell(null);
+    this.showDetails(null);
     this.keepLarge();
   }
 
-  /** Draws allocations of the slider's size or more: 0 is all, n is 2^n bytes. */
+  /** Draws allocations of at least the size of the slider: 0 is all, n is 2^n bytes. */
   keepLarge() {
     const { memory } = this, power = Number(this.least.value), size = power ? 2 ** power : 0;
     memory.keep(size);
@@ -84,7 +84,7 @@ class Viewer {
     };
     const { legend, grey } = this.memory.data, rest = this.memory.rest;
     const entries = legend.map(([name, color]) => key('fill', name, color));
-    if (rest.some(Boolean)) entries.push(key('fill', `without a box ${bytes(rest[this.memory.peak])}`, grey));
+    if (rest.some(Boolean)) entries.push(key('fill', `other allocations ${bytes(rest[this.memory.peak])}`, grey));
     if (this.memory.reserved.some((size) => size >= 0)) entries.push(key('line', 'reserved'));
     return html('p', { class: 'keys' }, html('span', { class: 'soft' }, 'At the peak:'), ...entries);
   }
@@ -94,7 +94,7 @@ class Viewer {
     this.holes = button('Most free first', 'Segments by free bytes', () => this.order(true));
     return [
       html('h3', {}, 'Segments at the peak'),
-      html('p', { class: 'soft' }, this.segments.said()),
+      html('p', { class: 'soft' }, this.segments.summary()),
       html('div', { class: 'tools' }, html('span', { class: 'pair' }, this.largest, this.holes),
         html('span', { class: 'keys' }, ...[[0, 'live'], [this.memory.data.grey, 'free']].map(([color, text]) => html('span', {},
           svg('svg', { width: 13, height: 12, 'aria-hidden': 'true' }, svg('rect', { width: 13, height: 12, 'data-fill': color })), text)))),
@@ -104,7 +104,7 @@ class Viewer {
 
   // --- drawing -------------------------------------------------------------------------------
 
-  /** Takes the width there is and draws all of it. */
+  /** Adapts to the available width and draws everything. */
   fit() {
     this.width = this.drawn.getBoundingClientRect().width;
     this.stage.fit(this.width);
@@ -141,7 +141,7 @@ class Viewer {
     return [0, this.memory.axis(this.timed)[1]];
   }
 
-  /** Shows a stretch of the axis, as much of it as there is. */
+  /** Shows an interval of the axis, limited to its range. */
   look(from, to) {
     const end = this.#whole()[1], wide = Math.min(Math.max(to - from, Math.min(CLOSEST, end)), end);
     const start = Math.min(Math.max((from + to - wide) / 2, 0), end - wide);
@@ -149,7 +149,7 @@ class Viewer {
     this.later();
   }
 
-  /** Zooms by a factor around a place, the middle unless told. */
+  /** Zooms by a factor around a position, by default the middle. */
   zoom(factor, around = (this.view[0] + this.view[1]) / 2) {
     this.look(around + (this.view[0] - around) * factor, around + (this.view[1] - around) * factor);
   }
@@ -165,7 +165,7 @@ class Viewer {
     this.look(...this.#whole());
   }
 
-  /** Time or events along the axis, the same stretch in sight. */
+  /** Switches between time and events on the axis; the visible interval stays the same. */
   turn(timed) {
     if (timed === this.timed) return;
     const [from, end] = this.memory.axis(this.timed), [to, last] = this.memory.axis(timed);
@@ -192,24 +192,24 @@ class Viewer {
     const text = this.field.value.trim();
     this.found = text ? this.memory.find(text) : null;
     this.stage.faded = this.found && this.found.boxes;
-    const { count, bytes: held } = this.found || {}, peak = this.memory.live[this.memory.peak];
+    const { count, bytes: matching } = this.found || {}, peak = this.memory.live[this.memory.peak];
     this.matched.textContent = this.found
-      ? `${GROUPED.format(count)} found: ${bytes(held)} at the peak (${percent(held, peak)})` : '';
+      ? `${GROUPED.format(count)} found: ${bytes(matching)} at the peak (${percent(matching, peak)})` : '';
     this.later();
     this.showMap();
   }
 
-  // --- what is told --------------------------------------------------------------------------
+  // --- details -------------------------------------------------------------------------------
 
   describe(box) {
-    if (box < 0) return { title: 'Allocations without a box', facts: [['now', 'the sum of all that are not drawn one by one']], frames: null };
+    if (box < 0) return { title: 'Other allocations', facts: [['now', 'the sum of all allocations without their own box']], frames: null };
     const { memory } = this, { boxes } = memory.data;
     return {
       title: bytes(memory.size[box]),
       facts: [
         ['category', memory.text(boxes.category[box])],
-        ['there', this.lifetime(box)],
-        ['where', memory.text(boxes.label[box])],
+        ['lifetime', this.lifetime(box)],
+        ['code', memory.text(boxes.label[box])],
       ],
       frames: memory.stack(boxes.stack[box]),
     };
@@ -227,32 +227,32 @@ class Viewer {
     return `from ${from} to ${to}, ${Number.isNaN(lasting) ? events(end - start) : time(lasting)}`;
   }
 
-  /** The largest box at the peak, none where there is none. */
+  /** The largest box at the peak, -1 without one. */
   #largest() {
     const { size, peak } = this.memory;
-    return this.memory.there(peak).reduce((best, box) => (best < 0 || size[box] > size[best] ? box : best), -1);
+    return this.memory.liveAt(peak).reduce((best, box) => (best < 0 || size[box] > size[best] ? box : best), -1);
   }
 
-  /** Fills the panel; with the largest allocation where nothing is pointed at. */
-  tell(what) {
+  /** Fills the panel of details, by default with the largest allocation. */
+  showDetails(what) {
     if (!what) {
       const box = this.#largest();
-      what = box < 0 ? { title: 'Nothing is drawn one by one', facts: [], frames: null } : this.describe(box);
+      what = box < 0 ? { title: 'No individual allocations', facts: [], frames: null } : this.describe(box);
       if (box >= 0) what.title = `${what.title}, the largest at the peak`;
     }
     const rows = what.facts.filter(([, value]) => value)
       .map(([name, value]) => html('div', {}, html('dt', {}, name), html('dd', {}, value)));
     const frames = (what.frames ?? []).map((frame) => html('li', {}, frame));
-    this.told.replaceChildren(
+    this.details.replaceChildren(
       html('div', { class: 'facts' }, html('h3', {}, what.title), html('dl', {}, ...rows)),
       frames.length ? html('ol', { 'aria-label': 'Stack, the innermost frame first' }, ...frames)
         : html('p', { class: 'soft' }, what.frames ? 'No stack was recorded.' : ''),
     );
-    this.told.scrollTop = 0;
+    this.details.scrollTop = 0;
   }
 
   #hint(what, event) {
-    this.tip.classList.toggle('shown', Boolean(what));
+    this.tip.classList.toggle('visible', Boolean(what));
     if (!what) return;
     const rows = [html('b', {}, what.title), ...what.facts.filter(([, value]) => value).map(([, value]) => html('div', {}, value))];
     this.tip.replaceChildren(...rows);
@@ -265,26 +265,26 @@ class Viewer {
   hover(box, event) {
     if (box !== this.hovered) {
       this.hovered = box;
-      if (this.pinned === null) this.tell(box === null ? null : this.describe(box));
+      if (this.pinned === null) this.showDetails(box === null ? null : this.describe(box));
       this.stage.mark(this.pinned ?? box);
     }
     this.#hint(box === null ? null : this.describe(box), event);
   }
 
-  /** Keeps a box in sight until it is clicked again. */
+  /** Pins a box until it is clicked again. */
   pin(box) {
     this.pinned = box === this.pinned ? null : box;
     this.root.classList.toggle('pinned', this.pinned !== null);
-    this.tell(this.pinned === null ? null : this.describe(this.pinned));
+    this.showDetails(this.pinned === null ? null : this.describe(this.pinned));
     this.stage.mark(this.pinned);
   }
 
-  /** The next box above (1) or below (-1) the pinned one; the largest at the peak to begin with. */
+  /** Pins the next box above (1) or below (-1); first the largest at the peak. */
   step(by) {
     const { memory } = this, level = this.pinned >= 0 && this.pinned !== null
       ? Math.min(Math.max(memory.peak, memory.first[this.pinned]), memory.last[this.pinned] - 1) : memory.peak;
-    const there = memory.there(level);
-    const next = this.pinned === null ? this.#largest() : there[there.indexOf(this.pinned) + by];
+    const live = memory.liveAt(level);
+    const next = this.pinned === null ? this.#largest() : live[live.indexOf(this.pinned) + by];
     if (next >= 0 && next !== this.pinned) this.pin(next);
   }
 
@@ -329,11 +329,11 @@ class Viewer {
     this.showMap(dark);
   }
 
-  /** A description whose frames are among its lines, as there is no panel for blocks. */
+  /** A description with frames as facts, as blocks have no panel. */
   #short({ title, facts, frames }) {
     const left = frames.length - FRAMES;
-    const shown = frames.slice(0, FRAMES).map((frame) => ['', frame]);
-    return { title, facts: [...facts, ...shown, ['', left > 0 ? `\u2026 ${left} more frames` : '']] };
+    const first = frames.slice(0, FRAMES).map((frame) => ['', frame]);
+    return { title, facts: [...facts, ...first, ['', left > 0 ? `\u2026 ${left} more frames` : '']] };
   }
 
   #press(event) {
@@ -373,7 +373,7 @@ class Viewer {
     this.stage.select(0, 0);
   }
 
-  /** Zooms around the pointer; leaves the wheel to the page where all is in sight already. */
+  /** Zooms around the pointer; at full view the wheel scrolls the page. */
   #wheel(event) {
     const { value, inside } = this.stage.locate(event), [from, to] = this.view;
     const whole = from <= 0 && to >= this.#whole()[1];

@@ -1,9 +1,9 @@
-"""A report as one self-contained page: findings first, then each answer with its drawings.
+"""Report as one self-contained page: findings first, then each result with its drawings.
 
-In: :class:`traceanalyzer.result.Report`. ``report.css`` lays the page out; ``sort.js`` sorts
-tables, ``report.js`` marks where one is in the list of contents and opens what is folded before
-printing. Without scripts everything can be read. Only :mod:`traceanalyzer.render` imports this
-folder.
+In: :class:`traceanalyzer.result.Report`. ``report.css`` is the layout; ``sort.js`` sorts tables,
+``report.js`` highlights the current section in the list of contents and expands everything before
+printing. The page is readable without scripts. Only :mod:`traceanalyzer.render` imports this
+package.
 """
 
 from collections import Counter
@@ -13,16 +13,16 @@ from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import cells
 from traceanalyzer.result import Fact, Report, Section
 
-#: What draws in the page.
+#: Script and style of the page.
 VIEWER = Viewer(__name__, ("sort", "report"), sheet="report")
 
 
 def page(report: Report, *, top: int | None = 50) -> str:
-    """The whole page.
+    """Return the page.
 
     Args:
-        report: what to show.
-        top: rows shown of each table; None shows all.
+        report: the report.
+        top: rows per table; None means all.
     """
     results = [report.told, *(section.result for section in report.sections)]
     viewers: list[Viewer] = [*html.viewers_of(results), VIEWER]
@@ -50,14 +50,14 @@ def page(report: Report, *, top: int | None = 50) -> str:
 
 
 def _contents(report: Report) -> str:
-    """The list of contents, with how many findings rest on each answer."""
-    found = Counter(one.analysis for one in report.diagnosis)
-    own = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
-    others = [(one.key, one.short, found[one.key]) for one in report.sections]
+    """Return the list of contents with the number of findings of each analysis."""
+    findings = Counter(one.analysis for one in report.diagnosis)
+    first = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
+    others = [(one.key, one.short, findings[one.key]) for one in report.sections]
     items = "".join(
         f'<li><a href="#{key}">{escaped(short)}</a>'
         f"{f' <span class=count>{n}</span>' if n else ''}</li>"
-        for key, short, n in (*own, *others, ("commands", "Commands", 0))
+        for key, short, n in (*first, *others, ("commands", "Commands", 0))
     )
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
@@ -72,21 +72,21 @@ def _facts(facts: tuple[Fact, ...]) -> str:
 
 
 def _section(section: Section, top: int | None) -> str:
-    """One answer: what it says, what it draws, its tables; details are folded."""
+    """Return a section: verdict, drawings, tables; detail tables are collapsed."""
     result, key = section.result, section.key
-    shown = [table for table in result.tables_shown if not table.detail]
-    folded = [table for table in result.tables_shown if table.detail]
+    tables = [table for table in result.visible_tables if not table.detail]
+    details = [table for table in result.visible_tables if table.detail]
     lines = [
         f'<section id="{key}" aria-labelledby="{key}-h">',
         f'<h2 id="{key}-h">{escaped(result.title)}</h2>',
         f'<p class="verdict">{escaped(result.verdict)}</p>',
         f'<p class="soft"><code>{escaped(section.command)}</code></p>',
         *html.drawings(result, f"{key}-"),
-        *(html.table(table, top, heading="h3") for table in shown),
+        *(html.table(table, top, heading="h3") for table in tables),
         *(
             f"<details><summary>{escaped(table.title)}</summary>"
             f"{html.table(table, top, heading='h3')}</details>"
-            for table in folded
+            for table in details
         ),
         html.notes(result, heading="h3"),
         "</section>",
@@ -95,10 +95,10 @@ def _section(section: Section, top: int | None) -> str:
 
 
 def _commands(report: Report) -> str:
-    """What gives each part again."""
+    """Return the list of commands that reproduce each part."""
     commands = [report.command, *(section.command for section in report.sections)]
     items = "".join(f"<li><code>{escaped(command)}</code></li>" for command in commands)
     return (
         '<section id="commands" aria-labelledby="commands-h"><h2 id="commands-h">Commands</h2>'
-        f"<p>Each part of this page, with more rows and options:</p><ul>{items}</ul></section>"
+        f"<p>Commands for each part, with more rows and options:</p><ul>{items}</ul></section>"
     )

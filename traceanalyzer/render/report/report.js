@@ -1,8 +1,8 @@
-// The page around the viewers: sortable tables, where one is, everything open on paper.
+// The report page: sortable tables, current section, everything expanded for printing.
 
 for (const table of document.querySelectorAll('.report .scroll table')) sortable(table);
 
-/** Marks the entry of the section that is being read. */
+/** Highlights the current section in the list of contents. */
 function follow() {
   const links = new Map(
     [...document.querySelectorAll('.report nav a')].map((link) => [link.hash.slice(1), link]),

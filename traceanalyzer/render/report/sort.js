@@ -1,23 +1,23 @@
-// Tables that a click on a heading sorts: numbers by size, with their units, all else as text.
+// Tables sorted by a click on a heading: numbers with units by size, everything else as text.
 
 const UNITS = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 const NUMBER = /^(-?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: (B|[KMGT]iB))?$/;
 
-/** What a cell is sorted by: a number, a text, or null for an empty one. */
+/** The sort key of a cell: a number, a text, or null for an empty one. */
 function keyOf(text) {
-  const found = NUMBER.exec(text);
-  if (found) return Number(found[1].replaceAll(',', '')) * (UNITS[found[2]] ?? 1);
+  const match = NUMBER.exec(text);
+  if (match) return Number(match[1].replaceAll(',', '')) * (UNITS[match[2]] ?? 1);
   return text === '' ? null : text;
 }
 
-/** Numbers before texts, the smaller first; texts with numbers in them by those. */
+/** Numbers before texts, smaller ones first; texts by the numbers in them. */
 function compare(one, other) {
   if (typeof one === 'number' && typeof other === 'number') return one - other;
   if (typeof one !== typeof other) return typeof one === 'number' ? -1 : 1;
   return one.localeCompare(other, undefined, { numeric: true });
 }
 
-/** The rows of a table by a column; empty cells stay last, equal ones as they were. */
+/** The rows of a table by a column; empty cells stay last; the sort is stable. */
 function sortRows(table, column, descending) {
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => [keyOf(row.cells[column].textContent), row]);
@@ -39,7 +39,7 @@ function sortable(table) {
     head.setAttribute('aria-sort', 'none');
     button.addEventListener('click', () => {
       const now = head.getAttribute('aria-sort');
-      // what is largest is asked for first
+      // largest numbers first
       const first = head.classList.contains('number') ? 'descending' : 'ascending';
       const second = first === 'ascending' ? 'descending' : 'ascending';
       const next = now === first ? second : first;

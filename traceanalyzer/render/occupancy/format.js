@@ -1,4 +1,4 @@
-// Elements, and numbers as people read them.
+// Elements, and formatting of numbers.
 
 const SVG = 'http://www.w3.org/2000/svg', GROUPED = new Intl.NumberFormat('en');
 const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
@@ -27,21 +27,21 @@ function time(ns) {
 const events = (count) => `${GROUPED.format(count)} event${count === 1 ? '' : 's'}`;
 const percent = (part, whole) => `${(100 * (whole ? part / whole : 0)).toFixed(1)} %`;
 
-/** Sizes from one to another, a power of two apart. */
+/** Ticks between two sizes, a power of two apart. */
 function byteTicks(from, to, most) {
   const step = 2 ** Math.max(Math.ceil(Math.log2(Math.max(to - from, 1) / most)), 0);
   const first = Math.ceil(from / step);
   return Array.from({ length: Math.floor(to / step) - first + 1 }, (_, at) => (first + at) * step);
 }
 
-/** A size on an axis whose ticks are a step apart, in the unit that tells them apart. */
+/** The label of a tick, in a unit in which ticks a step apart differ. */
 function byteTick(size, step) {
   const unit = Math.max(Math.floor(Math.log2(step * 8) / 10), 0);
   if (size < 1024 ** (unit + 1)) return bytes(size);
   return `${GROUPED.format(size / 1024 ** unit)} ${SIZES[unit]}`;
 }
 
-/** Places from one to another, 1, 2 or 5 of a power of ten apart. */
+/** Ticks between two values, 1, 2 or 5 times a power of ten apart. */
 function roundTicks([from, to], most) {
   const rough = Math.max((to - from) / most, 1), power = 10 ** Math.floor(Math.log10(rough) + 1e-9);
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
@@ -49,7 +49,7 @@ function roundTicks([from, to], most) {
   return Array.from({ length: Math.max(count, 0) }, (_, at) => (first + at) * step);
 }
 
-/** A place on the axis, as exact as its neighbours are far. */
+/** A position on the axis, with the decimals that its step needs. */
 function place(x, step, timed) {
   if (!timed) return GROUPED.format(Math.round(x));
   if (!x) return '0';
