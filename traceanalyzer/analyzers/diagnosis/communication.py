@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     only_step,
 )
 from traceanalyzer.analyzers.diagnosis.rule import (
-    IDLE_RULES,
+    DELAY_RULES,
     Answers,
     Measured,
     explained_by,
@@ -66,7 +66,7 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
     by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
     others = time.windows.filter(pl.col("rank") != rank)
     share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
-    explained = explained_by(waits.filter(pl.col("cause").is_in(list(IDLE_RULES))), total)
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
     left = 1 - sum(explained.values())
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason = straggling.reason(answers, rank, by_cause)

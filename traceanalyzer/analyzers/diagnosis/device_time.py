@@ -1,7 +1,8 @@
 """What took the devices' time: each lost moment belongs to one root cause.
 
-Time is lost where a device is idle, and where communication runs without compute. Idle time belongs
-to its cause (see ``gpu_idle``). Exposed communication is divided in this order:
+Time is lost where a device is idle, where communication runs without compute, and where copies run
+without either. Idle time belongs to its cause (see ``gpu_idle``). Exposed communication is divided
+in this order:
 
 - wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
   wait time of main threads, where collectives run on the host);
@@ -10,8 +11,9 @@ to its cause (see ``gpu_idle``). Exposed communication is divided in this order:
 - what it took beyond a quarter of its link's bandwidth belongs to the link;
 - the rest is communication that nothing overlaps.
 
-So the times of all causes add up to the idle time and the exposed communication of all devices. The
-time of a cause is the most that removing it can gain: on another rank the time may be lost anew.
+So the times of all causes add up to the idle time, exposed communication and exposed copies of all
+devices. The time of a cause is the most that removing it can gain: on another rank the time may be
+lost anew.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +37,7 @@ DEVICE = ("path", "rank", "device")
 #: communication that is slow or that nothing overlaps.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
 UNEXPLAINED = "unexplained"
-EXPOSED = causes.EXPOSED
+EXPOSED, COPIES = causes.EXPOSED, causes.COPIES
 
 #: Time in which collectives run and nothing else does, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)

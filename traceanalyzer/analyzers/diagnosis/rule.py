@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis.device_time import (
+    COPIES,
     LINK,
     OUTLIER,
     SLOW,
@@ -173,9 +174,11 @@ IDLE_RULES = {
     causes.HOST_CODE: "host-code",
     causes.UNKNOWN: "unknown-idleness",
 }
+#: The rule of each cause that delays a rank, without its work.
+DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
 #: The rule of each cause of lost time; a straggler's work has that of the straggler.
 RULE_OF = {
-    **IDLE_RULES,
+    **DELAY_RULES,
     SLOW: "slow-collectives",
     OUTLIER: "collective-outliers",
     LINK: "slow-link",

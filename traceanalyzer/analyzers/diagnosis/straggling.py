@@ -30,6 +30,8 @@ def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
 def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """The main reason in a few words, for the title; empty where it is not known."""
     cause = _main(by_cause)
+    if cause == causes.COPIES:
+        return "it copies longer while no kernel runs"
     if cause in causes.WAITING:
         return f"it is idle, {causes.WAITING[cause]}"
     found = _difference(answers, rank, by_cause)
@@ -49,6 +51,8 @@ def why(by_cause: Mapping[str, int]) -> Iterator[str]:
 def _name(cause: str) -> str:
     if cause == WORK:
         return "longer or more work"
+    if cause == causes.COPIES:
+        return "copies"
     return causes.NAMES.get(cause, "not explained")
 
 

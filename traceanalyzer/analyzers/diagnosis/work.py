@@ -36,7 +36,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     whole = int(each["duration_ns"].sum())
     usual = pl.col("duration_ns").median().over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
-    longer = each.with_columns(over=over.clip(0)).sort("over", descending=True)
+    longer = _by_own_time(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())
     if not cost or not whole:
         return
@@ -60,6 +60,15 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=_growth(answers),
     )
+
+
+def _by_own_time(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """The slowest steps first, without their wait time for other ranks."""
+    keys = ["path", "rank", "step"]
+    waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
+    known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    own = pl.col("over") - pl.col("waited").fill_null(0)
+    return known.sort(own, "over", descending=True, maintain_order=True).drop("waited")
 
 
 def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
@@ -214,7 +223,7 @@ def _between_steps(answers: Answers) -> Iterator[str]:
     for cause, ns in time.outside.head(1).iter_rows():
         if ns:
             share = format_frac(ns / whole)
-            yield f"{share} of the idle time outside steps is {causes.WAITING[cause]}."
+            yield f"{share} of the time lost outside steps is {causes.LOSING[cause]}."
     inside = pl.coalesce("own_code", "python", "host_event")
     gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
     gaps = gaps.drop_nulls("inside")

@@ -41,7 +41,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         step, kind, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of
-        nested slices of about one duration one is kept.
+        nested slices of about one duration one is kept. Python functions count on the threads that
+        mark steps: others wait for work most of the time.
     """
     each = steps.select("step", "start", "end").unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
@@ -51,8 +52,12 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=_SCHEMA)
     long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
     slices = trace.events.filter(pl.col("kind").is_in(_KINDS), long).select(
-        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+        "ts", "dur", "tid", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
     )
+    marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
+    if marking.len():
+        elsewhere = ~pl.col("tid").is_in(marking.implode())
+        slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices.select("ts"), each)["interval"]
     of_step = slices.with_columns(step=each["step"].gather(number)).drop_nulls("step")
     of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
@@ -73,13 +78,17 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
-    """Of slices of a step that take about as long one, the longest first."""
+    """Of slices of a step that take about as long one, the longest first.
+
+    Of one kind that which takes the least share in other steps, then the longest.
+    """
     order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
-    ranked = rows.with_columns(order=order).sort(
-        "total_ns", "step", "name", descending=[True, False, False]
-    )
+    usual = (pl.col("usual").fill_null(0) / pl.col("total_ns")).round(2)
+    ranked = rows.with_columns(order=order, usual=usual)
     group = (pl.col("total_ns").log() / -math.log(1 - _NESTED_FRAC)).floor()
-    by_order = ranked.sort("order", maintain_order=True)
+    by_order = ranked.sort(
+        "order", "usual", "total_ns", "step", "name", descending=[False, False, True, False, False]
+    )
     one = by_order.group_by("step", group.alias("length"), maintain_order=True)
     return one.first().sort("total_ns", "step", "name", descending=[True, False, False])
 
