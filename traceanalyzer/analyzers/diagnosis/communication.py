@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     EXPOSED,
     LINK,
     OUTLIER,
+    REPEATED,
     SLOW,
     intervals_of,
     only_rank,
@@ -31,6 +32,8 @@ from traceanalyzer.analyzers.diagnosis.rule import (
     explained_by,
     rule,
 )
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -129,6 +132,36 @@ def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
             total_ns=total,
             intervals=intervals_of(waits),
         )
+
+
+@rule(
+    "comm_outliers",
+    "gradients are reduced in every micro-batch, although only the last of a step needs it",
+    "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
+    {"info": 0.02, "warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle", "kernels"),
+)
+def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    kernels = answers.get("kernels")
+    claimed = _claimed(answers, REPEATED)
+    if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
+        return
+    losses, total, size = claimed
+    passes = kernels.training.filter(purpose=PURPOSE_REPEATED)["call"].max()
+    yield Measured(
+        size=size,
+        title=f"Gradients are reduced {passes} times per optimizer step, once for each micro-batch "
+        f"that accumulates gradients: all but the last cost {format_frac(size)} of "
+        f"{answers.time.of} ({answers.time.text(total)}).",
+        evidence=(
+            f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
+        ),
+        advice="Run all micro-batches of a step but the last within model.no_sync() of "
+        "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
+        "accumulate_grad_batches).",
+        total_ns=total,
+        intervals=intervals_of(losses),
+    )
 
 
 @rule(
@@ -262,7 +295,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         return
     rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
     waits = time.losses.filter("waited")
-    slow = time.losses.filter(pl.col("cause").is_in((SLOW, OUTLIER, LINK)))
+    slow = time.losses.filter(pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK)))
     total = int(rest["lost_ns"].sum())
     whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
     if not whole:
@@ -333,6 +366,6 @@ def _at(step: str | None) -> str:
 
 
 RULES = (
-    _late_rank, _pipeline_bubble, _slow_collectives, _collective_outliers, _slow_link,
-    _nearly_full_memory, _exposed_communication,
+    _late_rank, _pipeline_bubble, _repeated_reduction, _slow_collectives, _collective_outliers,
+    _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

@@ -263,6 +263,14 @@ def _synchronising(answers: Answers) -> Iterator[str]:
             f"Most of it is at {worst['call']}{f' in {where}' if where else ''}, "
             f"{worst['n']:,} {'time' if worst['n'] == 1 else 'times'}."
         )
+        losses = answers.time.of_cause(causes.SYNCHRONISATION)
+        idle = int(losses.filter(~pl.col("waited"))["lost_ns"].sum())
+        if 2 * result.synchronising_idle_ns < idle:
+            share = format_frac(1 - result.synchronising_idle_ns / idle)
+            yield (
+                f"{share} of it comes after such a call, in other host code before the next "
+                "launch: without the call that would run beside the device's work."
+            )
 
 
 def _launching(answers: Answers) -> Iterator[str]:

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     COPIES,
     LINK,
     OUTLIER,
+    REPEATED,
     SLOW,
     DeviceTime,
     device_time,
@@ -19,6 +20,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 from traceanalyzer.analyzers.diagnosis.program import Program, program
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 
 
@@ -41,10 +43,11 @@ class Answers:
     @cached_property
     def time(self) -> DeviceTime:
         """The lost time of all devices by root cause."""
-        idle, comm = self.get("gpu_idle"), self.get("comm_outliers")
+        idle, comm, kernels = map(self.get, ("gpu_idle", "comm_outliers", "kernels"))
         return device_time(
             idle if isinstance(idle, GpuIdle) else None,
             comm if isinstance(comm, CommOutliers) else None,
+            kernels.training if isinstance(kernels, Kernels) else None,
         )
 
     @cached_property
@@ -179,6 +182,7 @@ DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
 #: The rule of each cause of lost time; a straggler's work has that of the straggler.
 RULE_OF = {
     **DELAY_RULES,
+    REPEATED: "repeated-reduction",
     SLOW: "slow-collectives",
     OUTLIER: "collective-outliers",
     LINK: "slow-link",

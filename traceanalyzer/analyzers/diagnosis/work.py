@@ -6,7 +6,12 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.diagnosis import memory
-from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, Difference, compare
+from traceanalyzer.analyzers.diagnosis.kernel_times import (
+    MORE_KERNELS,
+    SLOW_GPU,
+    Difference,
+    compare,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, explained_by, rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -96,10 +101,12 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
         only = only.filter(*same, pl.col("step") == worst["step"])
     kernels = _kernels_in(answers, worst)
     code = only.filter(pl.col("kind").is_in(_CODE)) if only.height else only
-    if kernels and (kernels.why == SLOW_GPU or not code.height):
-        return kernels.text, kernels.advice("this GPU in those steps", "equal work in every step")
     rows = (code if code.height else only).head(_NAMED).iter_rows(named=True)
     each = ", ".join(f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows)
+    if kernels and (kernels.why == SLOW_GPU or not code.height):
+        host = f"; on the host {each}" if each and kernels.why == MORE_KERNELS else ""
+        advice = kernels.advice("this GPU in those steps", "equal work in every step")
+        return f"{kernels.text}{host}", advice
     return f"{each} in slow steps only" if each else "", look
 
 
@@ -187,7 +194,7 @@ _STALL = 3
     "steps",
     "time passes between steps: evaluation, logging, checkpoints",
     "time between steps as a share of the time from the first to the last",
-    {"info": 0.05, "warning": 0.15, "critical": 0.4},
+    {"info": 0.05, "warning": 0.15, "critical": 0.3},
 )
 def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = result.ranks.drop_nulls("between_frac").sort(

@@ -66,6 +66,8 @@ class Kernels(Result):
             ``path``, ``device``, ``step`` (in which it was launched, null where it was in none),
             ``kernel``, ``blocks`` (of its grid, null where not recorded), ``n``, ``total_ns``.
             None but in a diagnosis or report.
+        training: device work by its purpose in training: rank, path and the columns of
+            :func:`~.training.training`; None but in a diagnosis or report.
         beginnings: first device work whose launch calls were not read.
     """
 
@@ -85,6 +87,7 @@ class Kernels(Result):
     groups: pl.DataFrame | None
     devices: pl.DataFrame
     by_step: pl.DataFrame | None
+    training: pl.DataFrame | None = None
     beginnings: tuple[Beginning, ...] = ()
 
     @property
