@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     OUTLIER,
     REPEATED,
     SLOW,
+    WORK,
     intervals_of,
     only_rank,
     only_step,
@@ -110,6 +111,40 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
 
 @rule(
     "comm_outliers",
+    "ranks wait for another straggler from step to step, because their work differs",
+    "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
+    "time, where no steps are marked), where no rank is a straggler in most steps",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle", "kernels"),
+)
+def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    waits = time.of_cause(WORK)
+    stragglers = [one for one in _late_rank.function(result, answers) if one.size >= WARN_FRAC]
+    total = int(waits["lost_ns"].sum())
+    if not total or stragglers or pipeline.is_balanced(time):
+        return
+    sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
+    top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
+    each = ", ".join(
+        f"rank {rank}{_at(step)} ({format_ns(ns)} in total)" for step, rank, ns in top.iter_rows()
+    )
+    yield Measured(
+        size=time.frac(total),
+        title="Work is unequal between ranks, and another rank has the most in other steps: for "
+        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}) ranks wait for one "
+        "with longer or more work.",
+        evidence=(f"Most of it is wait time for {each}.",),
+        advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
+        "of tokens per rank), equal numbers of layers or experts.",
+        total_ns=total,
+        confidence="medium",
+        intervals=intervals_of(waits),
+    )
+
+
+@rule(
+    "comm_outliers",
     "pipeline stages wait for each other although they have equal work",
     "exposed wait time in sends and receives as a share of step time (of the recorded time, where "
     "no steps are marked)",
@@ -147,7 +182,8 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
         return
     losses, total, size = claimed
-    passes = kernels.training.filter(purpose=PURPOSE_REPEATED)["call"].max()
+    rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
+    passes = rows.select(pl.col("call").max()).item()
     yield Measured(
         size=size,
         title=f"Gradients are reduced {passes} times per optimizer step, once for each micro-batch "
@@ -366,6 +402,6 @@ def _at(step: str | None) -> str:
 
 
 RULES = (
-    _late_rank, _pipeline_bubble, _repeated_reduction, _slow_collectives, _collective_outliers,
-    _slow_link, _nearly_full_memory, _exposed_communication,
+    _late_rank, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

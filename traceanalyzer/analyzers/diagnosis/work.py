@@ -58,7 +58,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         size=cost / whole,
         title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
         f"median step{f': {reason}' if reason else ''}.",
-        evidence=(slowest, *_other_slow(longer, worst)),
+        evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
         total_ns=cost,
@@ -95,19 +95,29 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
         "See what the slow steps spend their time on that others do not: traceanalyzer steps and "
         "gpu-idle --by step show it."
     )
-    only = pl.DataFrame() if result.only_slow is None else result.only_slow
-    if only.height:
-        same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-        only = only.filter(*same, pl.col("step") == worst["step"])
     kernels = _kernels_in(answers, worst)
-    code = only.filter(pl.col("kind").is_in(_CODE)) if only.height else only
-    rows = (code if code.height else only).head(_NAMED).iter_rows(named=True)
-    each = ", ".join(f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows)
-    if kernels and (kernels.why == SLOW_GPU or not code.height):
+    rows = _only_in(result, worst)
+    is_code = rows.height > 0 and rows["kind"][0] in _CODE
+    each = ", ".join(map(_with_time, rows.head(_NAMED).iter_rows(named=True)))
+    if kernels and (kernels.why == SLOW_GPU or not is_code):
         host = f"; on the host {each}" if each and kernels.why == MORE_KERNELS else ""
         advice = kernels.advice("this GPU in those steps", "equal work in every step")
         return f"{kernels.text}{host}", advice
     return f"{each} in slow steps only" if each else "", look
+
+
+def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
+    """What the host runs in one slow step and hardly in others: code, else all that is known."""
+    if result.only_slow is None:
+        return pl.DataFrame()
+    same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
+    only = result.only_slow.filter(*same, pl.col("step") == step["step"])
+    code = only.filter(pl.col("kind").is_in(_CODE))
+    return code if code.height else only
+
+
+def _with_time(row: Mapping[str, Any]) -> str:
+    return f"{row['name']} ({format_ns(row['total_ns'])})"
 
 
 #: Kinds of slices that show the code: annotations, Python functions, and copies.
@@ -124,13 +134,17 @@ def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None
     return compare(rows, "step", worst["step"], "in other steps")
 
 
-def _other_slow(longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
-    """Which other steps are slow."""
+def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
+    """Which other steps are slow, and what each of them runs most that others do not."""
     others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
-    names = others["step"].unique(maintain_order=True).to_list()
+    others = others.unique("step", keep="first", maintain_order=True)
+    names = []
+    for step in others.head(_NAMED).iter_rows(named=True):
+        rows = _only_in(result, step).head(1).iter_rows(named=True)
+        names.append(": ".join([step["step"], *map(_with_time, rows)]))
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"Other slow steps: {', '.join(names[:_NAMED])}{more}."
+        more = f" and {others.height - _NAMED} more" if others.height > _NAMED else ""
+        yield f"Other slow steps: {', '.join(names)}{more}."
 
 
 #: So many names are listed.
@@ -208,7 +222,7 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         size=worst["between_frac"],
         title=f"Between steps{rank} pass {format_ns(worst['between_ns'])}, "
         f"{format_frac(worst['between_frac'])} of the time.",
-        evidence=tuple(_between_steps(answers)),
+        evidence=(*_running_between(result, worst), *_between_steps(answers)),
         advice=(
             "Between the steps of an inference engine lie scheduling, sampling and waiting for "
             "requests"
@@ -219,6 +233,18 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         total_ns=int(rows["between_ns"].sum()),
         confidence="medium",
     )
+
+
+def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
+    """What the host runs between the steps of a rank."""
+    if result.between is None:
+        return
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    for row in result.between.filter(*same).head(_NAMED).iter_rows(named=True):
+        yield (
+            f"The host runs {row['name']} for {format_ns(row['total_ns'])} of it "
+            f"({format_count(row['n'], 'call')})."
+        )
 
 
 def _between_steps(answers: Answers) -> Iterator[str]:

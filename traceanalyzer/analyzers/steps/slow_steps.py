@@ -4,9 +4,10 @@ import math
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, distinct, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, PROFILER_STEP
 
 #: A step that takes so many times the median is slow.
 SLOW = 1.1
@@ -74,7 +75,74 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
-    return _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    found = _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    return pl.concat([found, _forward_only(trace, each, slow)])
+
+
+#: What slow steps run that have many layers more than others, but no more of a backward pass.
+FORWARD_ONLY = "forward passes without a backward pass"
+
+#: From so many times as many layers on.
+_MORE = 1.5
+
+
+def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
+    names = distinct(trace.events)
+    events = trace.events.lazy().filter(pl.col("kind") == "cpu_op").select("ts", "name")
+    layers, backward = (
+        _per_step(events.filter(named(names, [pattern])).collect(), each)
+        for pattern in (LAYERS, BACKWARD)
+    )
+    rows = slow.join(layers, on="step").join(backward, on="step", suffix="_backward")
+    usual, usual_backward = (
+        counts.join(slow, on="step", how="anti").select(pl.col("n").median()).item() or 0
+        for counts in (layers, backward)
+    )
+    is_more = (pl.col("n") >= _MORE * usual) & (pl.col("n_backward") <= _MORE * usual_backward)
+    found = rows.filter(is_more, usual > 0, usual_backward > 0).with_columns(
+        kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over"
+    )
+    return found.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+
+
+def _per_step(events: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
+    number = linking.label_by_interval(events.select("ts"), each)["interval"]
+    return (
+        pl.DataFrame({"step": each["step"].gather(number.drop_nulls())}).group_by("step").len("n")
+    )
+
+
+def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """What the host runs between steps, if that takes 30 % of the time between them or more.
+
+    Args:
+        trace: of one rank.
+        steps: step, start, end.
+
+    Returns:
+        kind, name, n, ``total_ns`` of slices that begin and end between two steps, the longest
+        first; of nested slices of about one duration one is kept.
+    """
+    each = steps.select("start", "end").unique("start").sort("start")
+    windows = each.select(start=pl.col("end").shift(1), end="start").drop_nulls()
+    windows = windows.filter(pl.col("end") > pl.col("start"))
+    length = int(windows.select((pl.col("end") - pl.col("start")).sum()).item())
+    slices = trace.events.filter(pl.col("kind").is_in(_KINDS), pl.col("dur") > 0).select(
+        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    )
+    number = linking.label_by_interval(slices.select("ts"), windows)["interval"]
+    inside = slices.with_columns(until=windows["end"].gather(number))
+    inside = inside.filter(
+        pl.col("ts") + pl.col("dur") <= pl.col("until"),
+        ~pl.col("name").str.starts_with(PROFILER_STEP),
+    )
+    sums = inside.group_by("name").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
+    )
+    kept = sums.filter(pl.col("total_ns") >= _LEAST_FRAC * length)
+    rows = _without_nested(kept.with_columns(step=pl.lit(""), usual=pl.lit(0)))
+    return rows.select(pl.col(name).cast(of) for name, of in _SCHEMA.items() if name != "step")
 
 
 def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
