@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from comm_traces import MS, device, step, trace
+from comm_traces import MS, device, host, step, trace
 
 import traceanalyzer as ta
 from traceanalyzer.trace import Trace
@@ -66,3 +66,39 @@ def test_the_cost_is_the_wait_time_of_the_others() -> None:
     one = straggler(job({"gemm": 2.0}))
     assert one.cost_ns == 3 * 4 * MS / 4
     assert one.cost_frac == pytest.approx(3 / 13)
+
+
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+
+
+def copying_job(annotation: str = "") -> list[Trace]:
+    """Four equal ranks; rank 2 copies 5 ms longer in each step, in a range where one is given."""
+    return [trace(list(_copying_rank(rank, annotation)), rank, world_size=4) for rank in range(4)]
+
+
+def _copying_rank(rank: int, annotation: str) -> Iterator[dict[str, Any]]:
+    for number in range(STEPS):
+        begin, took = number * 20 * MS, (6 if rank == 2 else 1) * MS
+        yield step(number, begin, 20 * MS)
+        yield host("cuda_runtime", "cudaMemcpyAsync", begin, took, correlation=2 * number)
+        yield device(PAGEABLE, begin, took, correlation=2 * number, kind="gpu_memcpy")
+        if annotation and rank == 2:
+            yield host("user_annotation", annotation, begin, took)
+        yield device("gemm", begin + took, 10 * MS, correlation=2 * number + 1)
+        at = begin + took + 10 * MS
+        yield host("cuda_runtime", "cudaLaunchKernel", begin, MS, correlation=2 * number + 1)
+        yield device(ALL_REDUCE, at, begin + 20 * MS - at, stream=20, seq=number, **ABOUT)
+
+
+def test_waits_for_a_rank_that_copies_belong_to_its_copies() -> None:
+    first = ta.diagnose(copying_job()).found[0]
+    assert (first.id, first.rank) == ("exposed-copies", 2)
+    waits, copies = 3 * 5 * MS, 6 * MS + 3 * MS
+    assert first.cost_ns == (waits + copies) / 4
+    assert "late-rank" in {effect.id for effect in first.effects}
+
+
+def test_copies_of_a_checkpoint_belong_to_it() -> None:
+    first = ta.diagnose(copying_job("save_checkpoint")).found[0]
+    assert (first.id, first.rank) == ("checkpoints", 2)
+    assert first.cost_ns == (3 * 5 * MS + 6 * MS) / 4

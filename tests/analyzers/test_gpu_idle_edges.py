@@ -103,3 +103,30 @@ def test_how_often_and_how_long_a_cause_holds() -> None:
     (short,) = [r for r in result.causes.to_dicts() if r["cause"] == "short_gap"]
     assert (short["gaps"], short["idle_ns"]) == (1, US)
     assert result.gap_count == 2
+
+
+def test_a_range_explains_only_the_gap_in_which_it_begins() -> None:
+    pieces = [*work(1, 0, 1000), *work(2, 1200, 1300), *work(3, 1500, 1600)]
+    waits = [
+        host("cuda_runtime", "cudaStreamSynchronize", start * US, (end - start) * US)
+        for start, end in ((10, 1002), (1210, 1302))
+    ]
+    epoch = host("user_annotation", "epoch", 1005 * US, 900 * US)
+    assert idle_by_cause(gpu_idle(trace([*pieces, *waits]))) == {"synchronisation": 400}
+    found = idle_by_cause(gpu_idle(trace([*pieces, *waits, epoch])))
+    assert (found["synchronisation"], found["host_code"]) == (202, 195)
+
+
+def test_steps_found_by_kernels_are_those_of_the_device() -> None:
+    """The host launches all steps at once; they run one after the other."""
+    events, number = [], 0
+    for begin in range(0, 6_000, 1_000):
+        for place, name in enumerate(("embed", "gemm", "softmax", "gemm", "adam")):
+            start, number = begin + 200 * place, number + 1
+            events.append(device(name, start * US, 190 * US, correlation=number))
+            call = ("cuda_runtime", "cudaLaunchKernel", (number - 40) * US, US)
+            events.append(host(*call, correlation=number))
+    steps = gpu_idle(trace(events)).steps
+    lengths = set((steps["end"] - steps["start"]).to_list())
+    assert steps.height == 5
+    assert max(lengths) <= 1_000 * US

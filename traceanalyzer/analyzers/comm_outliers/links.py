@@ -16,6 +16,12 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 #: Smaller messages are bound by latency.
 LARGE_BYTES = 16 * 2**20
 
+#: What takes longer after the last rank has arrived is not bound by latency, even between nodes.
+NO_LATENCY_NS = 1_000_000
+
+#: The slowest usual network between GPUs: 10 Gbit/s.
+LEAST_GBPS = 1.25
+
 #: By device name, the first that matches: the link between GPUs of one node.
 _LINKS: tuple[tuple[str, str, float], ...] = (
     (r"V100-SXM", "NVLink 2", 150),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.links import LARGE_BYTES
+from traceanalyzer.analyzers.comm_outliers.links import LARGE_BYTES, LEAST_GBPS, NO_LATENCY_NS
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.vocabulary import bus_factor
@@ -164,7 +164,9 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     With several ranks ``pure_ns`` is the median time after the last arrival, and
     ``pure_busbw_gbps`` the bus bandwidth in it. ``link`` is what joins the group's ranks and
     ``link_gbps`` its peak per direction (:mod:`~.links`); ``link_frac`` is ``pure_busbw_gbps``
-    (``busbw_gbps`` where that is null) over the peak, for messages of 16 MiB or more.
+    (``busbw_gbps`` where that is null) over the peak, for messages of 16 MiB or more, and
+    smaller ones that take 1 ms or more after the last arrival, at less than a quarter of 10 Gbit/s
+    (which stands for the link where that is not known).
 
     Args:
         instances: judged collectives, with ``duration_ns`` and ``pure_ns``.
@@ -202,9 +204,13 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
 
 
 def _of_link() -> pl.Expr:
-    """Bus bandwidth over the link's peak; null for small messages and where it is not known."""
-    speed = pl.coalesce("pure_busbw_gbps", "busbw_gbps")
-    return pl.when(pl.col("message_bytes") >= LARGE_BYTES).then(speed / pl.col("link_gbps"))
+    """Bus bandwidth over the link's peak; null where latency explains it, or it is not known."""
+    rate = pl.col("message_bytes") / pl.col("pure_ns")
+    speed = pl.coalesce("pure_busbw_gbps", "busbw_gbps", rate)
+    large = (pl.col("message_bytes") >= LARGE_BYTES) & pl.col("link_gbps").is_not_null()
+    long = (pl.col("pure_ns") >= NO_LATENCY_NS) & pl.col("compute").is_not_null()
+    slower = long & (speed < LEAST_GBPS / 4)
+    return pl.when(large | slower).then(speed / pl.coalesce("link_gbps", LEAST_GBPS))
 
 
 def compare(groups: pl.DataFrame, baseline: pl.DataFrame) -> pl.DataFrame:

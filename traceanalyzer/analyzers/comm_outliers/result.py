@@ -416,6 +416,10 @@ def slow_links(result: CommOutliers) -> list[str]:
     found, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
         speed = row["busbw_gbps"] if row["pure_busbw_gbps"] is None else row["pure_busbw_gbps"]
+        if row["link_gbps"] is None:
+            took = f"{_what(row)} takes {format_ns(row['pure_ns'])} after the last rank has arrived"
+            found.append(f"{took}: less bandwidth than a network of 10 Gbit/s has.")
+            continue
         network = row["link"] == NETWORK
         where = "between nodes" if network else f"on a machine with {row['link']}"
         usual = ", at the usual 200 Gbit/s per GPU" if network else ""

@@ -16,6 +16,14 @@ ADDRESS = r" at 0x[0-9a-f]+"
 #: Every step of PyTorch's profiler in one row.
 ANY_STEP = f"{PROFILER_STEP[:-1]}*"
 
+#: Operators of layers, which backward passes do not call: these have operators of their own.
+LAYERS = (
+    r"^aten::(?:linear|conv[123]d|layer_norm|rms_norm|batch_norm|group_norm|embedding|gelu|silu"
+    r"|scaled_dot_product_attention)$"
+)
+#: The operator around each node of a backward pass.
+BACKWARD = r"^autograd::engine::evaluate_function: "
+
 _NUMBERED = re.compile(
     r"((?i:(?:\w+[ _-])?(?:step|iter(?:ation)?|(?:(?:micro|mini)[ _-]?)?batch|epoch))"
     r"[ _:#=-]*)\d+"

@@ -3,7 +3,7 @@
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, SLOW
+from traceanalyzer.analyzers.diagnosis.device_time import EXPOSED, LINK, OUTLIER, REPEATED, SLOW
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -32,7 +32,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     lost = time.losses.group_by("cause", "waited").agg(pl.col("lost_ns").sum())
     sums = {(cause, waited): int(ns) for cause, waited, ns in lost.iter_rows()}
     waits = sum(ns for (_, waited), ns in sums.items() if waited)
-    transfers = sum(sums.get((cause, False), 0) for cause in (SLOW, OUTLIER, LINK, EXPOSED))
+    transferring = (REPEATED, SLOW, OUTLIER, LINK, EXPOSED)
+    transfers = sum(sums.get((cause, False), 0) for cause in transferring)
     idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
     work = "operators" if time.on_host else "compute and copies"
     rows = [("busy", work, time.whole_ns - waits - transfers - sum(idle.values()))]

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import OPTIMIZER, RECOMPUTED, SCHEMA
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.result import Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -150,12 +152,13 @@ def _softmax_kernels(result: Kernels) -> int:
     "busy time",
     {"info": 0.25, "warning": 0.35},
 )
-def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
+def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     families = (kernel_names.ELEMENTWISE, kernel_names.COPY)
     rows = result.heaviest("name").filter(pl.col("family").is_in(families))
     fused = [name for name in rows["name"] if name is not None and kernel_names.is_inductor(name)]
     found = rows.filter(~pl.col("name").is_in(fused))
-    cost, n = int(found["total_ns"].sum()), int(found["n"].sum())
+    counted = sum(one.total_ns or 0 for one in _unfused_optimizer.function(result, answers))
+    cost, n = max(int(found["total_ns"].sum()) - counted, 0), int(found["n"].sum())
     if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
@@ -172,6 +175,77 @@ def _memory_bound_kernels(result: Kernels, _: Answers) -> Iterator[Measured]:
         advice="torch.compile fuses neighbouring operations into one kernel; fused layers and "
         "optimizers (fused=True), and fewer changes of layout and data type, do so without it.",
         total_ns=cost,
+        confidence="medium",
+    )
+
+
+# --- training --------------------------------------------------------------------------------
+
+#: A kernel that updates many parameters at once.
+_OF_MANY = r"multi_tensor|(?i)fused"
+#: From so many kernels for each optimizer step on, it goes through the parameters one by one.
+_ONE_BY_ONE = 100
+
+
+def _of_purpose(result: Kernels, purpose: str) -> pl.DataFrame:
+    """The work of a purpose in training, with its duration, ``ns``."""
+    rows = pl.DataFrame(schema=SCHEMA) if result.training is None else result.training
+    return rows.filter(purpose=purpose).with_columns(ns=pl.col("end") - pl.col("start"))
+
+
+@rule(
+    "kernels",
+    "the optimizer launches kernels for each parameter, instead of a few for all",
+    "time of such kernels as a share of step time (of the recorded time, where no steps are "
+    f"marked), from {_ONE_BY_ONE} kernels for each optimizer step on",
+    {"info": 0.03, "warning": 0.1},
+    uses=("gpu_idle",),
+)
+def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    found = _of_purpose(result, OPTIMIZER).filter(~pl.col("name").str.contains(_OF_MANY))
+    if found.is_empty() or not answers.time.whole_ns:
+        return
+    calls = found.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
+    calls = calls.filter(pl.col("n") >= _ONE_BY_ONE)
+    total, time = int(calls["ns"].sum()), answers.time
+    if not total:
+        return
+    each, usual = (round(value) for value in (calls["n"].median(), found["ns"].median()))  # type: ignore[arg-type]
+    yield Measured(
+        size=time.frac(total),
+        title=f"Optimizer.step launches {each:,} kernels each time, some for each parameter: "
+        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}).",
+        evidence=(f"They take {format_ns(usual)} each (median).",),
+        advice="Optimizers of torch.optim with foreach=True or fused=True update all parameters "
+        "with a few kernels; torch.compile does so for other optimizers.",
+        total_ns=total,
+    )
+
+
+@rule(
+    "kernels",
+    "activations are computed again in the backward pass",
+    "time of layers in the backward pass as a share of step time (of the recorded time, where no "
+    "steps are marked)",
+    {"info": 0.05, "warning": 0.15},
+    uses=("gpu_idle",),
+)
+def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    found = _of_purpose(result, RECOMPUTED)
+    total, time = int(found["ns"].sum()), answers.time
+    if not total or not time.whole_ns:
+        return
+    sums = found.group_by("name").agg(pl.col("ns").sum())
+    top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
+    each = ", ".join(f"{name} ({format_ns(ns)})" for name, ns in top)
+    yield Measured(
+        size=time.frac(total),
+        title="Activations are computed again in the backward pass (activation checkpointing): "
+        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}).",
+        evidence=(f"Layers in the backward pass: {each}.",),
+        advice="Where memory is left, checkpoint fewer layers, or only cheap operators (selective "
+        "activation checkpointing: torch.utils.checkpoint with a context_fn).",
+        total_ns=total,
         confidence="medium",
     )
 
@@ -237,6 +311,8 @@ RULES = (
     _no_tensor_cores,
     _unfused_attention,
     _memory_bound_kernels,
+    _unfused_optimizer,
+    _recomputed_activations,
     _memory_bound,
     _idle_multiprocessors,
 )

@@ -19,18 +19,22 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
     EXPOSED,
     LINK,
     OUTLIER,
+    REPEATED,
     SLOW,
+    WORK,
     intervals_of,
     only_rank,
     only_step,
 )
 from traceanalyzer.analyzers.diagnosis.rule import (
-    IDLE_RULES,
+    DELAY_RULES,
     Answers,
     Measured,
     explained_by,
     rule,
 )
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
@@ -66,7 +70,7 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
     by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
     others = time.windows.filter(pl.col("rank") != rank)
     share = total / max(others.select((pl.col("end") - pl.col("start")).sum()).item(), 1)
-    explained = explained_by(waits.filter(pl.col("cause").is_in(list(IDLE_RULES))), total)
+    explained = explained_by(waits.filter(pl.col("cause").is_in(list(DELAY_RULES))), total)
     left = 1 - sum(explained.values())
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason = straggling.reason(answers, rank, by_cause)
@@ -107,6 +111,40 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
 
 @rule(
     "comm_outliers",
+    "ranks wait for another straggler from step to step, because their work differs",
+    "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
+    "time, where no steps are marked), where no rank is a straggler in most steps",
+    {"info": 0.05, "warning": 0.1, "critical": 0.3},
+    uses=("gpu_idle", "kernels"),
+)
+def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    waits = time.of_cause(WORK)
+    stragglers = [one for one in _late_rank.function(result, answers) if one.size >= WARN_FRAC]
+    total = int(waits["lost_ns"].sum())
+    if not total or stragglers or pipeline.is_balanced(time):
+        return
+    sums = waits.group_by("step", "root_rank").agg(pl.col("lost_ns").sum())
+    top = largest_first(sums, "lost_ns", "step", "root_rank").head(_NAMED)
+    each = ", ".join(
+        f"rank {rank}{_at(step)} ({format_ns(ns)} in total)" for step, rank, ns in top.iter_rows()
+    )
+    yield Measured(
+        size=time.frac(total),
+        title="Work is unequal between ranks, and another rank has the most in other steps: for "
+        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}) ranks wait for one "
+        "with longer or more work.",
+        evidence=(f"Most of it is wait time for {each}.",),
+        advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
+        "of tokens per rank), equal numbers of layers or experts.",
+        total_ns=total,
+        confidence="medium",
+        intervals=intervals_of(waits),
+    )
+
+
+@rule(
+    "comm_outliers",
     "pipeline stages wait for each other although they have equal work",
     "exposed wait time in sends and receives as a share of step time (of the recorded time, where "
     "no steps are marked)",
@@ -129,6 +167,37 @@ def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
             total_ns=total,
             intervals=intervals_of(waits),
         )
+
+
+@rule(
+    "comm_outliers",
+    "gradients are reduced in every micro-batch, although only the last of a step needs it",
+    "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
+    {"info": 0.02, "warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle", "kernels"),
+)
+def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    kernels = answers.get("kernels")
+    claimed = _claimed(answers, REPEATED)
+    if claimed is None or not isinstance(kernels, Kernels) or kernels.training is None:
+        return
+    losses, total, size = claimed
+    rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
+    passes = rows.select(pl.col("call").max()).item()
+    yield Measured(
+        size=size,
+        title=f"Gradients are reduced {passes} times per optimizer step, once for each micro-batch "
+        f"that accumulates gradients: all but the last cost {format_frac(size)} of "
+        f"{answers.time.of} ({answers.time.text(total)}).",
+        evidence=(
+            f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
+        ),
+        advice="Run all micro-batches of a step but the last within model.no_sync() of "
+        "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
+        "accumulate_grad_batches).",
+        total_ns=total,
+        intervals=intervals_of(losses),
+    )
 
 
 @rule(
@@ -262,7 +331,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         return
     rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))
     waits = time.losses.filter("waited")
-    slow = time.losses.filter(pl.col("cause").is_in((SLOW, OUTLIER, LINK)))
+    slow = time.losses.filter(pl.col("cause").is_in((REPEATED, SLOW, OUTLIER, LINK)))
     total = int(rest["lost_ns"].sum())
     whole = total + sum(int(rows["lost_ns"].sum()) for rows in (waits, slow))
     if not whole:
@@ -333,6 +402,6 @@ def _at(step: str | None) -> str:
 
 
 RULES = (
-    _late_rank, _pipeline_bubble, _slow_collectives, _collective_outliers, _slow_link,
-    _nearly_full_memory, _exposed_communication,
+    _late_rank, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

@@ -6,6 +6,13 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.diagnosis.device_time import (
+    COPIES,
+    intervals_of,
+    only_rank,
+    only_step,
+)
+from traceanalyzer.analyzers.diagnosis.idle import in_steps, waits_for
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import ADVICE, MIGRATIONS, Transfers, page_faults
@@ -18,24 +25,40 @@ _NAMED = 3
 @rule(
     "overlap",
     "copies run while neither compute nor communication does",
-    "exposed copies and sets as a share of the devices' time",
+    "exposed copies and sets, and wait time of other ranks for them, as a share of step time (of "
+    "the recorded time, where no steps are marked)",
     {"warning": 0.05, "critical": 0.2},
+    uses=("comm_outliers", "gpu_idle", "transfers"),
 )
-def _exposed_copies(result: Overlap, answers: Answers) -> Iterator[Measured]:
-    sums = result.scalars
-    cost, span = sums["exposed_memory_ns"], sums["span_ns"]
-    if not cost or not span:
+def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
+    time = answers.time
+    losses = time.of_cause(COPIES)
+    total = int(losses["lost_ns"].sum())
+    if not total:
         return
-    ways = _ways(answers)
+    ways, rank = _ways(answers), only_rank(losses)
     top = ways.row(0, named=True) if ways.height else {"direction": "", "memory": ""}
     main = _WAYS.get(top["direction"], "") if ways.height else ""
+    where = in_steps(losses, time, rank)
+    size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)})"
+    title = f"Copies{main} run{where} while no kernel does: {size}."
+    if rank is not None and losses["waited"].any():
+        title = (
+            f"Copies{main} run{where} on rank {rank} while no kernel does, and the other ranks "
+            f"wait for it: {size}."
+        )
     yield Measured(
-        size=cost / span,
-        title=f"Copies{main} run while no kernel does: copies and memsets beside which nothing "
-        f"else runs take {format_frac(cost / span)} of the devices' time.",
-        evidence=tuple(_of_way(row) for row in ways.head(_NAMED).iter_rows(named=True)),
+        size=time.frac(total),
+        title=title,
+        evidence=(
+            *(waits_for(time, COPIES, rank) if rank is not None else ()),
+            *(_of_way(row) for row in ways.head(_NAMED).iter_rows(named=True)),
+        ),
         advice=_copying(top["direction"], top["memory"] or "", answers),
-        total_ns=cost,
+        total_ns=total,
+        rank=rank,
+        step=only_step(losses),
+        intervals=intervals_of(losses),
     )
 
 

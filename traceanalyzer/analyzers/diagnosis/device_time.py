@@ -1,17 +1,20 @@
 """What took the devices' time: each lost moment belongs to one root cause.
 
-Time is lost where a device is idle, and where communication runs without compute. Idle time belongs
-to its cause (see ``gpu_idle``). Exposed communication is divided in this order:
+Time is lost where a device is idle, where communication runs without compute, and where copies run
+without either. Idle time belongs to its cause (see ``gpu_idle``). Exposed communication is divided
+in this order:
 
 - wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
   wait time of main threads, where collectives run on the host);
+- collectives of gradients that the next micro-batch reduces again belong to that;
 - what a collective took beyond the usual on all ranks belongs to that collective;
 - what it took beyond others of its kind, without an explanation, likewise;
 - what it took beyond a quarter of its link's bandwidth belongs to the link;
 - the rest is communication that nothing overlaps.
 
-So the times of all causes add up to the idle time and the exposed communication of all devices. The
-time of a cause is the most that removing it can gain: on another rank the time may be lost anew.
+So the times of all causes add up to the idle time, exposed communication and exposed copies of all
+devices. The time of a cause is the most that removing it can gain: on another rank the time may be
+lost anew.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +28,7 @@ from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOut
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_ns
 
@@ -35,7 +39,8 @@ DEVICE = ("path", "rank", "device")
 #: communication that is slow or that nothing overlaps.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
 UNEXPLAINED = "unexplained"
-EXPOSED = causes.EXPOSED
+EXPOSED, COPIES = causes.EXPOSED, causes.COPIES
+REPEATED = "repeated_reduction"
 
 #: Time in which collectives run and nothing else does, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
@@ -160,19 +165,22 @@ class DeviceTime:
         return summed.group_by("cause").agg(grown_ns=pl.col("over").sum())
 
 
-def device_time(idle: GpuIdle | None, comm: CommOutliers | None) -> DeviceTime:
+def device_time(
+    idle: GpuIdle | None, comm: CommOutliers | None, training: pl.DataFrame | None = None
+) -> DeviceTime:
     """The lost time of all devices by root cause.
 
     Args:
         idle: idle time and exposed communication; without it all communication counts as exposed.
         comm: the collectives, where there are any.
+        training: device work by its purpose, see :attr:`~.Kernels.training`.
     """
     windows, lost = _windows(idle, comm), _lost(idle, comm)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
     alone = _in_windows(alone, windows).with_columns(waited=pl.lit(value=False), root_rank="rank")
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     exposed = intervals.intersect(communicating, windows, DEVICE)
-    claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows))
+    claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows, training))
     rest = _unclaimed(exposed, claims)
     on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
     rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
@@ -193,8 +201,11 @@ def device_time(idle: GpuIdle | None, comm: CommOutliers | None) -> DeviceTime:
 
 
 def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
-    """The steps of each device; without steps its span; without both that of its collectives."""
-    if idle is not None and idle.steps.height:
+    """The steps of each device; without steps its span; without both that of its collectives.
+
+    Steps that were found by kernels count if they were found on all devices.
+    """
+    if idle is not None and idle.steps.height and _on_all_devices(idle):
         return idle.steps.select(*DEVICE, "start", "end", "step")
     if idle is not None:
         spans = idle.units.select(*DEVICE, "start", "end")
@@ -205,6 +216,11 @@ def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
     else:
         spans = pl.DataFrame(schema={name: _LOSS[name] for name in (*DEVICE, "start", "end")})
     return spans.with_columns(step=pl.lit(None, pl.String))
+
+
+def _on_all_devices(idle: GpuIdle) -> bool:
+    marked = idle.steps.select(DEVICE).unique().height
+    return not idle.steps_by_kernels or marked == idle.units.select(DEVICE).unique().height
 
 
 def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
@@ -254,11 +270,16 @@ def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_communication(
-    lost: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame, windows: pl.DataFrame
+    lost: pl.DataFrame,
+    comm: CommOutliers,
+    exposed: pl.DataFrame,
+    windows: pl.DataFrame,
+    training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
     """What causes claim of exposed communication, one after the other, no moment twice."""
     for claim in (
         _waits(lost, comm, windows),
+        *(() if training is None else (_repeated(training),)),
         _slow(comm),
         _unexplained(comm),
         _on_slow_links(comm),
@@ -297,6 +318,12 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
         for side, name in (("start", "from_frac"), ("end", "to_frac"))
     ]
     return divided.with_columns(at).with_columns(waited=pl.lit(value=True))
+
+
+def _repeated(training: pl.DataFrame) -> pl.DataFrame:
+    """Reductions of gradients that the next micro-batch repeats."""
+    rows = training.filter(purpose=PURPOSE_REPEATED)
+    return rows.select(*DEVICE, "start", "end", cause=pl.lit(REPEATED), collective="name")
 
 
 def _slow(comm: CommOutliers) -> pl.DataFrame:
@@ -368,7 +395,7 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     """
     late = comm.collectives.filter(pl.col("imposed_ns") > 0, pl.col("root_rank").is_not_null())
     direct = late.filter(pl.col("root_rank") == pl.col("late_rank"))
-    excess = _shares(_excess(_before_arrival(comm, direct, windows), lost), direct)
+    excess = _shares(_excess(_before_arrival(comm, direct, windows, lost), lost), direct)
     weights = excess.join(direct.select("instance", "root_rank", "imposed_ns"), on="instance")
     typical = (
         weights.group_by("root_rank", "cause")
@@ -386,7 +413,7 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
 
 
 def _before_arrival(
-    comm: CommOutliers, direct: pl.DataFrame, windows: pl.DataFrame
+    comm: CommOutliers, direct: pl.DataFrame, windows: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
     """The last and the first rank of each collective, from the arrival before to this one.
 
@@ -399,7 +426,9 @@ def _before_arrival(
     rows = ordered.with_columns(
         **{name: pl.col(column).shift(1).over(lane) for name, column in before.items()}, end="ts"
     )
-    begun = windows.group_by(DEVICE).agg(begun=pl.col("start").min())
+    # of a device that lags behind its host the host may lose time before the first step
+    starts = pl.concat([windows.select(*DEVICE, "start"), lost.select(*DEVICE, "start")])
+    begun = starts.group_by(DEVICE).agg(begun=pl.col("start").min())
     rows = rows.join(begun, on=DEVICE, how="left", nulls_equal=True)
     start = pl.coalesce("start", "begun")
     rows = rows.with_columns(start, arrived=start + pl.col("arrival") - pl.col("ts"))

@@ -110,7 +110,7 @@ def _title(
     once = _is_once(cause, result, losses, time)
     size = f"{format_frac(time.frac(total))} of {time.of} ({time.text(total, once=once)})"
     what = "main thread" if result.on_host else "GPU"
-    where = _in_steps(losses, time, rank)
+    where = in_steps(losses, time, rank)
     if rank is not None and losses["waited"].any():
         idle = f"Rank {rank} is idle{where}, {causes.WAITING[cause]}"
         return f"{idle}, and the other ranks wait for it: {size}."
@@ -121,7 +121,7 @@ def _title(
     return f"For {size} {who}{where}, {causes.WAITING[cause]}{others}."
 
 
-def _in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
+def in_steps(losses: pl.DataFrame, time: DeviceTime, rank: int | None) -> str:
     """In which steps most of it is, where these are few: `` in 2 of 6 steps``."""
     there = losses.filter(~pl.col("waited"))
     if rank is not None:
@@ -148,7 +148,7 @@ def _cost(cause: str) -> pl.Expr:
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -> Iterator[str]:
     if rank is not None:
-        yield from _waits_for(answers.time, cause, rank)
+        yield from waits_for(answers.time, cause, rank)
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
@@ -166,7 +166,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
         yield from _calls(answers, _CALLS[cause])
 
 
-def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
+def waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     """How long the rank is idle, and how long the others wait for it, in which collective."""
     losses = time.of_cause(cause).filter(pl.col("root_rank") == rank)
     idle, waited = (
@@ -177,9 +177,10 @@ def _waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
     waits = losses.filter("waited")
     by = waits.group_by("collective").agg(pl.col("lost_ns").sum(), pl.col("rank").n_unique())
     name, _, ranks = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
+    did = "copies" if cause == causes.COPIES else "is idle"
     others = "1 other rank waits" if ranks == 1 else f"{ranks:,} other ranks wait"
     yield (
-        f"Rank {rank} itself is idle for {format_ns(idle)}; {others} {format_ns(waited)} in total "
+        f"Rank {rank} itself {did} for {format_ns(idle)}; {others} {format_ns(waited)} in total "
         f"for it, mostly in {name}."
     )
     yield f"Without it, {time.exposed} falls by {time.text(waited)} at most."
@@ -262,6 +263,14 @@ def _synchronising(answers: Answers) -> Iterator[str]:
             f"Most of it is at {worst['call']}{f' in {where}' if where else ''}, "
             f"{worst['n']:,} {'time' if worst['n'] == 1 else 'times'}."
         )
+        losses = answers.time.of_cause(causes.SYNCHRONISATION)
+        idle = int(losses.filter(~pl.col("waited"))["lost_ns"].sum())
+        if 2 * result.synchronising_idle_ns < idle:
+            share = format_frac(1 - result.synchronising_idle_ns / idle)
+            yield (
+                f"{share} of it comes after such a call, in other host code before the next "
+                "launch: without the call that would run beside the device's work."
+            )
 
 
 def _launching(answers: Answers) -> Iterator[str]:

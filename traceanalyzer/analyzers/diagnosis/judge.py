@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import polars as pl
 
 from traceanalyzer.analyzers.base import Examination
-from traceanalyzer.analyzers.diagnosis import busy, communication, copies, idle, work
+from traceanalyzer.analyzers.diagnosis import busy, clocks, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
 from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     *copies.RULES,
     *idle.RULES,
     *busy.RULES,
+    *clocks.RULES,
     *work.RULES,
 )
 

@@ -109,6 +109,7 @@ def _longer(
             f"in {slow:,} of {steps:,} steps its kernels take {times:.2f} times as long as {who} "
             "(throttled GPU, other work on it, or larger inputs)",
         )
+    rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no usual mean
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
     alike = int(rows.filter(is_longer)["total_ns"].sum()) / max(int(rows["total_ns"].sum()), 1)
     if alike >= _ALL:
@@ -119,7 +120,7 @@ def _longer(
             f"all its kernels take {factor:.2f} times as long as the same kernels {who} (slow "
             f"or throttled GPU{or_inputs})",
         )
-    over = (pl.col("total_ns") - pl.col("usual_ns")).alias("over")
+    over = (pl.col("n") * (pl.col("mean") - pl.col("usual_mean"))).alias("over")
     top = rows.with_columns(over).sort("over", "kernel", descending=[True, False])
     worst = top.row(0, named=True)
     return Difference(

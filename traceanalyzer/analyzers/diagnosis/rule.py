@@ -9,8 +9,10 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis.device_time import (
+    COPIES,
     LINK,
     OUTLIER,
+    REPEATED,
     SLOW,
     DeviceTime,
     device_time,
@@ -18,6 +20,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 from traceanalyzer.analyzers.diagnosis.program import Program, program
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 
 
@@ -40,10 +43,11 @@ class Answers:
     @cached_property
     def time(self) -> DeviceTime:
         """The lost time of all devices by root cause."""
-        idle, comm = self.get("gpu_idle"), self.get("comm_outliers")
+        idle, comm, kernels = map(self.get, ("gpu_idle", "comm_outliers", "kernels"))
         return device_time(
             idle if isinstance(idle, GpuIdle) else None,
             comm if isinstance(comm, CommOutliers) else None,
+            kernels.training if isinstance(kernels, Kernels) else None,
         )
 
     @cached_property
@@ -173,9 +177,12 @@ IDLE_RULES = {
     causes.HOST_CODE: "host-code",
     causes.UNKNOWN: "unknown-idleness",
 }
+#: The rule of each cause that delays a rank, without its work.
+DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
 #: The rule of each cause of lost time; a straggler's work has that of the straggler.
 RULE_OF = {
-    **IDLE_RULES,
+    **DELAY_RULES,
+    REPEATED: "repeated-reduction",
     SLOW: "slow-collectives",
     OUTLIER: "collective-outliers",
     LINK: "slow-link",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.diagnosis.device_time import WORK
+from traceanalyzer.analyzers.diagnosis.device_time import UNEXPLAINED, WORK
 from traceanalyzer.analyzers.diagnosis.kernel_times import Difference, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -14,6 +14,9 @@ from traceanalyzer.units import format_frac
 
 #: Parts of less are not named.
 _LEAST = 0.1
+
+#: Work with this share of a delay may be its cause.
+_MUCH = 0.25
 
 
 def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
@@ -30,6 +33,8 @@ def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
 def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """The main reason in a few words, for the title; empty where it is not known."""
     cause = _main(by_cause)
+    if cause == causes.COPIES:
+        return "it copies longer while no kernel runs"
     if cause in causes.WAITING:
         return f"it is idle, {causes.WAITING[cause]}"
     found = _difference(answers, rank, by_cause)
@@ -49,6 +54,8 @@ def why(by_cause: Mapping[str, int]) -> Iterator[str]:
 def _name(cause: str) -> str:
     if cause == WORK:
         return "longer or more work"
+    if cause == causes.COPIES:
+        return "copies"
     return causes.NAMES.get(cause, "not explained")
 
 
@@ -56,9 +63,16 @@ def _main(by_cause: Mapping[str, int]) -> str:
     return max(sorted(by_cause), key=lambda name: by_cause[name])
 
 
+def _works_longer(by_cause: Mapping[str, int]) -> bool:
+    """Whether work is the largest cause of a delay that is known, and one of weight."""
+    known = {cause: ns for cause, ns in by_cause.items() if cause != UNEXPLAINED}
+    much = by_cause.get(WORK, 0) >= _MUCH * sum(by_cause.values())
+    return bool(known) and _main(known) == WORK and much
+
+
 def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Difference | None:
     kernels = answers.get("kernels")
-    if _main(by_cause) != WORK or not isinstance(kernels, Kernels) or kernels.by_step is None:
+    if not _works_longer(by_cause) or not isinstance(kernels, Kernels) or kernels.by_step is None:
         return None
     comm = answers.get("comm_outliers")
     if rank in kernels.by_step["rank"] or not isinstance(comm, CommOutliers):

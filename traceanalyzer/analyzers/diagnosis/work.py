@@ -6,7 +6,12 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.diagnosis import memory
-from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, Difference, compare
+from traceanalyzer.analyzers.diagnosis.kernel_times import (
+    MORE_KERNELS,
+    SLOW_GPU,
+    Difference,
+    compare,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, explained_by, rule
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -36,7 +41,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     whole = int(each["duration_ns"].sum())
     usual = pl.col("duration_ns").median().over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
-    longer = each.with_columns(over=over.clip(0)).sort("over", descending=True)
+    longer = _by_own_time(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())
     if not cost or not whole:
         return
@@ -53,13 +58,22 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         size=cost / whole,
         title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
         f"median step{f': {reason}' if reason else ''}.",
-        evidence=(slowest, *_other_slow(longer, worst)),
+        evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
         total_ns=cost,
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=_growth(answers),
     )
+
+
+def _by_own_time(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """The slowest steps first, without their wait time for other ranks."""
+    keys = ["path", "rank", "step"]
+    waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
+    known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    own = pl.col("over") - pl.col("waited").fill_null(0)
+    return known.sort(own, "over", descending=True, maintain_order=True).drop("waited")
 
 
 def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
@@ -81,17 +95,29 @@ def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tupl
         "See what the slow steps spend their time on that others do not: traceanalyzer steps and "
         "gpu-idle --by step show it."
     )
-    only = pl.DataFrame() if result.only_slow is None else result.only_slow
-    if only.height:
-        same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-        only = only.filter(*same, pl.col("step") == worst["step"])
     kernels = _kernels_in(answers, worst)
-    code = only.filter(pl.col("kind").is_in(_CODE)) if only.height else only
-    if kernels and (kernels.why == SLOW_GPU or not code.height):
-        return kernels.text, kernels.advice("this GPU in those steps", "equal work in every step")
-    rows = (code if code.height else only).head(_NAMED).iter_rows(named=True)
-    each = ", ".join(f"{row['name']} ({format_ns(row['total_ns'])})" for row in rows)
+    rows = _only_in(result, worst)
+    is_code = rows.height > 0 and rows["kind"][0] in _CODE
+    each = ", ".join(map(_with_time, rows.head(_NAMED).iter_rows(named=True)))
+    if kernels and (kernels.why == SLOW_GPU or not is_code):
+        host = f"; on the host {each}" if each and kernels.why == MORE_KERNELS else ""
+        advice = kernels.advice("this GPU in those steps", "equal work in every step")
+        return f"{kernels.text}{host}", advice
     return f"{each} in slow steps only" if each else "", look
+
+
+def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
+    """What the host runs in one slow step and hardly in others: code, else all that is known."""
+    if result.only_slow is None:
+        return pl.DataFrame()
+    same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
+    only = result.only_slow.filter(*same, pl.col("step") == step["step"])
+    code = only.filter(pl.col("kind").is_in(_CODE))
+    return code if code.height else only
+
+
+def _with_time(row: Mapping[str, Any]) -> str:
+    return f"{row['name']} ({format_ns(row['total_ns'])})"
 
 
 #: Kinds of slices that show the code: annotations, Python functions, and copies.
@@ -108,13 +134,17 @@ def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None
     return compare(rows, "step", worst["step"], "in other steps")
 
 
-def _other_slow(longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
-    """Which other steps are slow."""
+def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
+    """Which other steps are slow, and what each of them runs most that others do not."""
     others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
-    names = others["step"].unique(maintain_order=True).to_list()
+    others = others.unique("step", keep="first", maintain_order=True)
+    names = []
+    for step in others.head(_NAMED).iter_rows(named=True):
+        rows = _only_in(result, step).head(1).iter_rows(named=True)
+        names.append(": ".join([step["step"], *map(_with_time, rows)]))
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"Other slow steps: {', '.join(names[:_NAMED])}{more}."
+        more = f" and {others.height - _NAMED} more" if others.height > _NAMED else ""
+        yield f"Other slow steps: {', '.join(names)}{more}."
 
 
 #: So many names are listed.
@@ -178,7 +208,7 @@ _STALL = 3
     "steps",
     "time passes between steps: evaluation, logging, checkpoints",
     "time between steps as a share of the time from the first to the last",
-    {"info": 0.05, "warning": 0.15, "critical": 0.4},
+    {"info": 0.05, "warning": 0.15, "critical": 0.3},
 )
 def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = result.ranks.drop_nulls("between_frac").sort(
@@ -192,7 +222,7 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         size=worst["between_frac"],
         title=f"Between steps{rank} pass {format_ns(worst['between_ns'])}, "
         f"{format_frac(worst['between_frac'])} of the time.",
-        evidence=tuple(_between_steps(answers)),
+        evidence=(*_running_between(result, worst), *_between_steps(answers)),
         advice=(
             "Between the steps of an inference engine lie scheduling, sampling and waiting for "
             "requests"
@@ -205,6 +235,18 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
 
 
+def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
+    """What the host runs between the steps of a rank."""
+    if result.between is None:
+        return
+    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
+    for row in result.between.filter(*same).head(_NAMED).iter_rows(named=True):
+        yield (
+            f"The host runs {row['name']} for {format_ns(row['total_ns'])} of it "
+            f"({format_count(row['n'], 'call')})."
+        )
+
+
 def _between_steps(answers: Answers) -> Iterator[str]:
     """Why devices are idle between steps, and what the host does in the longest gap there."""
     time, idle = answers.time, answers.get("gpu_idle")
@@ -214,7 +256,7 @@ def _between_steps(answers: Answers) -> Iterator[str]:
     for cause, ns in time.outside.head(1).iter_rows():
         if ns:
             share = format_frac(ns / whole)
-            yield f"{share} of the idle time outside steps is {causes.WAITING[cause]}."
+            yield f"{share} of the time lost outside steps is {causes.LOSING[cause]}."
     inside = pl.coalesce("own_code", "python", "host_event")
     gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
     gaps = gaps.drop_nulls("inside")

@@ -44,7 +44,9 @@ CAUSE = pl.Enum(CAUSES)
 
 #: Communication without compute: time that a device loses although it is busy.
 EXPOSED = "exposed_communication"
-LOSS = pl.Enum([*CAUSES, EXPOSED])
+#: Copies and sets beside which no kernel runs.
+COPIES = "exposed_copies"
+LOSS = pl.Enum([*CAUSES, EXPOSED, COPIES])
 
 #: Work that starts later than this after its launch call although the device is idle waits for
 #: something: an event, another process, another device. Less is the latency of a launch.
@@ -145,6 +147,8 @@ WAITING = {
     HOST_CODE: "waiting for other code of the host",
     UNKNOWN: "waiting for something that was not recorded",
 }
+#: The same of all causes of lost time.
+LOSING = {**WAITING, EXPOSED: "communication alone", COPIES: "copying while no kernel runs"}
 
 #: What may help. ``code`` is what shows code that nothing was recorded of.
 _ADVICE = {

@@ -10,9 +10,9 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import step_patterns
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.gpu_idle import causes, host, longest_gaps
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, EXPOSED, LOSS
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES, COPIES, EXPOSED, LOSS
 from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, take
 from traceanalyzer.analyzers.gpu_idle.options import Options
@@ -59,8 +59,8 @@ class Part:
         unread_targets: a gap is a device-side wait, and what streams wait for was not read.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
         causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
-        lost: unit, cause, start, end: all idle time, and communication without compute; None where
-            nobody asked for it.
+        lost: unit, cause, start, end: all idle time, communication without compute, and copies
+            without either; None where nobody asked for it.
         steps: unit, step, start, end and :data:`MEASURES`.
         steps_by_kernels: steps are not marked but found by kernels that repeat.
         gaps: rows of :func:`~.longest_gaps.longest`.
@@ -146,7 +146,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=_lost([*pieces[1:], exposed], unfed_gaps) if with_lost else None,
+        lost=_lost([*pieces[1:], exposed, *_copies(excerpt)], unfed_gaps) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
@@ -329,6 +329,15 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
     return intervals.subtract(communication, compute, _UNIT)
 
 
+def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """When copies and sets run without kernels: of checkpoints and files, and all others."""
+    is_copy = pl.col("sort") == MEMORY
+    copies, kernels = (excerpt.work.filter(which) for which in (is_copy, ~is_copy))
+    alone = intervals.subtract(copies, kernels, _UNIT)
+    saving = host.saving(excerpt)
+    return intervals.intersect(alone, saving, _UNIT), intervals.subtract(alone, saving, _UNIT)
+
+
 def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:
     """The pieces of idle time of some causes."""
     return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
@@ -349,9 +358,16 @@ def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lost(pieces: Sequence[pl.DataFrame], unfed: pl.DataFrame) -> pl.DataFrame:
-    """All pieces with their cause; a short gap whose next work was not launched is launch-bound."""
-    named = zip((*CAUSES, EXPOSED), pieces, strict=True)
-    frames = {cause: frame.select("unit", "start", "end") for cause, frame in named}
+    """All pieces with their cause; a short gap whose next work was not launched is launch-bound.
+
+    Args:
+        pieces: idle time by each of :data:`CAUSES`, exposed communication, :func:`_copies`.
+        unfed: short gaps whose next work was not launched when they began.
+    """
+    *idle, exposed, saved, copies = (frame.select("unit", "start", "end") for frame in pieces)
+    named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
+    frames = dict(named)
+    frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
     unfed = unfed.select("unit", "start", "end")
     frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(unfed, on=unfed.columns, how="anti")
     frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], unfed])

@@ -76,11 +76,17 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     fitting = found.filter(_ahead(found)).select("unit", "start", "end")
     ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
     marked = excerpt.of_units(ranges)
-    begun = linking.label_by_interval(marked.rename({"start": "ts"}), fitting, ["unit"])
-    covered = intervals.overlap_with(
-        fitting, marked.filter(begun["interval"].is_not_null()), ["unit"]
-    )
-    return covered.filter(2 * pl.col("overlap") < pl.col("end") - pl.col("start")).drop("overlap")
+    return fitting.filter(~_mostly_covered(fitting, marked))
+
+
+def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
+    """Which gaps are covered by half or more by ranges that begin in them."""
+    begun = linking.label_by_interval(ranges.rename({"start": "ts"}), gaps, ["unit"])
+    begun = begun.drop_nulls("interval")
+    gap_end = gaps["end"].gather(begun["interval"])
+    inside = begun.select("unit", start="ts", end=pl.min_horizontal("end", gap_end))
+    covered = intervals.overlap_with(gaps, inside, ["unit"])
+    return covered.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
 
 
 def _ahead(gaps: pl.DataFrame) -> pl.Series:

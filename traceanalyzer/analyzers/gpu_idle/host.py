@@ -445,9 +445,10 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
 def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     """When each step runs on each unit: step, start, end, unit.
 
-    That is its time on the host. Where the first work of a step starts half a step or more after
-    its launch, so that the host's steps say nothing of the device's, a step begins with the first
-    work that it launched, and ends when the next step begins.
+    That is its time on the host; of steps that were found by kernels it is that on the device.
+    Where the first work of a step starts half a step or more after its launch, so that the host's
+    steps say nothing of the device's, a step begins with the first work that it launched, and ends
+    when the next step begins.
 
     Args:
         excerpt: of one rank.
@@ -456,7 +457,8 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     marks = excerpt.steps.select("step", "start", "end").sort("start")
     marked = marks.join(units.select("unit"), how="cross")
     usual = marks.select((pl.col("end") - pl.col("start")).median()).item()
-    if not usual or excerpt.launched.is_empty():
+    by_kernels = step_patterns.by_kernels(excerpt.steps)
+    if not usual or excerpt.launched.is_empty() or by_kernels:
         return marked
     work = excerpt.work.select("unit", begun="start", ended="end")[excerpt.launched["work"]]
     calls = excerpt.launched.select(ts="start").hstack(work)

@@ -63,8 +63,9 @@ class GpuIdle(Result):
             launched.
         causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
             ``idle_ns``, ``longest_ns``; those that do not occur have none.
-        lost: all idle time and exposed communication as intervals: rank, path, device, pid, start,
-            end, cause (``exposed_communication`` besides the causes of idle time). A short gap at
+        lost: all idle time, exposed communication and exposed copies as intervals: rank, path,
+            device, pid, start, end, cause (``exposed_communication`` and ``exposed_copies`` besides
+            the causes of idle time; copies of checkpoints are of checkpoint_io). A short gap at
             whose start the next work had not been launched is of launch overhead here. None but in
             a diagnosis or report.
         steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``

@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.common.names import is_step, mapped, named
 from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import training
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import holding, intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, record_hint
@@ -81,6 +82,7 @@ class Part:
             :func:`~.common.replays.known` for the others. None unless grouped by operator.
         by_step: device, step, name, blocks, n, total_ns of kernels without communication; None if
             not requested.
+        training: rows of :func:`~.training.training`; None if not requested.
     """
 
     path: str
@@ -92,6 +94,7 @@ class Part:
     replays: pl.DataFrame | None = None
     launchers: pl.DataFrame | None = None
     by_step: pl.DataFrame | None = None
+    training: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -122,7 +125,7 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
-    """Return the part of :func:`measure` with the kernels of each step.
+    """Return the part of :func:`measure` with kernels per step and work by its purpose.
 
     Raises:
         MissingData: no device work was recorded.
@@ -130,7 +133,8 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     """
     part = measure(trace, options)
     work = device_work(trace, options.patterns)
-    return replace(part, by_step=_kernels_of_steps(trace, work))
+    by_step = _kernels_of_steps(trace, work)
+    return replace(part, by_step=by_step, training=training(trace, work))
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
@@ -164,6 +168,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
         groups=_groups(work, kernels, group, scope) if group else None,
         devices=devices.with_columns(busy_frac=ratio("busy_ns", "span_ns")),
         by_step=_by_step(parts, labels),
+        training=_training(parts),
     )
 
 
@@ -346,6 +351,18 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     kernel = mapped(rows["name"], labels.__getitem__).alias("kernel")
     labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", "n", "total_ns")
     return labelled.sort(pl.all())
+
+
+def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
+    """The work of some purposes of all parts, with its rank and path."""
+    found = [
+        part.training.with_columns(
+            rank=pl.lit(part.devices["rank"].first(), pl.Int32), path=pl.lit(part.path)
+        )
+        for part in parts
+        if part.training is not None
+    ]
+    return pl.concat(found) if found else None
 
 
 def _with_operators_of_replays(

@@ -65,6 +65,8 @@ class Kernels(Result):
         by_step: one row per kernel, step and device, without communication: ``rank``, ``path``,
             ``device``, ``step`` (in which it was launched, or null), ``kernel``, ``blocks`` (of its
             grid, null if not recorded), ``n``, ``total_ns``. None except in a diagnosis or report.
+        training: device work by its purpose in training: rank, path and the columns of
+            :func:`~.training.training`. None except in a diagnosis or report.
         beginnings: first device work whose launch calls were not read.
     """
 
@@ -84,6 +86,7 @@ class Kernels(Result):
     groups: pl.DataFrame | None
     devices: pl.DataFrame
     by_step: pl.DataFrame | None
+    training: pl.DataFrame | None = None
     beginnings: tuple[Beginning, ...] = ()
 
     @property

@@ -62,6 +62,7 @@ class Part:
             ``backward_ns`` (within the step), null if Composer did not record them.
         by_kernels: the steps are inferred from kernels, not marked.
         only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
+        between: rows of :func:`~.slow_steps.between`; None if not requested.
     """
 
     rank: int | None
@@ -70,6 +71,7 @@ class Part:
     steps: pl.DataFrame
     by_kernels: bool
     only_slow: pl.DataFrame | None = None
+    between: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -99,13 +101,17 @@ def measure(trace: Trace, options: Options) -> Part:
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
-    """Return the part of :func:`measure` with slices that only slow steps have.
+    """Return the part of :func:`measure` with slices only in slow steps or between steps.
 
     Raises:
         MissingData: no steps are marked.
     """
     part = measure(trace, options)
-    return replace(part, only_slow=slow_steps.only_slow(trace, part.steps))
+    return replace(
+        part,
+        only_slow=slow_steps.only_slow(trace, part.steps),
+        between=slow_steps.between(trace, part.steps),
+    )
 
 
 def _marks(trace: Trace, options: Options) -> pl.DataFrame:
@@ -130,11 +136,8 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
         common=statistics.common(steps, within),
         phases=phases.by_phase(steps),
         by_kernels=any(part.by_kernels for part in parts),
-        only_slow=pl.concat(
-            with_source(part.only_slow, part) for part in parts if part.only_slow is not None
-        )
-        if any(part.only_slow is not None for part in parts)
-        else None,
+        only_slow=_with_sources(parts, "only_slow"),
+        between=_with_sources(parts, "between"),
         input_notes=notes,
     )
 
@@ -202,6 +205,13 @@ def _without_numbers(name: str) -> str | None:
 
 
 # --- all ranks -----------------------------------------------------------------------------
+
+
+def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:
+    """A table of all parts that have it, with rank and path; None where none has it."""
+    frames = [(getattr(part, table), part) for part in parts]
+    known = [with_source(frame, part) for frame, part in frames if frame is not None]
+    return pl.concat(known) if known else None
 
 
 def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:

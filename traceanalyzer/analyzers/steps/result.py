@@ -57,6 +57,8 @@ class Steps(Result):
         by_kernels: steps are inferred from kernels, not marked.
         only_slow: rank, path, step and the columns of :func:`~.slow_steps.only_slow`; None but in a
             diagnosis or report.
+        between: rank, path and the columns of :func:`~.slow_steps.between`; None but in a diagnosis
+            or report.
     """
 
     steps: pl.DataFrame
@@ -65,6 +67,7 @@ class Steps(Result):
     phases: pl.DataFrame
     by_kernels: bool
     only_slow: pl.DataFrame | None = None
+    between: pl.DataFrame | None = None
 
     @property
     def counted(self) -> pl.DataFrame:

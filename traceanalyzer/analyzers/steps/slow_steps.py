@@ -4,9 +4,10 @@ import math
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, distinct, named
 from traceanalyzer.frames import linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, PROFILER_STEP
 
 #: A step that takes more than this many times the median is slow.
 SLOW = 1.1
@@ -41,7 +42,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         step, kind, name, n, ``total_ns`` (of slices that begin in the step), the longest first; of
-        nested slices of about the same duration one is kept.
+        nested slices of about the same duration one is kept. Python functions count on threads
+        that mark steps: other threads wait for work most of the time.
     """
     each = steps.select("step", "start", "end").unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
@@ -51,8 +53,12 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=_SCHEMA)
     long = pl.col("dur") >= int(_LEAST_FRAC * slow.select(pl.col("over").min()).item()) // _MANY
     slices = trace.events.filter(pl.col("kind").is_in(_KINDS), long).select(
-        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+        "ts", "dur", "tid", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
     )
+    marking = slices.filter(pl.col("name").is_in(each["step"].implode()))["tid"].unique()
+    if marking.len():
+        elsewhere = ~pl.col("tid").is_in(marking.implode())
+        slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     number = linking.label_by_interval(slices.select("ts"), each)["interval"]
     of_step = slices.with_columns(step=each["step"].gather(number)).drop_nulls("step")
     of_step = of_step.filter(~pl.col("name").is_in(each["step"].implode()))
@@ -71,17 +77,88 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("total_ns") - pl.col("usual").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
-    return _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    found = _without_nested(kept).select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+    return pl.concat([found, _forward_only(trace, each, slow)])
+
+
+#: What slow steps run that have many layers more than others, but no more of a backward pass.
+FORWARD_ONLY = "forward passes without a backward pass"
+
+#: From so many times as many layers on.
+_MORE = 1.5
+
+
+def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
+    names = distinct(trace.events)
+    events = trace.events.lazy().filter(pl.col("kind") == "cpu_op").select("ts", "name")
+    layers, backward = (
+        _per_step(events.filter(named(names, [pattern])).collect(), each)
+        for pattern in (LAYERS, BACKWARD)
+    )
+    rows = slow.join(layers, on="step").join(backward, on="step", suffix="_backward")
+    usual, usual_backward = (
+        counts.join(slow, on="step", how="anti").select(pl.col("n").median()).item() or 0
+        for counts in (layers, backward)
+    )
+    is_more = (pl.col("n") >= _MORE * usual) & (pl.col("n_backward") <= _MORE * usual_backward)
+    found = rows.filter(is_more, usual > 0, usual_backward > 0).with_columns(
+        kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over"
+    )
+    return found.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
+
+
+def _per_step(events: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
+    number = linking.label_by_interval(events.select("ts"), each)["interval"]
+    return (
+        pl.DataFrame({"step": each["step"].gather(number.drop_nulls())}).group_by("step").len("n")
+    )
+
+
+def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """What the host runs between steps, if that takes 30 % of the time between them or more.
+
+    Args:
+        trace: of one rank.
+        steps: step, start, end.
+
+    Returns:
+        kind, name, n, ``total_ns`` of slices that begin and end between two steps, the longest
+        first; of nested slices of about one duration one is kept.
+    """
+    each = steps.select("start", "end").unique("start").sort("start")
+    windows = each.select(start=pl.col("end").shift(1), end="start").drop_nulls()
+    windows = windows.filter(pl.col("end") > pl.col("start"))
+    length = int(windows.select((pl.col("end") - pl.col("start")).sum()).item())
+    slices = trace.events.filter(pl.col("kind").is_in(_KINDS), pl.col("dur") > 0).select(
+        "ts", "dur", pl.col("name").cast(pl.String), pl.col("kind").cast(pl.String)
+    )
+    number = linking.label_by_interval(slices.select("ts"), windows)["interval"]
+    inside = slices.with_columns(until=windows["end"].gather(number))
+    inside = inside.filter(
+        pl.col("ts") + pl.col("dur") <= pl.col("until"),
+        ~pl.col("name").str.starts_with(PROFILER_STEP),
+    )
+    sums = inside.group_by("name").agg(
+        n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
+    )
+    kept = sums.filter(pl.col("total_ns") >= _LEAST_FRAC * length)
+    rows = _without_nested(kept.with_columns(step=pl.lit(""), usual=pl.lit(0)))
+    return rows.select(pl.col(name).cast(of) for name, of in _SCHEMA.items() if name != "step")
 
 
 def _without_nested(rows: pl.DataFrame) -> pl.DataFrame:
-    """Keep one of the slices of a step with about the same duration, the longest first."""
+    """Keep one of the slices of a step with about the same duration, the longest first.
+
+    Of slices of one kind, keep the one with the smallest share in other steps, then the longest.
+    """
     order = pl.col("kind").replace_strict({kind: place for place, kind in enumerate(_KINDS)})
-    ranked = rows.with_columns(order=order).sort(
-        "total_ns", "step", "name", descending=[True, False, False]
-    )
+    usual = (pl.col("usual").fill_null(0) / pl.col("total_ns")).round(2)
+    ranked = rows.with_columns(order=order, usual=usual)
     group = (pl.col("total_ns").log() / -math.log(1 - _NESTED_FRAC)).floor()
-    by_order = ranked.sort("order", maintain_order=True)
+    by_order = ranked.sort(
+        "order", "usual", "total_ns", "step", "name", descending=[False, False, True, False, False]
+    )
     one = by_order.group_by("step", group.alias("length"), maintain_order=True)
     return one.first().sort("total_ns", "step", "name", descending=[True, False, False])
 

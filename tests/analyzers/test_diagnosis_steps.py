@@ -1,0 +1,90 @@
+"""What slow steps, and the time between steps, are spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from comm_traces import MS, US, device, host, step, trace
+from diagnosing import BY_ID
+
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured
+from traceanalyzer.run import examine
+from traceanalyzer.trace import Trace
+
+Event = dict[str, Any]
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def judged(rule: str, traced: Trace) -> list[Measured]:
+    return list(BY_ID[rule].judge(Answers(dict(examine([traced]).results))))
+
+
+def steps(extra: dict[int, Sequence[Event]], gap: int = 0) -> Trace:
+    """Six steps of 10 ms with a gap after each; ``extra`` events, from their step's start, make it
+    20 ms longer."""
+    events: list[Event] = []
+    begin = 0
+    for number in range(6):
+        more = extra.get(number, ())
+        length = (30 if more else 10) * MS
+        events += [step(number, begin, length), *_usual(begin)]
+        events += [{**event, "ts": event["ts"] + begin} for event in more]
+        begin += length + gap
+    return trace(events)
+
+
+def _usual(begin: int) -> Iterator[Event]:
+    """Two layers and their backward pass."""
+    for n in range(2):
+        yield host("cpu_op", "aten::linear", begin + n * MS, MS // 2)
+        yield device("gemm", begin + n * MS, MS)
+        yield host("cpu_op", NODE, begin + (4 + n) * MS, MS // 2, tid=2)
+        yield device("gemm", begin + (4 + n) * MS, MS)
+
+
+def test_forward_passes_without_a_backward_pass() -> None:
+    layers = [host("cpu_op", "aten::linear", 10 * MS + n * MS, MS // 2) for n in range(15)]
+    (one,) = judged("uneven-steps", steps({3: layers}))
+    assert "forward passes without a backward pass (20 ms)" in one.title
+    both = [event for n, one in enumerate(layers) for event in
+            (one, host("cpu_op", NODE, 10 * MS + n * MS, MS // 4, tid=2))]  # fmt: skip
+    (other,) = judged("uneven-steps", steps({3: both}))
+    assert "without a backward pass" not in other.title
+
+
+def test_each_slow_step_has_its_reason() -> None:
+    saving = [host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)]
+    compiling = [host("cpu_op", "_compile.compile_inner", 10 * MS, 18 * MS)]
+    (one,) = judged("uneven-steps", steps({2: saving, 4: compiling}))
+    text = " ".join([one.title, *one.evidence])
+    assert "save_checkpoint (19 ms)" in text
+    assert "_compile.compile_inner (18 ms)" in text
+
+
+def test_the_range_that_is_shortest_elsewhere_counts() -> None:
+    """``train_step`` is in all steps; what makes it long is in it."""
+    nested = [
+        host("user_annotation", "train_step", 9 * MS, 20 * MS + US),
+        host("user_annotation", "Optimizer.step#SGD.step", 9 * MS, 20 * MS),
+    ]
+    usual = host("user_annotation", "train_step", 10 * MS, 9 * MS)
+    (one,) = judged("uneven-steps", trace([*steps({3: nested}).events.to_dicts(), usual]))
+    assert "Optimizer.step#SGD.step (20 ms)" in one.title
+    assert "train_step (" not in one.title
+
+
+def test_python_functions_of_other_threads_are_no_reason() -> None:
+    waiting = [host("python_function", "threading.py(295): wait", 10 * MS, 19 * MS, tid=9)]
+    (one,) = judged("uneven-steps", steps({3: waiting}))
+    assert "threading" not in one.title
+
+
+def test_what_runs_between_steps_is_named() -> None:
+    swaps = [
+        host("cpu_op", "_C_cache_ops::swap_blocks", n * 15 * MS + 10 * MS + 10 * US, 4 * MS)
+        for n in range(5)
+    ]
+    traced = trace([*steps({}, gap=5 * MS).events.to_dicts(), *swaps])
+    (one,) = judged("time-between-steps", traced)
+    assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)

@@ -1,0 +1,123 @@
+"""Rules about the speed of GPUs: the same kernels take longer in some steps, or on one rank."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.diagnosis.device_time import DEVICE
+from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, compare
+from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
+from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Kernels that take so many times as long as the same kernels elsewhere are slow.
+_SLOW = 1.1
+#: Fewer steps or ranks do not show what is usual.
+_ENOUGH = 3
+_NAMED = 3
+
+
+@rule(
+    "kernels",
+    "all kernels take longer in some steps than in the fastest ones",
+    "time beyond that of the same kernels in the fastest quarter of steps, as a share of step time",
+    {"info": 0.05, "warning": 0.1},
+    uses=("gpu_idle",),
+)
+def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    found = _slow_steps(result)
+    if found.is_empty() or not answers.time.whole_ns or result.by_step is None:
+        return
+    over = found.group_by(DEVICE).agg(pl.col("over_ns").sum())
+    device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
+    slow = found.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
+    slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
+    of_device = result.by_step.join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
+    fastest = slow["fastest"][0].to_list()
+    worst = slow.sort("speed", descending=True)["step"][0]
+    beside = of_device.filter(pl.col("step").is_in([*fastest, worst]))
+    difference = compare(beside, "step", worst, "in the fastest steps")
+    if difference is None or difference.why != SLOW_GPU:
+        return
+    total, time = round(found["over_ns"].sum()), answers.time
+    rank = device["rank"][0] if over.height > 1 else None
+    where = f" of rank {rank}" if rank is not None else ""
+    which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
+    yield Measured(
+        size=time.frac(total),
+        title=f"In {which} {difference.text}: {format_frac(time.frac(total))} of {time.of} "
+        f"({time.text(total)}).",
+        evidence=(f"Compared with {', '.join(fastest[:_NAMED])}, whose kernels are fastest.",),
+        advice=difference.advice("this GPU in those steps", "equal work in every step"),
+        total_ns=total,
+        rank=rank,
+        step=worst,
+        explained={"uneven-steps": 1.0},
+    )
+
+
+def _slow_steps(result: Kernels) -> pl.DataFrame:
+    """The steps of each device whose kernels are slower than the same kernels in the fastest ones.
+
+    path, rank, device, step, speed (time over that of the median kernel), over_ns (beyond the
+    fastest quarter of steps), fastest (these steps).
+    """
+    if result.by_step is None:
+        return pl.DataFrame()
+    keys = [*DEVICE, "kernel", "blocks"]
+    rows = result.by_step.drop_nulls("step")
+    usual = (pl.col("total_ns") / pl.col("n")).median().over(keys)
+    steps = pl.len().over(keys)
+    common = rows.with_columns(usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
+    each = common.group_by(*DEVICE, "step").agg(pl.col("total_ns", "usual").sum())
+    each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
+    fast = pl.col("speed").quantile(0.25, "lower").over(DEVICE)
+    fastest = pl.col("step").filter(pl.col("speed") <= fast).sort()
+    each = each.with_columns(fast=fast).join(
+        each.with_columns(fast=fast).group_by(DEVICE).agg(fastest=fastest),
+        on=DEVICE,
+        nulls_equal=True,
+    )
+    over = pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))
+    slow = each.with_columns(over_ns=over).filter(pl.col("speed") >= _SLOW * pl.col("fast"))
+    return slow.sort(*DEVICE, "step")
+
+
+@rule(
+    "comm_outliers",
+    "all kernels of one rank take longer than the same kernels on the other ranks",
+    "time beyond that of the other ranks as a share of their step time (of the recorded time, "
+    "where no steps are marked)",
+    {"warning": 0.05, "critical": 0.2},
+    uses=("gpu_idle", "kernels"),
+)
+def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    kernels, time = answers.get("kernels"), answers.time
+    if not isinstance(kernels, Kernels) or kernels.by_step is None or not time.whole_ns:
+        return
+    rows = kernels.by_step.drop_nulls("rank")
+    sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).sort("ns", "rank")
+    if sums.height < _ENOUGH:
+        return
+    rank, most = sums.row(-1)
+    usual = sums["ns"].head(sums.height - 1).median()
+    difference = compare(rows, "rank", rank, "on the other ranks")
+    if not isinstance(usual, float) or difference is None or difference.why != SLOW_GPU:
+        return
+    length = pl.col("end") - pl.col("start")
+    others = int(time.windows.filter(pl.col("rank") != rank).select(length.sum()).item())
+    if time.waits_for(rank)["lost_ns"].sum() >= WARN_FRAC * others:
+        return  # late-rank says so, and how long the others wait
+    total = round((most - usual) * time.windows.select(DEVICE).unique().height)
+    yield Measured(
+        size=time.frac(total),
+        title=f"The GPU of rank {rank} is slow: {difference.text}, {format_ns(most - usual)} more.",
+        advice=difference.advice("this GPU", "equal batches for every rank"),
+        total_ns=total,
+        rank=rank,
+    )
+
+
+RULES = (_throttled_steps, _slow_gpu)

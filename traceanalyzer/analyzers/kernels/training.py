@@ -1,0 +1,131 @@
+"""Device work by its purpose in a training step.
+
+The purposes are optimizers, activations that are computed again in the backward pass, and
+reductions of gradients before the last micro-batch.
+"""
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.names import BACKWARD, LAYERS, distinct, named
+from traceanalyzer.frames import linking
+from traceanalyzer.trace import Trace
+
+OPTIMIZER, RECOMPUTED, REPEATED = "optimizer", "recomputed", "repeated reduction"
+
+SCHEMA = {
+    "purpose": pl.String,
+    "device": pl.Int32,
+    "name": pl.String,
+    "call": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+}
+
+_THREAD = ["pid", "tid"]
+
+#: Ranges that PyTorch marks itself.
+_OPTIMIZER_STEP = r"^Optimizer\.step#"
+_DDP_FORWARD = r"^DistributedDataParallel\.forward$"
+_CHECKPOINT = r"^CheckpointFunctionBackward$"
+
+#: A single one may be part of the backward pass of somebody's own function.
+_SEVERAL = 2
+
+
+def training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """The device work of some purposes in training, where PyTorch's ranges and operators show them.
+
+    Args:
+        trace: of one rank, with operators, annotations and launch calls.
+        work: its device work.
+
+    Returns:
+        purpose, device, name, call, start, end: a row a piece of work.
+        :data:`OPTIMIZER`: kernels that are launched in ``Optimizer.step``; name is the kernel, call
+        the number of the range. :data:`RECOMPUTED`: work of layers in the backward pass; name is
+        the operator. :data:`REPEATED`: collectives of a backward pass of DistributedDataParallel
+        that the next one before the same optimizer step repeats; call is the number of passes.
+    """
+    names = distinct(trace.events)
+    calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
+    steps = _ranges(trace, names, _OPTIMIZER_STEP)
+    found = [
+        _in_optimizer(work, calls, steps),
+        _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{_CHECKPOINT}|{LAYERS}")),
+        _repeated(trace, work, calls, _ranges(trace, names, _DDP_FORWARD), steps),
+    ]
+    return pl.concat(_shaped(rows) for rows in found)
+
+
+def _ranges(trace: Trace, names: list[str], pattern: str) -> pl.DataFrame:
+    """Operators and ranges of the host with these names: pid, tid, name, start, end; by start."""
+    end = pl.col("ts") + pl.col("dur")
+    on_host = pl.col("kind").is_in(("cpu_op", "user_annotation", "nvtx")) & (pl.col("dur") > 0)
+    rows = trace.events.lazy().filter(on_host, named(names, [pattern]))
+    return rows.select(*_THREAD, "name", start="ts", end=end).collect().sort("start")
+
+
+def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
+
+
+def _none() -> pl.DataFrame:
+    return pl.DataFrame(schema=SCHEMA)
+
+
+def _in_optimizer(work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    inside = linking.label_by_interval(calls, steps, _THREAD).drop_nulls("interval")
+    rows = work[inside["work"]].with_columns(call=inside["interval"], purpose=pl.lit(OPTIMIZER))
+    return rows.filter(pl.col("sort") == COMPUTE)
+
+
+def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Work of which the innermost of these ranges is a layer in the backward pass."""
+    is_layer, is_node = (named(ranges, [pattern]) for pattern in (LAYERS, _CHECKPOINT))
+    layers, backward = ranges.filter(is_layer), ranges.filter(~is_layer)
+    within = linking.label_by_interval(layers.rename({"start": "ts"}), backward, _THREAD)
+    again = layers.filter(within["interval"].is_not_null())
+    nodes = backward.filter(is_node)
+    if nodes.is_empty() and again["name"].n_unique() < _SEVERAL:
+        return _none()
+    counted = pl.concat([again, nodes]).with_columns(counts=pl.lit(value=True))
+    others = backward.filter(~is_node).with_columns(counts=pl.lit(value=False))
+    known = pl.concat([others, counted])
+    inner = linking.enclosing(calls, known, _THREAD).drop_nulls("slice")
+    of_range = known[inner["slice"]].select("name", "counts")
+    rows = work[inner["work"]].drop("name").hstack(of_range).filter("counts")
+    return rows.with_columns(purpose=pl.lit(RECOMPUTED), call=pl.lit(0))
+
+
+def _repeated(
+    trace: Trace,
+    work: pl.DataFrame,
+    calls: pl.DataFrame,
+    forwards: pl.DataFrame,
+    steps: pl.DataFrame,
+) -> pl.DataFrame:
+    """Collectives of the autograd thread after each forward pass that the next pass repeats."""
+    if forwards.height < _SEVERAL or steps.is_empty():
+        return _none()
+    elsewhere = ~pl.col("tid").is_in(forwards["tid"].unique().implode())
+    made = calls.filter(elsewhere)
+    rows = work[made["work"]].with_columns(
+        _count(forwards, made).alias("pass"), _count(steps, made).alias("call")
+    )
+    sizes = trace.collectives.select("event", size="elements_in")
+    rows = rows.filter(pl.col("sort") == COMMUNICATION).join(sizes, on="event", how="left")
+    passes = rows.group_by("call", "pass").agg(pl.col("size").fill_null(0).sort()).sort("pass")
+    following = pl.col("size").shift(-1).over("call")
+    count = pl.col("pass").len().over("call")
+    again = passes.with_columns(count=count).filter(pl.col("size") == following)
+    kept = rows.join(again.select("call", "pass", "count"), on=("call", "pass"))
+    return kept.with_columns(purpose=pl.lit(REPEATED), call="count")
+
+
+def _count(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """How many of the ranges began before each call."""
+    begun = np.searchsorted(ranges["start"].to_numpy(), calls["ts"].to_numpy(), side="right")
+    return pl.Series(begun, dtype=pl.Int64)
