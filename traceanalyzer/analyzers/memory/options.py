@@ -74,7 +74,7 @@ class MemoryOptions(GrowthOptions, OomOptions):
     """How much memory does each GPU use, when is the peak, and which code allocated it?
 
     PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
-    (profile_memory=True), an nsys export with allocations, or a folder.
+    (profile_memory=True), an nsys export with allocations, or a folder; several are allowed.
     """
 
     @property
