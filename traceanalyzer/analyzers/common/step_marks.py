@@ -53,9 +53,9 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     lane = ["rank", "pid", "tid"]
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
-    wanted = trace.events.select(_may_mark(trace.events, step_name) & is_mark).to_series()
+    selected = trace.events.select(_may_mark(trace.events, step_name) & is_mark).to_series()
     end = pl.col("ts") + pl.col("dur")
-    marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(wanted)
+    marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(selected)
     marks = marks.select("kind", "name", *lane, start="ts", end=end)
     chosen = _chosen(marks, step_name).select(
         *lane, "start", "end", step=pl.col("name").cast(pl.String)

@@ -80,9 +80,9 @@ def python_frames(
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
-    wanted = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
+    selected = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
     end = pl.col("ts") + pl.col("dur")
-    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(wanted)
+    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(selected)
 
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
