@@ -1,4 +1,4 @@
-"""Whose code a frame is, from nothing but the file that the profiler wrote."""
+"""Classification of frames as own code or library by their file."""
 
 import pytest
 
@@ -14,7 +14,7 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
 
 
 @pytest.mark.parametrize(
-    ("file", "package", "own"),
+    ("file", "package", "is_own_code"),
     [
         ("train.py", None, True),
         ("toytrain/model.py", "toytrain", True),
@@ -51,17 +51,19 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
         (None, None, False),
     ],
 )
-def test_whose_code_a_file_is(file: str | None, package: str | None, own: bool) -> None:
+def test_package_and_own_code_of_file(
+    file: str | None, package: str | None, is_own_code: bool
+) -> None:
     assert package_of(file) == package
-    assert is_own("f", file) is own
+    assert is_own("f", file) is is_own_code
 
 
-def test_the_module_of_python_c_is_own_code() -> None:
+def test_module_of_python_c_is_own_code() -> None:
     assert is_own("<module>", "<string>")
 
 
 @pytest.mark.parametrize(
-    ("file", "found"),
+    ("file", "library"),
     [
         ("torch/nn/modules/conv.py", "torch"),
         ("torchvision/ops.py", None),
@@ -73,18 +75,18 @@ def test_the_module_of_python_c_is_own_code() -> None:
         (None, None),
     ],
 )
-def test_a_library_is_matched_by_whole_components(file: str | None, found: str | None) -> None:
-    assert by_component(["torch"])(file) == found
+def test_library_matches_whole_components(file: str | None, library: str | None) -> None:
+    assert by_component(["torch"])(file) == library
 
 
-def test_dotted_names_are_consecutive_components() -> None:
+def test_dotted_names_match_consecutive_components() -> None:
     match = by_component(["torch.nn", "torch/optim"])
     assert match("torch/nn/functional.py") == "torch.nn"
     assert match("torch/optim/adam.py") == "torch/optim"
     assert match("torch/x/nn/functional.py") is None
 
 
-def test_the_first_listed_library_wins() -> None:
+def test_first_listed_library_wins() -> None:
     assert by_component(["modules", "torch"])("torch/nn/modules/conv.py") == "modules"
     assert by_component(["torch", "modules"])("torch/nn/modules/conv.py") == "torch"
     assert by_substring(["conv", "torch"])("torch/nn/modules/conv.py") == "conv"

@@ -1,4 +1,4 @@
-"""What a device's time is made of: against single nanoseconds, and adding up on real traces."""
+"""Parts of device time, compared with a computation per nanosecond and on real traces."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def windows_of(rows: list[tuple[int | None, int, int]]) -> pl.DataFrame:
 
 
 def cells(work: pl.DataFrame, number: int | None) -> Cells:
-    """The nanoseconds in which each sort of work runs on a device."""
-    found: Cells = {"compute": set(), "communication": set(), "memory": set()}
-    own = work.filter(pl.col("device").eq_missing(pl.lit(number)))
-    for start, end, sort in own.select("start", "end", "sort").iter_rows():
-        found[sort].update(range(start, end))
-    return found
+    """Return the nanoseconds in which each kind of work runs on a device."""
+    running: Cells = {"compute": set(), "communication": set(), "memory": set()}
+    rows = work.filter(pl.col("device").eq_missing(pl.lit(number)))
+    for start, end, sort in rows.select("start", "end", "sort").iter_rows():
+        running[sort].update(range(start, end))
+    return running
 
 
 def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
-    """The definitions, one nanosecond at a time."""
+    """Apply the definitions per nanosecond."""
     compute, comm, memory = (work[sort] & window for sort in ("compute", "communication", "memory"))
     return {
         "compute_ns": compute,
@@ -74,19 +74,17 @@ def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
 
 @modest
 @given(st.lists(WORK, max_size=10).map(works), st.lists(WINDOW, max_size=6).map(windows_of))
-def test_measures_of_each_window_against_nanoseconds(
-    work: pl.DataFrame, windows: pl.DataFrame
-) -> None:
-    found = measure_parts(work, windows)
-    assert found.columns == [*windows.columns, *MEASURES]
-    for row in found.to_dicts():
+def test_measures_match_nanoseconds(work: pl.DataFrame, windows: pl.DataFrame) -> None:
+    measured = measure_parts(work, windows)
+    assert measured.columns == [*windows.columns, *MEASURES]
+    for row in measured.to_dicts():
         want = expected(cells(work, row["device"]), set(range(row["start"], row["end"])))
         assert {name: row[name] for name in MEASURES} == {k: len(v) for k, v in want.items()}
 
 
 @modest
 @given(st.lists(WORK, max_size=10).map(works), st.integers(-(1 << 60), 1 << 60))
-def test_time_and_order_of_rows_do_not_matter(work: pl.DataFrame, shift: int) -> None:
+def test_measures_ignore_time_shift_and_row_order(work: pl.DataFrame, shift: int) -> None:
     span = extent(work)
     moved = measure_parts(
         work.reverse().with_columns(pl.col("start", "end") + shift),
@@ -95,7 +93,7 @@ def test_time_and_order_of_rows_do_not_matter(work: pl.DataFrame, shift: int) ->
     assert_frame_equal(moved.select(MEASURES), measure_parts(work, span).select(MEASURES))
 
 
-def test_one_device_by_hand() -> None:
+def test_measures_of_one_device() -> None:
     work = device_work(
         trace(
             [
@@ -112,18 +110,18 @@ def test_one_device_by_hand() -> None:
     assert [whole[name] for name in MEASURES] == [15, 5, 5, 15, 25, 10, 5, 8, 3]
 
 
-def test_a_window_without_bounds_has_no_measures_and_one_without_work_is_idle() -> None:
+def test_window_without_bounds_or_work() -> None:
     work = works([(0, 0, 10, "compute")])
     windows = windows_of([(0, 5, 10), (0, 0, 10), (1, 5, 10)]).with_columns(
         end=pl.Series([None, 10, 15])
     )
-    found = measure_parts(work, windows)
-    assert found["compute_ns"].to_list() == [None, 10, 0]
-    assert found["idle_ns"].to_list() == [None, 0, 10]
+    measured = measure_parts(work, windows)
+    assert measured["compute_ns"].to_list() == [None, 10, 0]
+    assert measured["idle_ns"].to_list() == [None, 0, 10]
 
 
 @pytest.mark.parametrize("empty", ["work", "windows", "both"])
-def test_nothing_gives_empty_frames_of_the_same_columns(empty: str) -> None:
+def test_empty_inputs_keep_columns(empty: str) -> None:
     work = works([] if empty != "windows" else [(0, 0, 10, "compute")])
     windows = windows_of([] if empty != "work" else [(0, 0, 10)])
     measured = measure_parts(work, windows)
@@ -131,7 +129,7 @@ def test_nothing_gives_empty_frames_of_the_same_columns(empty: str) -> None:
     assert measured.height == windows.height
 
 
-def test_two_processes_on_one_device_are_one_device_and_two_ranks_are_two() -> None:
+def test_device_is_shared_by_processes_but_not_by_ranks() -> None:
     rows = [device(GEMM, 0, 10, pid=1), device(GEMM, 5, 10, pid=2, stream=8)]
     together = device_work(trace(rows))
     assert measure_parts(together, extent(together))["compute_ns"].to_list() == [15]
@@ -139,12 +137,12 @@ def test_two_processes_on_one_device_are_one_device_and_two_ranks_are_two() -> N
     assert measure_parts(apart, extent(apart))["compute_ns"].to_list() == [10, 10]
 
 
-def test_parts_of_real_traces_add_up_to_their_span(shared: Path) -> None:
+def test_parts_of_real_traces_sum_to_span(shared: Path) -> None:
     names = ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv", "mi300_rank0of8_rccl")
     for name in names:
         path = shared / f"data/chrome/kineto/{name}.json.gz"
         work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
         span = extent(work)
-        found = measure_parts(work, span)
-        total = found.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
+        measured = measure_parts(work, span)
+        total = measured.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
         assert total.to_list() == (span["end"] - span["start"]).to_list(), path

@@ -1,4 +1,4 @@
-"""Where threads were at moments, against a plain loop."""
+"""Operators and annotations of threads at times, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ modest = settings(max_examples=60, deadline=None)
 
 @st.composite
 def threads(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Operators and annotations of two threads, which may cross, and moments of three."""
+    """Generate operators and annotations of two threads, which may cross, and times of three."""
     time = st.integers(0, 60)
     events = [
         host(
@@ -38,14 +38,14 @@ def threads(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 @modest
 @given(threads())
-def test_places_are_those_of_a_plain_loop(
-    found: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+def test_places_match_plain_loop(
+    generated: tuple[list[dict[str, Any]], list[dict[str, Any]]],
 ) -> None:
-    events, points = found
-    made = trace([*events, host("cpu_op", "far away", 10_000, 10)])
-    rows = made.events.to_dicts()
+    events, points = generated
+    recorded = trace([*events, host("cpu_op", "far away", 10_000, 10)])
+    rows = recorded.events.to_dicts()
     at = pl.DataFrame(points, schema={"pid": pl.Int64, "tid": pl.Int64, "ts": pl.Int64})
-    places = places_of(made)
+    places = places_of(recorded)
     inner, marked = places.operator(at), places.annotation(at)
     outer = places.outer_operator(at)
     spans = [(r["tid"], r["ts"], r["ts"] + r["dur"]) for r in rows if r["kind"] == "cpu_op"]

@@ -1,4 +1,4 @@
-"""Generated snapshots of every era, against what their generator says is true."""
+"""Generated snapshots of all versions, compared with the numbers of their generator."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def generate(shared: Path, tmp_path_factory: pytest.TempPathFactory):
             capture_output=True,
             text=True,
         )
-        found = TRUE.search(done.stdout)
-        assert found, done.stdout
-        return out, tuple(int(number) for number in found.groups()[:5])
+        match = TRUE.search(done.stdout)
+        assert match, done.stdout
+        return out, tuple(int(number) for number in match.groups()[:5])
 
     return run
 
@@ -67,20 +67,20 @@ several = settings(
 
 @several
 @given(given_=options)
-def test_the_peak_and_the_end_are_the_generators(generate, given_) -> None:
+def test_peak_and_end_match_generator(generate, given_) -> None:
     path, (n, _, peak, end, reserved) = generate(*arguments(given_))
     row = ta.memory(path).devices.row(0, named=True)
     assert (row["events"], row["peak_bytes"], row["end_bytes"]) == (n, peak, end)
     assert row["reserved_end_bytes"] == reserved
     assert (row["start_bytes"], row["before_n"]) == (0, 0)
-    quality = ("reused_n", "twice_n", "resized_n", "lost_n", "difference_bytes")
+    quality = ("reused_n", "double_free_n", "resized_n", "never_freed_n", "difference_bytes")
     assert [row[key] for key in quality] == [0] * 5
 
 
 @several
 @given(given_=options, most=st.integers(20, 1000))
-def test_a_ring_is_the_end_of_the_whole(generate, given_, most) -> None:
-    """What a history lost is reconstructed: every moment of it is as in the whole one."""
+def test_ring_matches_end_of_full_history(generate, given_, most) -> None:
+    """Missing history is reconstructed: all positions of the ring match the full history."""
     whole, _ = generate(*arguments(given_))
     ring, (n, total, *_) = generate(*arguments(given_), "--max-entries", str(most))
     curves = [
@@ -90,9 +90,9 @@ def test_a_ring_is_the_end_of_the_whole(generate, given_, most) -> None:
     assert curves[1].equals(curves[0].tail(n + 1))
 
 
-def test_the_eras_agree(generate) -> None:
-    found = [
+def test_versions_give_equal_lines(generate) -> None:
+    first, *others = [
         ta.memory(generate("--events", "2000", "--fmt", fmt)[0]).lines.drop("path")
         for fmt in ("2.0", "2.1", "2.5", "2.13")
     ]
-    assert all(one.equals(found[0]) for one in found[1:])
+    assert all(lines.equals(first) for lines in others)

@@ -1,4 +1,4 @@
-"""Snapshots against what independent code made of the same files."""
+"""Snapshots compared with an independent reference implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = (
 
 every = pytest.mark.parametrize("name", NAMES)
 
-#: What the reference calls a number of ours.
+#: Our column for each key of the reference.
 SAME = {
     "start_live": "start_bytes",
     "peak_live": "peak_bytes",
@@ -59,13 +59,12 @@ def path(name: str) -> Path:
 
 
 def reference(name: str) -> dict[str, Any]:
-    found = path(name)
-    (device,) = json.loads(ORACLE.read_text())[found.name]
+    (device,) = json.loads(ORACLE.read_text())[path(name).name]
     return dict(device)
 
 
 @every
-def test_numbers_are_those_of_the_reference(name: str) -> None:
+def test_devices_match_reference(name: str) -> None:
     row = answer(name).devices.row(0, named=True)
     expected = reference(name)
     assert {key: row[ours] for key, ours in SAME.items()} == {key: expected[key] for key in SAME}
@@ -73,7 +72,7 @@ def test_numbers_are_those_of_the_reference(name: str) -> None:
 
 
 @every
-def test_the_peak_is_at_the_same_event(name: str) -> None:
+def test_peak_event_matches_reference(name: str) -> None:
     row, expected = answer(name).devices.row(0, named=True), reference(name)
     assert (-1 if row["peak_event"] is None else row["peak_event"]) == expected["peak_idx"]
     trace = ta.read(path(name))
@@ -83,38 +82,36 @@ def test_the_peak_is_at_the_same_event(name: str) -> None:
 
 
 @every
-def test_history_and_blocks_agree(name: str) -> None:
+def test_history_matches_blocks(name: str) -> None:
     row, expected = answer(name).devices.row(0, named=True), reference(name)
-    wrong = [row[key] for key in ("reused_n", "twice_n", "resized_n", "lost_n", "difference_bytes")]
-    assert wrong == [0] * 5
+    keys = ("reused_n", "double_free_n", "resized_n", "never_freed_n", "difference_bytes")
+    assert [row[key] for key in keys] == [0] * 5
     assert row["before_n"] == sum(expected["anom"].values())
 
 
 @every
-def test_what_is_alive_adds_up_to_the_peak(name: str) -> None:
-    found = answer(name)
-    row = found.devices.row(0, named=True)
-    assert found.alive["live_bytes"].sum() == row["peak_bytes"]
-    assert found.alive["n"].sum() == row["peak_n"]
-    for table in (found.lines, found.categories):
+def test_live_memory_sums_to_peak(name: str) -> None:
+    result = answer(name)
+    row = result.devices.row(0, named=True)
+    assert result.alive["live_bytes"].sum() == row["peak_bytes"]
+    assert result.alive["n"].sum() == row["peak_n"]
+    for table in (result.lines, result.categories):
         assert table["live_bytes"].sum() == row["peak_bytes"]
 
 
 @every
-def test_the_largest_stacks_are_those_of_the_reference(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those recorded: the reference sums up what it knows no stack of by where it comes from.
+def test_largest_stacks_match_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare recorded stacks; the reference groups allocations without a stack differently.
 
-    The reference keeps frames of the interpreter, so that stacks differ that are equal here.
+    The reference keeps frames of the interpreter, so all frames are kept here too.
     """
-    monkeypatch.setattr(attribution, "_is_kept", lambda *_: True)
-    told = [
+    monkeypatch.setattr(attribution, "_is_in_program", lambda *_: True)
+    expected = [
         (top["bytes"], top["n"])
         for top in reference(name)["top"]
         if top["leaf"][0] != "<no frames>"
     ]
-    own = ta.memory(path(name)).alive.filter(pl.col("stack").is_not_null())
-    by_stack = own.group_by("stack").agg(pl.col("live_bytes", "n").sum())
-    found = by_stack.sort("live_bytes", descending=True).select("live_bytes", "n").rows()
-    assert found[: len(told)] == told
+    alive = ta.memory(path(name)).alive.filter(pl.col("stack").is_not_null())
+    by_stack = alive.group_by("stack").agg(pl.col("live_bytes", "n").sum())
+    rows = by_stack.sort("live_bytes", descending=True).select("live_bytes", "n").rows()
+    assert rows[: len(expected)] == expected

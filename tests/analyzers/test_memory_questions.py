@@ -1,4 +1,4 @@
-"""What is said of snapshots that were made to ask one thing."""
+"""Memory analyses of small snapshots, one behaviour each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from snapshots import MAIN, MIB, START_US, TORCH, Frame, Snapshot
-from wording import check_wording
+from wording import check_wording, raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.memory.attribution import CATEGORIES
@@ -31,21 +31,21 @@ ACCUMULATE: Frame = ("torch::autograd::AccumulateGrad::apply(...)", "??", 0)
 BACKWARD: Frame = ("torch::autograd::generated::MulBackward0::apply(...)", "??", 0)
 
 
-# --- whose it is -----------------------------------------------------------------------------
+# --- attribution -----------------------------------------------------------------------------
 
 
 def category_of(tmp_path: Path, *stack: Frame, freed_by: tuple[Frame, ...] = ()) -> tuple[str, str]:
-    """Category and confidence of an allocation that lasts 200 events, or is freed soon."""
-    made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 4 * MIB, *stack)
+    """Return category and confidence of an allocation that lives for 200 events or is freed."""
+    snapshot = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 4 * MIB, *stack)
     if freed_by:
-        made.free(BASE, 4 * MIB, *freed_by)
-        made.hold(BASE, 20 * MIB)
+        snapshot.free(BASE, 4 * MIB, *freed_by)
+        snapshot.hold(BASE, 20 * MIB)
     else:
         for _ in range(100):
-            made.alloc(BASE + 8 * MIB, 512).free(BASE + 8 * MIB, 512)
-        made.hold(BASE, 20 * MIB, (0, 4 * MIB))
-    found = ta.memory(made.write(tmp_path / "x.pickle")).alive
-    row = found.filter(pl.col("live_bytes") == 4 * MIB).row(0, named=True)
+            snapshot.alloc(BASE + 8 * MIB, 512).free(BASE + 8 * MIB, 512)
+        snapshot.hold(BASE, 20 * MIB, (0, 4 * MIB))
+    alive = ta.memory(snapshot.write(tmp_path / "x.pickle")).alive
+    row = alive.filter(pl.col("live_bytes") == 4 * MIB).row(0, named=True)
     return row["category"], row["confidence"]
 
 
@@ -60,23 +60,23 @@ INDUCTOR: Frame = ("call", "/tmp/torchinductor_root/ab/cabc.py", 300)  # noqa: S
 @pytest.mark.parametrize(
     ("stack", "freed_by", "expected"),
     [
-        ((MAIN, WRAPPED, ADAM), (), ("optimizer state", "sure")),
-        ((MAIN, WRAPPED, ADAM), (MAIN, WRAPPED, ADAM), ("temporary", "likely")),
-        ((MAIN, WRAPPED, CLOSURE, CALL, FORWARD), (), ("activations", "likely")),
-        ((MAIN, FSDP, CALL, FORWARD), (ENGINE,), ("activations", "sure")),
-        ((MAIN, FSDP, FLAT), (), ("communication buffers", "likely")),
-        ((MAIN, PYTHON_ENGINE, CHECKPOINT, CALL, FORWARD), (ENGINE,), ("activations", "sure")),
-        ((ENGINE, BACKWARD), (ENGINE, BACKWARD), ("temporary", "likely")),
-        ((ENGINE, BACKWARD), (), ("gradients", "likely")),
-        ((ENGINE, ACCUMULATE), (), ("gradients", "sure")),
+        ((MAIN, WRAPPED, ADAM), (), ("optimizer state", "high")),
+        ((MAIN, WRAPPED, ADAM), (MAIN, WRAPPED, ADAM), ("temporary", "medium")),
+        ((MAIN, WRAPPED, CLOSURE, CALL, FORWARD), (), ("activations", "medium")),
+        ((MAIN, FSDP, CALL, FORWARD), (ENGINE,), ("activations", "high")),
+        ((MAIN, FSDP, FLAT), (), ("communication buffers", "medium")),
+        ((MAIN, PYTHON_ENGINE, CHECKPOINT, CALL, FORWARD), (ENGINE,), ("activations", "high")),
+        ((ENGINE, BACKWARD), (ENGINE, BACKWARD), ("temporary", "medium")),
+        ((ENGINE, BACKWARD), (), ("gradients", "medium")),
+        ((ENGINE, ACCUMULATE), (), ("gradients", "high")),
         ((("main", "/home/ada/optim/train.py", 3),), (), ("unknown", "none")),
-        ((MAIN, CALL, FORWARD, ("at::native::_to_copy", "??", 0)), (), ("activations", "likely")),
-        ((MAIN, ("at::native::_to_copy", "??", 0)), (), ("inputs", "guess")),
-        ((MAIN, ("to", TORCH + "nn/modules/module.py", 1340)), (), ("parameters", "likely")),
+        ((MAIN, CALL, FORWARD, ("at::native::_to_copy", "??", 0)), (), ("activations", "medium")),
+        ((MAIN, ("at::native::_to_copy", "??", 0)), (), ("inputs", "low")),
+        ((MAIN, ("to", TORCH + "nn/modules/module.py", 1340)), (), ("parameters", "medium")),
     ],
     ids=str,
 )
-def test_the_innermost_code_tells_what_memory_is_for(
+def test_innermost_code_decides_category(
     stack: tuple[Frame, ...],
     freed_by: tuple[Frame, ...],
     expected: tuple[str, str],
@@ -85,112 +85,114 @@ def test_the_innermost_code_tells_what_memory_is_for(
     assert category_of(tmp_path, *stack, freed_by=freed_by) == expected
 
 
-def test_what_was_there_before_is_told_by_its_free(tmp_path: Path) -> None:
+def test_free_decides_category_without_allocation(tmp_path: Path) -> None:
     zero = ("zero_grad", TORCH + "optim/optimizer.py", 1000)
-    made = (
+    snapshot = (
         Snapshot()
         .free(BASE, MIB, MAIN, zero)
         .free(BASE + MIB, 2 * MIB, ENGINE)
         .hold(BASE, 20 * MIB)
     )
-    found = ta.memory(made.write(tmp_path / "x.pickle")).categories
-    told = found.select(pl.col("category").cast(pl.String), "live_bytes").rows()
-    assert sorted(told) == [("activations", 2 * MIB), ("gradients", MIB)]
+    categories = ta.memory(snapshot.write(tmp_path / "x.pickle")).categories
+    rows = categories.select(pl.col("category").cast(pl.String), "live_bytes").rows()
+    assert sorted(rows) == [("activations", 2 * MIB), ("gradients", MIB)]
 
 
-def test_the_documented_categories_are_those_there_are() -> None:
+def test_documented_categories_are_complete() -> None:
     page = (ROOT / "docs" / "memory.md").read_text()
-    rows = re.findall(r"^\| ([a-z ]+) \| .* \| (?:sure|likely|guess|none) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z ]+) \| .* \| (?:high|medium|low|none) \|$", page, re.MULTILINE)
     assert set(rows) == set(CATEGORIES)
 
 
-def test_code_that_torch_compiled_is_not_ones_own(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB, MAIN, FORWARD, INDUCTOR).hold(BASE, 2 * MIB, (0, MIB))
-    assert ta.memory(made.write(tmp_path / "x.pickle")).lines["function"].to_list() == ["forward"]
+def test_compiled_code_is_not_own_code(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB, MAIN, FORWARD, INDUCTOR).hold(BASE, 2 * MIB, (0, MIB))
+    assert ta.memory(snapshot.write(tmp_path / "x.pickle")).lines["function"].to_list() == [
+        "forward"
+    ]
 
 
-def test_a_very_deep_stack_costs_little(tmp_path: Path) -> None:
+def test_deep_stack_is_shortened(tmp_path: Path) -> None:
     deep = [("f" * 5000, "/home/ada/deep.py", line) for line in range(1, 3001)]
-    made = Snapshot().alloc(BASE, MIB, *deep).hold(BASE, 2 * MIB, (0, MIB))
-    found = ta.memory(made.write(tmp_path / "x.pickle"))
-    assert "(2,780 more)" in found.alive["stack"][0]
-    assert len(found.to_dict()["stacks"][0]["stack"]) < 300_000
+    snapshot = Snapshot().alloc(BASE, MIB, *deep).hold(BASE, 2 * MIB, (0, MIB))
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    assert "(2,780 more)" in result.alive["stack"][0]
+    assert len(result.to_dict()["stacks"][0]["stack"]) < 300_000
 
 
 # --- quality ---------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).alloc(BASE, 2 * MIB)  # an address in use
-    made.free(BASE, 2 * MIB).note("free_completed", BASE, 2 * MIB)  # freed twice
-    made.alloc(BASE + 8 * MIB, MIB).free(BASE + 8 * MIB, 3 * MIB)  # of another size
-    made.alloc(BASE + 16 * MIB, MIB)  # in no block
-    found = ta.memory(made.hold(BASE, 20 * MIB).write(tmp_path / "x.pickle"))
-    row = found.devices.row(0, named=True)
-    counts = ("reused_n", "twice_n", "resized_n", "lost_n", "difference_bytes")
+def test_mismatches_are_counted(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).alloc(BASE, 2 * MIB)  # an address in use
+    snapshot.free(BASE, 2 * MIB).note("free_completed", BASE, 2 * MIB)  # freed twice
+    snapshot.alloc(BASE + 8 * MIB, MIB).free(BASE + 8 * MIB, 3 * MIB)  # of another size
+    snapshot.alloc(BASE + 16 * MIB, MIB)  # in no block
+    result = ta.memory(snapshot.hold(BASE, 20 * MIB).write(tmp_path / "x.pickle"))
+    row = result.devices.row(0, named=True)
+    counts = ("reused_n", "double_free_n", "resized_n", "never_freed_n", "difference_bytes")
     assert [row[name] for name in counts] == [1, 1, 1, 1, MIB]
-    check_wording(found.notes)
+    check_wording(result.notes)
 
 
 @pytest.mark.parametrize("skipped", ["free_requested", "free_completed", None])
-def test_a_history_may_leave_out_one_half_of_each_free(tmp_path: Path, skipped: str | None) -> None:
-    """As ``_record_memory_history(skip_actions=[...])`` does."""
-    made = Snapshot()
+def test_one_event_of_each_free_may_be_missing(tmp_path: Path, skipped: str | None) -> None:
+    """``_record_memory_history(skip_actions=[...])`` omits events."""
+    snapshot = Snapshot()
     for n in range(5):
-        made.alloc(BASE + n * MIB, MIB)
+        snapshot.alloc(BASE + n * MIB, MIB)
         for action in {"free_requested", "free_completed"} - {skipped}:
-            made.note(action, BASE + n * MIB, MIB)
-    found = ta.memory(made.write(tmp_path / "x.pickle")).devices.row(0, named=True)
-    assert (found["peak_bytes"], found["end_bytes"]) == (MIB, 0)
-    assert (found["twice_n"], found["lost_n"], found["resized_n"]) == (0, 0, 0)
+            snapshot.note(action, BASE + n * MIB, MIB)
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle")).devices.row(0, named=True)
+    assert (result["peak_bytes"], result["end_bytes"]) == (MIB, 0)
+    assert (result["double_free_n"], result["never_freed_n"], result["resized_n"]) == (0, 0, 0)
 
 
-def test_of_memory_that_is_all_in_use_none_is_free(tmp_path: Path) -> None:
-    made = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 20 * MIB)
-    found = ta.memory(made.hold(BASE, 20 * MIB, (0, 20 * MIB)).write(tmp_path / "x.pickle"))
-    (row,) = found.devices.to_dicts()
+def test_full_segment_has_no_free_memory(tmp_path: Path) -> None:
+    snapshot = Snapshot().note("segment_alloc", BASE, 20 * MIB).alloc(BASE, 20 * MIB)
+    result = ta.memory(snapshot.hold(BASE, 20 * MIB, (0, 20 * MIB)).write(tmp_path / "x.pickle"))
+    (row,) = result.devices.to_dicts()
     assert (row["allocated_end_bytes"], row["fragmentation_frac"]) == (20 * MIB, 0)
     free = ("inactive_bytes", "inactive_split_bytes", "inactive_split_n", "largest_free_bytes")
     assert [row[name] for name in free] == [0] * 4
 
 
-def test_an_empty_cache_is_no_retry(tmp_path: Path) -> None:
+def test_empty_cache_is_not_a_retry(tmp_path: Path) -> None:
     empty = ("empty_cache", TORCH + "cuda/memory.py", 200)
-    made = Snapshot()
+    snapshot = Snapshot()
     for _ in range(3):
-        made.note("segment_alloc", BASE, 20 * MIB).alloc(BASE, MIB).free(BASE, MIB)
-        made.note("segment_free", BASE, 20 * MIB, MAIN, empty)
-    found = ta.memory(made.write(tmp_path / "x.pickle")).devices
-    assert found["retries"].to_list() == [0]
-    assert found["segment_allocs"].to_list() == found["segment_frees"].to_list() == [3]
-    assert found["allocations"].to_list() == [3]
-    # that no segment is left is known too
-    assert found["reserved_peak_bytes"].to_list() == [20 * MIB]
-    assert found["difference_bytes"].to_list() == [0]
+        snapshot.note("segment_alloc", BASE, 20 * MIB).alloc(BASE, MIB).free(BASE, MIB)
+        snapshot.note("segment_free", BASE, 20 * MIB, MAIN, empty)
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle")).devices
+    assert result["retries"].to_list() == [0]
+    assert result["segment_allocs"].to_list() == result["segment_frees"].to_list() == [3]
+    assert result["allocations"].to_list() == [3]
+    # the absence of segments at the end is known too
+    assert result["reserved_peak_bytes"].to_list() == [20 * MIB]
+    assert result["difference_bytes"].to_list() == [0]
 
 
-def test_a_retry_gives_back_and_takes_in_one_call(tmp_path: Path) -> None:
-    made = Snapshot().note("segment_alloc", BASE, 20 * MIB, MAIN)
-    made.alloc(BASE, MIB).free(BASE, MIB)
-    made.note("segment_free", BASE, 20 * MIB, MAIN, FORWARD)
-    made.note("segment_alloc", BASE, 40 * MIB, MAIN, FORWARD).hold(BASE, 40 * MIB)
-    found = ta.memory(made.write(tmp_path / "x.pickle"))
-    assert found.devices["retries"].to_list() == [1]
-    row = found.devices.row(0, named=True)
+def test_retry_frees_and_allocates_in_one_call(tmp_path: Path) -> None:
+    snapshot = Snapshot().note("segment_alloc", BASE, 20 * MIB, MAIN)
+    snapshot.alloc(BASE, MIB).free(BASE, MIB)
+    snapshot.note("segment_free", BASE, 20 * MIB, MAIN, FORWARD)
+    snapshot.note("segment_alloc", BASE, 40 * MIB, MAIN, FORWARD).hold(BASE, 40 * MIB)
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    assert result.devices["retries"].to_list() == [1]
+    row = result.devices.row(0, named=True)
     assert (row["segment_allocs"], row["segment_frees"]) == (2, 1)
-    check_wording(found.verdict)
+    check_wording(result.verdict)
 
 
-def test_a_device_on_which_nothing_happened_has_a_history_too(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).free(BASE, MIB).hold(BASE, 2 * MIB)
-    made.hold(BASE + 64 * MIB, 20 * MIB, (0, 20 * MIB), device=1)
-    made.more = {"device_traces": [made.events, []]}
-    found = ta.memory(made.write(tmp_path / "x.pickle"))
-    assert found.devices["peak_bytes"].to_list() == [MIB, 20 * MIB]
-    assert "no history" not in found.verdict
+def test_idle_device_has_a_history(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).free(BASE, MIB).hold(BASE, 2 * MIB)
+    snapshot.hold(BASE + 64 * MIB, 20 * MIB, (0, 20 * MIB), device=1)
+    snapshot.more = {"device_traces": [snapshot.events, []]}
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    assert result.devices["peak_bytes"].to_list() == [MIB, 20 * MIB]
+    check_wording(result.verdict)
 
 
-def test_files_joined_without_ranks_are_refused(tmp_path: Path) -> None:
+def test_files_joined_without_ranks_are_rejected(tmp_path: Path) -> None:
     path = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB)).write(tmp_path / "x.pickle")
     trace = ta.read(path)
     with pytest.raises(OptionError, match="without ranks"):
@@ -202,45 +204,47 @@ def test_files_joined_without_ranks_are_refused(tmp_path: Path) -> None:
 # --- the parser ------------------------------------------------------------------------------
 
 
-def test_odd_values_at_the_top_are_no_errors(tmp_path: Path) -> None:
-    for told in (float("nan"), True, 5.0, None, "x", [float("inf")], {"a": [1]}, (1, 2)):
-        made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+def test_invalid_top_level_values_are_ignored(tmp_path: Path) -> None:
+    for value in (float("nan"), True, 5.0, None, "x", [float("inf")], {"a": [1]}, (1, 2)):
+        snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
         names = ("allocator_settings", "trace_alloc_overflowed", "trace_alloc_max_entries")
-        made.more = {name: deepcopy(told) for name in names}
-        assert ta.memory(made.write(tmp_path / "x.pickle")).devices.height == 1
+        snapshot.more = {name: deepcopy(value) for name in names}
+        assert ta.memory(snapshot.write(tmp_path / "x.pickle")).devices.height == 1
 
 
-def test_shared_containers_do_not_multiply(tmp_path: Path) -> None:
+def test_shared_containers_are_not_expanded(tmp_path: Path) -> None:
     shared = tuple(range(1000))
-    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
-    made.settings = {str(n): [shared] * 1000 for n in range(50)}
+    snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    snapshot.settings = {str(n): [shared] * 1000 for n in range(50)}
     try:
-        extra = ta.read(made.write(tmp_path / "x.pickle")).meta.extra
+        extra = ta.read(snapshot.write(tmp_path / "x.pickle")).meta.extra
     except MalformedInput:
         return
     assert extra is not None
     assert len(extra) < 200_000
 
 
-def test_arguments_are_those_of_their_row(tmp_path: Path) -> None:
-    made = Snapshot().note("alloc", BASE, MIB, user_metadata="one", pool_id=(0, 1))
-    made.note("alloc", BASE + MIB, MIB).note("alloc", BASE + 2 * MIB, MIB, user_metadata="two")
-    args = ta.read(made.write(tmp_path / "x.pickle"), columns=["args"]).events["args"].to_list()
+def test_args_belong_to_their_row(tmp_path: Path) -> None:
+    snapshot = Snapshot().note("alloc", BASE, MIB, user_metadata="one", pool_id=(0, 1))
+    snapshot.note("alloc", BASE + MIB, MIB).note("alloc", BASE + 2 * MIB, MIB, user_metadata="two")
+    args = ta.read(snapshot.write(tmp_path / "x.pickle"), columns=["args"]).events["args"].to_list()
     assert [re.findall("one|two", text) for text in args] == [["one"], [], ["two"]]
     assert "[0, 1]" in args[0]
 
 
-def test_ranges_that_end_before_they_begin_are_open(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB)).step("step 1", 50, 20)
-    made.marks.append({"name": "x", "stage": "END", "device": 0, "time_us": (1 << 63) - 1})
-    trace = ta.read(made.write(tmp_path / "x.pickle"))
+def test_reversed_annotations_are_open(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB)).step("step 1", 50, 20)
+    snapshot.marks.append({"name": "x", "stage": "END", "device": 0, "time_us": (1 << 63) - 1})
+    trace = ta.read(snapshot.write(tmp_path / "x.pickle"))
     assert trace.events.filter(pl.col("kind") == "user_annotation")["dur"].to_list() == [None]
     assert dict(trace.issues.select("code", "count").rows())["open-annotations"] == 3
 
 
-def test_addresses_that_no_process_has_are_dropped(tmp_path: Path) -> None:
-    made = Snapshot().alloc((1 << 63) + 4096, MIB).alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
-    path = made.write(tmp_path / "x.pickle")
+def test_invalid_addresses_are_dropped(tmp_path: Path) -> None:
+    snapshot = (
+        Snapshot().alloc((1 << 63) + 4096, MIB).alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    )
+    path = snapshot.write(tmp_path / "x.pickle")
     assert ta.memory(path).devices["peak_bytes"].to_list() == [MIB]
     assert dict(ta.read(path).issues.select("code", "count").rows())["wrong-type"] == 1
 
@@ -273,70 +277,71 @@ BARE = Situation(request=30 * MIB, reserved=100 * MIB)
     ],
     ids=str,
 )
-def test_causes(changes: dict[str, Any], expected: str) -> None:
+def test_cause_of_situation(changes: dict[str, Any], expected: str) -> None:
     assert cause(replace(BARE, **changes)) == expected
 
 
-def test_advice_knows_the_settings() -> None:
-    torn = replace(BARE, unused=40 * MIB, usable=40 * MIB, divided=True)
-    assert "expandable_segments:True" in advice(torn, "fragmentation")
-    assert "max_split_size_mb" in advice(torn, "fragmentation")
-    assert "max_split_size_mb" not in advice(replace(torn, limited=True), "fragmentation")
-    assert "already" in advice(replace(torn, expandable=True), "fragmentation")
-    assert "look at the shape" in advice(replace(BARE, request=1 << 50), "real demand")
+def test_advice_depends_on_settings() -> None:
+    fragmented = replace(BARE, unused=40 * MIB, usable=40 * MIB, divided=True)
+    assert "expandable_segments:True" in advice(fragmented, "fragmentation")
+    assert "max_split_size_mb" in advice(fragmented, "fragmentation")
+    assert "max_split_size_mb" not in advice(replace(fragmented, limited=True), "fragmentation")
+    check_wording(advice(replace(fragmented, expandable=True), "fragmentation"))
+    check_wording(advice(replace(BARE, request=1 << 50), "real demand"))
     assert "record_stream" in advice(replace(BARE, pending=20 * MIB), "real demand")
-    for why in CAUSE.categories:
-        assert advice(BARE, why)
+    check_wording(*(advice(BARE, reason) for reason in CAUSE.categories))
 
 
-def test_a_mapped_segment_is_one_run_whatever_is_unmapped_later(tmp_path: Path) -> None:
-    """60 MiB mapped, 50 in use when 15 are asked for; later the middle is given back."""
-    made = Snapshot(settings={"expandable_segments": True})
-    made.note("segment_map", BASE, 60 * MIB).alloc(BASE, 30 * MIB).alloc(BASE + 30 * MIB, 20 * MIB)
-    made.note("oom", 5 * MIB, 15 * MIB)
-    made.free(BASE, 30 * MIB).free(BASE + 30 * MIB, 20 * MIB)
-    made.note("segment_unmap", BASE + 20 * MIB, 20 * MIB)
-    made.hold(BASE, 20 * MIB, is_expandable=True).hold(
+def test_mapped_segment_is_one_run_despite_later_unmap(tmp_path: Path) -> None:
+    """60 MiB mapped, 50 allocated when 15 are requested; the middle is unmapped later."""
+    snapshot = Snapshot(settings={"expandable_segments": True})
+    snapshot.note("segment_map", BASE, 60 * MIB).alloc(BASE, 30 * MIB).alloc(
+        BASE + 30 * MIB, 20 * MIB
+    )
+    snapshot.note("oom", 5 * MIB, 15 * MIB)
+    snapshot.free(BASE, 30 * MIB).free(BASE + 30 * MIB, 20 * MIB)
+    snapshot.note("segment_unmap", BASE + 20 * MIB, 20 * MIB)
+    snapshot.hold(BASE, 20 * MIB, is_expandable=True).hold(
         BASE + 40 * MIB, 20 * MIB, is_expandable=True
     )
-    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+    (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
     sizes = ("reserved_bytes", "allocated_bytes", "unused_bytes", "largest_free_bytes")
     assert [row[name] // MIB for name in sizes] == [60, 50, 10, 10]
     assert row["cause"] == "fragmentation"
 
 
 def oom(tmp_path: Path, **segment: Any) -> dict[str, Any]:
-    made = Snapshot().note("oom", MIB, 30 * MIB)
+    snapshot = Snapshot().note("oom", MIB, 30 * MIB)
     for number in range(3):
-        made.hold(BASE + number * 64 * MIB, 20 * MIB, **segment)
-    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+        snapshot.hold(BASE + number * 64 * MIB, 20 * MIB, **segment)
+    (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
     return row
 
 
-def test_pools_and_streams_do_not_add_up(tmp_path: Path) -> None:
+def test_other_pools_and_streams_are_not_usable(tmp_path: Path) -> None:
     assert oom(tmp_path)["cause"] == "fragmentation"
     for segment in ({"segment_pool_id": (0, 1)}, {"stream": 7}, {"segment_type": "small"}):
         row = oom(tmp_path, **segment)
         assert (row["cause"], row["usable_bytes"]) == ("another pool or stream", 0)
 
 
-def test_a_request_of_any_size_is_told(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, 1 << 55).hold(BASE, 2 * MIB, (0, MIB))
-    found = ta.memory_oom(made.write(tmp_path / "x.pickle"))
-    assert found.errors["request_bytes"].to_list() == [1 << 55]
-    check_wording(found.verdict)
+def test_huge_request_is_reported(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, 1 << 55).hold(BASE, 2 * MIB, (0, MIB))
+    result = ta.memory_oom(snapshot.write(tmp_path / "x.pickle"))
+    assert result.errors["request_bytes"].to_list() == [1 << 55]
+    check_wording(result.verdict)
 
 
-def test_what_is_not_known_is_no_cause(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB)
-    del made.events[-1]["device_free"]
-    (row,) = ta.memory_oom(made.write(tmp_path / "x.pickle")).errors.to_dicts()
+def test_missing_data_gives_unknown_cause(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB)
+    del snapshot.events[-1]["device_free"]
+    (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
     assert (row["cause"], row["missing_bytes"]) == ("not known", None)
 
 
-def test_a_capacity_below_what_is_there_is_refused(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
-    path = made.write(tmp_path / "x.pickle")
+def test_too_small_capacity_is_rejected(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    path = snapshot.write(tmp_path / "x.pickle")
     for capacity in (80, -1):
         with pytest.raises(OptionError, match="capacity"):
             ta.memory_oom(path, capacity_bytes=capacity)
@@ -348,19 +353,19 @@ def test_a_capacity_below_what_is_there_is_refused(tmp_path: Path) -> None:
         assert errors.errors["outside_bytes"].to_list() == [5 * MIB]
 
 
-def test_errors_outside_of_the_stretch_are_not_denied(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
-    path = made.write(tmp_path / "x.pickle")
+def test_verdict_without_errors_mentions_window(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    path = snapshot.write(tmp_path / "x.pickle")
     check_wording(ta.memory_oom(path, until_ns=5_000).verdict)
     early = ta.memory(path, until_ns=5_000)
     assert early.devices["ooms"].to_list() == [0]
     check_wording(*early.notes)
 
 
-def test_what_happened_before_the_stretch_is_not_counted(tmp_path: Path) -> None:
-    """Not even the last event before it: the stretch begins after that has happened."""
-    made = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).alloc(BASE + MIB, MIB)
-    path = made.hold(BASE, 2 * MIB, (0, MIB), (MIB, MIB)).write(tmp_path / "x.pickle")
+def test_events_before_window_are_not_counted(tmp_path: Path) -> None:
+    """The window starts after the last event before it."""
+    snapshot = Snapshot().alloc(BASE, MIB).note("oom", MIB, MIB).alloc(BASE + MIB, MIB)
+    path = snapshot.hold(BASE, 2 * MIB, (0, MIB), (MIB, MIB)).write(tmp_path / "x.pickle")
     allocated, failed, again = ta.memory(path).timeline["time_ns"].drop_nulls().to_list()
     late = ta.memory(path, since_ns=failed + 1).devices
     assert late.select("allocations", "ooms").row(0) == (1, 0)
@@ -371,10 +376,10 @@ def test_what_happened_before_the_stretch_is_not_counted(tmp_path: Path) -> None
     assert again > failed
 
 
-def test_a_stack_of_a_wrong_type_is_counted_once(tmp_path: Path) -> None:
-    made = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
-    made.events[0]["frames"] = 7
-    issues = ta.read(made.write(tmp_path / "x.pickle")).issues
+def test_invalid_stack_is_counted_once(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, MIB).hold(BASE, 2 * MIB, (0, MIB))
+    snapshot.events[0]["frames"] = 7
+    issues = ta.read(snapshot.write(tmp_path / "x.pickle")).issues
     assert dict(issues.select("code", "count").rows())["wrong-type"] == 1
 
 
@@ -382,25 +387,25 @@ def test_a_stack_of_a_wrong_type_is_counted_once(tmp_path: Path) -> None:
 
 
 def growing(steps: int, leaks: set[int], *, nested: bool = False) -> Snapshot:
-    """Steps of which some keep 1 MiB."""
-    made = Snapshot()
+    """Return steps of which some leak 1 MiB."""
+    snapshot = Snapshot()
     for step in range(steps):
-        begin = made.now
-        made.alloc(BASE, MIB).free(BASE, MIB)
+        begin = snapshot.now
+        snapshot.alloc(BASE, MIB).free(BASE, MIB)
         if step in leaks:
-            made.alloc(BASE + (step + 1) * MIB, MIB, MAIN, ("append", "/home/ada/train.py", 60))
+            snapshot.alloc(BASE + (step + 1) * MIB, MIB, MAIN, ("append", "/home/ada/train.py", 60))
         if nested:
-            made.step(f"step {step}", begin + 1, begin + 2)
-        made.step(f"ProfilerStep#{step}", begin, made.now - 1)
-    return made
+            snapshot.step(f"step {step}", begin + 1, begin + 2)
+        snapshot.step(f"ProfilerStep#{step}", begin, snapshot.now - 1)
+    return snapshot
 
 
-def suspected(made: Snapshot, tmp_path: Path) -> list[str]:
-    return ta.memory_growth(made.write(tmp_path / "x.pickle")).suspects["function"].to_list()
+def suspects(snapshot: Snapshot, tmp_path: Path) -> list[str]:
+    return ta.memory_growth(snapshot.write(tmp_path / "x.pickle")).suspects["function"].to_list()
 
 
 @pytest.mark.parametrize(
-    ("leaks", "found"),
+    ("leaks", "suspect"),
     [
         (set(range(12)), True),
         (set(range(5, 12)), True),
@@ -411,29 +416,29 @@ def suspected(made: Snapshot, tmp_path: Path) -> list[str]:
     ],
     ids=str,
 )
-def test_leaks(leaks: set[int], found: bool, tmp_path: Path) -> None:
-    assert suspected(growing(12, leaks), tmp_path) == ["append"] * found
+def test_leak_is_suspected(leaks: set[int], suspect: bool, tmp_path: Path) -> None:
+    assert suspects(growing(12, leaks), tmp_path) == ["append"] * suspect
 
 
-def test_ranges_within_steps_are_no_steps(tmp_path: Path) -> None:
-    assert suspected(growing(8, set(range(8)), nested=True), tmp_path) == ["append"]
+def test_ranges_within_steps_are_ignored(tmp_path: Path) -> None:
+    assert suspects(growing(8, set(range(8)), nested=True), tmp_path) == ["append"]
 
 
-def test_growth_is_by_step_in_which_it_grew(tmp_path: Path) -> None:
+def test_per_step_bytes_count_steps_of_growth(tmp_path: Path) -> None:
     path = growing(12, set(range(6, 12))).write(tmp_path / "x.pickle")
     (row,) = ta.memory_growth(path).suspects.to_dicts()
     assert (row["per_step_bytes"], row["grew_n"], row["grown_bytes"]) == (MIB, 6, 6 * MIB)
 
 
-def test_few_steps_cannot_tell(tmp_path: Path) -> None:
-    found = ta.memory_growth(growing(3, {0, 1, 2}).write(tmp_path / "x.pickle"))
-    assert "too few" in found.verdict
+def test_too_few_steps_are_reported(tmp_path: Path) -> None:
+    result = ta.memory_growth(growing(3, {0, 1, 2}).write(tmp_path / "x.pickle"))
+    check_wording(result.verdict)
 
 
-def test_steps_that_are_too_many_are_refused(tmp_path: Path) -> None:
+def test_invalid_step_lengths_are_rejected(tmp_path: Path) -> None:
     path = growing(8, set()).write(tmp_path / "x.pickle")
-    for every, said in (("1ns", "shorter"), ("0", "above 0"), ("x", "not a duration")):
-        with pytest.raises(OptionError, match=said):
+    for every in ("1ns", "0", "x"):
+        with raises_wording(OptionError):
             ta.memory_growth(path, step_every=every)
     assert ta.memory_growth(path, step_every=4).steps.height == 6
 
@@ -442,45 +447,45 @@ def test_steps_that_are_too_many_are_refused(tmp_path: Path) -> None:
 
 
 def one_line(tmp_path: Path, name: str, size: int, frame: Frame, device: int = 0) -> Path:
-    made = Snapshot().alloc(BASE, size, frame).hold(BASE, size, (0, size), device=device)
-    made.more = {"device_traces": [[]] * device + [made.events]}
-    return made.write(tmp_path / name)
+    snapshot = Snapshot().alloc(BASE, size, frame).hold(BASE, size, (0, size), device=device)
+    snapshot.more = {"device_traces": [[]] * device + [snapshot.events]}
+    return snapshot.write(tmp_path / name)
 
 
-def test_paths_of_other_users_are_the_same_code(tmp_path: Path) -> None:
+def test_paths_of_other_users_match(tmp_path: Path) -> None:
     new = one_line(tmp_path, "a.pickle", 50 * MIB, ("f", "/home/ada/run/model.py", 20))
     old = one_line(tmp_path, "b.pickle", 40 * MIB, ("f", "/scratch/bob/x/run/model.py", 20))
-    found = ta.memory_diff(new, old)
-    assert found.lines["changed_bytes"].to_list() == [10 * MIB]
-    assert found.changes.height == 1
+    result = ta.memory_diff(new, old)
+    assert result.lines["changed_bytes"].to_list() == [10 * MIB]
+    assert result.changes.height == 1
 
 
-def test_a_line_that_moved_is_the_same(tmp_path: Path) -> None:
+def test_moved_line_matches(tmp_path: Path) -> None:
     new = one_line(tmp_path, "a.pickle", 50 * MIB, ("f", "/home/ada/run/model.py", 25))
     old = one_line(tmp_path, "b.pickle", 40 * MIB, ("f", "/home/ada/run/model.py", 20))
     assert ta.memory_diff(new, old).lines.select("line", "changed_bytes").rows() == [(25, 10 * MIB)]
 
 
-def test_ranks_are_compared_by_their_highest_peak(tmp_path: Path) -> None:
+def test_ranks_are_compared_by_highest_peak(tmp_path: Path) -> None:
     frame = ("f", "/home/ada/run/model.py", 20)
     for rank in range(3):
         one_line(tmp_path / "old", f"rank{rank}.pickle", (40 + rank) * MIB, frame, device=rank)
         one_line(tmp_path / "new", f"rank{rank}.pickle", (45 + rank) * MIB, frame)
-    found = ta.memory_diff(tmp_path / "new", tmp_path / "old")
-    assert found.changes["changed_bytes"].to_list() == [5 * MIB]
-    assert found.peak_bytes - found.base_bytes == 5 * MIB
-    assert found.devices.height == 6
+    result = ta.memory_diff(tmp_path / "new", tmp_path / "old")
+    assert result.changes["changed_bytes"].to_list() == [5 * MIB]
+    assert result.peak_bytes - result.base_bytes == 5 * MIB
+    assert result.devices.height == 6
 
 
-# --- other sources, other ways ---------------------------------------------------------------
+# --- other formats and the command line ------------------------------------------------------
 
 
-def test_memory_of_the_host_is_not_that_of_a_device(tmp_path: Path) -> None:
+def test_host_memory_is_excluded(tmp_path: Path) -> None:
     trace = ta.read(ROOT / "fixtures" / "nsys" / "tables.sqlite")
     assert ta.memory(trace).devices["peak_bytes"].to_list() == [2560 * MIB]
     pinned = replace(
         trace,
-        memory_totals=trace.memory_totals.clear(),  # nsys sums up by sort of memory
+        memory_totals=trace.memory_totals.clear(),  # nsys sums up by kind of memory
         events=trace.events.with_columns(
             name=pl.when(pl.col("bytes") == 2 << 30).then(pl.lit("Pinned")).otherwise("name")
             .cast(trace.events.schema["name"])
@@ -489,7 +494,7 @@ def test_memory_of_the_host_is_not_that_of_a_device(tmp_path: Path) -> None:
     assert ta.memory(pinned).devices["peak_bytes"].to_list() == [512 * MIB]
 
 
-def test_functions_stay_functions_whichever_was_asked_first() -> None:
+def test_functions_are_not_shadowed_by_modules() -> None:
     code = (
         "import traceanalyzer as ta\n"
         "first = [getattr(ta, name) for name in reversed(ta.__all__)]\n"
@@ -499,7 +504,7 @@ def test_functions_stay_functions_whichever_was_asked_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--oom", "--growth"], "--oom and --growth cannot be combined"),
         (["--growth", "--capacity", "80GiB"], "--capacity has no effect with --growth"),
@@ -511,14 +516,14 @@ def test_functions_stay_functions_whichever_was_asked_first() -> None:
     ],
     ids=str,
 )
-def test_options_that_do_not_go_together(
-    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+def test_conflicting_options_are_rejected(
+    arguments: list[str], text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from traceanalyzer.cli.main import status
 
     path = str(ROOT / "fixtures" / "memory" / "oom.pickle")
     assert status(["memory", path, *arguments]) == 2
-    assert said in capfd.readouterr().err
+    assert text in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -532,7 +537,7 @@ def test_options_that_do_not_go_together(
     ],
     ids=str,
 )
-def test_tables_as_they_were(
+def test_output_matches_golden(
     name: str,
     arguments: list[str],
     capfd: pytest.CaptureFixture[str],
@@ -548,19 +553,19 @@ def test_tables_as_they_were(
     golden(f"memory/{name}_{what}.txt", capfd.readouterr().out)
 
 
-def test_times_count_from_the_first_event(tmp_path: Path) -> None:
+def test_times_start_at_first_event(tmp_path: Path) -> None:
     trace = ta.read(Snapshot().alloc(BASE, MIB).write(tmp_path / "x.pickle"))
     assert trace.meta.epoch_ns == 1000 * START_US
 
 
-def test_steps_can_be_chosen_without_asking_for_growth(tmp_path: Path) -> None:
-    made = Snapshot()
+def test_step_options_apply_without_growth_option(tmp_path: Path) -> None:
+    snapshot = Snapshot()
     for number in range(12):
-        made.alloc(BASE + number * MIB, MIB)
-    path = made.hold(BASE, 12 * MIB).write(tmp_path / "x.pickle")
-    found = ta.memory(path, step_every=3).growth
-    assert found is not None
-    assert found.steps.equals(ta.memory_growth(path, step_every=3).steps)
+        snapshot.alloc(BASE + number * MIB, MIB)
+    path = snapshot.hold(BASE, 12 * MIB).write(tmp_path / "x.pickle")
+    result = ta.memory(path, step_every=3).growth
+    assert result is not None
+    assert result.steps.equals(ta.memory_growth(path, step_every=3).steps)
     with pytest.raises(OptionError, match="shorter"):
         ta.memory(path, step_every="1us")
     with pytest.raises(MissingData):

@@ -1,4 +1,4 @@
-"""The memory a device held at every moment, against an allocator that is played through."""
+"""Segments and blocks at every position, compared with a simulated allocator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_memory_definitions import BLOCKS, ROWS
 
-from traceanalyzer.analyzers.memory.ledger import Operations, ledger
+from traceanalyzer.analyzers.memory.ledger import History, ledger
 from traceanalyzer.analyzers.memory.regions import Regions, regions
 
 modest = settings(max_examples=60, deadline=None)
 Row = dict[str, Any]
 MIB = 1 << 20
-#: Places for segments; the first two lie side by side.
+#: Addresses and sizes of segments; the first two are adjacent.
 PLACES = {1 << 30: 2 * MIB, (1 << 30) + 2 * MIB: 20 * MIB, 1 << 31: 8 * MIB}
 
-NOTED = {**ROWS, "stream": pl.Int64}
+ROWS_OF_STREAM = {**ROWS, "stream": pl.Int64}
 SEGMENTS = {
     "address": pl.UInt64, "total_bytes": pl.Int64, "stream": pl.Int64, "pool": pl.String,
     "segment_type": pl.String, "expandable": pl.Boolean,
@@ -29,7 +29,7 @@ SEGMENTS = {
 
 @dataclass
 class Allocator:
-    """Segments and the blocks in them: address to (size, requested, stack)."""
+    """Segments and their blocks: address to (size, requested, stack)."""
 
     segments: dict[int, dict[int, tuple[int, int, int]]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Allocator:
         self.segments[address] = {}
         self.note("segment_alloc", address, PLACES[address], 0, 1)
 
-    def give_back(self, address: int) -> None:
+    def release(self, address: int) -> None:
         del self.segments[address]
         self.note("segment_free", address, PLACES[address], 0, -1)
 
@@ -64,8 +64,8 @@ class Allocator:
 
 
 @st.composite
-def played(draw: st.DrawFn) -> Allocator:
-    """Some moves of an allocator that held something before."""
+def allocators(draw: st.DrawFn) -> Allocator:
+    """Generate some operations of an allocator with memory allocated before."""
     it = Allocator()
     for address in draw(st.lists(st.sampled_from(list(PLACES)), unique=True, max_size=2)):
         it.segments[address] = {}
@@ -73,14 +73,14 @@ def played(draw: st.DrawFn) -> Allocator:
             it.segments[address][address + 4096] = (1024, 700, 4)
     it.states.append(copy.deepcopy(it.segments))
     for _ in range(draw(st.integers(0, 12))):
-        move = draw(st.sampled_from(["reserve", "allocate", "allocate", "free", "give_back"]))
+        move = draw(st.sampled_from(["reserve", "allocate", "allocate", "free", "release"]))
         missing = [address for address in PLACES if address not in it.segments]
-        empty = [address for address, own in it.segments.items() if not own]
-        blocks = [(a, block) for a, own in it.segments.items() for block in own]
+        empty = [address for address, inside in it.segments.items() if not inside]
+        blocks = [(a, block) for a, inside in it.segments.items() for block in inside]
         if move == "reserve" and missing:
             it.reserve(draw(st.sampled_from(missing)))
-        elif move == "give_back" and empty:
-            it.give_back(draw(st.sampled_from(empty)))
+        elif move == "release" and empty:
+            it.release(draw(st.sampled_from(empty)))
         elif move == "free" and blocks:
             it.free(*draw(st.sampled_from(blocks)))
         elif move == "allocate" and it.segments:
@@ -92,7 +92,7 @@ def played(draw: st.DrawFn) -> Allocator:
 
 
 def at(it: Allocator, position: int) -> Regions:
-    """What is told of a moment, from the history and what is held at the end."""
+    """Return the reconstruction at a position, from the history and the state at the end."""
     segments = [
         {
             "address": address, "total_bytes": PLACES[address], "stream": 0, "pool": None,
@@ -106,74 +106,75 @@ def at(it: Allocator, position: int) -> Regions:
             "address": block, "size_bytes": size, "requested_bytes": requested,
             "state": "active_allocated", "stack": stack,
         }
-        for own in it.segments.values() for block, (size, requested, stack) in own.items()
+        for inside in it.segments.values() for block, (size, requested, stack) in inside.items()
     ]  # fmt: skip
-    held = pl.DataFrame(blocks, schema=BLOCKS)
+    at_end = pl.DataFrame(blocks, schema=BLOCKS)
     reserved = sum(PLACES[address] for address in it.segments)
-    of = ledger(Operations(0, pl.DataFrame(it.rows, schema=NOTED), "snapshot"), held, reserved)
-    found = regions(of, pl.DataFrame(segments, schema=SEGMENTS), held, position)
-    assert found is not None
-    return found
+    events = History(0, pl.DataFrame(it.rows, schema=ROWS_OF_STREAM), "snapshot")
+    history = ledger(events, at_end, reserved)
+    result = regions(history, pl.DataFrame(segments, schema=SEGMENTS), at_end, position)
+    assert result is not None
+    return result
 
 
-def laid_out(held: dict[int, tuple[int, int, int]], address: int) -> list[tuple[int, int, str]]:
-    """Offset, size and state of a segment's blocks, end to end."""
-    found, until = [], 0
-    for block, (size, _, _) in sorted(held.items()):
+def layout(blocks: dict[int, tuple[int, int, int]], address: int) -> list[tuple[int, int, str]]:
+    """Return offset, size and state of the live and free blocks of a segment."""
+    rows, until = [], 0
+    for block, (size, _, _) in sorted(blocks.items()):
         offset = block - address
         if offset > until:
-            found.append((until, offset - until, "free"))
-        found.append((offset, size, "live"))
+            rows.append((until, offset - until, "free"))
+        rows.append((offset, size, "live"))
         until = offset + size
     if until < PLACES[address]:
-        found.append((until, PLACES[address] - until, "free"))
-    return found
+        rows.append((until, PLACES[address] - until, "free"))
+    return rows
 
 
 @modest
-@given(played())
-def test_what_was_held_at_every_moment(it: Allocator) -> None:
+@given(allocators())
+def test_segments_and_blocks_at_every_position(it: Allocator) -> None:
     for position, state in enumerate(it.states):
-        found = at(it, position)
-        told = found.segments.sort("address")
-        assert told.select("address", "total_bytes").rows() == [
+        result = at(it, position)
+        segments = result.segments.sort("address")
+        assert segments.select("address", "total_bytes").rows() == [
             (address, PLACES[address]) for address in sorted(state)
         ]
-        assert told["id"].to_list() == list(range(len(state)))
-        assert told["small"].to_list() == [PLACES[a] == 2 * MIB for a in sorted(state)]
-        # the stream of a segment that was given back since is that of its events
-        assert told["stream"].to_list() == [0 if a in it.segments else 3 for a in sorted(state)]
+        assert segments["id"].to_list() == list(range(len(state)))
+        assert segments["small"].to_list() == [PLACES[a] == 2 * MIB for a in sorted(state)]
+        # a segment that is freed later has the stream of its events
+        assert segments["stream"].to_list() == [0 if a in it.segments else 3 for a in sorted(state)]
         for number, address in enumerate(sorted(state)):
-            own = found.blocks.filter(pl.col("segment") == number)
-            expected = laid_out(state[address], address)
-            assert own.select("offset_bytes", "total_bytes", "state").rows() == expected
+            blocks = result.blocks.filter(pl.col("segment") == number)
+            expected = layout(state[address], address)
+            assert blocks.select("offset_bytes", "total_bytes", "state").rows() == expected
 
 
 @modest
-@given(played(), st.sampled_from([1, MIB, MIB + 1, 8 * MIB]), st.sampled_from([None, 0, 3]))
-def test_what_could_serve_a_request(it: Allocator, request: int, stream: int | None) -> None:
+@given(allocators(), st.sampled_from([1, MIB, MIB + 1, 8 * MIB]), st.sampled_from([None, 0, 3]))
+def test_serving_blocks_match_simulation(it: Allocator, request: int, stream: int | None) -> None:
     for position, state in enumerate(it.states):
-        found = at(it, position)
+        result = at(it, position)
         free = [
             (number, offset, size)
             for number, address in enumerate(sorted(state))
-            for offset, size, what in laid_out(state[address], address)
+            for offset, size, what in layout(state[address], address)
             if what == "free"
             and (PLACES[address] == 2 * MIB) == (request <= MIB)
             and stream in (None, 0 if address in it.segments else 3)
         ]
-        serving = found.serving(request, stream).select("segment", "offset_bytes", "total_bytes")
+        serving = result.serving(request, stream).select("segment", "offset_bytes", "total_bytes")
         assert sorted(serving.rows()) == free
         for size in (2 * MIB, 2 * MIB + 1, 20 * MIB):
             divided = any(
-                PLACES[a] >= size and len({what for *_, what in laid_out(state[a], a)}) > 1
+                PLACES[a] >= size and len({what for *_, what in layout(state[a], a)}) > 1
                 for a in state
             )
-            assert found.divided(size) == divided
+            assert result.divided(size) == divided
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_pieces_of_an_expandable_segment_are_one_run(expandable: bool) -> None:
+def test_expandable_segment_is_one_run(expandable: bool) -> None:
     start = 1 << 30
     segments = pl.DataFrame(
         [
@@ -186,20 +187,20 @@ def test_pieces_of_an_expandable_segment_are_one_run(expandable: bool) -> None:
         schema=SEGMENTS,
     )  # fmt: skip
     none = pl.DataFrame(schema=BLOCKS)
-    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, 6 * MIB)
-    found = regions(of, segments, none, 0)
-    assert found is not None
-    assert found.segments["total_bytes"].to_list() == (
+    history = ledger(History(0, pl.DataFrame(schema=ROWS_OF_STREAM), "snapshot"), none, 6 * MIB)
+    result = regions(history, segments, none, 0)
+    assert result is not None
+    assert result.segments["total_bytes"].to_list() == (
         [6 * MIB] if expandable else [2 * MIB] * 3
     )  # fmt: skip
     pooled = segments.with_columns(pool=pl.lit("(1, 0)"))
-    private = regions(of, pooled, none, 0)
+    private = regions(history, pooled, none, 0)
     assert private is not None
     assert private.serving(8 * MIB, 0).is_empty()
-    assert found.serving(8 * MIB, 0).height == found.segments.height
+    assert result.serving(8 * MIB, 0).height == result.segments.height
 
 
-def test_without_reserved_memory_nothing_is_told() -> None:
+def test_unknown_reserved_memory_gives_none() -> None:
     none = pl.DataFrame(schema=BLOCKS)
-    of = ledger(Operations(0, pl.DataFrame(schema=NOTED), "snapshot"), none, None)
-    assert regions(of, pl.DataFrame(schema=SEGMENTS), none, 0) is None
+    history = ledger(History(0, pl.DataFrame(schema=ROWS_OF_STREAM), "snapshot"), none, None)
+    assert regions(history, pl.DataFrame(schema=SEGMENTS), none, 0) is None

@@ -1,7 +1,7 @@
-"""Analyzers: one question a file (a folder where it needs more).
+"""Analyzers: one file or folder per analysis.
 
-In: a :class:`~traceanalyzer.trace.Trace`, or several. Out: a :class:`~traceanalyzer.result.Result`.
-Pure functions: no reading, printing or drawing, nothing of the caller's is changed, and equal
-inputs give equal bytes. Imported by ``api``; they may import ``frames, trace, result, vocabulary,
-units, errors`` and nothing else of the package.
+Input are one or several :class:`~traceanalyzer.trace.Trace`, output is a
+:class:`~traceanalyzer.result.Result`. Analyzers are pure functions: they do not read files, print,
+draw or change their inputs, and equal inputs give equal bytes. They import only ``frames, trace,
+result, vocabulary, units, errors`` of the package.
 """

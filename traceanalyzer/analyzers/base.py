@@ -1,6 +1,6 @@
-"""What an analyzer is: its options, what it reads, and its steps from a trace to a result.
+"""Definition of an analyzer: options, data to read, and steps from a trace to a result.
 
-Nothing here loads polars, so that ``--help`` of a command costs no more than its options.
+This module does not import polars, to keep ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ R = TypeVar("R", bound="Result")
 
 
 class Reading(TypedDict, total=False):
-    """How files are read; every keyword may be left out.
+    """Options for reading files; all keywords are optional.
 
     Attributes:
-        format: the files' format, to override detection by content.
-        rank: only this rank of the inputs.
-        assume_rank: the rank of a single file that has none.
-        since_ns: ignore events that end before this time after each input's first event.
-        until_ns: ignore events that start at or after this time after each input's first event.
-        progress: called with (bytes read, bytes in all) of each file.
-        seen: called with the trace of each file, for its ``issues``; for a file that another
-            process read, the trace has only ``sources`` and ``issues``.
+        format: format of the files; default: detected by content.
+        rank: read only this rank.
+        assume_rank: rank of a single file without a rank.
+        since_ns: ignore events that end before this time (ns after the first event of the input).
+        until_ns: ignore events that start at or after this time (ns after the first event).
+        progress: callback with (bytes read, total bytes) of each file.
+        seen: callback with the trace of each file, for its ``issues``; for a file read by another
+            process, the trace has only ``sources`` and ``issues``.
         processes: maximum number of processes that read small files; default 1, this process.
     """
 
@@ -47,20 +47,20 @@ class Reading(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Option:
-    """What the command line, the validation and the reference need to know about one option.
+    """Metadata of an option for the command line, validation and reference.
 
     Attributes:
         help: text of ``--help``.
-        flag: on the command line; by default the field's name.
+        flag: name on the command line; default: name of the field.
         metavar: placeholder of the value.
-        choices: the only values allowed.
+        choices: allowed values; empty for any.
         unit: ``time`` or ``bytes``: the command line parses ``10us`` or ``80GiB``.
-        minimum: the least value allowed.
-        above: a value must be greater than this.
-        show_default: whether ``--help`` shows the default.
-        default_text: the default as it is written on the command line, where that is another text.
+        minimum: minimum value.
+        above: exclusive lower bound.
+        show_default: whether ``--help`` prints the default.
+        default_text: the default as written on the command line, if it differs.
         command_line: False for a keyword of the Python function only.
-        inputs: the value is further input files or traces; ``run`` reads them.
+        inputs: whether the value is more input files or traces, which ``run`` reads.
     """
 
     help: str
@@ -76,22 +76,22 @@ class Option:
     inputs: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Raise :class:`OptionError` for a value that is not allowed."""
+        """Raise :class:`OptionError` if a value is not allowed."""
         if self.choices and value not in self.choices:
             raise OptionError(f"invalid {name}={value!r}; choose one of {', '.join(self.choices)}")
         if self.minimum is not None and not value >= self.minimum:
             raise OptionError(f"{name} must be >= {self.minimum:g} (got {value:g})")
-        if self.above is not None and not value > self.above:  # nor is "nan"
+        if self.above is not None and not value > self.above:  # rejects nan too
             raise OptionError(f"{name} must be > {self.above:g} (got {value:g})")
 
 
 def option(default: Any, **about: Any) -> Any:
-    """A field of an options class: its default, and the attributes of :class:`Option`."""
+    """Return a field of an options class with a default and the attributes of :class:`Option`."""
     return field(default=default, metadata={"option": Option(**about)})
 
 
 def patterns() -> Any:
-    """The option of further names that are communication."""
+    """Return the option for additional names of communication kernels."""
     return option(
         (),
         help="Kernels whose names match are communication too. Repeatable.",
@@ -102,10 +102,10 @@ def patterns() -> Any:
 
 @dataclass(frozen=True)
 class AnalyzerOptions:
-    """Base of every analyzer's options: frozen fields made by :func:`option`.
+    """Base class of options: frozen fields created by :func:`option`.
 
-    The docstring of a subclass is the description that ``--help`` shows. A field whose default is a
-    tuple takes one text or several.
+    The docstring of a subclass is the description in ``--help``. A field with a tuple as default
+    accepts one string or several.
 
     Raises:
         OptionError: a value is not allowed.
@@ -114,30 +114,28 @@ class AnalyzerOptions:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            about: Option = item.metadata["option"]
-            if about.inputs:
+            definition: Option = item.metadata["option"]
+            if definition.inputs:
                 continue
             if isinstance(item.default, tuple):
                 value = (value,) if isinstance(value, str) else tuple(value)
                 object.__setattr__(self, item.name, value)
             for one in value if isinstance(value, tuple) else (value,):
                 if one is not None:
-                    about.check(item.name, one)
+                    definition.check(item.name, one)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an analyzer asks a parser for; the less, the faster.
+    """Data that an analyzer requests from a parser; less data is read faster.
 
     Attributes:
-        kinds: event kinds; ``counter``, ``flow`` and ``lane`` for those tables.
-        names: substrings; events whose name contains one are read whatever their kind.
-        columns: columns made only on request.
-        unused: columns of ``events`` that are not looked at; formats that store columns leave them
-            null.
-        samples: whether address, stack and weight are looked at, which events with a duration have
-            no use for.
-        everything: events of all kinds, whatever ``kinds`` says.
+        kinds: event kinds; ``counter``, ``flow`` and ``lane`` request those tables.
+        names: substrings; events whose name contains one are read regardless of their kind.
+        columns: columns that are read only on request.
+        unused: unused columns of ``events``; columnar formats leave them null.
+        samples: whether address, stack and weight are used.
+        everything: read events of all kinds regardless of ``kinds``.
     """
 
     kinds: Set[str]
@@ -150,7 +148,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An input, or a rank of it, that is not part of the result: its path, and why."""
+    """An input, or one of its ranks, that is not in the result: path and reason."""
 
     path: str
     why: str
@@ -161,11 +159,11 @@ class Examination:
     """The results of all analyzers.
 
     Attributes:
-        results: by the name of the analyzer, those that there are, in the order of a report.
-        missing: why the others have none.
-        notes: files that were skipped or are truncated, a line each.
-        files: paths of those that were read.
-        jobs: which files are of different jobs; empty where all can be of one.
+        results: available results by name of the analyzer, in the order of a report.
+        missing: reason for each missing result, by name of the analyzer.
+        notes: one line per skipped or truncated file.
+        files: paths of the files that were read.
+        jobs: assignment of files to different jobs; empty if all can belong to one job.
         truncated: paths of truncated files.
     """
 
@@ -182,26 +180,26 @@ class Analyzer(Generic[O, P, R]):
     """One analysis: from the trace of each rank to one result.
 
     Attributes:
-        name: of the Python function, the section of JSON and the entry in the registry.
-        options: its options class.
-        needs: what to read of each file.
-        measure: the part of one rank; small and picklable, it may be computed in another process.
-        combine: the result of the parts of all ranks, in any order; the third argument are the
-            parts of the run to compare with.
-        merge: one part of two that are neighbours, so that a thousand ranks are combined in a tree
-            and few parts are in memory at a time; ``combine`` gets what is left.
-        take: the little of a trace that ``measure`` gets instead, so that the trace can be freed.
-        more: a second read of a file, where its parts show that the first does not suffice.
-        refine: completes the result with what it reads from the inputs.
-        beside: the analyzer whose parts of the same inputs ``refine`` gets in a report.
-        base: the option that holds the inputs of the run to compare with.
+        name: name of the Python function, the JSON section and the registry entry.
+        options: options class.
+        needs: return the data to read from each file.
+        measure: compute the part of one rank; small and picklable, possibly in another process.
+        combine: combine the parts of all ranks, in any order, to the result; the third argument is
+            the parts of the run to compare with.
+        merge: merge two adjacent parts, so that many ranks are combined in a tree with few parts in
+            memory; ``combine`` gets the remaining parts.
+        take: extract the data for ``measure`` from a trace, so that the trace can be freed.
+        more: return the data of a second read of a file if its parts require one.
+        refine: complete the result with more data from the inputs.
+        beside: analyzer whose parts of the same inputs are passed to ``refine`` in a report.
+        base: option with the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
-        every_file: it describes files, so that copies of one and what two record are not left out.
-        whole_file: read the whole file whatever the time window, which ``run`` puts into the
-            option ``window`` where an analyzer has one.
-        report_measure: replaces ``measure`` in a report, where files of all formats are given to
-            every analyzer.
-        report_parts: the parts that count in a report, and the others with the reason.
+        every_file: whether files are described: copies and repeated recordings are kept.
+        whole_file: read the whole file regardless of the time window; ``run`` sets the option
+            ``window`` of the analyzer, if it has one.
+        report_measure: replacement of ``measure`` in a report, which passes files of all formats to
+            all analyzers.
+        report_parts: select the parts for a report; return the others with a reason.
     """
 
     name: str
@@ -222,5 +220,5 @@ class Analyzer(Generic[O, P, R]):
     report_parts: Callable[[Sequence[tuple[Meta, P]]], tuple[list[P], list[Skipped]]] | None = None
 
     def part(self, trace: Trace, options: O) -> P:
-        """The part of one rank's trace."""
+        """Compute the part of the trace of one rank."""
         return self.measure(self.take(trace, options) if self.take else trace, options)

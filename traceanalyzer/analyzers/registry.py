@@ -1,7 +1,7 @@
-"""The list of all analyzers.
+"""The registry of all analyzers.
 
-Commands, Python functions, methods of ``Trace``, sections of a report and the reference are made
-from it. It holds names and texts only: an analyzer is imported when it is used.
+Commands, Python functions, methods of ``Trace``, sections of a report and the reference are
+generated from it. It contains names and texts only: analyzers are imported on use.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One analyzer, and where it is.
+    """Registry entry of an analyzer.
 
-    The analyzer's package holds the public function, its ``options.py`` the options class and its
-    ``compute.py`` the :class:`~traceanalyzer.analyzers.base.Analyzer`, named like the function in
-    capitals. Package and ``options.py`` load nothing heavy, so that ``--help`` is quick. A small
-    analysis may be one file.
+    The package of the analyzer contains the public function, its ``options.py`` the options class
+    and its ``compute.py`` the :class:`~traceanalyzer.analyzers.base.Analyzer`, named like the
+    function in capitals. The package and ``options.py`` import nothing heavy, to keep ``--help``
+    fast. A small analyzer may be one file.
 
     Attributes:
-        name: of the Python function.
+        name: name of the Python function.
         summary: one line for the list of commands.
-        section: heading in a report, or None for an analyzer that a report leaves out.
-        plot: what ``--plot`` draws, or None where a command has no such option.
-        command: on the command line, where it differs from ``name`` with hyphens.
-        module: where the public function is, by default ``traceanalyzer.analyzers.NAME``.
-        code: where the analyzer is, by default ``MODULE.compute``.
-        options: where the options class is, and its name, by default ``MODULE.options:Options``.
-        hidden: neither a command nor a function: another analyzer needs it.
+        section: heading in a report, or None for an analyzer that is not in reports.
+        plot: content of ``--plot``, or None for a command without this option.
+        command: name on the command line; default: ``name`` with hyphens.
+        module: module of the public function; default: ``traceanalyzer.analyzers.NAME``.
+        code: module of the analyzer; default: ``MODULE.compute``.
+        options: module and name of the options class; default: ``MODULE.options:Options``.
+        hidden: whether the analyzer is only used by others, without a command or function.
         one_file: function, options and analyzer are all in ``module``.
     """
 
@@ -58,27 +58,27 @@ class Entry:
         object.__setattr__(self, "command", self.command or self.name.replace("_", "-"))
 
     def analyzer(self) -> Analyzer[Any, Any, Any]:
-        """The analyzer, imported now."""
-        found: Analyzer[Any, Any, Any] = getattr(import_module(self.code), self.name.upper())
-        return found
+        """Import and return the analyzer."""
+        analyzer: Analyzer[Any, Any, Any] = getattr(import_module(self.code), self.name.upper())
+        return analyzer
 
     def options_class(self) -> type[AnalyzerOptions]:
-        """The options class, imported now."""
+        """Import and return the options class."""
         module, _, name = self.options.partition(":")
-        found: type[AnalyzerOptions] = getattr(import_module(module), name)
-        return found
+        options: type[AnalyzerOptions] = getattr(import_module(module), name)
+        return options
 
     def function(self) -> Callable[..., Any]:
-        """The public function, imported now."""
-        found: Callable[..., Any] = getattr(import_module(self.module), self.name)
-        return found
+        """Import and return the public function."""
+        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
+        return function
 
 
 _MEMORY = "traceanalyzer.analyzers.memory"
 
 
-def _of_memory(name: str, section: str | None = None) -> Entry:
-    """An analyzer that is an option of the command ``memory``."""
+def _memory_option(name: str, section: str | None = None) -> Entry:
+    """Return the entry of an analyzer that is an option of the command ``memory``."""
     return Entry(
         f"memory_{name}",
         section=section,
@@ -173,9 +173,9 @@ ENTRIES: dict[str, Entry] = {
             plot="what fills the memory over time",
             options=f"{_MEMORY}.options:MemoryOptions",
         ),
-        _of_memory("oom", section="Out of memory"),
-        _of_memory("growth", section="Memory growth"),
-        _of_memory("diff"),
+        _memory_option("oom", section="Out of memory"),
+        _memory_option("growth", section="Memory growth"),
+        _memory_option("diff"),
         Entry("memory_fill", module=_MEMORY, code=f"{_MEMORY}.fill", hidden=True),
         Entry("info", "What files hold and what was lost in them.", section="Files, losses"),
         Entry(
@@ -188,10 +188,10 @@ ENTRIES: dict[str, Entry] = {
 
 
 def in_report() -> tuple[Entry, ...]:
-    """The analyzers of a report, in its order."""
+    """Return the analyzers of a report, in order."""
     return tuple(entry for entry in ENTRIES.values() if entry.section)
 
 
 def public() -> tuple[Entry, ...]:
-    """The analyzers that have a Python function."""
+    """Return the analyzers with a Python function."""
     return tuple(entry for entry in ENTRIES.values() if not entry.hidden)

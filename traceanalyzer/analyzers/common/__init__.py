@@ -1,1 +1,1 @@
-"""What several analyzers share: ranks, device work, launches, steps, names and places."""
+"""Code shared by several analyzers: ranks, device work, launches, steps, names and places."""

@@ -1,9 +1,9 @@
-"""What devices did: each piece of work by its sort, and what a device's time is made of.
+"""Device work by kind, and the breakdown of device time.
 
-The parts of a device's time are compute, exposed communication, exposed memory work and idle. They
-are disjoint and add up to the time looked at, exactly. Compute comes first, then communication,
-then copies and sets: time in which compute and communication run together is compute, and the
-communication in it is hidden. All streams of a device count together.
+The parts of device time are compute, exposed communication, exposed memory work and idle. They are
+disjoint and sum to the measured time exactly. Compute comes first, then communication, then copies
+and memsets: time with both compute and communication is compute, and that communication is
+overlapped. All streams of a device count together.
 """
 
 from collections.abc import Sequence
@@ -20,33 +20,33 @@ COMPUTE = "compute"
 COMMUNICATION = "communication"
 MEMORY = "memory"
 
-#: What a piece of device work is: communication, a copy or set, or any other kernel.
+#: Kind of device work: communication, copy or memset, or any other kernel.
 SORT = pl.Enum((COMPUTE, COMMUNICATION, MEMORY))
 
-#: What tells devices apart: each rank has its own, whatever their numbers.
+#: Columns that identify a device: device numbers are local to a rank.
 DEVICE = ("rank", "device")
 
 EXPOSED_COMMUNICATION = "exposed_communication"
 EXPOSED_MEMORY = "exposed_memory"
 IDLE = "idle"
 
-#: The parts of a device's time, in the order in which they are looked for.
+#: The parts of device time, in order of priority.
 PARTS = (COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_MEMORY, IDLE)
 
-#: Columns of the time of each part, and what people call it.
+#: Column of the time of each part, and its name.
 PART_NAMES = {f"{part}_ns": part.replace("memory", "copies").replace("_", " ") for part in PARTS}
 
 
 def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
-    """All device work that has an end, with what sort of work it is.
+    """Return all completed device work, classified as compute, communication or memory.
 
     Communication is work whose name matches :data:`~traceanalyzer.vocabulary.COMMUNICATION_PATTERN`
-    or one of ``patterns``, and kernels that name a collective in their arguments; memory are copies
-    and sets; compute is the rest. Rows of ``gpu_user_annotation`` and ``cuda_sync`` are not work.
+    or one of ``patterns``, and kernels with a collective in their arguments; memory is copies and
+    memsets; compute is the rest. ``gpu_user_annotation`` and ``cuda_sync`` are not work.
 
     Returns:
-        One row a piece in order of start: event (its row of ``events``), rank, pid, device, stream,
-        kind, name, correlation, external_id, bytes, start, end, sort.
+        One row per kernel, copy or memset in order of start: event (row of ``events``), rank, pid,
+        device, stream, kind, name, correlation, external_id, bytes, start, end, sort.
 
     Raises:
         OptionError: a pattern is not a regular expression.
@@ -59,7 +59,7 @@ def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
     is_work = trace.events.select(
         pl.col("kind").is_in(DEVICE_WORK) & (pl.col("dur") >= 0).fill_null(value=False)
     ).to_series()
-    if is_work.all():  # where nothing else was read, the columns are taken as they are
+    if is_work.all():  # nothing else was read: no copy is needed
         rows, event = trace.events, pl.int_range(len(is_work), dtype=pl.UInt32, eager=True)
     else:
         rows, event = trace.events.filter(is_work), is_work.arg_true()
@@ -68,11 +68,11 @@ def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
         "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id", "bytes",
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
-    told = pl.lit(value=False)
+    is_collective = pl.lit(value=False)
     if trace.collectives.height:
-        told = pl.col("event").is_in(trace.collectives["event"].implode())
+        is_collective = pl.col("event").is_in(trace.collectives["event"].implode())
     sort = (
-        pl.when(named(work, [COMMUNICATION_PATTERN, *patterns]) | told)
+        pl.when(named(work, [COMMUNICATION_PATTERN, *patterns]) | is_collective)
         .then(pl.lit(COMMUNICATION, dtype=SORT))
         .when(pl.col("kind") == "kernel")
         .then(pl.lit(COMPUTE, dtype=SORT))
@@ -82,16 +82,16 @@ def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 
 
 def extent(work: pl.DataFrame, by: Sequence[str] = DEVICE) -> pl.DataFrame:
-    """First start to last end of each device's work: ``by``, ``start``, ``end``, sorted."""
+    """Return first start and last end of the work of each device: ``by``, ``start``, ``end``."""
     return work.group_by(by).agg(pl.col("start").min(), pl.col("end").max()).sort(by)
 
 
-# --- what time is made of ------------------------------------------------------------------
+# --- time breakdown ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Runs:
-    """When work of each sort ran on each device: unions of intervals, for :func:`measure_parts`."""
+    """Intervals in which each kind of work runs on each device, for :func:`measure_parts`."""
 
     by_sort: Sequence[pl.DataFrame]
     kernels: pl.DataFrame
@@ -99,26 +99,26 @@ class Runs:
 
 
 def runs_of(work: pl.DataFrame) -> Runs:
-    """The runs of device work, rows of :func:`device_work` in any order."""
+    """Return the unions of intervals of device work; rows of :func:`device_work` in any order."""
     by_sort = [intervals.union(_of(work, sort), DEVICE) for sort in SORT.categories]
     kernels = intervals.union(pl.concat(by_sort[:2]), DEVICE)
     return Runs(by_sort, kernels, intervals.union(pl.concat([kernels, by_sort[2]]), DEVICE))
 
 
 def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFrame:
-    """How much of each window is which part of its device's time?
+    """Measure the parts of device time in each window.
 
     Args:
-        work: rows of :func:`device_work`, in any order, or what :func:`runs_of` makes of them.
-        windows: :data:`DEVICE`, ``start``, ``end`` and any other columns. Windows may overlap one
-            another; each is measured for itself.
+        work: rows of :func:`device_work`, in any order, or the result of :func:`runs_of`.
+        windows: :data:`DEVICE`, ``start``, ``end`` and any other columns. Windows may overlap; each
+            is measured separately.
 
     Returns:
         ``windows`` with, in ns: the parts compute_ns, exposed_communication_ns, exposed_memory_ns
-        and idle_ns, which add up to end - start; busy_ns, which is the window without idle;
-        communication_ns and hidden_communication_ns (communication while compute runs);
-        memory_ns and hidden_memory_ns (copies and sets while compute or communication runs).
-        Exposed and hidden add up to the whole. Null where a window has no start or end.
+        and idle_ns, which sum to end - start; busy_ns (the window without idle); communication_ns
+        and hidden_communication_ns (communication overlapped with compute); memory_ns and
+        hidden_memory_ns (copies and memsets overlapped with compute or communication). Exposed and
+        hidden sum to the total. Null if a window has no start or end.
     """
     runs = work if isinstance(work, Runs) else runs_of(work)
     keys = windows.select(*DEVICE, "start", "end")
@@ -139,10 +139,10 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
 
 
 def step_parts(work: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """The parts of every device's time in every step, as the host marks it.
+    """Measure the parts of device time in each step that the host marks.
 
-    Device work counts for the step in whose window it *runs*. A device lags behind its host, so
-    work may run in the step after the one that launched it.
+    Device work counts in the step in which it *runs*. Devices lag behind the host, so this may be
+    the step after the one that launched it.
 
     Args:
         work: :func:`device_work` of one rank.
@@ -156,10 +156,10 @@ def step_parts(work: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
 
 
 def per_device(marks: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Every step of one rank on every device of its work.
+    """Return each step of one rank for each of its devices.
 
     Returns:
-        rank, device, step, start, end, by start and device.
+        rank, device, step, start, end, sorted by start and device.
     """
     devices = work.select(DEVICE).unique().sort(DEVICE)
     windows = marks.select("step", "start", "end").join(devices, how="cross")

@@ -1,4 +1,4 @@
-"""Tables and charts that the results of several analyzers have alike."""
+"""Tables and charts shared by the results of several analyzers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,26 +8,26 @@ import polars as pl
 
 from traceanalyzer.result import Chart, Table
 
-#: Bars of a chart.
+#: Maximum number of bars in a chart.
 BARS = 15
 
 
 def headings(text: str) -> dict[str, str]:
-    """The columns of a table and their headings from ``step, late_ns: late by``.
+    """Parse columns and headings of a table from ``step, wait_ns: wait time``.
 
-    A column without a heading is headed by its name.
+    A column without a heading uses its name.
     """
     pairs = (item.partition(": ") for item in re.split(r",\s+", text))
     return {name: heading or name for name, _, heading in pairs}
 
 
 def sentences(*texts: str) -> str:
-    """One paragraph of those that are not empty."""
+    """Join non-empty texts to a paragraph."""
     return " ".join(text for text in texts if text)
 
 
 def known_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
-    """The columns in which not every value is null, and their headings."""
+    """Return the columns with at least one value, and their headings."""
     return {
         name: heading
         for name, heading in columns.items()
@@ -38,18 +38,18 @@ def known_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, 
 def table_of_known(
     name: str, title: str, frame: pl.DataFrame, columns: Mapping[str, str], **more: Any
 ) -> Table:
-    """A table without the columns in which every value is null."""
+    """Return a table without columns of nulls."""
     return Table(name, title, frame, known_columns(frame, columns) or columns, **more)
 
 
 def rank_column(ranks: pl.DataFrame) -> dict[str, str]:
-    """The column that names ranks, or files where no rank is known, and its heading."""
+    """Return the column of ranks, or of files if no rank is known, with its heading."""
     known = ranks["rank"].null_count() < ranks.height
     return {"rank": "rank"} if known else {"path": "file"}
 
 
 def listed(texts: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join texts to ``a, b and c``."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
 
 
@@ -63,16 +63,16 @@ def bars(
     x_label: str = "total",
     color: str | None = None,
 ) -> Chart:
-    """Horizontal bars of the first rows whose length, in ns, is not zero.
+    """Return a chart of horizontal bars of the first rows with a nonzero length in ns.
 
     Args:
         name: key of the chart.
-        title: what the picture says.
-        rows: the longest first.
-        length: the column of lengths.
-        label: the column of labels.
-        x_label: what the lengths are.
-        color: the column that colours bars, or None.
+        title: title of the chart.
+        rows: rows, longest first.
+        length: column of lengths.
+        label: column of labels.
+        x_label: label of the x axis.
+        color: column of bar colors, or None.
     """
     frame = rows.filter(pl.col(length) > 0).head(BARS)
     return Chart(
@@ -100,18 +100,18 @@ def stacked(
     color: str = "part",
     panel: str | None = None,
 ) -> Chart:
-    """Bars on top of one another.
+    """Return a chart of stacked bars.
 
     Args:
         name: key of the chart.
-        title: what the picture says.
-        frame: a row for each piece of a bar.
-        x: the column that bars are for, ``on`` for what is named there.
-        y: the column of lengths.
-        x_label: of the axis, by default the column.
-        y_label: of the axis.
-        color: the column that colours pieces.
-        panel: the column whose values get a panel each, or None.
+        title: title of the chart.
+        frame: one row per segment of a bar.
+        x: column of bars; ``on`` for places.
+        y: column of lengths.
+        x_label: label of the x axis; default: the column.
+        y_label: label of the y axis.
+        color: column of segment colors.
+        panel: column of panels, or None.
     """
     return Chart(
         name=name,
@@ -131,13 +131,13 @@ def stacked(
 def by_part(
     frame: pl.DataFrame, keys: list[str], parts: Mapping[str, str], value: str = "time_ns"
 ) -> pl.DataFrame:
-    """A row for each row and part, parts in the order given: ``keys``, ``part`` and the value.
+    """Unpivot columns of parts, in the given order, to ``keys``, ``part`` and a value.
 
     Args:
         frame: the rows.
         keys: columns to keep.
-        parts: the column of each part, and what to call it.
-        value: what to call the column of values.
+        parts: column and name of each part.
+        value: name of the column of values.
     """
     wide = frame.select(*keys, *(pl.col(name).alias(label) for name, label in parts.items()))
     return wide.unpivot(index=keys, variable_name="part", value_name=value)

@@ -1,4 +1,4 @@
-"""Which recordings cannot be of one job, by what the files record about themselves."""
+"""Detection of recordings of different jobs by the metadata of the files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from traceanalyzer.trace import Trace
 from traceanalyzer.units import NS_PER_S, format_count
 from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT
 
-#: Ranks of one job record the same steps. Recordings that lie further apart than this have no step
-#: in common, whatever the clocks of the hosts.
+#: Ranks of one job record the same steps. Recordings further apart than this share no step,
+#: regardless of the clocks of the hosts.
 _APART_NS = 3_600 * NS_PER_S
 
-#: Times from here on (2001) are times since 1970, even where the file does not say so.
+#: Times from this value on (2001) are times since 1970, even if the file does not specify it.
 _ABSOLUTE_NS = 10**18
 
 _HOST_KINDS = ("cpu_op", "user_annotation")
@@ -28,23 +28,23 @@ _VENDORS = (
     ("NVIDIA", re.compile(r"NVIDIA|Tesla|GeForce|Quadro", re.IGNORECASE)),
 )
 
-#: So many files of a job and so many jobs are named.
+#: Maximum number of files per job and of jobs in the sentence.
 _NAMED = 3
 _NAMED_JOBS = 5
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a file records about the job of one rank; None where it records nothing.
+    """Metadata of a file about the job of one rank; None if not recorded.
 
     Attributes:
-        path: the file.
+        path: path of the file.
         rank: global rank.
-        world_size: ranks in the job.
-        backend: of the default process group.
-        vendor: of the GPUs, ``NVIDIA`` or ``AMD``.
-        pids: host processes, where each rank is one process.
-        start_ns: first event, since 1970.
+        world_size: number of ranks in the job.
+        backend: backend of the default process group.
+        vendor: vendor of the GPUs, ``NVIDIA`` or ``AMD``.
+        pids: host processes, if each rank is one process.
+        start_ns: start of the first event, since 1970.
         end_ns: end of the last event, since 1970.
     """
 
@@ -59,7 +59,7 @@ class Recording:
 
 
 def recording(trace: Trace) -> Recording:
-    """What the trace of one rank records about its job."""
+    """Return the metadata of the trace of one rank about its job."""
     return trace.once("recording", lambda: _recording(trace))
 
 
@@ -78,10 +78,10 @@ def _recording(trace: Trace) -> Recording:
         .row(0)
     )
     shift = meta.epoch_ns or 0
-    # a snapshot is written at any time after the steps that the ranks record
+    # a snapshot may be written long after the recorded steps
     is_timeline = meta.format != MEMORY_SNAPSHOT
     absolute = is_timeline and start_ns is not None and start_ns + shift >= _ABSOLUTE_NS
-    # a file of nsys has the rank of the process that started the recorded ones
+    # an nsys file has the rank of the process that launched the recorded processes
     one_process = meta.world_size is not None and meta.backend is not None
     gpus = " ".join(device.name or "" for device in meta.devices)
     return Recording(
@@ -97,11 +97,11 @@ def _recording(trace: Trace) -> Recording:
 
 
 def several_jobs(recordings: Iterable[Recording]) -> str:
-    """The sentence that names the files of each job; empty where all can be of one.
+    """Return a sentence with the files of each job; empty if all can be from one job.
 
-    Recordings are of different jobs where they record different world sizes, backends or GPU
-    vendors, where more than an hour lies between them, or where different processes recorded the
-    same rank. A fact that a file does not record separates it from no other.
+    Recordings are from different jobs if their world sizes, backends or GPU vendors differ, if they
+    are more than an hour apart, or if different processes recorded the same rank. Missing metadata
+    matches any value.
     """
     ordered = sorted(recordings, key=lambda one: (one.start_ns or 0, one.path))
     jobs = [run for job in _compatible(ordered) for run in _runs(job)]
@@ -126,14 +126,14 @@ def several_jobs(recordings: Iterable[Recording]) -> str:
 
 
 def _compatible(ordered: Sequence[Recording]) -> list[list[Recording]]:
-    """The recordings in groups in which no two differ in what both of them record."""
+    """Return groups of recordings without conflicting metadata."""
     spans = _time_spans(ordered)
     keys = [
         (one.world_size, one.backend, one.vendor, span)
         for one, span in zip(ordered, spans, strict=True)
     ]
     groups: list[list[tuple[int | str | None, ...]]] = []
-    # those that record most come first: the others fit in anywhere
+    # keys with the most metadata come first: the others match more groups
     for key in sorted(dict.fromkeys(keys), key=lambda key: key.count(None)):
         group = next((g for g in groups if all(_agree(key, other) for other in g)), None)
         if group is None:
@@ -150,7 +150,7 @@ def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -
 
 
 def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
-    """The number of the stretch of time that each lies in; cycles of one process are one."""
+    """Return the number of the time span of each recording; cycles of a process share one."""
     spans: list[int | None] = []
     of_process: dict[tuple[int | None, int], int] = {}
     last, end_ns = 0, None
@@ -170,7 +170,7 @@ def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
 
 
 def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
-    """The runs of a job, which differ in the process of the same rank."""
+    """Return the runs of a job, which have different processes for the same rank."""
     processes: dict[int | None, list[frozenset[int]]] = {}
     runs: dict[int, list[Recording]] = {}
     for one in job:
@@ -183,12 +183,12 @@ def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
     return list(runs.values())
 
 
-#: Place of the process in :func:`_facts`; it is named where nothing else differs.
+#: Index of the process in :func:`_facts`; it is named only if nothing else differs.
 _PROCESS = 3
 
 
 def _facts(job: Sequence[Recording]) -> tuple[str | None, ...]:
-    """World size, backend, vendor, process and time of a job, as texts."""
+    """Return world size, backend, vendor, process and time of a job as texts."""
     first = {
         name: next((value for one in job if (value := getattr(one, name)) is not None), None)
         for name in ("world_size", "backend", "vendor", "start_ns")

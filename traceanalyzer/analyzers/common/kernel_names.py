@@ -1,12 +1,12 @@
-"""What the name of a kernel says: a short name, and the family of its computation.
+"""Short names and families of kernels.
 
-A kernel of a template library is called by a page of types. People know it by its function and by
-what it was given: ``vectorized_elementwise_kernel<4,CUDAFunctor_add<float>>``.
+The names of template kernels are pages of types. The short name is the function with its specific
+template arguments: ``vectorized_elementwise_kernel<4,CUDAFunctor_add<float>>``.
 
-Libraries name kernels as they please, so families are a table of what is known of their habits:
-cuBLAS, cuDNN, CUTLASS, flash-attention, ATen, Triton as TorchInductor uses it, vLLM, FlashInfer and
-TensorRT-LLM, FBGEMM, and on AMD Tensile, rocBLAS, MIOpen, Composable Kernel. A name that tells
-nothing is ``other``.
+There is no naming convention across libraries, so families are a table of known patterns: cuBLAS,
+cuDNN, CUTLASS, flash-attention, ATen, Triton as used by TorchInductor, vLLM, FlashInfer and
+TensorRT-LLM, FBGEMM, and on AMD Tensile, rocBLAS, MIOpen, Composable Kernel. A name without a match
+is ``other``.
 """
 
 import re
@@ -17,15 +17,15 @@ from functools import lru_cache
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
 
-#: Longer names are cut before they are looked into: no compiler writes them, and time is finite.
+#: Longer names are truncated before matching: compilers do not emit them, and matching takes time.
 _LONGEST = 4_000
 
 _OPEN, _CLOSE = "<([{", ">)]}"
 
-#: Ways in which compilers and profilers write one thing: (pattern, instead).
+#: Different spellings by compilers and profilers: (pattern, replacement).
 _SPELLINGS = tuple(
-    (re.compile(pattern), instead)
-    for pattern, instead in (
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
         (r"\(anonymous namespace\)::|<unnamed>::|\(unnamed\)::|_GLOBAL__N_1::", ""),
         (r"\((?:int|bool|unsigned int|unsigned long|long|char)\)(?=-?\d)", ""),
         (r"\[lambda\(([^()\[\]]*)\) \(instance (\d+)\)\]", r"{lambda(\1)#\2}"),
@@ -36,7 +36,7 @@ _SPELLINGS = tuple(
     )
 )
 
-#: A function object made in place: the function that made it, and the types that it takes.
+#: A lambda: the function that defines it, and its parameter types.
 _LAMBDA = re.compile(
     r"""
     (\w+) (?:<[^<>]*(?:<[^<>]*>)?[^<>]*>)? (?:::operator\(\))? \([^()]*\) (?:[ ]const)?
@@ -46,76 +46,76 @@ _LAMBDA = re.compile(
     re.VERBOSE,
 )
 _WRAPPED = re.compile(r"\bgpu_(?:index_)?kernel_impl(?:_nocast)?<")
-#: Kernels that only start the one they are given.
+#: Kernels that only launch their template argument.
 _LAUNCHERS = ("kernel", "Kernel", "Kernel2", "device_kernel")
 
-#: Template arguments that say little by themselves: numbers, truths, types of numbers.
+#: Plain template arguments: numbers, booleans, number types.
 _PLAIN = re.compile(
     r"-?\d+|true|false|void|(?:unsigned |signed )?(?:char|short|int|long)|float\d*|double|half|bool"
     r"|(?:__)?(?:nv_)?b?float16(?:_t)?|BFloat16|Half|Float8_\w+|\(\w+\)\d+"
 )
 _QUALIFIER = re.compile(r"\b\w+::")
 
-#: Arguments that are much the same for every kernel of their sort.
+#: Arguments that are the same for most kernels.
 _PLUMBING = re.compile(
     r",\s*(?:[Aa]rray<char\s*\*,[ ]\d+>"
     r"|(?:Trivial)?OffsetCalculator<[^<>]*(?:<[^<>]*>)?[^<>]*>"
     r"|(?:Load|Store)With(?:out)?Cast(?:<\d+>)?)"
 )
 
-#: Copies and sets; and Tensile on AMD: what is multiplied, and the tile, the rest is how.
+#: Copies and memsets; and Tensile on AMD up to the tile size.
 _WHOLE = re.compile(r"(?i:memcpy|memset|copy)\w* .*|Cijk_\w*?_MT\d+x\d+x\d+")
 
 
 @lru_cache(maxsize=65_536)
 def function(name: str) -> str:
-    """The function with its namespaces, without template arguments and parameters."""
+    """Return the function with namespaces, without template arguments and parameters."""
     return _parts(name)[0]
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """A short name for each name: the function, and the template arguments that tell.
+    """Return a short name for each name: the function and its specific template arguments.
 
-    Numbers and plain types that all kernels of one function share are left out; names that are
-    still the same are numbered: ``gemm<64,true>``, ``gemm<128,true> [2]``.
+    Numbers and plain types shared by all kernels of a function are omitted; equal short names are
+    numbered: ``gemm<64,true>``, ``gemm<128,true> [2]``.
     """
-    alike: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
+    groups: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
     for name in sorted(set(names)):
         called, arguments = _brief(name)
-        alike[called, len(arguments)][name] = arguments
-    found: dict[str, str] = {}
-    taken: Counter[str] = Counter()
-    for (called, _), group in alike.items():
-        told = [
-            not (_PLAIN.fullmatch(own[0]) and len(set(own)) == 1)
-            for own in zip(*group.values(), strict=True)
+        groups[called, len(arguments)][name] = arguments
+    short: dict[str, str] = {}
+    used: Counter[str] = Counter()
+    for (called, _), group in groups.items():
+        specific = [
+            not (_PLAIN.fullmatch(values[0]) and len(set(values)) == 1)
+            for values in zip(*group.values(), strict=True)
         ]
         for name, arguments in group.items():
-            pairs = zip(arguments, told, strict=True)
-            kept = ",".join(argument for argument, tells in pairs if tells)
+            pairs = zip(arguments, specific, strict=True)
+            kept = ",".join(argument for argument, is_specific in pairs if is_specific)
             brief = f"{called}<{kept}>" if kept else called
-            taken[brief] += 1
-            found[name] = brief if taken[brief] == 1 else f"{brief} [{taken[brief]}]"
-    return found
+            used[brief] += 1
+            short[name] = brief if used[brief] == 1 else f"{brief} [{used[brief]}]"
+    return short
 
 
 @lru_cache(maxsize=65_536)
 def _brief(name: str) -> tuple[str, list[str]]:
-    """The function without namespaces, and its template arguments without plumbing."""
+    """Return the function without namespaces, and its template arguments without plumbing."""
     whole = _WHOLE.match(name)
     if whole:
         return whole[0], []
     called, arguments = _parts(name)
     plain = called.rsplit("::", 1)[-1]
-    told = _PLUMBING.sub("", _QUALIFIER.sub("", _told(arguments)))
-    given = _split(re.sub(r"\s*([<>,])\s*", r"\1", told).strip())
-    if plain in _LAUNCHERS and len(given) == 1:
-        return given[0], []
-    return plain or name, given
+    short = _PLUMBING.sub("", _QUALIFIER.sub("", _without_lambdas(arguments)))
+    parts = _split(re.sub(r"\s*([<>,])\s*", r"\1", short).strip())
+    if plain in _LAUNCHERS and len(parts) == 1:
+        return parts[0], []
+    return plain or name, parts
 
 
 def _split(arguments: str) -> list[str]:
-    """Arguments that commas part, outside of all brackets."""
+    """Split arguments at commas outside brackets."""
     parts, depth = [""], 0
     for letter in arguments:
         depth += (letter in _OPEN) - (letter in _CLOSE)
@@ -127,12 +127,12 @@ def _split(arguments: str) -> list[str]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The function with its namespaces, and its template arguments."""
+    """Return the function with namespaces, and its template arguments."""
     text = name[:_LONGEST]
     if text.startswith("_Z"):
         return _mangled(text), ""
-    for pattern, instead in _SPELLINGS:
-        text = pattern.sub(instead, text)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
     called, arguments, at = "", "", 0
     while at < len(text) and text[at] != "(":
         if text[at] == "<":
@@ -146,20 +146,20 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _closing(text: str, at: int) -> int:
-    """Where the bracket at a place is closed; the end where it never is."""
+    """Return the index of the matching bracket; the end of the text if there is none."""
     depth = 0
-    for place in range(at, len(text)):
-        if text[place] in _OPEN:
+    for index in range(at, len(text)):
+        if text[index] in _OPEN:
             depth += 1
-        elif text[place] in _CLOSE and text[place - 1] != "-":
+        elif text[index] in _CLOSE and text[index - 1] != "-":
             depth -= 1
             if not depth:
-                return place
+                return index
     return len(text)
 
 
-def _told(arguments: str) -> str:
-    """Template arguments with function objects named by the function that made them."""
+def _without_lambdas(arguments: str) -> str:
+    """Return template arguments with lambdas replaced by the function that defines them."""
     wrapped = _WRAPPED.search(arguments)
     if wrapped:
         end = _closing(arguments, wrapped.end() - 1)
@@ -168,14 +168,14 @@ def _told(arguments: str) -> str:
 
 
 def _mangled(name: str) -> str:
-    """The identifiers at the start of a mangled name: ``_ZN2ck4gemm`` is ``ck::gemm``."""
-    found = []
+    """Return the identifiers at the start of a mangled name: ``_ZN2ck4gemm`` is ``ck::gemm``."""
+    identifiers = []
     at = 3 if name.startswith(("_ZN", "_ZL")) else 2
     while number := re.match(r"\d+", name[at:]):
         start = at + number.end()
         at = start + int(number[0])
-        found.append(name[start:at])
-    return "::".join(word for word in found if word != "_GLOBAL__N_1") or name
+        identifiers.append(name[start:at])
+    return "::".join(one for one in identifiers if one != "_GLOBAL__N_1") or name
 
 
 # --- families ------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ _PLACES = {
     "peer": "P",
 }
 
-#: Generic kernels of ATen, by what they are given; and what a name may say anywhere.
+#: Patterns of whole names: generic kernels of ATen by their arguments, and communication.
 _GENERIC: dict[str, tuple[str, ...]] = {
     COMMUNICATION: (COMMUNICATION_PATTERN.removeprefix("(?i)"),),
     "norm": ("elementwise_kernel.*batch_norm",),
@@ -207,11 +207,11 @@ _GENERIC: dict[str, tuple[str, ...]] = {
     "reduce": ("::reduce_kernel<",),
 }
 
-#: Words in the names of functions, by family, in the order in which they are tried: a fused kernel
-#: is of the first family that its name shows.
+#: Patterns of function names by family, in the order in which they are tried: a fused kernel
+#: belongs to the first matching family.
 # fmt: off
 _FUNCTIONS: dict[str, tuple[str, ...]] = {
-    # tables of embeddings are updated in the backward pass, whatever optimizer they are named for
+    # fused embedding updates run in the backward pass, although named after an optimizer
     "embedding": ("(?<!rotary_)embedding", "fbgemm_gpu", "pooled_embs", "jagged"),
     "random": (
         "distribution_elementwise", "dropout", "philox", "bernoulli", "curand", "randperm",
@@ -280,16 +280,18 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
 # fmt: on
 
 
-def _tests(words: dict[str, tuple[str, ...]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((of, re.compile("|".join(parts), re.IGNORECASE)) for of, parts in words.items())
+def _tests(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple(
+        (name, re.compile("|".join(patterns), re.IGNORECASE)) for name, patterns in table.items()
+    )
 
 
 _BY_NAME, _BY_FUNCTION = _tests(_GENERIC), _tests(_FUNCTIONS)
 
-#: Kernels that TorchInductor generates: ``poi`` is pointwise, ``red`` and ``per`` reduce, ``tem``
-#: is a template, ``spl`` a scan. Then come the names of the fused operations.
+#: Kernels generated by TorchInductor: ``poi`` is pointwise, ``red`` and ``per`` are reductions,
+#: ``tem`` is a template, ``spl`` a scan. The names of the fused operations follow.
 _INDUCTOR = re.compile(r"triton_(?:(poi|for|red|per|tem|spl)\w*?_fused_(\w*)|_0d1d)")
-#: Kernels of TorchInductor until 2023 have the name of their signature only.
+#: Kernels of TorchInductor until 2023 are named by their signature only.
 FUSED = "fused, unnamed"
 _TEMPLATES = ((ATTENTION, "attention"), (CONVOLUTION, "conv"), (GEMM, ""))
 _REDUCTIONS = (
@@ -298,11 +300,11 @@ _REDUCTIONS = (
     ("reduce", ""),
 )
 
-#: Every family that a kernel can be of.
+#: All families of kernels.
 KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, FUSED, OTHER)))
 
-#: Kernels that compute in single precision without tensor cores, on chips that have them: those of
-#: cuBLAS, CUTLASS and cuDNN (``ffma`` is the plain instruction), and cuDNN's templates of floats.
+#: FP32 kernels without tensor cores on GPUs that have them: kernels of cuBLAS, CUTLASS and cuDNN
+#: (``ffma`` is the FP32 instruction), and float templates of cuDNN.
 _PLAIN_FLOAT = re.compile(
     r"(?:volta|turing|ampere|hopper|sm[789]\d|cutlass_[789]\d_simt)_(?:s(?:gemm|cudnn)_|simt_sgemm)"
     r"|cudnn_(?:infer|train)_(?:volta|turing|ampere)_scudnn|cutlass_[789]\d_simt_sgemm"
@@ -314,10 +316,10 @@ _PLAIN_FLOAT = re.compile(
 
 @lru_cache(maxsize=65_536)
 def family(name: str, kind: str = "kernel") -> str:
-    """The family of a piece of device work: of a kernel by its name, of a copy by its direction.
+    """Return the family of device work: of a kernel by its name, of a copy by its direction.
 
     Copies are ``memcpy HtoD``, ``memcpy DtoH``, ``memcpy DtoD``, ``memcpy PtoP`` or just
-    ``memcpy``, sets are ``memset``.
+    ``memcpy``; memsets are ``memset``.
     """
     if kind == "gpu_memset":
         return "memset"
@@ -329,18 +331,20 @@ def family(name: str, kind: str = "kernel") -> str:
     fused = _INDUCTOR.match(text)
     if fused:
         return _fused_family(fused[1], fused[2] or "")
-    # the types that a function is given say less than its own name
-    tried = ((_BY_NAME, text), (_BY_FUNCTION, function(text)), (_BY_FUNCTION, text))
-    return next((of for tests, said in tried for of, test in tests if test.search(said)), OTHER)
+    # the function name is more specific than its template arguments
+    attempts = ((_BY_NAME, text), (_BY_FUNCTION, function(text)), (_BY_FUNCTION, text))
+    return next(
+        (one for tests, part in attempts for one, test in tests if test.search(part)), OTHER
+    )
 
 
 def is_inductor(name: str) -> bool:
-    """Whether TorchInductor generated the kernel: its operations are fused already."""
+    """Whether TorchInductor generated the kernel, so that its operations are already fused."""
     return _INDUCTOR.match(name) is not None
 
 
 def _fused_family(prefix: str | None, operations: str) -> str:
-    """The family of a kernel of TorchInductor, by its prefix and its operations."""
+    """Return the family of a TorchInductor kernel by its prefix and operations."""
     if prefix is None:
         return FUSED
     if prefix in ("poi", "for"):
@@ -352,5 +356,5 @@ def _fused_family(prefix: str | None, operations: str) -> str:
 
 
 def is_plain_float(name: str) -> bool:
-    """Whether the name says: single precision, no tensor cores, on a chip that has them."""
+    """Whether a kernel uses FP32 without tensor cores on a GPU that has them."""
     return _PLAIN_FLOAT.search(name) is not None

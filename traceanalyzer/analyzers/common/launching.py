@@ -1,4 +1,4 @@
-"""Which call of the host launched each piece of device work, on which thread, in which operator."""
+"""Launch calls of device work: host call, thread and operator."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
-    """The launch call of each piece of device work, joined by correlation id within the process.
+    """Return the launch call of device work, matched by correlation id within the process.
 
     Args:
-        trace: of one rank, with its calls of :data:`~traceanalyzer.vocabulary.LAUNCH_KINDS`.
+        trace: trace of one rank with calls of :data:`~traceanalyzer.vocabulary.LAUNCH_KINDS`.
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        One row for each row of ``work`` whose call was recorded, in the order of ``work``: work
-        (its row number), launch (row of ``events``), rank, pid, tid, launch_name, launch_start,
-        launch_end. A graph launch has many rows of work.
+        One row per row of ``work`` with a recorded call, in the order of ``work``: work (row
+        number), launch (row of ``events``), rank, pid, tid, launch_name, launch_start, launch_end.
+        A graph launch has many rows of work.
     """
     rows = launch_rows(trace, work)
     known = np.flatnonzero(rows != nesting.ROOT)
@@ -43,10 +43,10 @@ def launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_graph_capture(trace: Trace) -> bool:
-    """Whether a trace recorded the capture of CUDA or HIP graphs, and none of their replays.
+    """Whether a trace contains the capture of CUDA or HIP graphs, but no replay.
 
-    Engines record the capture apart from what they serve. Programs that go on to launch the graphs
-    are judged as usual.
+    Inference engines record the capture separately. Traces with graph launches are analyzed as
+    usual.
     """
     calls = trace.events.filter(pl.col("kind").is_in(LAUNCH_KINDS))["name"].cast(pl.String)
     captures = calls.str.contains("StreamBeginCapture").any()
@@ -54,10 +54,10 @@ def is_graph_capture(trace: Trace) -> bool:
 
 
 def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
-    """The row in ``events`` of the call that launched each piece; :data:`ROOT` where not recorded.
+    """Return the row in ``events`` of the launch call of ``work``; ROOT if not recorded.
 
-    Of ``work`` only pid and correlation are needed. The rows are computed once for each frame and
-    kept with it: analyses share the frame of device work.
+    Only pid and correlation of ``work`` are used. The rows are cached per frame: analyses share the
+    frame of device work.
     """
     key = ("launch_rows", id(work))
     return trace.once(key, lambda: (work, _launch_rows(trace, work)))[1]
@@ -66,32 +66,32 @@ def launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
 def _launch_rows(trace: Trace, work: pl.DataFrame) -> nesting.Rows:
     launching = pl.col("kind").is_in(LAUNCH_KINDS) & pl.col("correlation").is_not_null()
     calls = trace.events.select(launching).to_series().arg_true()
-    # a file that does not tell the process of device work is one process's
-    within = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
-    found = linking.first_match(trace.events.select(within)[calls], work, within)
-    launched = found != nesting.ROOT
-    found[launched] = calls.to_numpy()[found[launched]]
-    return found
+    # without the process of device work, the file is of one process
+    keys = ["correlation"] if work["pid"].null_count() else ["pid", "correlation"]
+    rows = linking.first_match(trace.events.select(keys)[calls], work, keys)
+    launched = rows != nesting.ROOT
+    rows[launched] = calls.to_numpy()[rows[launched]]
+    return rows
 
 
-#: A recording whose device work begins within this of its first event may hold work of before.
+#: If device work starts within this time of the first event, it may be launched before.
 _AT_START_NS = 2_000_000
 
-#: More pieces of device work are not queued: the launch queue of CUDA holds about 1,022.
+#: Upper bound of queued device work: the launch queue of CUDA has about 1,022 entries.
 _MOST_QUEUED = 4096
 
-#: Launch calls are not read where the first pieces of device work take less of its time.
+#: Launch calls are not read if the first device work is below this share of the time.
 _SMALL_FRAC = 0.05
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first device work of a recording, whose launch calls were not read.
+    """The first device work of a recording without launch calls, which were not read.
 
     Attributes:
-        path: the file.
-        rank: of the device work.
-        window: (start, end) in which the work starts, on the file's clock.
+        path: path of the file.
+        rank: rank of the device work.
+        window: (start, end) in which the work starts, on the clock of the file.
     """
 
     path: str
@@ -100,19 +100,19 @@ class Beginning:
 
 
 def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
-    """How long device work ran that was launched before the recording started, summed up.
+    """Return the total time of device work launched before the recording started.
 
-    Correlation ids grow with time: work was launched before the recording if its id is smaller than
-    that of any recorded launch call of the process. It is looked for in traces whose device work
-    begins within 2 ms of their first event.
+    Correlation ids increase with time: work was launched before the recording if its id is smaller
+    than that of all recorded launch calls of the process. Only traces whose device work starts
+    within 2 ms of the first event are checked.
 
     Args:
-        trace: of one rank.
+        trace: trace of one rank.
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
 
     Returns:
-        The time in ns. Where no launch calls were read, what :func:`read_launched_before` needs;
-        None where the first 4,096 pieces take less than 5 % of the time of all work.
+        The time in ns. If launch calls were not read, the input of :func:`read_launched_before`, or
+        None if the first 4,096 rows take less than 5 % of the time of all work.
     """
     first, start = work["start"].min(), trace.meta.start_ns
     if not isinstance(first, int) or start is None or first - start > _AT_START_NS:
@@ -128,8 +128,8 @@ def launched_before(trace: Trace, work: pl.DataFrame) -> int | Beginning | None:
 
 
 def _before_ns(calls: pl.DataFrame, work: pl.DataFrame) -> int:
-    """The time of work with a correlation id below those of all calls of its process."""
-    # a file that does not tell the process of device work is one process's
+    """Return the time of work with a smaller correlation id than all calls of its process."""
+    # without the process of device work, the file is of one process
     pid = pl.lit(None, pl.Int64).alias("pid") if work["pid"].null_count() else pl.col("pid")
     least = calls.group_by(pid).agg(least=pl.col("correlation").min())
     pieces = work.select(pid, "correlation", length=pl.col("end") - pl.col("start"))
@@ -139,14 +139,14 @@ def _before_ns(calls: pl.DataFrame, work: pl.DataFrame) -> int:
 
 
 def read_launched_before(beginnings: Sequence[Beginning], reader: Reader) -> int | None:
-    """As :func:`launched_before`, by the launch calls of the beginnings; None where there are none.
+    """Read the launch calls of beginnings, and return the time as :func:`launched_before`.
 
-    Of each file only the events of that time are read again.
+    Only events in the windows are read again. None without beginnings.
     """
     if not beginnings:
         return None
     windows = {one.path: [one.window] for one in beginnings}
-    ranks = {None, *(one.rank for one in beginnings)}  # read again, a file may not tell its rank
+    ranks = {None, *(one.rank for one in beginnings)}  # on a second read, a file may have no rank
     unused = ("tid", "stream", "external_id", "bytes")
     traces = reader.traces(Needs({*DEVICE_WORK, *LAUNCH_KINDS}, unused=unused), windows)
     return known_ns(
@@ -157,18 +157,18 @@ def read_launched_before(beginnings: Sequence[Beginning], reader: Reader) -> int
 
 
 def known_ns(before: Iterable[int | Beginning | None]) -> int | None:
-    """The sum of the times that are known; None where none is."""
+    """Return the sum of known times; None if none is known."""
     known = [time for time in before if isinstance(time, int)]
     return sum(known) if known else None
 
 
 def beginnings(before: Iterable[int | Beginning | None]) -> tuple[Beginning, ...]:
-    """Those whose launch calls are still to be read."""
+    """Return the beginnings whose launch calls are not yet read."""
     return tuple(one for one in before if isinstance(one, Beginning))
 
 
 def note_launched_before(before_ns: int | None, whole_ns: int) -> tuple[str, ...]:
-    """The note that device work was launched before the recording started, where some was."""
+    """Return a note on device work launched before the recording started, if any."""
     if not before_ns or not whole_ns:
         return ()
     share = f"{format_frac(before_ns / whole_ns)} of the time of device work"
@@ -177,31 +177,31 @@ def note_launched_before(before_ns: int | None, whole_ns: int) -> tuple[str, ...
 
 
 def with_told_by_id(caller: nesting.Rows, work: pl.DataFrame, slices: pl.DataFrame) -> nesting.Rows:
-    """The slice that each piece of device work is counted for, with what only external ids tell.
+    """Return the callers of device work, completed by external ids.
 
-    Some versions of PyTorch number operators anew when they write the file, so that an id leads to
-    an unrelated operator. Ids are trusted where most of the work with a known caller agrees.
+    Some versions of PyTorch renumber operators when they write the file, so that an id refers to an
+    unrelated operator. Ids are used only if they agree for most work with a known caller.
 
     Args:
-        caller: of each piece of work a row of ``slices`` or :data:`~.frames.nesting.ROOT`.
+        caller: row of ``slices`` per row of ``work``, or :data:`~.frames.nesting.ROOT`.
         work: external_id, start.
-        slices: start, external_id (null where it names no operator).
+        slices: start, external_id (null without an operator).
     """
-    told = pl.col("external_id") > 0  # 0 is no operator's
+    has_id = pl.col("external_id") > 0  # 0 is not an operator
     rest = work.select("external_id", "start").with_row_index("work")
-    rest = rest.filter(told, pl.Series(caller == nesting.ROOT))
+    rest = rest.filter(has_id, pl.Series(caller == nesting.ROOT))
     if rest.is_empty():
         return caller
     known = np.flatnonzero(caller != nesting.ROOT)
-    theirs = slices["external_id"].gather(caller[known])
-    agree = (work["external_id"].gather(known) == theirs).mean()
+    of_caller = slices["external_id"].gather(caller[known])
+    agree = (work["external_id"].gather(known) == of_caller).mean()
     if isinstance(agree, float) and agree < 1 / 2:
         return caller
-    asked = pl.col("external_id").is_in(rest["external_id"].unique().implode())
-    rows = slices.select("start", "external_id").with_row_index("row").filter(asked)
+    used = pl.col("external_id").is_in(rest["external_id"].unique().implode())
+    rows = slices.select("start", "external_id").with_row_index("row").filter(used)
     pairs = linking.link(rows, rest, ["external_id"])
     left, right = rows[pairs["left"]], rest[pairs["right"]]
     possible = left["start"] <= right["start"]
-    found = caller.copy()
-    found[right["work"].filter(possible)] = left["row"].filter(possible)
-    return found
+    callers = caller.copy()
+    callers[right["work"].filter(possible)] = left["row"].filter(possible)
+    return callers

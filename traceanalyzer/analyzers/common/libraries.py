@@ -1,16 +1,16 @@
-"""Whose code a frame of a Python stack is: the user's own, the standard library's, a package's.
+"""Classification of Python frames: own code, standard library, or installed package.
 
-A profiler tells only a file. py-spy shortens it to what stands behind the longest entry of
-``sys.path``, so ``torch/nn/modules/conv.py`` and ``threading.py`` are usual, and the user's
-``train.py`` looks no different; with ``--full-filenames`` the folder tells. Nothing of the machine
-that reads the profile is asked: the answer is the same everywhere.
+Profilers record only a file. py-spy strips the longest matching entry of ``sys.path``, so
+``torch/nn/modules/conv.py`` and ``threading.py`` are common, and look like the user's ``train.py``;
+with ``--full-filenames`` the folder identifies the package. The result does not depend on the
+machine that reads the profile.
 """
 
 import re
 import sys
 from collections.abc import Callable, Sequence
 
-#: Which library a frame's file belongs to, None for none of those asked for.
+#: Returns the library of a file, or None if it belongs to none of the requested libraries.
 Matcher = Callable[[str | None], str | None]
 
 _INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
@@ -20,14 +20,14 @@ _STANDARD = re.compile(
 _NATIVE = re.compile(
     r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe|out)$|^\[|^(?:ld|lib)[\w.+-]*$"
     r"|(?:^|/)python[\d.]*t?$"
-    # a program: the whole path of a file without a suffix, be it that of a version
+    # a program: an absolute path without a suffix; a version is not a suffix
     r"|^/(?:.*/)?(?:[^/.]|\.(?=\d))+$"
 )
 _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
-# what torch.fx compiled: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
+# code compiled by torch.fx: <eval_with_key>.5 from /a/b.py:21 in wrap, or shortened by a profiler
 _COMPILED = re.compile(r"^<eval_with_key>|\.py:\d+ in \w+$|[/\\]torchinductor_[^/\\]+[/\\]")
-# of a library built somewhere else, whose paths tell nothing
+# sources of libraries built elsewhere: their paths do not identify the library
 _C_SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|inl)$")
 _TYPED_IN = re.compile(r"<(?:stdin|ipython-input-.*|ipykernel.*)>|.*[/\\]ipykernel_\d+[/\\]\d+\.py")
 
@@ -38,7 +38,7 @@ _STANDARD_MODULES = sys.stdlib_module_names | frozenset(
     ("asynchat", "asyncore", "binhex", "cgi", "cgitb", "distutils", "imp", "pipes", "smtpd")
 )
 
-#: Packages that are somebody else's although a shortened path cannot tell.
+#: Third-party packages that are recognized in shortened paths.
 KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quotes
     """
     _distutils_hack
@@ -65,10 +65,10 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
 
 
 def package_of(file: str | None) -> str | None:
-    """The package a file belongs to, :data:`STANDARD_LIBRARY`, a native library, or None.
+    """Return the package of a file, :data:`STANDARD_LIBRARY`, a native library, or None.
 
-    Of a whole path that leads to no installed package it is the folder. None is for no file, and
-    for scripts: files outside of any folder.
+    For an absolute path outside installed packages it is the folder. None for a missing file, and
+    for scripts (files without a folder).
     """
     if file in (None, "", "?"):
         return None
@@ -90,11 +90,11 @@ def package_of(file: str | None) -> str | None:
 
 
 def is_own(name: str | None, file: str | None) -> bool:
-    """Whether a frame is the user's own code: in a file, and of no library known.
+    """Whether a frame is the user's own code: in a file that is not of a known library.
 
-    Outside the standard library, the installed packages (``site-packages``, or where the path is
-    shortened :data:`KNOWN_PACKAGES`), native libraries and sources of C and C++. Code without a
-    file counts when it was typed in: ``<stdin>``, a notebook's cell, the module of ``python -c``.
+    Own code is outside the standard library, installed packages (``site-packages``, or
+    :data:`KNOWN_PACKAGES` in shortened paths), native libraries and C or C++ sources. Code typed in
+    counts too: ``<stdin>``, a notebook cell, the module of ``python -c``.
     """
     if file in (None, "", "?") or is_native(file):
         return False
@@ -109,35 +109,35 @@ def is_own(name: str | None, file: str | None) -> bool:
 
 
 def is_native(file: str) -> bool:
-    """Whether a frame's "file" is a shared library or a program, not source.
+    """Whether the "file" of a frame is a shared library or a program, not source.
 
-    A program is told by its whole path, as nsys writes it; a script without a suffix looks no
-    different there.
+    A program is an absolute path without a suffix, as nsys writes it; a script without a suffix
+    cannot be distinguished.
     """
     return _NATIVE.search(file) is not None and not _SOURCE.search(file)
 
 
 def by_component(libraries: Sequence[str]) -> Matcher:
-    """Matches a library by whole components of a path, so that ``torch`` is not ``torchvision``.
+    """Return a matcher by whole path components, so that ``torch`` is not ``torchvision``.
 
-    A name is a folder, a module, or several with dots or slashes between (``torch.nn``). Where a
-    path goes through ``site-packages`` only what is behind counts: a user's name or an environment
-    is no library. Of several libraries the first listed that matches wins.
+    A name is a folder, a module, or several joined by dots or slashes (``torch.nn``). In a path
+    through ``site-packages`` only the components after it count: names of users and environments
+    are not libraries. The first matching library in the list wins.
     """
-    wanted = [(name, re.split(r"[./\\]", name)) for name in libraries]
+    paths = [(name, re.split(r"[./\\]", name)) for name in libraries]
 
     def match(file: str | None) -> str | None:
         if not file:
             return None
         parts = _inside(file)
         parts[-1] = _SOURCE.sub("", parts[-1])
-        return next((name for name, path in wanted if _contains(parts, path)), None)
+        return next((name for name, path in paths if _contains(parts, path)), None)
 
     return match
 
 
 def by_substring(libraries: Sequence[str]) -> Matcher:
-    """Matches a library wherever its name stands in the path, as itwinai's report does."""
+    """Return a matcher by substring of the path, as in itwinai's report."""
 
     def match(file: str | None) -> str | None:
         return next((name for name in libraries if file and name in file), None)
@@ -146,11 +146,11 @@ def by_substring(libraries: Sequence[str]) -> Matcher:
 
 
 def _inside(file: str) -> list[str]:
-    """The components of a path behind the folder that libraries are installed in, if any."""
+    """Return the components of a path after the folder of installed libraries, if any."""
     for folder in (_INSTALLED, _STANDARD):
-        found = list(folder.finditer(file))
-        if found:
-            file = file[found[-1].end() :]
+        matches = list(folder.finditer(file))
+        if matches:
+            file = file[matches[-1].end() :]
             break
     return [part for part in _SEPARATOR.split(file) if part not in ("", ".")] or [file]
 

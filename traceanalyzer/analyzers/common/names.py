@@ -1,4 +1,4 @@
-"""Events by their names; each distinct name is looked at once."""
+"""Selection of events by name; each distinct name is tested once."""
 
 import re
 from collections import Counter
@@ -10,10 +10,10 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import numbering
 from traceanalyzer.vocabulary import PROFILER_STEP, PYTHON_FRAMES, steps_pattern
 
-#: Where an object lies in memory tells nothing and makes two of a kind look different.
+#: The address of an object, which makes equal names different.
 ADDRESS = r" at 0x[0-9a-f]+"
 
-#: Every step of PyTorch's profiler in one row.
+#: Common name of all steps of PyTorch's profiler.
 ANY_STEP = f"{PROFILER_STEP[:-1]}*"
 
 #: Operators of layers, which backward passes do not call: these have operators of their own.
@@ -36,23 +36,23 @@ def mapped(
     function: Callable[[str], object],
     dtype: pl.DataType | type[pl.DataType] = pl.String,
 ) -> pl.Series:
-    """A function of text over a column, called once for each distinct value; null stays null."""
+    """Apply a function of text to a column, once per distinct value; null stays null."""
     first, number = numbering.numbered([values])
     texts = values[first].to_list()
-    answers = [None if text is None else function(text) for text in texts]
-    return pl.Series(values.name, answers, dtype)[number]
+    results = [None if text is None else function(text) for text in texts]
+    return pl.Series(values.name, results, dtype)[number]
 
 
 def python_frame(text: pl.Expr) -> pl.Expr:
-    """``file``, ``line`` and ``name`` of Python functions by the names of their slices.
+    """Parse ``file``, ``line`` and ``name`` of Python functions from names of slices.
 
-    Null where a name is none of a Python function; to be asked of distinct names.
+    Null if a name is not of a Python function. Call it with distinct names.
     """
-    told = [text.str.extract_groups(pattern).struct for pattern in PYTHON_FRAMES]
+    parsed = [text.str.extract_groups(pattern).struct for pattern in PYTHON_FRAMES]
     return pl.struct(
-        file=pl.coalesce(fields.field("file") for fields in told),
-        line=pl.coalesce(fields.field("line") for fields in told).cast(pl.Int32),
-        name=pl.coalesce(fields.field("name") for fields in told),
+        file=pl.coalesce(fields.field("file") for fields in parsed),
+        line=pl.coalesce(fields.field("line") for fields in parsed).cast(pl.Int32),
+        name=pl.coalesce(fields.field("name") for fields in parsed),
     )
 
 
@@ -60,7 +60,7 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
     """Whether an event's ``name`` matches any of the regular expressions.
 
     Args:
-        events: the events, or their :func:`distinct` names where many are asked for.
+        events: the events, or their :func:`distinct` names if called often.
         patterns: the regular expressions.
 
     Raises:
@@ -75,7 +75,7 @@ def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.E
 
 
 def starting_with(*prefixes: str) -> str:
-    """The regular expression of names that start with one of these."""
+    """Return the regular expression of names that start with a prefix."""
     return f"^(?:{'|'.join(prefixes)})"
 
 
@@ -85,7 +85,7 @@ def is_step(events: pl.DataFrame) -> pl.Expr:
 
 
 def distinct(events: pl.DataFrame) -> list[str]:
-    """The distinct names of events."""
+    """Return the distinct names of events."""
     if events.is_empty():
         return []
     names = events["name"].unique().cast(pl.String).to_list()
@@ -93,14 +93,14 @@ def distinct(events: pl.DataFrame) -> list[str]:
 
 
 def one_name_for_steps(names: Iterable[str]) -> dict[str, str]:
-    """:data:`ANY_STEP` for each name of a step of PyTorch's profiler."""
+    """Map the names of steps of PyTorch's profiler to :data:`ANY_STEP`."""
     return {name: ANY_STEP for name in names if _PROFILER_STEP.fullmatch(name)}
 
 
 def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
-    """``step *`` for each of ``step 0``, ``step 1`` ...: numbered steps, batches and epochs.
+    """Map names of numbered steps, batches and epochs (``step 0``, ``step 1``) to ``step *``.
 
-    Those of which only one number is there keep their name.
+    Names with only one number are not mapped.
     """
     numbers = {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
     several = {plain for plain, n in Counter(numbers.values()).items() if n > 1}
@@ -108,7 +108,7 @@ def one_name_for_numbers(names: Iterable[str]) -> dict[str, str]:
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a text matches any of the regular expressions, anywhere in it.
+    """Return a test whether a text matches any of the regular expressions anywhere.
 
     Raises:
         OptionError: a pattern is not a regular expression.

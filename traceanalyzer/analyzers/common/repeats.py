@@ -1,4 +1,4 @@
-"""Files that record the same device of a rank at the same time: each moment counts once."""
+"""Removal of repeated recordings: files with the same device of a rank at the same time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SPAN = {"rank": pl.Int32, "device": pl.Int32, "start": pl.Int64, "end": pl.Int6
 
 @dataclass
 class Repeats:
-    """What the files read so far record, to count no moment of a device twice.
+    """Recordings of the files read so far, to count the time of a device only once.
 
     Attributes:
-        notes: of files that overlap, a line for each pair, by the paths of both.
+        notes: one line per pair of overlapping files, by the paths of both.
     """
 
     notes: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class Repeats:
     _of_rank: dict[int, dict[str, _File]] = field(default_factory=dict)
 
     def without_repeats(self, trace: Trace, *, is_file: bool = True) -> tuple[Trace, str]:
-        """The trace without what earlier files record too, and why it is left out, if it is.
+        """Return the trace without events of earlier files, and the reason if it is skipped.
 
-        Left out are copies of a file, and events of a rank that start while an earlier file records
-        the same device of the same rank: those of the device, and those of the host while both
-        files record it. Clocks have to be absolute; different processes are not the same rank.
+        Copies of a file are skipped. Events that start while an earlier file records the same
+        device of the same rank are removed: those of the device, and those of the host while both
+        files record it. This requires absolute clocks; different processes are different ranks.
         """
         path, content = trace.meta.path, _content(trace) if is_file else None
         copied = self._paths.setdefault(content, path) if content else path
@@ -56,19 +56,19 @@ class Repeats:
         return trace, ""
 
     def repeated(self, other: Repeats) -> bool:
-        """Whether other files record what these record too."""
+        """Whether other files repeat recordings of these files."""
         copied = any(self._paths.get(key, path) != path for key, path in other._paths.items())
         return copied or any(
             _may_overlap(one.recording, file.recording)
             and not _shared(one.spans, file.spans).is_empty()
             for rank, files in other._of_rank.items()
             for path, one in files.items()
-            for own_path, file in self._of_rank.get(rank, {}).items()
-            if own_path != path
+            for known_path, file in self._of_rank.get(rank, {}).items()
+            if known_path != path
         )
 
     def join(self, other: Repeats) -> None:
-        """Add what other files record, which these do not."""
+        """Add the recordings of other files without repeats."""
         self.notes |= other.notes
         self._paths |= other._paths
         for rank, files in other._of_rank.items():
@@ -82,7 +82,7 @@ class _File:
 
 
 def _content(trace: Trace) -> tuple[Any, ...] | None:
-    """What two copies of a file have in common; None for what has no events in time."""
+    """Return a key that is equal for copies of a file; None without times."""
     if trace.events["ts"].null_count() == trace.events.height:
         return None
     sums = [pl.col(name).sum().alias(f"{name}_sum") for name in ("ts", "dur", "pid", "tid")]
@@ -93,7 +93,7 @@ def _content(trace: Trace) -> tuple[Any, ...] | None:
 
 
 def _spans(trace: Trace) -> pl.DataFrame:
-    """rank, device (null for the host), start and end of what a file records, since 1970."""
+    """Return rank, device (null for the host), start and end of the recordings, since 1970."""
     if recording(trace).start_ns is None:
         return pl.DataFrame(schema=_SPAN)
     is_work = pl.col("kind").is_in(DEVICE_WORK) & pl.col("device").is_not_null()
@@ -112,7 +112,7 @@ def _may_overlap(one: Recording, other: Recording) -> bool:
 
 
 def _shared(spans: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    """rank, device, start and end of what both record; of ranks whose device both record."""
+    """Return rank, device, start and end of shared recordings, for ranks with a shared device."""
     both = spans.join(others, on=["rank", "device"], nulls_equal=True, suffix="_other")
     shared = both.select(
         "rank",
@@ -124,7 +124,7 @@ def _shared(spans: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inside(shared: pl.DataFrame, trace: Trace) -> pl.Expr:
-    """Whether an event starts while the other file records the same."""
+    """Return the filter of events that start within shared recordings."""
     shift = trace.meta.epoch_ns or 0
     inside = pl.lit(value=False)
     for rank, device, start, end in shared.iter_rows():
@@ -143,7 +143,7 @@ def _note(one: str, other: str, shared: pl.DataFrame) -> str:
 
 
 def _devices(shared: pl.DataFrame) -> str:
-    """``device 0 of rank 0 and 3 more``."""
+    """Return the shared devices as ``device 0 of rank 0 and 3 more``."""
     rank, device = shared.drop_nulls("device").sort("rank", "device").row(0)[:2]
     more = shared["device"].count() - 1
     return f"device {device} of rank {rank}{f' and {more:,} more' if more else ''}"

@@ -1,8 +1,8 @@
-"""Kernels that CUDA and HIP graphs replay, and the operators that launched the same ones before.
+"""Operators of kernels that CUDA and HIP graphs replay.
 
-A replayed kernel has one launch call with all others of its graph. Its operator is known from a
-step without replay, in which the same kernel ran between the same kernels, or from the capture, in
-which each launch call became one kernel of the graph.
+All kernels of a graph replay share one launch call. The operator of a kernel is taken from a step
+without replay, in which the same kernel ran between the same kernels, or from the capture, in which
+each launch call became one kernel of the graph.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ _GRAPH_LAUNCH = "GraphLaunch"
 _CAPTURE_BEGINS, _CAPTURE_ENDS = r"StreamBeginCapture", r"StreamEndCapture"
 _LAUNCHES = r"(?i)(?:launch(?!hostfunc)|memcpy|memset)"
 
-#: Kernels on either side that must have the same names, the most first; 0: only its own name.
+#: Number of neighbors on each side that must have the same names, largest first.
 _RADII = (4, 1, 0)
 
-#: Number of launches of a graph or capture, and the position in it: used where no name is known.
+#: Number of launches of a graph or capture, and the position in it: used if no name is known.
 _PLACE = "place"
 
 #: Columns that identify a kernel, in the order in which they are tried.
@@ -36,16 +36,16 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataFrame:
-    """What identifies each piece of device work: its name with those around it on its stream.
+    """Return the context of device work: hashes of its name and its neighbors on the stream.
 
     Args:
-        trace: of one rank.
+        trace: trace of one rank.
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
-        launch: of each the row of its launch call.
+        launch: row of the launch call per row of ``work``.
 
     Returns:
-        replayed (launched by a graph launch) and :data:`CONTEXTS`, hashes; ``place`` is null for
-        work that is not replayed. A row for each of ``work``.
+        One row per row of ``work``: replayed (launched by a graph launch) and :data:`CONTEXTS`;
+        ``place`` is null if not replayed.
     """
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
     is_graph = trace.events.select(is_call & named(trace.events, [_GRAPH_LAUNCH])).to_series()
@@ -54,23 +54,23 @@ def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataF
     lane = work.select("device", "stream", graph=pl.Series(graph)).hash_rows().to_numpy()
     names = work["name"].cast(pl.String).hash().to_numpy()
     order = np.argsort(lane, kind="stable")  # work is in order of start
-    found = {name: np.empty_like(names) for name in CONTEXTS[:-1]}
-    for radius, column in zip(_RADII, found.values(), strict=True):
+    hashes = {name: np.empty_like(names) for name in CONTEXTS[:-1]}
+    for radius, column in zip(_RADII, hashes.values(), strict=True):
         column[order] = _around(names[order], lane[order], radius)
     position = pl.int_range(pl.len()).over("graph")
     places = pl.DataFrame({"graph": graph}).select(_place(pl.len().over("graph"), position))
     place = places.select(pl.when(pl.Series(replayed)).then(_PLACE))
-    return pl.DataFrame({"replayed": replayed, **found}).hstack(place)
+    return pl.DataFrame({"replayed": replayed, **hashes}).hstack(place)
 
 
 def _around(names: _Hashes, lane: _Hashes, radius: int) -> _Hashes:
-    """A hash of each name and those before and after it in the same lane."""
-    found, size = np.zeros_like(names), names.size
+    """Return a hash of each name and its neighbors in the same lane."""
+    hashes, size = np.zeros_like(names), names.size
     padded, lanes = np.pad(names, radius), np.pad(lane, radius)
     for at in range(2 * radius + 1):
         same = lanes[at : at + size] == lane
-        found = found * _FACTOR + np.where(same, padded[at : at + size], 0)
-    return found
+        hashes = hashes * _FACTOR + np.where(same, padded[at : at + size], 0)
+    return hashes
 
 
 def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
@@ -78,7 +78,7 @@ def _place(count: pl.Expr, position: pl.Expr) -> pl.Expr:
 
 
 def captured(trace: Trace) -> pl.DataFrame:
-    """Launch calls that a graph captured: event, place; by event."""
+    """Return the launch calls captured in graphs: event, place; sorted by event."""
     is_call = pl.col("kind").is_in(LAUNCH_KINDS)
     begins = is_call & named(trace.events, [_CAPTURE_BEGINS])
     if not trace.events.select(begins.any()).item():
@@ -98,10 +98,10 @@ def captured(trace: Trace) -> pl.DataFrame:
 
 
 def known(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """Which operator each context belongs to: context (hash), keys; only distinct rows.
+    """Return the operator of each context: context (hash) and keys; distinct rows.
 
     Args:
-        rows: :data:`CONTEXTS` as far as they are known, and the keys of the operator.
+        rows: known :data:`CONTEXTS`, and the keys of the operator.
         keys: the columns that identify an operator.
     """
     contexts = [name for name in CONTEXTS if name in rows.columns]
@@ -112,35 +112,35 @@ def known(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
 def resolved(
     replays: pl.DataFrame, known: Sequence[pl.DataFrame], keys: Sequence[str]
 ) -> pl.DataFrame:
-    """The operators of replayed kernels: a row for each of ``replays`` that has one.
+    """Return the operators of replayed kernels: one row per row of ``replays`` with an operator.
 
-    The longest context that is known decides; a context of several operators identifies none.
+    The longest known context decides; a context of several operators is ignored.
 
     Args:
         replays: :data:`CONTEXTS` and any other columns.
-        known: frames of :func:`known`, of all inputs.
+        known: frames of :func:`known` of all inputs.
         keys: the columns that identify an operator.
 
     Returns:
         ``replays`` without contexts, and the keys.
     """
     single = pl.concat(known).unique().filter(pl.len().over("context") == 1)
-    left, found = replays, []
+    left, matches = replays, []
     for name in CONTEXTS:
         joined = left.join(single, left_on=name, right_on="context", how="left")
         has_operator = joined[keys[0]].is_not_null()
-        found.append(joined.filter(has_operator).drop(CONTEXTS))
+        matches.append(joined.filter(has_operator).drop(CONTEXTS))
         left = joined.filter(~has_operator).drop(keys)
-    return pl.concat(found)
+    return pl.concat(matches)
 
 
 def note(count: int, matched: int, total_ns: int, matched_ns: int) -> tuple[str, ...]:
-    """How many replayed kernels have an operator, and how to find the others'; empty without any.
+    """Return a note on replayed kernels with and without an operator; empty without replays.
 
     Args:
-        count: kernels that graphs replayed.
-        matched: those with an operator.
-        total_ns: time of all.
+        count: number of replayed kernels.
+        matched: number of those with an operator.
+        total_ns: time of replayed kernels.
         matched_ns: time of those with an operator.
     """
     if not count:

@@ -1,4 +1,4 @@
-"""When each step ran, as the host marks it."""
+"""Steps marked by annotations on the host."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,37 +13,36 @@ from traceanalyzer.vocabulary import ENGINE_STEP, MEMORY_SNAPSHOT, PROFILER_STEP
 
 P = TypeVar("P")
 
-#: Kinds of host slices that may mark a step; PyTorch recorded its own as operators until 2021.
+#: Kinds of host slices that may mark a step; PyTorch recorded its steps as operators until 2021.
 MARK_KINDS = ("user_annotation", "nvtx", "cpu_op", "other")
 
-#: Words of which one is in every name of a step that is looked for by default.
+#: Substrings, one of which is in each default name of a step.
 MARK_NAMES = (PROFILER_STEP,)
 
-#: Steps that overlap by less follow one another: profilers round times and durations.
+#: Steps that overlap by less are consecutive: profilers round times and durations.
 _ROUNDING_NS = 1_000
 
-#: What Composer calls the slice that is a batch, from its start to its end, and its category in
-#: older versions.
+#: Name of the slice of a batch in Composer, and its category in older versions.
 _COMPOSER_BATCH = "event/batch"
 _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
 _BATCHES = re.compile(r"(?:event/)?batch(?: \[\d+\])?")
 
 
 def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
-    """The slices that mark steps: ``ProfilerStep#``, else the user's own, else Composer's batches.
+    """Return slices that mark steps: ``ProfilerStep#``, else user steps, else Composer's batches.
 
-    Steps of an inference engine count before all others, unless ``ProfilerStep#`` are as many. Of
-    several sorts only the first that is there counts. A mark inside another one of its thread is
-    no step of its own. Where marks overlap by less than 1 us, as by rounding, both are steps, and
-    the first ends where the second begins. Where several threads mark steps, the one with the most
-    marked time counts. Steps of one name are told apart by their order: ``## train_step ## [2]``.
+    Steps of an inference engine come first, unless there are as many ``ProfilerStep#``. Only the
+    first available kind is used. A mark inside another mark of its thread is ignored. Marks that
+    overlap by less than 1 us (rounding) are both steps, and the first ends at the start of the
+    second. If several threads mark steps, the one with the most marked time is used. Steps with
+    equal names are numbered: ``## train_step ## [2]``.
 
     Args:
-        trace: the host's slices of :data:`MARK_KINDS`.
-        step_name: a regular expression; the slices whose name it matches are the steps.
+        trace: trace with host slices of :data:`MARK_KINDS`.
+        step_name: regular expression of the names of steps.
 
     Returns:
-        rank, pid, tid, step, start, end, by rank and start; those of a rank do not overlap.
+        rank, pid, tid, step, start, end, sorted by rank and start; steps of a rank do not overlap.
 
     Raises:
         OptionError: ``step_name`` is not a regular expression.
@@ -54,9 +53,9 @@ def step_marks(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     lane = ["rank", "pid", "tid"]
     is_mark = pl.col("kind").is_in(MARK_KINDS) & (pl.col("dur") > 0)
-    wanted = trace.events.select(_may_mark(trace.events, step_name) & is_mark).to_series()
+    selected = trace.events.select(_may_mark(trace.events, step_name) & is_mark).to_series()
     end = pl.col("ts") + pl.col("dur")
-    marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(wanted)
+    marks = trace.events.select("kind", "name", "ts", "dur", *lane).filter(selected)
     marks = marks.select("kind", "name", *lane, start="ts", end=end)
     chosen = _chosen(marks, step_name).select(
         *lane, "start", "end", step=pl.col("name").cast(pl.String)
@@ -83,12 +82,12 @@ def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
 
 
 def of_composer(steps: Iterable[str]) -> bool:
-    """Whether these steps are the batches that Composer marks, by their names."""
+    """Whether all steps are batches of Composer, by name."""
     return all(_BATCHES.fullmatch(step) for step in steps)
 
 
 def _may_mark(events: pl.DataFrame, step_name: str | None) -> pl.Expr:
-    """Events whose name or category is that of any sort of step."""
+    """Return the filter of events with a name or category of steps."""
     if step_name is not None:
         return named(events, [step_name])
     batch = pl.col("category") == _COMPOSER_BATCH_CATEGORY
@@ -96,22 +95,22 @@ def _may_mark(events: pl.DataFrame, step_name: str | None) -> pl.Expr:
 
 
 def _chosen(marks: pl.DataFrame, step_name: str | None) -> pl.DataFrame:
-    """The first sort of step that is there; all of ``marks`` where the user chose."""
+    """Return the first available kind of steps; all of ``marks`` if the user chose."""
     if step_name is not None:
         return marks
     profiler = marks.filter(named(marks, [f"^{PROFILER_STEP}"]))
-    own = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
-    engine = own.filter(named(own, [f"^(?:{ENGINE_STEP})$"]))
+    annotations = marks.filter(pl.col("kind").is_in(("user_annotation", "nvtx")))
+    engine = annotations.filter(named(annotations, [f"^(?:{ENGINE_STEP})$"]))
     if engine.height > profiler.height:
         return engine
     if profiler.height:
         return profiler
-    own = own.filter(named(own, [steps_pattern()]))
-    return own if own.height else marks.filter(~named(marks, [steps_pattern()]))
+    user = annotations.filter(named(annotations, [steps_pattern()]))
+    return user if user.height else marks.filter(~named(marks, [steps_pattern()]))
 
 
 def without_snapshots(parts: Sequence[tuple[Meta, P]]) -> tuple[list[P], list[Skipped]]:
-    """The parts of traces where there are any: a memory snapshot marks the same steps again.
+    """Drop parts of memory snapshots if there are traces: snapshots mark the same steps again.
 
     For :attr:`~traceanalyzer.analyzers.base.Analyzer.report_parts`.
     """

@@ -1,4 +1,4 @@
-"""Steps that nobody marked: found where the same sequence of kernels repeats."""
+"""Detection of steps without marks: repeats of a sequence of kernels."""
 
 import numpy as np
 import polars as pl
@@ -8,23 +8,23 @@ from traceanalyzer.analyzers.common.step_marks import step_marks
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace
 
-#: A pattern that occurs less often is none.
+#: Minimum number of repeats.
 _LEAST_STEPS = 4
-#: A shorter sequence is a loop within a step.
+#: Minimum length of the sequence: shorter ones are loops within a step.
 _LEAST_KERNELS = 3
-#: So much of the sequence must repeat.
+#: Minimum share of equal kernels in the next repeat.
 _SAME_FRAC = 0.9
-#: The note where steps are not marked but found.
+#: Note for detected steps.
 FOUND_BY_KERNELS = (
     "No steps are marked: a step is one repeat of a sequence of kernels. steps --step-every REGEX "
     "shows steps that begin at another kernel."
 )
-#: Kernels tried as the one that occurs once a step, the rarest first.
+#: Maximum number of kernels tried as the one that occurs once per step, rarest first.
 _MOST_TRIED = 50
 
 
 def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
-    """The marked steps; where none is marked and no ``step_name`` asked for, those by kernels.
+    """Return the marked steps; without marks and ``step_name``, steps detected from kernels.
 
     Returns:
         Rows of :func:`~.step_marks.step_marks`, or of :func:`repeated`.
@@ -39,22 +39,21 @@ def steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 
 
 def by_kernels(steps: pl.DataFrame) -> bool:
-    """Whether :func:`steps` found them by kernels: no thread of the host marks them."""
+    """Whether :func:`steps` detected the steps from kernels."""
     return steps.height > 0 and bool(steps["tid"].is_null().all())
 
 
 def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
-    """Steps of each rank by its kernels, on the stream that has most of them.
+    """Detect the steps of each rank from the kernels on its stream with most kernels.
 
-    A step runs from a kernel that begins it to the next such kernel, the last one to the end of its
-    last kernel; repeats that are cut off are left out. Without ``every`` steps are the longest
-    sequence of kernels that repeats: kernels that occur once in it are equally far apart, and 90 %
-    of the kernels are the same in the next repeat. It begins after the kernel behind which the
-    stream usually pauses longest.
+    A step lasts from its first kernel to the first kernel of the next step, the last step to the
+    end of its last kernel; incomplete repeats are dropped. Without ``every``, steps are the longest
+    repeating sequence of kernels: kernels that occur once in it are equally spaced, and 90 % of the
+    kernels are equal in the next repeat. It starts after the longest typical pause of the stream.
 
     Args:
-        trace: with kernels.
-        every: a regular expression; a step begins at each kernel whose name it matches.
+        trace: trace with kernels.
+        every: regular expression of the names of kernels that start a step.
 
     Returns:
         rank, pid, tid (null), step, start, end; empty where nothing repeats.
@@ -69,12 +68,12 @@ def repeated(trace: Trace, every: str | None = None) -> pl.DataFrame:
         .with_columns(n=pl.len().over(lane))
     )
     rows = []
-    for (rank,), own in kernels.sort("n", descending=True, maintain_order=True).group_by(
+    for (rank,), of_rank in kernels.sort("n", descending=True, maintain_order=True).group_by(
         ["rank"], maintain_order=True
     ):
-        first = own.row(0, named=True)
+        first = of_rank.row(0, named=True)
         same = [pl.col(column).eq_missing(first[column]) for column in lane]
-        rows.append(_of_stream(own.filter(same).sort("start"), every, rank))
+        rows.append(_of_stream(of_rank.filter(same).sort("start"), every, rank))
     types = {"rank": pl.Int32, "pid": pl.Int64, "tid": pl.Int64, "step": pl.String}
     empty = pl.DataFrame(schema={**types, "start": pl.Int64, "end": pl.Int64})
     return pl.concat([empty, *rows])
@@ -104,7 +103,7 @@ def _of_stream(kernels: pl.DataFrame, every: str | None, rank: object) -> pl.Dat
 
 
 def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:
-    """Where each whole repeat of the longest repeated sequence begins, and its length.
+    """Return the start of each complete repeat of the longest repeating sequence, and its length.
 
     Empty where nothing repeats.
     """
@@ -127,7 +126,7 @@ def _begins(codes: Ints, pauses: Ints) -> tuple[Ints, int]:
 
 
 def _after_pauses(places: Ints, period: int, pauses: Ints) -> Ints:
-    """The places moved, by less than a period, to where the pause before a kernel is longest."""
+    """Shift places by less than a period to the kernels after the longest pauses."""
     usual = []
     for shift in range(period):
         moved = places + shift

@@ -1,4 +1,4 @@
-"""Where in the program a thread was: its operator, annotation and Python frame at a moment."""
+"""Operator, annotation and Python frame that a host thread runs at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,45 +13,44 @@ from traceanalyzer.vocabulary import PROFILER_STEP
 
 THREAD = ["pid", "tid"]
 
-#: Ranges that PyTorch marked as operators until 2021, such as ``Optimizer.step#SGD.step``.
+#: Ranges recorded as operators by PyTorch until 2021, such as ``Optimizer.step#SGD.step``.
 _MARKED = "#"
 
-#: Frames of C functions and of modules as such name no line of the program.
+#: Frames of C functions and of modules have no line in the program.
 _NO_LINE = r"^<built-in|^nn\.Module:"
 
 
 @dataclass(frozen=True)
 class Places:
-    """The slices of a rank's host threads that tell where each was.
+    """Operators and annotations on the host threads of a rank.
 
-    Its functions give a name for each moment (pid, tid, ts), null where the thread was in no such
-    slice.
+    The methods return a name for each row of pid, tid, ts; null if no such slice is open.
 
     Attributes:
-        operators: pid, tid, name, start, end; in order of start, the longest first.
-        annotations: the same of annotations that mark no step.
+        operators: pid, tid, name, start, end; sorted by start, longest first.
+        annotations: the same columns for annotations that do not mark steps.
     """
 
     operators: pl.DataFrame
     annotations: pl.DataFrame
 
     def operator(self, at: pl.DataFrame) -> pl.Series:
-        """The innermost operator."""
+        """Return the innermost operator."""
         return _innermost(at, self.operators)
 
     def outer_operator(self, at: pl.DataFrame) -> pl.Series:
-        """The outermost operator: one that starts where all before it have ended."""
+        """Return the outermost operator: one that starts when all earlier ones have ended."""
         ended = pl.col("end").cum_max().shift(1).over(THREAD)
         outer = self.operators.filter((pl.col("start") >= ended).fill_null(value=True))
         return outer["name"].gather(linking.label_by_interval(at, outer, THREAD)["interval"])
 
     def annotation(self, at: pl.DataFrame) -> pl.Series:
-        """The innermost annotation that marks no step."""
+        """Return the innermost annotation that does not mark a step."""
         return _innermost(at, self.annotations)
 
 
 def places_of(trace: Trace) -> Places:
-    """The operators and annotations of a trace."""
+    """Return the operators and annotations of a trace."""
     return trace.once("places", lambda: _places(trace))
 
 
@@ -67,31 +66,34 @@ def _places(trace: Trace) -> Places:
 
 
 def python_frames(
-    trace: Trace, at: pl.DataFrame, own: Callable[[str | None, str | None], bool] = libraries.is_own
+    trace: Trace,
+    at: pl.DataFrame,
+    is_own_code: Callable[[str | None, str | None], bool] = libraries.is_own,
 ) -> pl.Series:
-    """The innermost Python frame of one's own code at each moment, else of any with a line."""
+    """Return the innermost Python frame of own code at each row, else of any code with a line."""
     rows = _slices(trace, "python_function")
     if rows.is_empty():
         return pl.repeat(None, at.height, dtype=rows.schema["name"], eager=True)
     lined = rows.filter(~named(rows, [_NO_LINE]))
-    first = _innermost(at, lined.filter(_own(lined["name"], own)))
+    first = _innermost(at, lined.filter(_is_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
 
 
 def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
-    wanted = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
+    selected = trace.events.select(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)).to_series()
     end = pl.col("ts") + pl.col("dur")
-    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(wanted)
+    return trace.events.select(*THREAD, "name", start="ts", end=end).filter(selected)
 
 
 def _innermost(at: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
-    """The names of the innermost slices."""
+    """Return the names of the innermost slices."""
     return slices["name"].gather(linking.enclosing(at, slices, THREAD)["slice"])
 
 
-def _own(names: pl.Series, is_own: Callable[[str | None, str | None], bool]) -> pl.Expr:
-    """Whether a frame's name is that of one's own code."""
+def _is_own_code(names: pl.Series, test: Callable[[str | None, str | None], bool]) -> pl.Expr:
+    """Whether the name of a frame is of own code."""
     distinct = names.unique().drop_nulls().to_frame("name")
-    told = distinct.select(told=python_frame(pl.col("name").cast(pl.String))).unnest("told")
-    own = [is_own(name, file) for file, name in told.select("file", "name").iter_rows()]
-    return pl.col("name").is_in(distinct["name"].filter(pl.Series(own, dtype=pl.Boolean)).implode())
+    frames = distinct.select(frame=python_frame(pl.col("name").cast(pl.String))).unnest("frame")
+    flags = [test(name, file) for file, name in frames.select("file", "name").iter_rows()]
+    kept = distinct["name"].filter(pl.Series(flags, dtype=pl.Boolean))
+    return pl.col("name").is_in(kept.implode())

@@ -1,11 +1,11 @@
-"""What fills the memory of GPUs: when most is in use, by which code, and what is odd about it.
+"""GPU memory: peaks, allocation sites, out-of-memory errors, growth, and comparison of runs.
 
-Traces of one rank each come in: memory snapshots, or traces with ``[memory]`` instants or
-allocations of the process. ``ledger`` makes of them one history of each device and the allocations
-it consists of, ``attribution`` finds the code and the purpose of each, ``rank_memory`` has both
-for one rank. ``regions`` tells what memory was held at a moment and where in it there was room. The
-analyzers are in ``compute`` (what is live at the peak, and the picture), ``oom``, ``growth``,
-``diff`` and ``fill``; ``result`` is what the first of them returns.
+Input are traces of one rank each: memory snapshots, traces with ``[memory]`` instants, or with
+allocations of the process. ``ledger`` builds the history and the allocations of each device,
+``attribution`` finds the code and the category of each allocation, ``rank_memory`` combines both
+for one rank. ``regions`` reconstructs reserved and free memory at a position. The analyzers are in
+``compute`` (memory live at the peak, and the plots), ``oom``, ``growth``, ``diff`` and ``fill``;
+``result`` is the result of the first.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def memory(
     step_every: str | int | None = None,
     **reading: Unpack[Reading],
 ) -> Memory:
-    """How much memory of each GPU is in use, when most, and which code allocated it?
+    """How much memory does each GPU use, when is the peak, and which code allocated it?
 
     Args:
         inputs: memory snapshots (``torch.cuda.memory._dump_snapshot``), traces with ``[memory]``
-            instants or exports of nsys with allocations; one, several, or a folder.
-        library_name: packages whose frames name an allocation; by default your own code's do.
-        min_bytes: list and draw only allocations of this size or more; sums count all.
+            instants or nsys exports with allocations; one, several, or a folder.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
         capacity_bytes: memory of the device, for out-of-memory errors as in :func:`memory_oom`.
-        step_name: which annotations are steps, for growth as in :func:`memory_growth`.
-        step_every: a time or a number of events that is a step, likewise.
+        step_name: regular expression of step annotations, for growth as in :func:`memory_growth`.
+        step_every: length of a step as a time or a number of events, for growth.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: nothing about memory was recorded, or not the steps that are asked for.
-        OptionError: an option makes no sense.
+        InputError: no input can be read.
+        MissingData: no memory events were recorded, or none of the requested steps.
+        OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.memory.compute import MEMORY
     from traceanalyzer.run import run
@@ -79,21 +79,21 @@ def memory_oom(
 ) -> MemoryErrors:
     """Why did memory run out: fragmentation, real demand, or memory outside PyTorch?
 
-    For each out-of-memory error in a snapshot's history: the request, what was free on the device,
-    reserved, allocated and unused, the largest free piece, and what was alive by stack.
+    For each out-of-memory error in the history of a snapshot: the request, free memory of the
+    device, reserved, allocated and unused memory, the largest free block, and live memory by stack.
 
     Args:
         inputs: memory snapshots.
-        library_name: packages whose frames name an allocation; by default your own code's do.
-        min_bytes: list and draw only allocations of this size or more; sums count all.
-        capacity_bytes: memory of the device, which a snapshot does not tell; with it, memory that
-            others hold is told apart.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        capacity_bytes: memory of the device, to compute memory used outside PyTorch; snapshots do
+            not record it.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: nothing about memory was recorded.
-        OptionError: the capacity is less than what is known to be there.
+        InputError: no input can be read.
+        MissingData: no memory events were recorded.
+        OptionError: the capacity is less than reserved and free memory.
     """
     from traceanalyzer.analyzers.memory.oom import MEMORY_OOM
     from traceanalyzer.run import run
@@ -111,24 +111,24 @@ def memory_growth(
     step_every: str | int | None = None,
     **reading: Unpack[Reading],
 ) -> MemoryGrowth:
-    """What grows from step to step, and is never given back?
+    """Which memory grows from step to step and is never freed?
 
-    Live bytes are taken at the end of each step, by stack. A stack whose bytes grew in each of the
-    last three steps or more is a suspect.
+    Live bytes are measured at the end of each step by stack. A stack that grew in at least the last
+    three steps is a suspect.
 
     Args:
         inputs: memory snapshots.
-        library_name: packages whose frames name an allocation; by default your own code's do.
-        min_bytes: list and draw only allocations of this size or more; sums count all.
-        step_name: a regular expression of the annotations that are steps; default: those of
-            torch.profiler, and names like ``step 3``.
-        step_every: a time (``250ms``) or a number of events that is a step instead.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
+        step_name: regular expression of step annotations; default: those of torch.profiler, and
+            names like ``step 3``.
+        step_every: length of a step as a time (``250ms``) or a number of events.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: nothing about memory was recorded, or no steps are marked.
-        OptionError: an option makes no sense.
+        InputError: no input can be read.
+        MissingData: no memory events were recorded, or no steps.
+        OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.memory.growth import MEMORY_GROWTH
     from traceanalyzer.run import run
@@ -145,18 +145,18 @@ def memory_diff(
     min_bytes: int | None = None,
     **reading: Unpack[Reading],
 ) -> MemoryDiff:
-    """What holds more or less memory at the peak than in another run?
+    """Which code has more or less memory live at the peak than in another run?
 
     Args:
-        inputs: the run to look at.
+        inputs: the run to analyze.
         other: the run to compare with.
-        library_name: packages whose frames name an allocation; by default your own code's do.
-        min_bytes: list and draw only allocations of this size or more; sums count all.
+        library_name: packages whose frames name an allocation; default: your own code.
+        min_bytes: list and draw only allocations of at least this size; totals count all.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        MissingData: nothing about memory was recorded.
+        InputError: no input can be read.
+        MissingData: no memory events were recorded.
     """
     from traceanalyzer.analyzers.memory.diff import MEMORY_DIFF
     from traceanalyzer.run import run

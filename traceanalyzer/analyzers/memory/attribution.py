@@ -1,12 +1,11 @@
-"""The code that made an allocation, and what it is for, as far as its stack and life tell.
+"""The code behind each allocation, and its category, inferred from stack and lifetime.
 
-The stacks of a snapshot name the code. A ``[memory]`` instant of ``torch.profiler`` has no stack,
-but a thread and a time: the Python frame or the operator that was running then tells what the stack
-of a snapshot would.
+Snapshots record a stack for each allocation. A ``[memory]`` instant of ``torch.profiler`` has only
+a thread and a time, so the Python frame or operator running at that time is used instead.
 
-PyTorch does not record what an allocation is for, but code that every training runs through tells:
-the optimizer makes its state, ``AccumulateGrad`` gradients, modules activations. The innermost such
-code in a stack counts. Rules are asked one after the other; the first that holds decides.
+PyTorch does not record what an allocation is for, but all training code passes through known
+functions: the optimizer allocates its state, ``AccumulateGrad`` gradients, modules activations. The
+innermost such frame in a stack counts. Rules are tried in order; the first match decides.
 """
 
 import re
@@ -22,20 +21,20 @@ from traceanalyzer.analyzers.memory.ledger import Ledger
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.trace import Trace
 
-#: A test of a frame by its function and file.
-Test = Callable[[str | None, str | None], bool]
+#: A predicate on the function and file of a frame.
+FrameTest = Callable[[str | None, str | None], bool]
 
-#: What stands in the place of a line that is not known.
+#: Text in place of an unknown line.
 NO_STACK = "(no stack recorded)"
 _PYTHON = re.compile(r"\.(?:py|pyx|pyi|ipynb)$|^<(?:stdin|string|ipython-input.*|ipykernel.*)>$")
-#: What a backward pass calls of each function.
+#: The autograd node that a backward pass calls for each function.
 _NODE = re.compile(r"^torch::autograd::.*::apply\(")
-#: C++ frames that every allocation has: how the stack was taken, the allocator, the dispatcher.
+#: C++ frames common to all allocations: stack capture, allocator, dispatcher.
 _PLUMBING = re.compile(
     r"^(?:torch::(?:unwind|CapturedTraceback|cuda)::|c10::|at::(?:detail|_ops|\(anonymous)|"
     r"at::native::(?:new_)?empty|gather_with_cpp|std::)"
 )
-#: Frames of the capture of stacks and of the interpreter, which PyTorch's viewer leaves out too.
+#: Frames of the stack capture and the interpreter, which PyTorch's viewer omits too.
 _CAPTURE = re.compile(
     r"unwind::unwind|^torch::unwind|CapturedTraceback::gather|gather_with_cpp|^_start$|"
     r"^__libc_start_main|^_?Py(?:Eval|Object|Function)_"
@@ -44,7 +43,7 @@ _CAPTURE_FILES = re.compile(
     r"core/boxing|/Register|/Redispatch|pythonrun\.c$|Modules/main\.c$|Objects/(?:call|methodobject)\.c$|"
     r"ceval\.[ch]$|cpython/abstract\.h$"
 )
-#: Frames shown of a stack from its leaf and from its root, and letters of each.
+#: Frames kept from the leaf and from the root of a stack, and characters of each.
 _INNER = 200
 _OUTER = 20
 _LONGEST = 1000
@@ -53,7 +52,7 @@ _SCHEMA = {
     "function": pl.String,
     "file": pl.String,
     "line": pl.Int32,
-    "own": pl.Boolean,
+    "is_own_code": pl.Boolean,
 }
 #: The columns that name a line of code.
 LINE = tuple(_SCHEMA)
@@ -70,15 +69,15 @@ CATEGORIES = (
     "temporary",
     UNKNOWN,
 )
-CONFIDENCES = ("sure", "likely", "guess", "none")
+CONFIDENCES = ("high", "medium", "low", "none")
 CATEGORY = pl.Enum(CATEGORIES)
 CONFIDENCE = pl.Enum(CONFIDENCES)
 
 _ANY = ""
 _PARALLEL = r"torch[/\\]nn[/\\]parallel[/\\]"
 _MODULES = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
-#: What a frame shows, by regular expressions of its function and of its file; one pair must match.
-_SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
+#: Frames that mark an activity: regular expressions of function and file; one pair must match.
+_MARKERS: dict[str, tuple[tuple[str, str], ...]] = {
     "optimizer": (
         (_ANY, r"torch[/\\]optim[/\\]|apex[/\\](?:contrib[/\\])?optimizers[/\\]"),
         (
@@ -123,77 +122,79 @@ _SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         (r"^(?:to|cuda)_?(?:device|gpu)?$", r"\.py$"),
     ),
 }
-#: Of these the innermost in a stack tells what the code was at: an optimizer may call a closure
+#: The innermost of these in a stack is the activity of the code: an optimizer may call a closure
 #: that runs forward, a backward pass may run forward again.
-_DOING = (
+_ACTIVITIES = (
     "optimizer", "accumulate", "backward", "communication", "loading", "replicating", "scattering",
     "forward",
 )  # fmt: skip
-#: What lasts so many events is no temporary of one call.
+#: An allocation that lives for this many events is not a temporary of one call.
 _LASTING = 100
 
 
 @dataclass(frozen=True)
 class Lines:
-    """For each row of ``stacks``, the code to name it by.
+    """The code that each row of ``stacks`` is named by.
 
     Attributes:
-        parent: the row of the caller, ROOT for a root.
+        parent: row of the caller, ROOT for a root.
         frames: ``name``, ``file``, ``line`` of each row.
-        own: the innermost frame that is the user's, or of the library asked for; ROOT without one.
-        shown: the frame to show: ``own``, else the innermost Python frame, else the node of
-            the backward pass, else the innermost one that not every allocation has.
-        kept: frames of the program: not of the capture of stacks, nor of the interpreter.
+        own_code: the innermost frame of the user's code or of the chosen library; ROOT if none.
+        displayed: the frame to display: ``own_code``, else the innermost Python frame, else the
+            autograd node, else the innermost frame not common to all allocations.
+        in_program: whether the frame belongs to the program, not to the stack capture or the
+            interpreter.
     """
 
     parent: intervals.Ints
     frames: pl.DataFrame
-    own: intervals.Ints
-    shown: intervals.Ints
-    kept: intervals.Bools
+    own_code: intervals.Ints
+    displayed: intervals.Ints
+    in_program: intervals.Bools
 
-    def of(self, stacks: pl.Series) -> pl.DataFrame:
-        """``function``, ``file``, ``line`` of stacks, and if it is ``own``; null without one."""
+    def code_of(self, stacks: pl.Series) -> pl.DataFrame:
+        """``function``, ``file``, ``line``, ``is_own_code`` of stacks; null without a stack."""
         rows = stacks.cast(pl.Int64)
-        known = rows.fill_null(0).to_numpy()
+        index = rows.fill_null(0).to_numpy()
         if not self.parent.size:
             return pl.DataFrame(schema=_SCHEMA).clear(stacks.len())
-        told = self.frames[self.shown[known]].select(
+        code = self.frames[self.displayed[index]].select(
             function="name",
             file="file",
             line="line",
-            own=pl.Series(self.own[known] != stack_weights.ROOT),
+            is_own_code=pl.Series(self.own_code[index] != stack_weights.ROOT),
         )
-        there = pl.Series(rows.is_not_null())
-        shown = [pl.when(there).then(pl.col(name)).alias(name) for name in told.columns]
-        found: pl.DataFrame = told.select(shown)
-        return found
+        has_stack = pl.Series(rows.is_not_null())
+        known: pl.DataFrame = code.select(
+            pl.when(has_stack).then(pl.col(name)).alias(name) for name in _SCHEMA
+        )
+        return known
 
     def path(self, stack: int) -> list[str]:
-        """The frames of a stack as text, the innermost first; of a very deep one both ends."""
+        """The frames of a stack as text, innermost first; only both ends of a very deep stack."""
         rows = []
         while stack != stack_weights.ROOT:
-            if self.kept[stack]:
+            if self.in_program[stack]:
                 rows.append(stack)
             stack = int(self.parent[stack])
-        left_out = len(rows) - _INNER - _OUTER
-        if left_out <= 0:
+        omitted = len(rows) - _INNER - _OUTER
+        if omitted <= 0:
             return [self._text(row) for row in rows]
         inner, outer = rows[:_INNER], rows[-_OUTER:]
-        return [*map(self._text, inner), f"({left_out:,} more)", *map(self._text, outer)]
+        return [*map(self._text, inner), f"({omitted:,} more)", *map(self._text, outer)]
 
     def paths(self, stacks: pl.Series) -> pl.Series:
-        """Each stack as one text, the outermost frame first, ``;`` between; null without one."""
+        """Each stack as one text, outermost frame first, joined by ``;``; null without a stack."""
         texts = {
             row: ";".join(reversed(self.path(row))) for row in stacks.drop_nulls().unique().sort()
         }
         return stacks.replace_strict(texts, default=None, return_dtype=pl.String)
 
     def trimmed(self, stacks: pl.Series) -> pl.Series:
-        """The stacks from their innermost frame of the program on; null without one."""
+        """The stacks without leaf frames outside the program; null without a stack."""
         if not self.parent.size:
             return stacks
-        leaf = stack_weights.nearest(self.parent, self.kept)[stacks.fill_null(0).to_numpy()]
+        leaf = stack_weights.nearest(self.parent, self.in_program)[stacks.fill_null(0).to_numpy()]
         known = pl.Series(leaf != stack_weights.ROOT) & stacks.is_not_null()
         return pl.Series(leaf).set(~known, None).cast(pl.UInt32)
 
@@ -204,40 +205,42 @@ class Lines:
 
 
 def lines(trace: Trace, library_names: Sequence[str] = ()) -> Lines:
-    """The code of each stack of a trace.
+    """Return the code of each stack of a trace.
 
     Args:
-        trace: with the table ``stacks``.
-        library_names: libraries whose frames count as one's own; by default the user's code does.
+        trace: trace with the table ``stacks``.
+        library_names: libraries whose frames count as own code; by default the user's code.
     """
     stacks = trace.stacks
     parent = stacks["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy()
     frames = stacks.select(pl.col("name", "file").cast(pl.String), "line")
-    is_own = _own(library_names)
-    # that which is best to show comes first
-    flags = _tested(
+    is_own_code = _own_code_test(library_names)
+    # in order of preference for display
+    flags = _test_frames(
         frames,
-        own=lambda name, file: is_own(name, file) and (bool(library_names) or _is_python(file)),
+        own_code=lambda name, file: (
+            is_own_code(name, file) and (bool(library_names) or _is_python(file))
+        ),
         python=lambda _, file: _is_python(file),
         node=lambda name, _: name is not None and _NODE.search(name) is not None,
-        telling=lambda name, _: name is not None and _PLUMBING.search(name) is None,
+        specific=lambda name, _: name is not None and _PLUMBING.search(name) is None,
     )
-    kept = _tested(frames, kept=_is_kept)["kept"].to_numpy()
-    shown = np.arange(parent.size)
+    in_program = _test_frames(frames, flag=_is_in_program)["flag"].to_numpy()
+    displayed = np.arange(parent.size)
     for flag in reversed(flags.get_columns()):
-        found = stack_weights.nearest(parent, flag.to_numpy())
-        shown = np.where(found == stack_weights.ROOT, shown, found)
-    own = stack_weights.nearest(parent, flags["own"].to_numpy())
-    return Lines(parent, frames, own, shown, kept)
+        nearest = stack_weights.nearest(parent, flag.to_numpy())
+        displayed = np.where(nearest == stack_weights.ROOT, displayed, nearest)
+    own_code = stack_weights.nearest(parent, flags["own_code"].to_numpy())
+    return Lines(parent, frames, own_code, displayed, in_program)
 
 
-def _is_kept(name: str | None, file: str | None) -> bool:
-    """Whether a frame is of the program."""
+def _is_in_program(name: str | None, file: str | None) -> bool:
+    """Whether a frame belongs to the program."""
     return not (_CAPTURE.search(name or "") or _CAPTURE_FILES.search(file or ""))
 
 
-def _own(library_names: Sequence[str]) -> Test:
-    """Whether a frame is the user's, or of the libraries asked for."""
+def _own_code_test(library_names: Sequence[str]) -> FrameTest:
+    """Return the test for frames of the user's code, or of the given libraries."""
     match = libraries.by_component(library_names)
     return (lambda _, file: match(file) is not None) if library_names else libraries.is_own
 
@@ -246,8 +249,8 @@ def _is_python(file: str | None) -> bool:
     return file is not None and _PYTHON.search(file) is not None
 
 
-def _tested(frames: pl.DataFrame, **tests: Test) -> pl.DataFrame:
-    """The results of tests of ``name`` and ``file``; each distinct frame is tested once."""
+def _test_frames(frames: pl.DataFrame, **tests: FrameTest) -> pl.DataFrame:
+    """Return a flag column per test of ``name`` and ``file``, run once per distinct frame."""
     distinct = frames.select("name", "file").unique()
     pairs = distinct.rows()
     flags = {
@@ -259,7 +262,7 @@ def _tested(frames: pl.DataFrame, **tests: Test) -> pl.DataFrame:
 
 
 def frame_text(name: str | None, file: str | None, line: int | None) -> str:
-    """A frame as people write it: ``forward (model.py:40)``; of C++ the function's name alone."""
+    """Format a frame as ``forward (model.py:40)``; a C++ frame as its function name."""
     if not name:
         return NO_STACK
     if not file or "::" in name:
@@ -270,86 +273,87 @@ def frame_text(name: str | None, file: str | None, line: int | None) -> str:
     return f"{name} ({short})" if line is None else f"{name} ({short}:{line})"
 
 
-# --- code of what has no stack ---------------------------------------------------------------
+# --- code of allocations without a stack -----------------------------------------------------
 
 
 def code_running(trace: Trace, library_names: Sequence[str], events: pl.Series) -> pl.DataFrame:
-    """``function``, ``file``, ``line`` and ``own`` at rows of ``events``; null for null.
+    """Return ``function``, ``file``, ``line`` and ``is_own_code`` at rows of ``events``.
 
     Args:
-        trace: with operators and Python frames.
-        library_names: libraries whose frames count as one's own; by default the user's code does.
-        events: rows.
+        trace: trace with operators and Python frames.
+        library_names: libraries whose frames count as own code; by default the user's code.
+        events: rows of ``events``; null gives a null row.
     """
-    is_own = _own(library_names)
+    is_own_code = _own_code_test(library_names)
     at = trace.events.select("pid", "tid", "ts")[events.drop_nulls()]
-    frame = whereabouts.python_frames(trace, at, is_own).cast(pl.String)
-    functions = (
-        frame.unique().to_frame("slice").with_columns(told=names.python_frame(pl.col("slice")))
-    )
-    told = columns.looked_up(frame.to_frame("slice"), functions, "slice").unnest("told")
+    slices = whereabouts.python_frames(trace, at, is_own_code).cast(pl.String).to_frame("slice")
+    parsed = slices.unique().with_columns(frame=names.python_frame(pl.col("slice")))
+    frames = columns.looked_up(slices, parsed, "slice").unnest("frame")
     operator = whereabouts.places_of(trace).operator(at).cast(pl.String)
-    found = told.select(pl.coalesce("name", operator), "file", "line")
-    own = _tested(found, own=lambda name, file: file is not None and is_own(name, file))
+    code = frames.select(pl.coalesce("name", operator), "file", "line")
+    own_code = _test_frames(
+        code, is_own_code=lambda name, file: file is not None and is_own_code(name, file)
+    )
     row = pl.select(pl.when(events.is_not_null()).then(events.is_not_null().cum_sum() - 1))
-    return found.rename({"name": "function"}).hstack(own)[row.to_series()]
+    return code.rename({"name": "function"}).hstack(own_code)[row.to_series()]
 
 
-# --- what it is for --------------------------------------------------------------------------
+# --- categories ------------------------------------------------------------------------------
 
 
-def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
-    """``category`` and ``confidence`` of each allocation of a ledger, in its order."""
-    at = signs(lines)
-    allocations = of.allocations
+def categories(history: Ledger, lines: Lines) -> pl.DataFrame:
+    """Return ``category`` and ``confidence`` of each allocation of a ledger, in its order."""
+    at = markers(lines)
+    allocations = history.allocations
     stack, freed_by = allocations["stack"], allocations["freed_by"]
-    innermost = np.stack([at[sign] for sign in _DOING])
-    doing = np.where(
-        innermost.max(axis=0) == stack_weights.ROOT, len(_DOING), innermost.argmax(axis=0)
+    innermost = np.stack([at[marker] for marker in _ACTIVITIES])
+    activity = np.where(
+        innermost.max(axis=0) == stack_weights.ROOT, len(_ACTIVITIES), innermost.argmax(axis=0)
     )
 
-    def by(sign: str) -> intervals.Bools:
-        return _at(doing == _DOING.index(sign), stack)
+    def allocated_by(marker: str) -> intervals.Bools:
+        return _flags_of(activity == _ACTIVITIES.index(marker), stack)
 
-    def freed(sign: str) -> intervals.Bools:
-        return _at(at[sign] != stack_weights.ROOT, freed_by)
+    def freed_in(marker: str) -> intervals.Bools:
+        return _flags_of(at[marker] != stack_weights.ROOT, freed_by)
 
-    stays = (allocations["end"] >= of.positions).to_numpy()
-    length = (allocations["end"] - allocations["start"]).to_numpy()
-    lasts = length >= max(of.positions // 100, _LASTING)
-    old = length >= _LASTING
-    # of one freed only, the stack is that of its free, which tells less
+    live_at_end = (allocations["end"] >= history.positions).to_numpy()
+    lifetime = (allocations["end"] - allocations["start"]).to_numpy()
+    long_lived = lifetime >= max(history.positions // 100, _LASTING)
+    lasting = lifetime >= _LASTING
+    # without an alloc event, the stack is that of the free, which is a weaker hint
     only_freed = (allocations["origin"] == "freed").to_numpy()
     known = ~only_freed & stack.is_not_null().to_numpy()
     rules: tuple[tuple[intervals.Bools, str, str], ...] = (
-        (only_freed & freed("zeroing"), "gradients", "likely"),
-        (only_freed & freed("backward"), "activations", "likely"),
+        (only_freed & freed_in("zeroing"), "gradients", "medium"),
+        (only_freed & freed_in("backward"), "activations", "medium"),
         (~known, UNKNOWN, "none"),
-        (by("accumulate"), "gradients", "sure"),
-        (by("optimizer") & freed("optimizer"), "temporary", "likely"),
+        (allocated_by("accumulate"), "gradients", "high"),
+        (allocated_by("optimizer") & freed_in("optimizer"), "temporary", "medium"),
         (
-            by("optimizer") & (lasts | (stays & (old | (of.positions <= _LASTING)))),
+            allocated_by("optimizer")
+            & (long_lived | (live_at_end & (lasting | (history.positions <= _LASTING)))),
             "optimizer state",
-            "sure",
+            "high",
         ),
-        (by("optimizer") & stays, "optimizer state", "guess"),
-        (by("optimizer"), "temporary", "likely"),
-        (by("communication"), "communication buffers", "likely"),
-        (by("backward") & freed("backward"), "temporary", "likely"),
-        (by("backward"), "gradients", "likely"),
-        (by("loading"), "parameters", "likely"),
-        (by("replicating"), "parameters", "likely"),
-        (by("scattering"), "inputs", "likely"),
-        (by("forward") & freed("backward"), "activations", "sure"),
-        (by("forward"), "activations", "likely"),
-        (_at(at["data"] != stack_weights.ROOT, stack), "inputs", "likely"),
-        (_at(at["copying"] != stack_weights.ROOT, stack), "inputs", "guess"),
+        (allocated_by("optimizer") & live_at_end, "optimizer state", "low"),
+        (allocated_by("optimizer"), "temporary", "medium"),
+        (allocated_by("communication"), "communication buffers", "medium"),
+        (allocated_by("backward") & freed_in("backward"), "temporary", "medium"),
+        (allocated_by("backward"), "gradients", "medium"),
+        (allocated_by("loading"), "parameters", "medium"),
+        (allocated_by("replicating"), "parameters", "medium"),
+        (allocated_by("scattering"), "inputs", "medium"),
+        (allocated_by("forward") & freed_in("backward"), "activations", "high"),
+        (allocated_by("forward"), "activations", "medium"),
+        (_flags_of(at["data"] != stack_weights.ROOT, stack), "inputs", "medium"),
+        (_flags_of(at["copying"] != stack_weights.ROOT, stack), "inputs", "low"),
     )
     category = np.full(allocations.height, CATEGORIES.index(UNKNOWN), np.uint32)
     confidence = np.full(allocations.height, CONFIDENCES.index("none"), np.uint32)
-    for holds, what, how in reversed(rules):
-        category[holds] = CATEGORIES.index(what)
-        confidence[holds] = CONFIDENCES.index(how)
+    for matches, category_name, level in reversed(rules):
+        category[matches] = CATEGORIES.index(category_name)
+        confidence[matches] = CONFIDENCES.index(level)
     return pl.DataFrame(
         {
             "category": pl.Series(CATEGORIES, dtype=CATEGORY).gather(category),
@@ -358,23 +362,24 @@ def categories(of: Ledger, lines: Lines) -> pl.DataFrame:
     )
 
 
-def signs(lines: Lines) -> dict[str, intervals.Ints]:
-    """For each stack the innermost frame that shows each sign; ROOT where none does.
+def markers(lines: Lines) -> dict[str, intervals.Ints]:
+    """Return for each stack the innermost frame with each marker; ROOT if none.
 
-    Rows of a stack grow towards its leaf, so that of two frames the larger number lies deeper.
+    Row numbers of a stack increase towards its leaf: of two frames the larger number is deeper.
     """
-    told = lines.frames.select(pl.col("name").fill_null(""), pl.col("file").fill_null(""))
-    found = {}
-    for sign, pairs in _SIGNS.items():
-        shown = [pl.col("name").str.contains(n) & pl.col("file").str.contains(f) for n, f in pairs]
-        shows = told.select(pl.any_horizontal(shown)).to_series().to_numpy()
-        found[sign] = stack_weights.nearest(lines.parent, shows)
-    return found
+    frames = lines.frames.select(pl.col("name").fill_null(""), pl.col("file").fill_null(""))
+    innermost = {}
+    for marker, pairs in _MARKERS.items():
+        tests = [pl.col("name").str.contains(n) & pl.col("file").str.contains(f) for n, f in pairs]
+        flags = frames.select(pl.any_horizontal(tests)).to_series().to_numpy()
+        innermost[marker] = stack_weights.nearest(lines.parent, flags)
+    return innermost
 
 
-def _at(flags: intervals.Bools, stacks: pl.Series) -> intervals.Bools:
-    """Flags of stacks; False where there is none."""
+def _flags_of(flags: intervals.Bools, stacks: pl.Series) -> intervals.Bools:
+    """Return the flags of stacks; False for null."""
     if not flags.size:
         return np.zeros(stacks.len(), np.bool_)
-    found: intervals.Bools = flags[stacks.fill_null(0).to_numpy()] & stacks.is_not_null().to_numpy()
-    return found
+    known = stacks.is_not_null().to_numpy()
+    of_stacks: intervals.Bools = flags[stacks.fill_null(0).to_numpy()] & known
+    return of_stacks

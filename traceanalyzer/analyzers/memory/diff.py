@@ -1,8 +1,8 @@
-"""What holds more or less memory at the peak of one run than at that of another.
+"""Comparison of the memory live at the peak of two runs.
 
-Compared are the devices with the highest peak of each run. Code is the same where its functions and
-files are; of a file only the last two parts of its path count, so that runs of different users, in
-different environments, can be compared.
+The devices with the highest peak of each run are compared. Code matches by function and file; only
+the last two parts of a path count, so that runs of different users in different environments can be
+compared.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FILE = r"^.*?((?:[^/\\]+[/\\])?[^/\\]+)$"
 _PLACE = r"\((?:[^()]*[/\\])?([^/\\()]+[/\\][^/\\()]+)\)"
 _CODE = ("function", "code")
 _AMOUNTS = ("n", "base_n", "live_bytes", "base_bytes", "changed_bytes")
-_PLACED = ("rank", "path", "device")
+_DEVICE = ("rank", "path", "device")
 
 _NAMED = 3
-_PEAKS = {"run": "run", "on": "device", "peak_bytes": "peak in use"}
+_PEAKS = {"run": "run", "on": "device", "peak_bytes": "peak allocated"}
 _CHANGES = headings(
     "at: line of code, base_bytes: before, live_bytes: now, changed_bytes: change, "
     "base_n: n before, n: n now"
@@ -41,7 +41,7 @@ _CHANGES = headings(
 def combine(
     parts: Sequence[Memory], options: DiffOptions, base: Sequence[Memory] = ()
 ) -> MemoryDiff:
-    """What changed between two runs."""
+    """Compare the parts of two runs."""
     return diff_of(compute.combine(parts, options), compute.combine(base, options))
 
 
@@ -57,13 +57,13 @@ MEMORY_DIFF = Analyzer(
 
 
 def diff_of(new: Memory, old: Memory) -> MemoryDiff:
-    """What changed between two results."""
-    own, base = (_fullest(run.devices, run.alive) for run in (new, old))
+    """Compare two results."""
+    after, before = (_fullest(run.devices, run.alive) for run in (new, old))
     columns = ("rank", "path", "device", "peak_bytes")
     return MemoryDiff(
         peak_bytes=new.peak_bytes,
         base_bytes=old.peak_bytes,
-        changes=_difference(own, base),
+        changes=_difference(after, before),
         devices=pl.concat(
             run.devices.select(pl.lit(name).alias("run"), *columns)
             for run, name in ((new, "now"), (old, "before"))
@@ -73,24 +73,24 @@ def diff_of(new: Memory, old: Memory) -> MemoryDiff:
 
 
 def _difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
-    """Live bytes at the peak by stack, in two runs; the largest change first.
+    """Return live bytes at the peak of two runs by stack, largest change first.
 
     Args:
         new: rows of ``Memory.alive`` of one device.
-        old: those of the device to compare with.
+        old: rows of the device to compare with.
 
     Returns:
-        function, file, line, stack (null where only the other run has it: then as it has it), n,
-        base_n, live_bytes, base_bytes, changed_bytes.
+        function, file, line, stack (of the old run if only that has the stack), n, base_n,
+        live_bytes, base_bytes, changed_bytes.
     """
-    own, base = (_by_stack(frame) for frame in (new, old))
+    after, before = (_by_stack(frame) for frame in (new, old))
     renamed = {name: f"base_{name}" for name in ("n", "file", "line", "stack")}
-    keys = ("function", "code", "place", "told")
-    joined = own.join(
-        base.rename({**renamed, "live_bytes": "base_bytes"}),
+    keys = ("function", "code", "place", "short_stack")
+    joined = after.join(
+        before.rename({**renamed, "live_bytes": "base_bytes"}),
         on=keys, how="full", coalesce=True, nulls_equal=True,
     ).with_columns(pl.col("n", "base_n", "live_bytes", "base_bytes").fill_null(0))  # fmt: skip
-    found = joined.select(
+    changes = joined.select(
         "function",
         "code",
         *(pl.coalesce(name, f"base_{name}").alias(name) for name in ("file", "line", "stack")),
@@ -100,44 +100,43 @@ def _difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
         "base_bytes",
         changed_bytes=pl.col("live_bytes") - pl.col("base_bytes"),
     )
-    return _largest_first(found, "function", "file", "line", "stack")
+    return _largest_first(changes, "function", "file", "line", "stack")
 
 
 def _by_line(changes: pl.DataFrame) -> pl.DataFrame:
-    """The changes by line of code.
+    """Return the changes by line of code.
 
-    A line that moved is the same line, where its function has only one that holds memory in each
-    run.
+    A moved line counts as the same line if its function has only one line with memory in each run.
     """
-    held = changes.with_columns(
-        ours=pl.when(pl.col("n") > 0).then("line"),
-        theirs=pl.when(pl.col("base_n") > 0).then("line"),
+    with_lines = changes.with_columns(
+        after=pl.when(pl.col("n") > 0).then("line"),
+        before=pl.when(pl.col("base_n") > 0).then("line"),
     )
-    lines = held.group_by(_CODE).agg(
-        moved=(pl.col("ours").drop_nulls().n_unique() == 1)
-        & (pl.col("theirs").drop_nulls().n_unique() == 1),
-        now=pl.col("ours").drop_nulls().first(),
+    lines = with_lines.group_by(_CODE).agg(
+        moved=(pl.col("after").drop_nulls().n_unique() == 1)
+        & (pl.col("before").drop_nulls().n_unique() == 1),
+        now=pl.col("after").drop_nulls().first(),
     )
-    told = looked_up(changes, lines, _CODE)
-    kept = told.with_columns(line=pl.when("moved").then("now").otherwise("line"))
-    sums = kept.group_by(*_CODE, "line").agg(pl.col("file").first(), pl.col(_AMOUNTS).sum())
+    rows = looked_up(changes, lines, _CODE)
+    matched = rows.with_columns(line=pl.when("moved").then("now").otherwise("line"))
+    sums = matched.group_by(*_CODE, "line").agg(pl.col("file").first(), pl.col(_AMOUNTS).sum())
     return _largest_first(sums.drop("code"), "function", "file", "line")
 
 
 def _fullest(devices: pl.DataFrame, alive: pl.DataFrame) -> pl.DataFrame:
-    """The rows of ``alive`` of the device with the highest peak."""
-    first = largest_first(devices, "peak_bytes", *_PLACED).head(1).select(_PLACED)
-    return alive.join(first, on=_PLACED, nulls_equal=True, maintain_order="left")
+    """Return the rows of ``alive`` of the device with the highest peak."""
+    first = largest_first(devices, "peak_bytes", *_DEVICE).head(1).select(_DEVICE)
+    return alive.join(first, on=_DEVICE, nulls_equal=True, maintain_order="left")
 
 
 def _by_stack(alive: pl.DataFrame) -> pl.DataFrame:
-    """Sums by code and stack, told by the ends of paths; of alike ones the first is shown."""
-    told = alive.with_columns(
+    """Return sums by code and stack with shortened paths; the first full path is kept."""
+    rows = alive.with_columns(
         code=pl.col("file").str.extract(_FILE),
         place=pl.col("line"),
-        told=pl.col("stack").str.replace_all(_PLACE, "($1)"),
+        short_stack=pl.col("stack").str.replace_all(_PLACE, "($1)"),
     )
-    return told.group_by("function", "code", "place", "told", maintain_order=True).agg(
+    return rows.group_by("function", "code", "place", "short_stack", maintain_order=True).agg(
         pl.col("file", "line", "stack").first(), pl.col("n", "live_bytes").sum()
     )
 
@@ -151,12 +150,12 @@ def _largest_first(frame: pl.DataFrame, *keys: str) -> pl.DataFrame:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryDiff(Result):
-    """What :func:`traceanalyzer.memory_diff` found.
+    """Result of :func:`traceanalyzer.memory_diff`.
 
     Attributes:
         peak_bytes: the highest peak.
-        base_bytes: that of the run compared with.
-        changes: a row a stack: function, code (the file by the end of its path), file, line,
+        base_bytes: the highest peak of the base run.
+        changes: one row per stack: function, code (the end of the path of the file), file, line,
             stack, n, base_n, live_bytes, base_bytes, changed_bytes (at the peaks).
         devices: rank, path, device, peak_bytes and run (``now`` or ``before``) of all devices.
         remarks: further notes.
@@ -170,20 +169,20 @@ class MemoryDiff(Result):
 
     @property
     def lines(self) -> pl.DataFrame:
-        """The changes by line of code."""
+        """Changes by line of code."""
         return _by_line(self.changes)
 
     def largest_changes(self) -> str:
-        """The lines of code that hold more or less at the peak, as a sentence."""
+        """Return the lines of code with the largest changes in a sentence."""
         rows = with_line(self.lines.filter(pl.col("changed_bytes") != 0)).head(_NAMED)
         named = [
             f"{at} {'+' if n > 0 else '-'}{format_bytes(abs(n))}"
             for at, n in rows.select("at", "changed_bytes").rows()
         ]
-        return f"The largest changes: {', '.join(named)}." if named else ""
+        return f"Largest changes: {', '.join(named)}." if named else ""
 
     def view(self) -> View:
-        """Changes by line and by stack."""
+        """Return the changes by line and by stack."""
         return View(
             title="What changed at the peak?",
             verdict=_verdict(self),
@@ -194,27 +193,27 @@ class MemoryDiff(Result):
 
 
 def _verdict(result: MemoryDiff) -> str:
-    """How the peak changed, and by which code."""
+    """State the change of the peak and the largest changes of lines."""
     changed = result.peak_bytes - result.base_bytes
     word = "grew" if changed > 0 else "shrank"
     peak = (
-        f"The peak {word} by {format_bytes(abs(changed))}, from "
+        f"Peak memory {word} by {format_bytes(abs(changed))}, from "
         f"{format_bytes(result.base_bytes)} to {format_bytes(result.peak_bytes)}."
         if changed
-        else f"The peak is {format_bytes(result.peak_bytes)} in both."
+        else f"Peak memory: {format_bytes(result.peak_bytes)} in both runs."
     )
-    return f"{peak} {result.largest_changes() or 'The same code holds the same memory.'}"
+    return f"{peak} {result.largest_changes() or 'No line of code changed.'}"
 
 
 def _notes(result: MemoryDiff) -> tuple[str, ...]:
-    """How numbers are meant."""
+    """Return how runs are compared, and the remarks."""
     which = "" if result.devices.height == 2 else " of the device with the highest peak"
-    compared = f"Compared is what was live at the peak{which} of each run, by stack"
-    return (f"{compared}; of paths only the last two parts count.", *result.remarks)
+    compared = f"Memory live at the peak{which} is compared by stack"
+    return (f"{compared}; only the last two parts of a path count.", *result.remarks)
 
 
 def _tables(result: MemoryDiff) -> tuple[Table, ...]:
-    """Changes by line and by stack."""
+    """Return the tables of changes and peaks."""
     changed = pl.col("changed_bytes") != 0
     lines, stacks = (with_line(frame.filter(changed)) for frame in (result.lines, result.changes))
     devices = result.devices.with_columns(places(result.devices))

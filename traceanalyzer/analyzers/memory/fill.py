@@ -1,4 +1,4 @@
-"""How much of a device's memory was taken, at absolute times."""
+"""Memory use of each device at absolute times, for other analyzers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from traceanalyzer.trace import Trace
 
 @dataclass(frozen=True)
 class Fill:
-    """The memory of one device over time.
+    """Memory use of one device over time.
 
     Attributes:
-        path: the file.
-        rank: of the file, or None.
-        device: its ordinal, or None.
-        at_ns: when the history changes, in ns since the Unix epoch; None where that is not known.
-        taken_bytes: what is taken from then on: reserved by the allocator, or, where that is not
-            known, live; one more than times, the first being what was taken before.
+        path: path of the file.
+        rank: rank of the file, or None.
+        device: device ordinal, or None.
+        at_ns: times of events in ns since the Unix epoch; None if not known.
+        taken_bytes: bytes in use after each event, and before the first: reserved by the
+            allocator, or live if reserved is not known.
     """
 
     path: str
@@ -32,9 +32,10 @@ class Fill:
     taken_bytes: Ints
 
     def taken(self, start_ns: int, end_ns: int) -> tuple[int, bool]:
-        """The most that was taken from one absolute time to another, and whether times are known.
+        """Return the maximum bytes in use from one absolute time to another.
 
-        Of a stretch that the history does not reach, and without times, it is the most of all.
+        Also return whether it is of these times: without times, or if the history does not reach
+        them, it is the maximum of the whole history.
         """
         at = self.at_ns
         if at is None or not at.size or end_ns < at[0] or start_ns > at[-1]:
@@ -44,37 +45,37 @@ class Fill:
 
 
 def needs(_options: options.Options) -> Needs:
-    """What the curve of taken memory is made of."""
+    """Return what to read: allocations."""
     return Needs(ledger.ALLOCATIONS, samples=True)
 
 
 def measure(trace: Trace, _options: options.Options) -> list[Fill]:
-    """The memory of each device of a trace of one rank.
+    """Return the memory use of each device of a trace of one rank.
 
     Raises:
-        MissingData: nothing about memory was recorded.
+        MissingData: no memory events were recorded.
     """
     epoch = trace.meta.epoch_ns
-    found = []
-    for of in ledger.ledgers(trace):
-        times = of.rows["ts"]
+    fills = []
+    for history in ledger.ledgers(trace):
+        times = history.rows["ts"]
         known = epoch is not None and not times.null_count()
-        found.append(
+        fills.append(
             Fill(
                 path=trace.meta.path,
                 rank=trace.meta.rank,
-                device=of.device,
+                device=history.device,
                 at_ns=times.to_numpy() + (epoch or 0) + ledger.origin(trace) if known else None,
-                taken_bytes=of.live if of.reserved is None else of.reserved,
+                taken_bytes=history.live if history.reserved is None else history.reserved,
             )
         )
-    return found
+    return fills
 
 
 def combine(
     _parts: Sequence[list[Fill]], _options: options.Options, _base: Sequence[list[Fill]] = ()
 ) -> Result:
-    """Nothing is shown of it: the parts are for other analyzers."""
+    """Return an empty result: other analyzers use the parts."""
     return Result()
 
 

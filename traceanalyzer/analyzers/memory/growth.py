@@ -1,4 +1,4 @@
-"""What grows from step to step: memory that nobody gives back."""
+"""Memory that grows from step to step: possible leaks."""
 
 from __future__ import annotations
 
@@ -14,86 +14,88 @@ from traceanalyzer.analyzers.common import columns, places
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import attribution, ledger, rank_memory, steps
 from traceanalyzer.analyzers.memory.options import GrowthOptions
-from traceanalyzer.analyzers.memory.tables import shown_table, with_line
+from traceanalyzer.analyzers.memory.tables import known_table, with_line
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Chart, Result, View
 from traceanalyzer.trace import Trace
 from traceanalyzer.units import format_bytes
 
-#: From so many steps in a row on in which a line's live bytes grow, it is suspected.
+#: Minimum number of consecutive steps of growth that make a line a suspect.
 SUSPECT_STEPS = 3
 
 _MOST_STEPS = 10_000
 
 _NAMED = 3
 _GROWTH = headings(
-    "on: device, at: line of code, first_bytes: after the first step, last_bytes: after the last, "
-    "grown_bytes: grown, per_step_bytes: per step, grew_n: steps"
+    "on: device, at: line of code, first_bytes: after first step, last_bytes: after last step, "
+    "grown_bytes: growth, per_step_bytes: per step, grew_n: steps"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
-#: What to look for in lines whose memory grows.
+#: What to check in lines whose memory grows.
 GROWTH_ADVICE = (
-    "Something keeps what these lines allocate: a list of losses (use .item() or .detach()), a "
-    "graph that is kept, a cache."
+    "Check what keeps these allocations alive: a list of losses (use .item() or .detach()), a "
+    "retained graph, a cache."
 )
 _SOURCES = {
-    steps.OPTIMIZER: "No steps are annotated; a step ends where the optimizer finishes.",
-    steps.BACKWARD: "No steps are annotated; a step ends where a backward pass finishes.",
-    steps.REPETITION: "No steps are annotated; a step is a sequence of allocations that repeats.",
+    steps.OPTIMIZER: "No step annotations: a step ends when the optimizer finishes.",
+    steps.BACKWARD: "No step annotations: a step ends when a backward pass finishes.",
+    steps.REPETITION: "No step annotations: a step is a repeating sequence of allocations.",
 }
 _NOTE = (
-    "Live bytes are taken at the end of each step; what the first steps set up once (optimizer "
-    "state, caches) grows, but not steadily."
+    "Live bytes are measured at the end of each step. One-time allocations of the first steps "
+    "(optimizer state, caches) are not steady growth."
 )
 
 
 def measure(trace: Trace, options: GrowthOptions) -> MemoryGrowth:
-    """How the memory of a trace of one rank grows.
+    """Return the growth of the memory of a trace of one rank.
 
     Raises:
-        MissingData: memory was not recorded, or no steps were found.
-        OptionError: an option is no time, number or regular expression.
+        MissingData: no memory events or no steps were recorded.
+        OptionError: an option is not a time, number or regular expression.
     """
     rank = rank_memory.rank_memory(trace, options, options.step_name)
     return of_rank(rank, None if options.step_every is None else str(options.step_every))
 
 
 def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> MemoryGrowth:
-    """How the memory of a rank grows; raises as :func:`measure`."""
-    marks, growth = [], []
-    for of in rank.ledgers:
-        found = steps.boundaries(of, rank, step_every)
-        if found.is_empty():
+    """Return the growth of the memory of a rank; raises as :func:`measure`."""
+    boundaries, growth = [], []
+    for history in rank.ledgers:
+        ends = steps.boundaries(history, rank, step_every)
+        if ends.is_empty():
             continue
-        if found.height > _MOST_STEPS:
+        if ends.height > _MOST_STEPS:
             raise OptionError(
-                f"{rank.path}: {found.height:,} steps, more than {_MOST_STEPS:,}: make them "
-                "longer, or look at a part with --since and --until"
+                f"{rank.path}: too many steps ({ends.height:,}, the limit is {_MOST_STEPS:,}). "
+                "Use longer steps, or select a time window with --since and --until."
             )
-        at = found["position"].to_numpy()
-        found = found.rename({"position": "event"}).with_columns(live_bytes=pl.Series(of.live[at]))
-        marks.append(rank.placed(of, found))
-        growth.append(rank.placed(of, _growth(of, rank, at)))
-    if not marks:
+        at = ends["position"].to_numpy()
+        live = pl.Series(history.live[at])
+        ends = ends.rename({"position": "event"}).with_columns(live_bytes=live)
+        boundaries.append(rank.with_device(history, ends))
+        growth.append(rank.with_device(history, _growth(history, rank, at)))
+    if not boundaries:
         raise MissingData(
-            f"{rank.path}: found no steps: no annotations, no optimizer calls and no repeated "
-            "allocations; give --step-every N, a number of events"
+            f"{rank.path}: no steps (no step annotations, optimizer calls or repeated "
+            "allocations). Define steps with --step-every N, a number of events."
         )
-    return MemoryGrowth(pl.concat(marks), pl.concat(growth))
+    return MemoryGrowth(pl.concat(boundaries), pl.concat(growth))
 
 
 def combine(
     parts: Sequence[MemoryGrowth], _options: GrowthOptions, _base: Sequence[MemoryGrowth] = ()
 ) -> MemoryGrowth:
-    """The growth of all ranks."""
+    """Combine the growth of all ranks."""
     return MemoryGrowth(*columns.together(parts, "steps", "growth"))
 
 
-def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
-    """Live bytes at each boundary by stack; of those that grew, by how much and for how long."""
-    recorded = own.sized(of.allocations).filter(pl.col("origin") != "freed")
-    code = own.code(of, recorded).with_columns(row=rank_memory.known_stack(recorded))
+def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> pl.DataFrame:
+    """Return the change of live bytes between step boundaries by stack."""
+    recorded = rank.sized(history.allocations).filter(pl.col("origin") != "freed")
+    stack = rank_memory.allocation_stack(recorded)
+    code = rank.code(history, recorded).with_columns(row=stack)
     groups = code.unique(maintain_order=True).with_row_index("group")
     group = columns.looked_up(code, groups, code.columns)["group"].to_numpy()
     first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
@@ -105,22 +107,22 @@ def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.Data
     live = np.cumsum(change, axis=1)[:, :-1]
     change = np.diff(live, axis=1)
     grew = change > 0
-    # how many steps in a row up to the last
+    # consecutive steps of growth up to the last step
     steady = grew.shape[1] - 1 - np.where(grew, -1, np.arange(grew.shape[1])).max(axis=1)
-    often = grew.sum(axis=1)
+    grew_n = grew.sum(axis=1)
     numbers = {
         "first_bytes": live[:, 0],
         "last_bytes": live[:, -1],
         "grown_bytes": live[:, -1] - live[:, 0],
         "grown_steps": steady,
-        "grew_n": often,
+        "grew_n": grew_n,
         "shrank_n": (change < 0).sum(axis=1),
-        "per_step_bytes": (live[:, -1] - live[:, 0]) // np.maximum(often, 1),
+        "per_step_bytes": (live[:, -1] - live[:, 0]) // np.maximum(grew_n, 1),
     }
-    found = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
-    found = found.filter(pl.col("grown_bytes") != 0)
-    found = found.with_columns(stack=own.lines.paths(found["row"])).drop("row")
-    return columns.largest_first(found, "grown_bytes", *attribution.LINE[:3], "stack")
+    rows = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
+    rows = rows.filter(pl.col("grown_bytes") != 0)
+    rows = rows.with_columns(stack=rank.lines.paths(rows["row"])).drop("row")
+    return columns.largest_first(rows, "grown_bytes", *attribution.LINE[:3], "stack")
 
 
 # --- result ----------------------------------------------------------------------------------
@@ -128,16 +130,17 @@ def _growth(of: ledger.Ledger, own: rank_memory.RankMemory, at: Ints) -> pl.Data
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryGrowth(Result):
-    """What :func:`traceanalyzer.memory_growth` found.
+    """Result of :func:`traceanalyzer.memory_growth`.
 
     Attributes:
-        steps: a row a step boundary: rank, path, device, step, name, by (annotations, optimizer
+        steps: one row per step boundary: rank, path, device, step, name, by (annotations, optimizer
             calls, backward passes, repeated allocations or --step-every), event, time_ns,
             live_bytes.
-        growth: a row a stack whose live bytes changed from the first boundary to the last: rank,
-            path, device, function, file, line, own, first_bytes, last_bytes, grown_bytes,
-            grown_steps (in a row, up to the last, in which they grew), grew_n, shrank_n (steps in
-            which they did), per_step_bytes (grown_bytes / grew_n), stack.
+        growth: one row per stack whose live bytes differ between the first and the last boundary:
+            rank, path, device, function, file, line, is_own_code, first_bytes, last_bytes,
+            grown_bytes, grown_steps (consecutive steps of growth up to the last), grew_n and
+            shrank_n (steps of growth and of shrinkage), per_step_bytes (grown_bytes / grew_n),
+            stack.
     """
 
     steps: pl.DataFrame
@@ -149,7 +152,7 @@ class MemoryGrowth(Result):
         return _suspects(self.growth, self.steps)
 
     def summary(self) -> str:
-        """What grew, over how many steps, and at which lines; empty where nothing grew steadily."""
+        """Return the growth and its lines in a sentence; empty without suspects."""
         total = int(self.suspects["grown_bytes"].sum())
         if not total:
             return ""
@@ -159,22 +162,20 @@ class MemoryGrowth(Result):
         grown = lines.agg(pl.col("grown_bytes").sum()).head(_NAMED).rows()
         named = ", ".join(f"{at} {format_bytes(size // n)} per step" for at, size in grown)
         devices = self.suspects.select("rank", "path", "device").n_unique()
-        where = f" on {devices:,} devices together" if devices > 1 else ""
-        return (
-            f"Memory grows: {format_bytes(total)} more in use{where} after {n:,} steps, at {named}."
-        )
+        where = f" on {devices:,} devices in total" if devices > 1 else ""
+        return f"Memory grows by {format_bytes(total)}{where} over {n:,} steps, at {named}."
 
     def view(self) -> View:
-        """Suspects, all that changed, steps; live bytes over steps."""
+        """Return suspects, all changes and steps, with a chart of live bytes."""
         suspects, grown = self.suspects, with_line(self.growth)
         return View(
             title="What grows from step to step?",
             verdict=_verdict(self),
             notes=(*_sources(self.steps), _NOTE),
             tables=(
-                shown_table("suspects", "Grows steadily", with_line(suspects), _GROWTH),
-                shown_table("growth", "All that changed", grown, _GROWTH, detail=True),
-                shown_table("steps", "Live at the end of each step", self.steps, _STEPS),
+                known_table("suspects", "Steady growth", with_line(suspects), _GROWTH),
+                known_table("growth", "All changes", grown, _GROWTH, detail=True),
+                known_table("steps", "Live at the end of each step", self.steps, _STEPS),
             ),
             scalars={"gained_bytes": int(suspects["grown_bytes"].sum())},
             charts=partial(_charts, self.steps),
@@ -182,39 +183,39 @@ class MemoryGrowth(Result):
 
 
 def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Stacks whose live bytes grew in each of the last :data:`SUSPECT_STEPS` steps at least.
+    """Return stacks that grew in at least the last :data:`SUSPECT_STEPS` steps in a row.
 
-    And those that never shrank, and grew in as many steps and in a third of all.
+    Also stacks that never shrank and grew in at least that many steps and a third of all steps.
     """
     keys = ["rank", "path", "device"]
     counted = steps.group_by(keys).agg(intervals=pl.len().cast(pl.Int64) - 1)
-    told = columns.looked_up(growth, counted, keys)
+    rows = columns.looked_up(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
-    wanted = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
-    return told.filter(wanted, pl.col("grown_bytes") > 0).drop("intervals")
+    suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
+    return rows.filter(suspect, pl.col("grown_bytes") > 0).drop("intervals")
 
 
 def _verdict(result: MemoryGrowth) -> str:
-    """How much is gained, and by which code."""
+    """State the growth, its lines and what to check."""
     n = result.steps["step"].n_unique()
     if n <= SUSPECT_STEPS:
-        return f"{n} steps are too few: growth needs {SUSPECT_STEPS + 1} steps or more."
+        return f"{n} steps are too few: growth needs at least {SUSPECT_STEPS + 1}."
     if result.suspects.is_empty():
         return (
-            f"Nothing grows steadily: no line's live bytes grew in each of the last "
-            f"{SUSPECT_STEPS} of {n:,} steps, or in a third of all."
+            f"No steady growth: no line's live bytes grew in each of the last {SUSPECT_STEPS} of "
+            f"{n:,} steps, or in a third of all steps."
         )
     return f"{result.summary()} {GROWTH_ADVICE}"
 
 
-def _sources(marks: pl.DataFrame) -> list[str]:
-    """How the steps were found, where nobody marked them."""
-    return [text for by, text in _SOURCES.items() if (marks["by"] == by).any()]
+def _sources(steps: pl.DataFrame) -> list[str]:
+    """Return notes on how steps were detected, if they are not annotated."""
+    return [text for by, text in _SOURCES.items() if (steps["by"] == by).any()]
 
 
-def _charts(marks: pl.DataFrame) -> tuple[Chart, ...]:
-    """Live bytes over steps."""
-    frame = marks.with_columns(places.places(marks))
+def _charts(steps: pl.DataFrame) -> tuple[Chart, ...]:
+    """Return the chart of live bytes over steps."""
+    frame = steps.with_columns(places.places(steps))
     return (
         Chart(
             name="steps", title="Live at the end of each step", mark="line", frame=frame,

@@ -1,10 +1,10 @@
-"""The history of each device's memory, and the allocations that it consists of.
+"""The memory history of each device, and the allocations in it.
 
-Snapshots of PyTorch's allocator have a history of it; ``torch.profiler`` notes the allocator's
-allocations as ``[memory]`` instants, ``nsys`` what the process asks of the driver.
+Snapshots of PyTorch's allocator contain its history; ``torch.profiler`` records allocations as
+``[memory]`` instants, ``nsys`` records the allocations that the process makes from the driver.
 
-A position is a moment between events: 0 before the first, k after the k-th. An allocation is there
-at the positions from its ``start`` up to, not including, its ``end``.
+A position is a moment between events: 0 before the first, k after the k-th. An allocation is live
+at the positions from its ``start`` up to, but not including, its ``end``.
 """
 
 from collections.abc import Iterator
@@ -20,90 +20,90 @@ from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, is_cut_off, record_hint
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
-Noted = Literal["snapshot", "instants", "calls"]
+Source = Literal["snapshot", "instants", "calls"]
 
-#: Kinds of allocations and frees.
+#: Event kinds of allocations and frees.
 ALLOCATIONS = frozenset((*ALLOCATOR_KINDS, "cpu_instant_event"))
 
-#: These, the ranges they lie in, and the code that was running.
+#: Allocations, the ranges around them, and the code that was running.
 NEEDS = Needs(
     ALLOCATIONS | {"cpu_op", "nvtx", "python_function", "user_annotation"},
     unused=("category", "correlation", "external_id"),
     samples=True,
 )
 
-#: How an allocation is known: from its event, only from its free, only from the blocks at the end.
-ORIGIN = pl.Enum(("recorded", "freed", "held"))
+#: Where an allocation is known from: its event, only its free, or only the blocks at the end.
+ORIGIN = pl.Enum(("recorded", "freed", "block"))
 ACTIVE = ("active_allocated", "active_pending_free")
 
 _SNAPSHOT = "memory-snapshot"
 _CPU = 0
-#: Sorts of memory that nsys notes beside a device's own.
+#: Kinds of host memory that nsys records besides device memory.
 _HOST_MEMORY = ("Pinned", "Pageable")
-#: Memory is free when a free is completed; where ``skip_actions`` left that out, when it was asked.
+#: Memory is free when its free completes, or, if ``skip_actions`` drops that event, on request.
 _CLOSING = ("free_completed", "free_requested")
 _GROWING = ("segment_alloc", "segment_map")
 _SHRINKING = ("segment_free", "segment_unmap")
 
 
 def needs(_options: AnalyzerOptions) -> Needs:
-    """Allocations and the code that was running, whatever is asked about them."""
+    """Return what all analyses of memory read: allocations and the code that was running."""
     return NEEDS
 
 
 @dataclass(frozen=True)
-class Operations:
-    """The history of one device, in order.
+class History:
+    """The memory events of one device, in order.
 
     Attributes:
-        device: its ordinal, or None.
-        rows: a row an event: ``event`` (row of ``events``), ``ts`` (after the file's first event),
-            ``kind``, ``stream``, ``address``, ``bytes`` (never negative), ``stack``, ``change`` (1:
-            from here on there is one allocation more, -1: one less, else 0), ``segment_change``
-            (the same of segments), and of instants ``allocated_bytes`` and ``reserved_bytes``
-            after the event.
-        noted: by whom.
+        device: device ordinal, or None.
+        rows: one row per event: ``event`` (row of ``events``), ``ts`` (ns after the first event of
+            the file), ``kind``, ``stream``, ``address``, ``bytes`` (never negative), ``stack``,
+            ``change`` (of the number of live allocations: 1, -1 or 0), ``segment_change`` (of the
+            number of segments), and for instants ``allocated_bytes`` and ``reserved_bytes`` after
+            the event.
+        source: what recorded the events.
     """
 
     device: int | None
     rows: pl.DataFrame
-    noted: Noted
+    source: Source
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a history fits what the allocator held at its end.
+    """Consistency of a history with the blocks at its end.
 
     Attributes:
-        before_n: allocations that were there before the history began ...
-        before_bytes: ... and their sizes.
-        reused_n: allocations at an address where one was already.
-        twice_n: frees of what was freed before; not counted.
-        resized_n: allocations of another size at their free, or in the snapshot's blocks.
-        lost_n: allocations that are never freed and are in no block.
-        difference_bytes: live at the end less what the blocks hold; None where no block is known.
+        before_n: allocations made before the history starts.
+        before_bytes: total size of these allocations.
+        reused_n: allocations at an address that is already in use.
+        double_free_n: frees of a free address; ignored.
+        resized_n: allocations with a different size at their free, or in the snapshot's blocks.
+        never_freed_n: allocations that are neither freed nor in a block.
+        difference_bytes: live bytes at the end minus bytes of active blocks; None without blocks.
     """
 
     before_n: int
     before_bytes: int
     reused_n: int
-    twice_n: int
+    double_free_n: int
     resized_n: int
-    lost_n: int
+    never_freed_n: int
     difference_bytes: int | None
 
 
 @dataclass(frozen=True)
-class Ledger(Operations):
-    """One device's history, and its allocations.
+class Ledger(History):
+    """The history of one device and its allocations.
 
     Attributes:
-        allocations: a row an allocation: ``start``, ``end`` (positions), ``bytes``, ``address``,
-            ``stack`` (that allocated it; of one freed only, that freed it), ``freed_by`` (the
-            stack, or null), ``origin``.
-        live: bytes of all allocations at each position.
-        reserved: bytes of all segments at each position, or None.
-        quality: how well the history fits its end.
+        allocations: one row per allocation: ``start``, ``end`` (positions), ``bytes``, ``address``,
+            ``stack`` (of the allocation, or of the free if ``origin`` is ``freed``), ``freed_by``
+            (stack of the free, or null), ``origin``.
+        live: live bytes at each position.
+        reserved: reserved bytes at each position, or None.
+        quality: consistency of the history with the blocks at its end.
     """
 
     allocations: pl.DataFrame
@@ -113,107 +113,110 @@ class Ledger(Operations):
 
     @property
     def positions(self) -> int:
-        """Moments there are: events and one."""
+        """Number of positions: one more than events."""
         return self.live.size
 
     def alive(self, position: int) -> pl.DataFrame:
-        """The allocations that are there at a position."""
+        """Return the allocations that are live at a position."""
         return self.allocations.filter(pl.col("start") <= position, pl.col("end") > position)
 
     def between(self, since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
-        """The first and last position of a stretch of time; all of them where neither is given."""
+        """Return the first and last position of a time window; all positions without bounds."""
         time = self.rows["ts"]
         first = 0 if since_ns is None else int((time < since_ns).sum())
         last = self.positions - 1 if until_ns is None else int((time < until_ns).sum())
         return min(first, last), last
 
     def time_ns(self, position: int) -> int | None:
-        """When a position begins; None before the first event, and where there are no times."""
-        found: int | None = self.times(pl.Series([position])).item()
-        return found
+        """Return the start of a position in ns; None before the first event or without times."""
+        time: int | None = self.times(pl.Series([position])).item()
+        return time
 
-    def times(self, positions: pl.Series, *, whole: bool = False) -> pl.Series:
-        """When each position begins; null before the first event and after the last.
+    def times(self, positions: pl.Series, *, clamp: bool = False) -> pl.Series:
+        """Return the start of each position in ns; null before the first event, after the last.
 
         Args:
             positions: the positions.
-            whole: give these the times of the events next to them.
+            clamp: use the time of the nearest event instead of null.
         """
         n = self.rows.height
         if not n:
             return pl.repeat(None, positions.len(), dtype=pl.Int64, eager=True)
         time = self.rows["ts"].gather((positions - 1).clip(0, n - 1))
-        return time if whole else time.set(~positions.is_between(1, n), None)
+        return time if clamp else time.set(~positions.is_between(1, n), None)
 
 
 def ledgers(trace: Trace) -> list[Ledger]:
-    """The allocations of each device of a trace of one rank.
+    """Return the ledger of each device of a trace of one rank.
 
     Raises:
-        MissingData: nothing about memory was recorded.
-        OptionError: the trace is several files', and tells no ranks.
+        MissingData: no memory events were recorded.
+        OptionError: the trace was joined from several files without ranks.
     """
-    found = []
-    for of in operations(trace):
-        own, held = of_device(trace.segments, trace.blocks, of.device)
-        # of a file that was cut off, segments may be missing
-        known = of.noted == "snapshot" and (own.height > 0 or not is_cut_off(trace))
-        found.append(ledger(of, held, int(own["total_bytes"].sum()) if known else None))
-    return found
+    result = []
+    for history in histories(trace):
+        segments, blocks = of_device(trace.segments, trace.blocks, history.device)
+        # a truncated file may lack segments
+        known = history.source == "snapshot" and (segments.height > 0 or not is_cut_off(trace))
+        reserved = int(segments["total_bytes"].sum()) if known else None
+        result.append(ledger(history, blocks, reserved))
+    return result
 
 
 def of_device(
     segments: pl.DataFrame, blocks: pl.DataFrame, device: int | None
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Segments of a device, and the blocks in them."""
-    own = segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
-    return own, blocks.filter(pl.col("segment").is_in(own["id"].implode()))
+    """Return the segments of a device and the blocks in them."""
+    segments = segments.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+    return segments, blocks.filter(pl.col("segment").is_in(segments["id"].implode()))
 
 
-# --- what was done ---------------------------------------------------------------------------
+# --- histories -------------------------------------------------------------------------------
 
 
-def operations(trace: Trace) -> list[Operations]:
-    """The history of each device of a trace of one rank, by device.
+def histories(trace: Trace) -> list[History]:
+    """Return the history of each device of a trace of one rank, sorted by device.
 
     Raises:
-        MissingData: nothing about memory was recorded.
-        OptionError: the trace is several files', and tells no ranks.
+        MissingData: no memory events were recorded.
+        OptionError: the trace was joined from several files without ranks.
     """
     if len(trace.sources) > 1:
         paths = ", ".join(meta.path for meta in trace.sources[:2])
-        raise OptionError(f"{paths}: joined without ranks; give each its rank, or one at a time")
-    noted = _noted(trace)
-    is_known = noted == "snapshot" or trace.events["kind"].is_in(_kinds(noted)).any()
-    found = list(_by_device(trace, _rows(trace, noted), noted)) if is_known else []
-    if not found:
+        raise OptionError(
+            f"{paths}: joined without ranks. Assign a rank to each file, or analyze one at a time."
+        )
+    source = _source(trace)
+    recorded = source == "snapshot" or trace.events["kind"].is_in(_kinds(source)).any()
+    result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
+    if not result:
         hint = record_hint(trace.meta, "cpu_instant_event")
-        raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
-    return found
+        raise MissingData(f"{trace.meta.path}: no device allocations were recorded; {hint}")
+    return result
 
 
-def _noted(trace: Trace) -> Noted:
+def _source(trace: Trace) -> Source:
     if trace.meta.format == _SNAPSHOT or trace.segments.height:
         return "snapshot"
     return "instants" if (trace.events["kind"] == "cpu_instant_event").any() else "calls"
 
 
-def _kinds(noted: Noted) -> tuple[str, ...]:
-    return ("cpu_instant_event",) if noted == "instants" else ALLOCATOR_KINDS
+def _kinds(source: Source) -> tuple[str, ...]:
+    return ("cpu_instant_event",) if source == "instants" else ALLOCATOR_KINDS
 
 
-def _rows(trace: Trace, noted: Noted) -> pl.DataFrame:
-    beside = trace.memory_totals.select("event", "device_type", "allocated_bytes", "reserved_bytes")
+def _rows(trace: Trace, source: Source) -> pl.DataFrame:
+    totals = trace.memory_totals.select("event", "device_type", "allocated_bytes", "reserved_bytes")
     rows = (
         trace.events.select(
             pl.col("ts") - origin(trace),
             *("kind", "name", "device", "stream", "address", "bytes", "stack"),
         )
         .with_row_index("event")
-        .filter(pl.col("kind").is_in(_kinds(noted)))
-        .join(beside, on="event", how="left", maintain_order="left")
+        .filter(pl.col("kind").is_in(_kinds(source)))
+        .join(totals, on="event", how="left", maintain_order="left")
     )
-    if noted == "snapshot":
+    if source == "snapshot":
         kind = pl.col("kind").cast(pl.String)
         recorded = set(rows["kind"].unique())
         closing = [name for name in _CLOSING if name in recorded][:1]
@@ -239,90 +242,96 @@ def _sign(up: pl.Expr, down: pl.Expr) -> pl.Expr:
     return chosen.cast(pl.Int8)
 
 
-def _by_device(trace: Trace, rows: pl.DataFrame, noted: Noted) -> Iterator[Operations]:
+def _by_device(trace: Trace, rows: pl.DataFrame, source: Source) -> Iterator[History]:
     devices = pl.concat([rows["device"], trace.segments["device"]]).unique()
     for device in devices.sort(nulls_last=True):
-        own = rows.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
-        yield Operations(device, own.drop("name", "device", "device_type"), noted)
+        device_rows = rows.filter(pl.col("device").eq_missing(pl.lit(device, pl.Int32)))
+        yield History(device, device_rows.drop("name", "device", "device_type"), source)
 
 
 def origin(trace: Trace) -> int:
-    """The time that counts as 0: that of the file's first event."""
-    told = trace.meta.start_ns
-    first = trace.events["ts"].min() if told is None else told
+    """Return the time that counts as 0: that of the first event of the file."""
+    start = trace.meta.start_ns
+    first = trace.events["ts"].min() if start is None else start
     return first if isinstance(first, int) else 0
 
 
 # --- allocations -----------------------------------------------------------------------------
 
 
-def ledger(of: Operations, blocks: pl.DataFrame, reserved_bytes: int | None) -> Ledger:
-    """The allocations of one device.
+def ledger(history: History, blocks: pl.DataFrame, reserved_bytes: int | None) -> Ledger:
+    """Return the allocations of one device.
 
-    An allocation begins at its event and ends when its address is freed. A free of an address that
-    nobody is known to have allocated means that the block was there before the history began, and
-    so was a block that the snapshot holds although no allocation of it is known.
+    An allocation starts at its event and ends when its address is freed. Memory that is freed, or
+    is in an active block of the snapshot, without a recorded allocation was allocated before the
+    history starts.
 
     Args:
-        of: what was done.
-        blocks: blocks held at the end by the segments of the device, with ``address``,
-            ``size_bytes``, ``requested_bytes``, ``state``, ``stack``; may be empty.
-        reserved_bytes: the sizes of those segments; None where they are not known.
+        history: the events of the device.
+        blocks: blocks of the device at the end, with ``address``, ``size_bytes``,
+            ``requested_bytes``, ``state``, ``stack``; may be empty.
+        reserved_bytes: total size of the segments of the device at the end; None if not known.
     """
-    rows = of.rows
+    rows = history.rows
     n = rows.height
-    pairs, twice = _pairs(rows)
-    held = blocks.filter(pl.col("state").cast(pl.String).is_in(ACTIVE)).select(
+    pairs, double_frees = _pairs(rows)
+    active = blocks.filter(pl.col("state").cast(pl.String).is_in(ACTIVE)).select(
         "address", "stack", bytes=pl.coalesce("requested_bytes", "size_bytes")
     )
-    opened = pairs.filter(pl.col("end") > n)
-    ghosts = held.join(opened.select("address"), on="address", how="anti", maintain_order="left")
-    found = pl.concat([pairs.drop("resized", "reused"), _there_before(ghosts, n)]).sort(
+    still_live = pairs.filter(pl.col("end") > n)
+    unmatched = active.join(
+        still_live.select("address"), on="address", how="anti", maintain_order="left"
+    )
+    allocations = pl.concat([pairs.drop("resized", "reused"), _always_live(unmatched, n)]).sort(
         "start", "end", "address", maintain_order=True
     )
-    live = running(found, n)
-    noted_before = _unaccounted(rows, live)
-    if noted_before:
-        live = live + noted_before
-        # nothing but their sum is known
-        anonymous = ghosts.clear(1).with_columns(bytes=pl.lit(noted_before, pl.Int64))
-        found = pl.concat([_there_before(anonymous, n), found])
-    counts = of.noted == "snapshot" and reserved_bytes is not None
+    live = running_bytes(allocations, n)
+    unaccounted = _unaccounted(rows, live)
+    if unaccounted:
+        live = live + unaccounted
+        # only their total is known
+        anonymous = unmatched.clear(1).with_columns(bytes=pl.lit(unaccounted, pl.Int64))
+        allocations = pl.concat([_always_live(anonymous, n), allocations])
+    comparable = history.source == "snapshot" and reserved_bytes is not None
     return Ledger(
-        **vars(of),
-        allocations=found,
+        **vars(history),
+        allocations=allocations,
         live=live,
         reserved=_reserved(rows, reserved_bytes),
-        quality=_quality(pairs, found, held if counts else None, live, twice),
+        quality=_quality(pairs, allocations, active if comparable else None, live, double_frees),
     )
 
 
 def _quality(
-    pairs: pl.DataFrame, found: pl.DataFrame, held: pl.DataFrame | None, live: Ints, twice: int
+    pairs: pl.DataFrame,
+    allocations: pl.DataFrame,
+    active: pl.DataFrame | None,
+    live: Ints,
+    double_frees: int,
 ) -> Quality:
-    """How well a history fits the blocks held at its end; None where these are not known."""
-    opened = pairs.filter(pl.col("end") >= live.size)
-    old = found.filter(pl.col("start") == 0)
-    lost = resized = 0
-    if held is not None:
-        matched = opened.join(held, on="address", suffix="_held")
-        resized = int((matched["bytes"] != matched["bytes_held"]).sum())
-        lost = opened.height - matched.height
+    """Compare a history with the active blocks at its end; None if these are not known."""
+    still_live = pairs.filter(pl.col("end") >= live.size)
+    before = allocations.filter(pl.col("start") == 0)
+    never_freed = resized = 0
+    if active is not None:
+        matched = still_live.join(active, on="address", suffix="_of_block")
+        resized = int((matched["bytes"] != matched["bytes_of_block"]).sum())
+        never_freed = still_live.height - matched.height
     return Quality(
-        before_n=old.height,
-        before_bytes=int(old["bytes"].sum()),
+        before_n=before.height,
+        before_bytes=int(before["bytes"].sum()),
         reused_n=int(pairs["reused"].sum()),
-        twice_n=twice,
+        double_free_n=double_frees,
         resized_n=int(pairs["resized"].sum()) + resized,
-        lost_n=lost,
-        difference_bytes=None if held is None else int(live[-1]) - int(held["bytes"].sum()),
+        never_freed_n=never_freed,
+        difference_bytes=None if active is None else int(live[-1]) - int(active["bytes"].sum()),
     )
 
 
 def _pairs(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Allocations with the event that ends each: the next one at the same address.
+    """Pair each allocation with the event that ends it: the next one at the same address.
 
-    And how many frees there are of what was freed before.
+    Also return the number of frees of addresses that are already free.
     """
     n = rows.height
     at = (
@@ -333,7 +342,7 @@ def _pairs(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     following = pl.col("address").shift(-1) == pl.col("address")
     first = (pl.col("address").shift(1) != pl.col("address")).fill_null(value=True)
     pair = following & (pl.col("change").shift(-1) == -1)
-    found = at.with_columns(
+    paired = at.with_columns(
         end=pl.when(following).then(pl.col("start").shift(-1)),
         freed_by=pl.when(pair).then(pl.col("stack").shift(-1)),
         resized=(pair & (pl.col("bytes").shift(-1) != pl.col("bytes"))).fill_null(value=False),
@@ -341,21 +350,21 @@ def _pairs(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         first=first,
     )
     size = pl.col("bytes").fill_null(0)
-    recorded = found.filter(pl.col("change") == 1).select(
+    recorded = paired.filter(pl.col("change") == 1).select(
         "start", pl.col("end").fill_null(n + 1), size, "address", "stack", "freed_by",
         pl.lit("recorded", ORIGIN).alias("origin"), "resized", "reused",
     )  # fmt: skip
-    freed = found.filter(pl.col("change") == -1, "first").select(
+    freed = paired.filter(pl.col("change") == -1, "first").select(
         pl.lit(0, pl.Int64).alias("start"), pl.col("start").alias("end"), size, "address", "stack",
         pl.col("stack").alias("freed_by"), pl.lit("freed", ORIGIN).alias("origin"),
         pl.lit(value=False).alias("resized"), pl.lit(value=False).alias("reused"),
     )  # fmt: skip
-    twice = (pl.col("change") == -1) & (pl.col("change").shift(1) == -1) & ~pl.col("first")
-    return pl.concat([recorded, freed]), int(found.select(twice.sum()).item())
+    double_free = (pl.col("change") == -1) & (pl.col("change").shift(1) == -1) & ~pl.col("first")
+    return pl.concat([recorded, freed]), int(paired.select(double_free.sum()).item())
 
 
-def running(allocations: pl.DataFrame, n: int) -> Ints:
-    """Bytes of the allocations that are there at each position."""
+def running_bytes(allocations: pl.DataFrame, n: int) -> Ints:
+    """Return the bytes of the live allocations at each of n + 1 positions."""
     change = np.zeros(n + 2, np.int64)
     size = allocations["bytes"].to_numpy()
     np.add.at(change, allocations["start"].to_numpy(), size)
@@ -364,28 +373,28 @@ def running(allocations: pl.DataFrame, n: int) -> Ints:
 
 
 def _unaccounted(rows: pl.DataFrame, live: Ints) -> int:
-    """What the profiler says was allocated before its first event, less what is known of it."""
-    told = rows.select("allocated_bytes", position=pl.int_range(1, pl.len() + 1)).drop_nulls()
-    if told.is_empty():
+    """Return the bytes that the profiler counts as allocated beyond the known allocations."""
+    totals = rows.select("allocated_bytes", position=pl.int_range(1, pl.len() + 1)).drop_nulls()
+    if totals.is_empty():
         return 0
-    total, position = told.row(0)
+    total, position = totals.row(0)
     return max(int(total) - int(live[position]), 0)
 
 
-def _there_before(allocations: pl.DataFrame, n: int) -> pl.DataFrame:
-    """What was there before the first event and stays: ``address``, ``stack``, ``bytes``."""
+def _always_live(allocations: pl.DataFrame, n: int) -> pl.DataFrame:
+    """Return allocations (``address``, ``stack``, ``bytes``) as live over the whole history."""
     return allocations.select(
         start=pl.lit(0, pl.Int64), end=pl.lit(n + 1, pl.Int64), bytes="bytes", address="address",
-        stack="stack", freed_by=pl.lit(None, pl.UInt32), origin=pl.lit("held", ORIGIN),
+        stack="stack", freed_by=pl.lit(None, pl.UInt32), origin=pl.lit("block", ORIGIN),
     )  # fmt: skip
 
 
 def _reserved(rows: pl.DataFrame, at_end: int | None) -> Ints | None:
-    """Bytes of segments at each position: what there is at the end, less what came since."""
-    told = rows["reserved_bytes"]
-    if told.null_count() < told.len():
-        known = told.forward_fill().backward_fill()
-        return np.concatenate([known[:1].to_numpy(), known.to_numpy()]).astype(np.int64)
+    """Return reserved bytes at each position, backwards from the end; None if not known."""
+    recorded = rows["reserved_bytes"]
+    if recorded.null_count() < recorded.len():
+        filled = recorded.forward_fill().backward_fill()
+        return np.concatenate([filled[:1].to_numpy(), filled.to_numpy()]).astype(np.int64)
     if at_end is None:
         return None
     change = rows.select((pl.col("segment_change") * pl.col("bytes").fill_null(0)).alias("c"))["c"]

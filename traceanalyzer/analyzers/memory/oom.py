@@ -1,4 +1,4 @@
-"""Why memory ran out: one row an out-of-memory error, with what could have served the request."""
+"""Causes of out-of-memory errors: request, reserved and free memory at each error."""
 
 from __future__ import annotations
 
@@ -14,176 +14,183 @@ from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory import attribution, ledger, oom_causes, regions
 from traceanalyzer.analyzers.memory.options import OomOptions
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory, alive, rank_memory
-from traceanalyzer.analyzers.memory.tables import ALIVE, shown_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, with_line
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.trace import Trace
-from traceanalyzer.units import format_bytes
+from traceanalyzer.units import format_bytes, format_count
 
-#: A device's columns.
-_PLACE = ("rank", "path", "device")
-#: Devices below this share of the one that ran out are worth a sentence.
+#: Columns that identify a device.
+_DEVICE = ("rank", "path", "device")
+#: Imbalance is reported if all other devices are below this share of the failed one.
 _EVEN_FRAC = 0.75
 _DATA_PARALLEL = (
     r"torch[/\\]nn[/\\]parallel[/\\]"
     r"(?:data_parallel|replicate|scatter_gather|parallel_apply)\.py"
 )
 _DEVICES = headings(
-    "on: device, at_error_bytes: in use at the error, reserved_at_error_bytes: reserved, "
-    "peak_bytes: peak in use"
+    "on: device, at_error_bytes: allocated at the error, reserved_at_error_bytes: reserved, "
+    "peak_bytes: peak allocated"
 )
-_RECORD = "call torch.cuda.memory._record_memory_history() before the work that matters"
-_BEGUN_LATE = f"most memory was allocated before the history begins; {_RECORD}"
-#: Issues of histories that are a part only, and what to record.
-_PARTS = {
-    "truncated": "no out-of-memory error is in what is left of the file; write it again",
-    "damaged-file": "no out-of-memory error is in what is left of the file; write it again",
-    "no-history": f"no history was recorded; {_RECORD}",
-    "history-overflowed": "the oldest events of the history were overwritten; record with a larger "
-    "max_entries (torch.cuda.memory._record_memory_history)",
-}
 _ERRORS = headings(
-    "on: device, event, time_ns: at, request_bytes: asked for, "
-    "device_free_bytes: free on the device, reserved_bytes: reserved, allocated_bytes: allocated, "
-    "usable_bytes: usable, largest_free_bytes: largest piece, outside_bytes: outside PyTorch, cause"
+    "on: device, event, time_ns: at, request_bytes: requested, "
+    "device_free_bytes: free on device, reserved_bytes: reserved, allocated_bytes: allocated, "
+    "usable_bytes: usable, largest_free_bytes: largest free block, "
+    "outside_bytes: outside PyTorch, cause"
 )
-_TO_TRY = {"cause": "cause", "n": "errors", "advice": "what to try"}
+_RECORD = "Call torch.cuda.memory._record_memory_history() before the workload."
+_STARTED_LATE = f"most memory was allocated before the history starts. {_RECORD}"
+_REMAINDER = "no out-of-memory error in the readable part of the file. Write the file again."
+#: Issues of incomplete histories, and how to record a complete one.
+_INCOMPLETE = {
+    "truncated": _REMAINDER,
+    "damaged-file": _REMAINDER,
+    "no-history": f"no history was recorded. {_RECORD}",
+    "history-overflowed": "the oldest events of the history were overwritten. Record with a larger "
+    "max_entries (torch.cuda.memory._record_memory_history).",
+}
+_ADVICE_COLUMNS = {"cause": "cause", "n": "errors", "advice": "advice"}
 
 
 def measure(trace: Trace, options: OomOptions) -> MemoryErrors:
-    """The out-of-memory errors of a trace of one rank.
+    """Return the out-of-memory errors of a trace of one rank.
 
     Raises:
-        MissingData: it tells nothing of memory.
-        OptionError: the capacity is less than what is known to be there.
+        MissingData: no memory events were recorded.
+        OptionError: the capacity is less than reserved and free memory.
     """
     return of_rank(rank_memory(trace, options), options.capacity_bytes)
 
 
 def measure_for_report(trace: Trace, options: OomOptions) -> MemoryErrors:
-    """As :func:`measure`; that a part of a history has no error says nothing about the rest.
+    """Return the result of :func:`measure`, if it has errors or the history is complete.
 
     Raises:
-        MissingData: the history lacks its beginning or its end, and what is there has no error.
+        MissingData: the history lacks its start or end, and the rest has no error.
     """
-    found = measure(trace, options)
-    lost = trace.issues.filter(pl.col("code").is_in(list(_PARTS)))["code"].to_list()
-    whole = found.devices.filter(pl.col("before_bytes") * 2 < pl.col("peak_bytes")).height
-    if found.errors.height or (whole and not lost):
-        return found
-    raise MissingData(f"{trace.meta.path}: {_PARTS[lost[0]] if lost else _BEGUN_LATE}")
+    result = measure(trace, options)
+    issues = trace.issues.filter(pl.col("code").is_in(list(_INCOMPLETE)))["code"].to_list()
+    whole = result.devices.filter(pl.col("before_bytes") * 2 < pl.col("peak_bytes")).height
+    if result.errors.height or (whole and not issues):
+        return result
+    raise MissingData(f"{trace.meta.path}: {_INCOMPLETE[issues[0]] if issues else _STARTED_LATE}")
 
 
-def of_rank(own: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
-    """The out-of-memory errors of a rank; raises as :func:`measure`."""
-    told = dict(own.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
+def of_rank(rank: RankMemory, capacity_bytes: int | None = None) -> MemoryErrors:
+    """Return the out-of-memory errors of a rank; raises as :func:`measure`."""
+    free_bytes = dict(rank.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
     errors = []
-    # nothing may be live, and there may be no error
-    live = [alive(own.ledgers[0], own, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
-    for of in own.ledgers:
-        found = list(_errors(of, own, told, capacity_bytes))
-        rows = pl.DataFrame([row for row, _ in found], schema=_SCHEMA)
-        errors.append(own.placed(of, rows))
-        live += [frame for _, frame in found]
-    places = [own.placed(of, _use(of, errors)) for of in own.ledgers]
-    return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(places))
+    # there may be no error, and nothing live
+    live = [alive(rank.ledgers[0], rank, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
+    for history in rank.ledgers:
+        pairs = list(_errors(history, rank, free_bytes, capacity_bytes))
+        rows = pl.DataFrame([row for row, _ in pairs], schema=_SCHEMA)
+        errors.append(rank.with_device(history, rows))
+        live += [frame for _, frame in pairs]
+    devices = [rank.with_device(history, _use(history, errors)) for history in rank.ledgers]
+    return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(devices))
 
 
 def combine(
     parts: Sequence[MemoryErrors], options: OomOptions, _base: Sequence[MemoryErrors] = ()
 ) -> MemoryErrors:
-    """The errors of all ranks."""
+    """Combine the errors of all ranks."""
     errors, alive, devices = together(parts, "errors", "alive", "devices")
     return MemoryErrors(errors, alive, devices, windowed=options.windowed)
 
 
-def _use(of: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:
-    """The memory of a device at its peak, and when memory ran out first on any of the file."""
+def _use(history: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:
+    """Return the memory of a device at its peak, and at the first error of the file."""
     first = pl.concat(errors)["time_ns"].drop_nulls().min()
-    known = isinstance(first, int) and not of.rows["ts"].null_count()
-    at = int((of.rows["ts"] <= first).sum()) if known else None
+    known = isinstance(first, int) and not history.rows["ts"].null_count()
+    at = int((history.rows["ts"] <= first).sum()) if known else None
     numbers = {
-        "events": of.rows.height,
-        "peak_bytes": int(of.live.max()),
-        "before_bytes": of.quality.before_bytes,
-        "at_error_bytes": None if at is None else int(of.live[at]),
-        "reserved_at_error_bytes": None if at is None or of.reserved is None else of.reserved[at],
+        "events": history.rows.height,
+        "peak_bytes": int(history.live.max()),
+        "before_bytes": history.quality.before_bytes,
+        "at_error_bytes": None if at is None else int(history.live[at]),
+        "reserved_at_error_bytes": None
+        if at is None or history.reserved is None
+        else history.reserved[at],
     }
     return pl.DataFrame(numbers, schema=dict.fromkeys(numbers, pl.Int64))
 
 
 def _errors(
-    of: ledger.Ledger, own: RankMemory, told: dict[int, int], capacity: int | None
+    history: ledger.Ledger, rank: RankMemory, free_bytes: dict[int, int], capacity: int | None
 ) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
-    failed = of.rows.with_row_index("at").filter(pl.col("kind").cast(pl.String) == "oom")
-    first, last = of.between(*own.window)
+    """Yield the row of each error and the memory live at it."""
+    failed = history.rows.with_row_index("at").filter(pl.col("kind").cast(pl.String) == "oom")
+    first, last = history.between(*rank.window)
     for row in failed.iter_rows(named=True):
         position = int(row["at"]) + 1
         if not first < position <= last:
             continue
-        held = regions.regions(of, *own.of_device(of.device), position)
-        known = _known(of, own, row, held, told.get(row["event"]), capacity)
-        divided = held is not None and held.divided(oom_causes.SPLIT_BYTES)
-        at = oom_causes.situation(known, own, divided=divided)
-        unclear = known.get("unused_bytes") is None or known["device_free_bytes"] is None
-        why = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
-        line = own.lines.of(pl.Series([row["stack"]], dtype=pl.UInt32))
+        memory = regions.regions(history, *rank.of_device(history.device), position)
+        sizes = _sizes(history, rank, row, memory, free_bytes.get(row["event"]), capacity)
+        divided = memory is not None and memory.divided(oom_causes.SPLIT_BYTES)
+        at = oom_causes.situation(sizes, rank, divided=divided)
+        unclear = sizes.get("unused_bytes") is None or sizes["device_free_bytes"] is None
+        reason = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
+        line = rank.lines.code_of(pl.Series([row["stack"]], dtype=pl.UInt32))
         yield (
             {
                 "event": row["at"],
                 "time_ns": row["ts"],
-                **known,
+                **sizes,
                 "missing_bytes": None if unclear else at.missing,
-                "cause": why,
-                "advice": oom_causes.advice(at, why),
+                "cause": reason,
+                "advice": oom_causes.advice(at, reason),
                 **(line.select("function", "file", "line").row(0, named=True)),
             },
-            alive(of, own, position).with_columns(event=pl.lit(row["at"], pl.Int64)),
+            alive(history, rank, position).with_columns(event=pl.lit(row["at"], pl.Int64)),
         )
 
 
-def _known(
-    of: ledger.Ledger,
-    own: RankMemory,
+def _sizes(
+    history: ledger.Ledger,
+    rank: RankMemory,
     row: dict[str, Any],
-    held: regions.Regions | None,
+    memory: regions.Regions | None,
     free: int | None,
     capacity: int | None,
 ) -> dict[str, Any]:
-    """The sizes of a row of errors that are known."""
+    """Return the known sizes of a row of errors."""
     position = int(row["at"]) + 1
-    reserved = None if of.reserved is None else int(of.reserved[position])
+    reserved = None if history.reserved is None else int(history.reserved[position])
     if capacity is not None and capacity < (reserved or 0) + (free or 0):
-        there = f"{format_bytes(reserved)} reserved and {format_bytes(free)} free"
-        raise OptionError(f"--capacity {format_bytes(capacity)}: {own.path} has {there}")
+        used = f"{format_bytes(reserved)} reserved and {format_bytes(free)} free"
+        raise OptionError(f"--capacity {format_bytes(capacity)}: {rank.path} has {used}")
     request = row["bytes"]
-    known = {
+    sizes = {
         "request_bytes": request,
         "device_free_bytes": free,
         "reserved_bytes": reserved,
-        "allocated_bytes": int(of.live[position]),
-        "pending_bytes": _pending(of, position),
+        "allocated_bytes": int(history.live[position]),
+        "pending_bytes": _pending(history, position),
     }
-    if held is not None:
-        serving = held.serving(request or 0, row["stream"])["total_bytes"]
-        known["unused_bytes"] = int(held.free()["total_bytes"].sum())
-        known["usable_bytes"] = int(serving.sum())
-        known["largest_free_bytes"] = serving.max() or 0
+    if memory is not None:
+        serving = memory.serving(request or 0, row["stream"])["total_bytes"]
+        sizes["unused_bytes"] = int(memory.free()["total_bytes"].sum())
+        sizes["usable_bytes"] = int(serving.sum())
+        sizes["largest_free_bytes"] = serving.max() or 0
     if capacity is not None and reserved is not None and free is not None:
-        known["outside_bytes"] = max(capacity - reserved - free, 0)
-    return known
+        sizes["outside_bytes"] = max(capacity - reserved - free, 0)
+    return sizes
 
 
-def _pending(of: ledger.Ledger, position: int) -> int:
-    """Bytes that were freed and stay until another stream is done with them."""
-    asked = of.rows[:position].select("kind", "address", asked=pl.int_range(1, pl.len() + 1))
-    requests = asked.filter(pl.col("kind").cast(pl.String) == "free_requested")
-    last = requests.group_by("address").agg(pl.col("asked").max())
-    waiting = of.alive(position).join(last, on="address").filter(pl.col("asked") > pl.col("start"))
-    return int(waiting["bytes"].sum())
+def _pending(history: ledger.Ledger, position: int) -> int:
+    """Return the bytes whose free waits for another stream."""
+    rows = history.rows[:position].select(
+        "kind", "address", requested=pl.int_range(1, pl.len() + 1)
+    )
+    requests = rows.filter(pl.col("kind").cast(pl.String) == "free_requested")
+    last = requests.group_by("address").agg(pl.col("requested").max())
+    live = history.alive(position).join(last, on="address")
+    return int(live.filter(pl.col("requested") > pl.col("start"))["bytes"].sum())
 
 
-#: Columns of the table of errors without its place: sizes as a situation has them.
+#: Columns of the table of errors, without those of the device.
 _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "event": pl.Int64,
     "time_ns": pl.Int64,
@@ -202,23 +209,22 @@ _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MemoryErrors(Result):
-    """What :func:`traceanalyzer.memory_oom` found.
+    """Result of :func:`traceanalyzer.memory_oom`.
 
     Attributes:
-        errors: a row an out-of-memory error: rank, path, device, event, time_ns, request_bytes,
-            device_free_bytes (free on the device, as the allocator was told), reserved_bytes,
-            allocated_bytes (requested by all that was live), unused_bytes (free in what is
-            reserved), usable_bytes (of it in segments that serve such requests: of the size's
-            class, the stream, and no private pool), largest_free_bytes (the largest run of those),
-            pending_bytes (freed, but waiting for another stream), outside_bytes (capacity less
-            reserved less free; null where the capacity is not given), missing_bytes (that all free
-            memory together falls short of), cause, advice, and function, file, line of the request.
-        alive: what was live at each, by stack: as ``Memory.alive``, with event.
-        devices: the devices looked at: rank, path, device, events, peak_bytes, before_bytes (there
-            before the history); at_error_bytes and
-            reserved_at_error_bytes when memory ran out first on a device of the file (null where
-            it did not, or without times).
-        windowed: only a stretch of the history was looked at.
+        errors: one row per out-of-memory error: rank, path, device, event, time_ns, request_bytes,
+            device_free_bytes (free memory of the device as seen by the allocator), reserved_bytes,
+            allocated_bytes (requested bytes of live allocations), unused_bytes (free in reserved
+            memory), usable_bytes (unused in segments that can serve the request: same size class
+            and stream, no private pool), largest_free_bytes (largest usable block), pending_bytes
+            (freed, but waiting for another stream), outside_bytes (capacity - reserved - free;
+            null without a capacity), missing_bytes (by which the request exceeds all free memory),
+            cause, advice, and function, file, line of the request.
+        alive: live memory at each error by stack: columns of ``Memory.alive``, and event.
+        devices: one row per device: rank, path, device, events, peak_bytes, before_bytes (allocated
+            before the history), and at_error_bytes and reserved_at_error_bytes at the first error
+            of the file (null without an error or times).
+        windowed: whether only a time window was analyzed.
     """
 
     errors: pl.DataFrame
@@ -227,18 +233,17 @@ class MemoryErrors(Result):
     windowed: bool = False
 
     def summary(self) -> str:
-        """The first error and its cause in a sentence; empty where there is none."""
+        """Return the number of errors and the first cause in a sentence; empty without errors."""
         if self.errors.is_empty():
             return ""
         row = self.errors.row(0, named=True)
-        asked = _request(row)
         return (
-            f"Memory ran out {times_of(self.errors.height)}{located(row)}: {asked}; cause: "
-            f"{row['cause']}. See traceanalyzer memory --oom."
+            f"{_count(self.errors)}: {_request(row)} (cause: {row['cause']}). "
+            "See traceanalyzer memory --oom."
         )
 
     def view(self) -> View:
-        """Errors, what to try, what was live at the first."""
+        """Return the errors, advice, and memory live at the first error."""
         return View(
             title="Why did memory run out?",
             verdict=_verdict(self),
@@ -249,101 +254,106 @@ class MemoryErrors(Result):
 
 
 def _verdict(result: MemoryErrors) -> str:
-    """The first error, and the causes of all."""
+    """State the number of errors, and the first error with its cause and fix."""
     if result.errors.is_empty() and result.windowed:
-        return "No out-of-memory error is in this stretch of the history."
+        return "No out-of-memory errors in the selected time window."
     if result.errors.is_empty():
         return (
-            "No out-of-memory error is in the history. To record one, keep "
+            "No out-of-memory errors in the history. To record one, keep "
             "torch.cuda.memory._record_memory_history() on and dump the snapshot in "
             "torch._C._cuda_attach_out_of_memory_observer."
         )
     first = result.errors.row(0, named=True)
-    n = result.errors.height
-    which = "" if n == 1 else "; the first time"
-    said = f"Memory ran out {times_of(n)}{which}{located(first)}: {_failure(first)}"
-    return sentences(said, _imbalance(result, first), _replication(result, first))
+    failure = f"{_count(result.errors)}: {_failure(first)}"
+    return sentences(failure, _imbalance(result, first), _replication(result, first))
+
+
+def _count(errors: pl.DataFrame) -> str:
+    """Return the number of errors and the device of the first."""
+    which = "" if errors.height == 1 else ", the first"
+    place = located(errors.row(0, named=True))
+    return f"{format_count(errors.height, 'out-of-memory error')}{which}{place}"
 
 
 def _imbalance(result: MemoryErrors, row: dict[str, Any]) -> str:
-    """How much other devices use, where it is much less."""
-    same = pl.all_horizontal(pl.col(k).eq_missing(pl.lit(row[k])) for k in _PLACE)
+    """State the memory of other devices, if it is much less."""
+    same = pl.all_horizontal(pl.col(k).eq_missing(pl.lit(row[k])) for k in _DEVICE)
     used = result.devices.with_columns(used=pl.coalesce("at_error_bytes", "peak_bytes"))
     others = used.filter(~same)["used"]
     most = others.max()
     if not isinstance(most, int) or most > _EVEN_FRAC * row["allocated_bytes"]:
         return ""
-    which = "the other device uses" if others.len() == 1 else (
-        f"each of the other {others.len():,} devices uses at most"
+    allocated, other = format_bytes(row["allocated_bytes"]), format_bytes(most)
+    which = f"{other} on the other device" if others.len() == 1 else (
+        f"at most {other} on each of the other {others.len():,} devices"
     )  # fmt: skip
-    full = format_bytes(row["allocated_bytes"])
-    return f"Imbalance: {full} are in use{located(row)}, {which} {format_bytes(most)}."
+    return f"Imbalance: {allocated} allocated{located(row)}, {which}."
 
 
 def _replication(result: MemoryErrors, row: dict[str, Any]) -> str:
-    """A hint where DataParallel made a part of what is live."""
-    same = [pl.col(k).eq_missing(pl.lit(row[k])) for k in (*_PLACE, "event")]
+    """Recommend DistributedDataParallel if DataParallel allocated live memory."""
+    same = [pl.col(k).eq_missing(pl.lit(row[k])) for k in (*_DEVICE, "event")]
     parallel = result.alive.filter(*same, pl.col("stack").str.contains(_DATA_PARALLEL))
     if parallel.is_empty():
         return ""
     return (
-        f"{format_bytes(int(parallel['live_bytes'].sum()))} of the memory in use were allocated by "
-        "torch.nn.DataParallel, which gathers outputs and gradients on one device: use "
-        "DistributedDataParallel."
+        f"torch.nn.DataParallel allocated {format_bytes(int(parallel['live_bytes'].sum()))} of "
+        "live memory: it gathers outputs and gradients on one device. Use DistributedDataParallel."
     )
 
 
 def located(row: dict[str, Any]) -> str:
-    """Rank and device of a row; empty where neither is known."""
-    of_device = "" if row["device"] is None else f"device {row['device']}"
-    of_rank = "" if row["rank"] is None else f"rank {row['rank']}"
-    named = " of ".join(one for one in (of_device, of_rank) if one)
-    return f" on {named}" if named else ""
+    """Return `` on device 0 of rank 3`` for a row; empty if neither is known."""
+    device = "" if row["device"] is None else f"device {row['device']}"
+    rank = "" if row["rank"] is None else f"rank {row['rank']}"
+    place = " of ".join(one for one in (device, rank) if one)
+    return f" on {place}" if place else ""
 
 
 def _request(row: dict[str, Any]) -> str:
-    """Which line asked for how much."""
+    """Return the line of code and its requested size."""
     line = attribution.frame_text(row["function"], row["file"], row["line"])
     size = row["request_bytes"]
-    return f"{line} asked for {'memory' if size is None else format_bytes(size)}"
+    return f"{line} requested {'memory' if size is None else format_bytes(size)}"
 
 
 def _failure(row: dict[str, Any]) -> str:
-    asked = _request(row)
-    free, reserved = row["device_free_bytes"], row["reserved_bytes"]
-    told = [
-        f"{format_bytes(free)} were free on the device" if free is not None else "",
-        f"{format_bytes(reserved)} were reserved" if reserved is not None else "",
-        f"{format_bytes(row['allocated_bytes'])} {'' if reserved is None else 'of it '}in use",
+    """State the request, the memory at the error, the cause and the fix."""
+    free, reserved, unused = row["device_free_bytes"], row["reserved_bytes"], row["unused_bytes"]
+    sizes = [
+        f"{format_bytes(reserved)} reserved" if reserved is not None else "",
+        f"{format_bytes(row['allocated_bytes'])} allocated",
+        f"{format_bytes(unused)} unused" if unused is not None else "",
+        f"{format_bytes(free)} free on the device" if free is not None else "",
     ]
-    if row["unused_bytes"] is not None:
-        told.append(f"{format_bytes(row['unused_bytes'])} unused")
     if row["usable_bytes"]:
         usable, largest = format_bytes(row["usable_bytes"]), format_bytes(row["largest_free_bytes"])
-        told.append(f"{usable} of that for such requests, the largest piece {largest}")
-    why = oom_causes.sentence(row)
-    return f"{asked}; {', '.join(one for one in told if one)}. {why} To try: {row['advice']}."
+        sizes.append(f"{usable} usable for this request (largest free block {largest})")
+    listed = ", ".join(one for one in sizes if one)
+    return (
+        f"{_request(row)}. At the error: {listed}. {oom_causes.sentence(row)} Try: {row['advice']}."
+    )
 
 
 def _notes(result: MemoryErrors) -> tuple[str, ...]:
-    """How numbers are meant."""
+    """Return the other causes, and how sizes are computed."""
     causes = result.errors.select("cause", "advice").unique(maintain_order=True).rows()
-    said = [f"Other errors, {why}: {what}." for why, what in causes[1:]]
+    notes = [f"Other errors (cause: {reason}): {fix}." for reason, fix in causes[1:]]
     if result.errors.height:
-        said.append(
-            "What was unused is reconstructed from the history; blocks freed since are counted "
-            "at the size that was asked for, rounded up to 512 bytes."
+        notes.append(
+            "Unused memory is reconstructed from the history; blocks freed after the error count "
+            "with their requested size, rounded up to 512 bytes."
         )
         if result.errors["outside_bytes"].null_count():
-            said.append(
-                "A snapshot does not tell how much memory the device has; with --capacity SIZE "
-                "memory outside PyTorch can be told."
+            notes.append(
+                "Snapshots do not record the capacity of the device. Set --capacity SIZE to see "
+                "memory used outside PyTorch."
             )
-    return tuple(said)
+    return tuple(notes)
 
 
 def _tables(result: MemoryErrors) -> tuple[Table, ...]:
-    """Errors, what to try, what was live at the first."""
+    """Return the tables of errors, advice and live memory."""
     advice = result.errors.group_by("cause", "advice", maintain_order=True).agg(
         n=pl.len().cast(pl.Int64)
     )
@@ -353,11 +363,11 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
     at_first = lines.join(first, on=first.columns, nulls_equal=True, maintain_order="left")
     several = result.devices.height > 1 and result.errors.height > 0
     return (
-        shown_table("errors", "Errors", result.errors, _ERRORS),
-        *([shown_table("devices", "All devices", result.devices, _DEVICES)] if several else []),
-        Table("advice", "What to try", advice, _TO_TRY, detail=True, whole=True),
-        shown_table("first", "Live at the first error", at_first, ALIVE),
-        shown_table("alive", "Live at each error", with_line(result.alive), ALIVE, detail=True),
+        known_table("errors", "Errors", result.errors, _ERRORS),
+        *([known_table("devices", "All devices", result.devices, _DEVICES)] if several else []),
+        Table("advice", "What to try", advice, _ADVICE_COLUMNS, detail=True, whole=True),
+        known_table("first", "Live at the first error", at_first, ALIVE),
+        known_table("alive", "Live at each error", with_line(result.alive), ALIVE, detail=True),
     )
 
 

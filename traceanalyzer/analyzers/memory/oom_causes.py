@@ -1,4 +1,4 @@
-"""Why a request for memory failed, and what to try."""
+"""Causes of failed memory requests, and recommended fixes."""
 
 from __future__ import annotations
 
@@ -20,38 +20,36 @@ DEMAND = "real demand"
 UNKNOWN = "not known"
 CAUSE = pl.Enum((FRAGMENTATION, LIMIT, ELSEWHERE, OUTSIDE, DEMAND, UNKNOWN))
 
-#: What the allocator asks of the driver: 2 MiB, 20 MiB up to 10 MiB, then multiples of 2 MiB.
+#: Segment sizes: 2 MiB for small requests, 20 MiB up to 10 MiB, then multiples of 2 MiB.
 _LARGE_SEGMENT = 20 << 20
 _LARGE_REQUEST = 10 << 20
-#: Memory that others hold is worth naming from this share of the device on.
+#: Minimum share of the device's capacity for memory outside PyTorch to be the cause.
 _OUTSIDE_FRAC = 0.1
-#: A request of so many times all that the device has is no matter of memory.
+#: A request above this multiple of the capacity is a bug in the requested shape.
 _ABSURD = 16
 
-#: Segments from here on are those whose division ``max_split_size_mb`` would prevent.
+#: Minimum size of segments that ``max_split_size_mb`` would keep whole.
 SPLIT_BYTES = 200 << 20
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What there was when a request failed.
-
-    What is not known is 0.
+    """Memory of the device when a request failed, in bytes; 0 if not known.
 
     Attributes:
-        request: bytes asked for.
-        device_free: free on the device.
-        reserved: held by the allocator.
-        allocated: of it in use.
-        unused: free of it.
-        usable: free of it in segments that serve such requests: of the size's class, the stream,
-            and no private pool.
-        largest_free: the largest run of those.
-        pending: live only because another stream may still use it.
-        outside: neither held by the allocator nor free; 0 where the capacity is not known.
+        request: requested size.
+        device_free: free memory of the device.
+        reserved: reserved by the allocator.
+        allocated: allocated part of reserved memory.
+        unused: free part of reserved memory.
+        usable: unused memory in segments that can serve the request: same size class and stream,
+            no private pool.
+        largest_free: largest usable block.
+        pending: freed memory that another stream may still use.
+        outside: neither reserved nor free; 0 if the capacity is not known.
         expandable: segments are expandable.
         limited: large blocks are not split.
-        divided: there are large segments that are in use in part.
+        divided: some large segments have both live and free blocks.
     """
 
     request: int = 0
@@ -69,32 +67,32 @@ class Situation:
 
     @property
     def missing(self) -> int:
-        """What all free memory together falls short of the request."""
+        """Bytes by which the request exceeds all free memory."""
         return max(self.request - self.unused - self.device_free, 0)
 
     @property
     def capacity(self) -> int:
-        """Memory of the device, less what is held outside where that is not known."""
+        """Memory of the device, without memory outside PyTorch if that is not known."""
         return self.reserved + self.device_free + self.outside
 
 
-def situation(known: dict[str, int | None], own: RankMemory, *, divided: bool) -> Situation:
-    """The situation of a row of errors."""
-    split = own.settings.get("max_split_size")
+def situation(sizes: dict[str, int | None], rank: RankMemory, *, divided: bool) -> Situation:
+    """Return the situation of a row of errors."""
+    split = rank.settings.get("max_split_size")
     return Situation(
-        **{name.removesuffix("_bytes"): size or 0 for name, size in known.items()},
-        expandable=own.expandable,
+        **{name.removesuffix("_bytes"): size or 0 for name, size in sizes.items()},
+        expandable=rank.expandable,
         limited=isinstance(split, int) and split > 0,
         divided=divided,
     )
 
 
 def cause(at: Situation) -> str:
-    """Why the request failed, the first of these that holds.
+    """Return why the request failed: the first matching cause.
 
-    ``limit``: the device had room for a new segment; ``fragmentation``: what is usable, with what
-    is free on the device, would do in one piece; ``another pool or stream``: all that is unused
-    would; ``outside PyTorch``: others hold what is missing; else ``real demand``.
+    ``limit``: the device had room for a new segment; ``fragmentation``: usable memory and free
+    memory of the device would suffice if contiguous; ``another pool or stream``: all unused memory
+    would suffice; ``outside PyTorch``: the missing memory is used outside; else ``real demand``.
     """
     if at.device_free >= segment_size(at.request, expandable=at.expandable):
         return LIMIT
@@ -108,24 +106,23 @@ def cause(at: Situation) -> str:
 
 
 def sentence(row: Mapping[str, Any]) -> str:
-    """The cause of a row of errors."""
+    """Return the cause of a row of errors as a sentence."""
     match row["cause"]:
         case "fragmentation":
-            return "Cause: fragmentation; what was free would have been enough in one piece."
+            return "Cause: fragmentation; the free memory would suffice if contiguous."
         case "limit":
-            return "Cause: a limit, or memory that came free since; the device had room."
+            return "Cause: a memory limit, or memory freed after the error; the device had room."
         case "another pool or stream":
-            return "Cause: what was free was not for such a request."
+            return "Cause: the free memory belongs to another pool or stream."
         case "outside PyTorch":
-            return f"Cause: {format_bytes(row['outside_bytes'])} are held outside PyTorch."
+            return f"Cause: {format_bytes(row['outside_bytes'])} used outside PyTorch."
         case "real demand":
-            missing = format_bytes(row["missing_bytes"])
-            return f"Cause: real demand; {missing} more than there was."
-    return "The cause cannot be told: segments, or what was free, are not known."
+            return f"Cause: real demand; {format_bytes(row['missing_bytes'])} more than available."
+    return "Cause unknown: segments or free memory were not recorded."
 
 
 def segment_size(request: int, *, expandable: bool) -> int:
-    """What the allocator asks of the driver for a request that no cached block serves."""
+    """Return the size of the segment that the allocator creates for a request."""
     size = -(-request // regions.ROUND) * regions.ROUND
     if size <= regions.SMALL_REQUEST:
         return regions.SMALL_SEGMENT
@@ -138,42 +135,42 @@ def segment_size(request: int, *, expandable: bool) -> int:
     )
 
 
-def advice(at: Situation, why: str) -> str:
-    """What to try."""
+def advice(at: Situation, reason: str) -> str:
+    """Return the recommended fix for a cause."""
     if at.request > _ABSURD * at.capacity:
-        return "no device has as much: look at the shape that was asked for"
+        return "check the requested shape: no device has that much memory"
     if at.pending and 2 * at.pending >= at.missing:
         return (
-            f"{_advice(at, why)}; {format_bytes(at.pending)} of what is live was freed and waits "
+            f"{_advice(at, reason)}; {format_bytes(at.pending)} of live memory was freed but waits "
             "for another stream (record_stream, FSDP without limit_all_gathers)"
         )
-    return _advice(at, why)
+    return _advice(at, reason)
 
 
-def _advice(at: Situation, why: str) -> str:
-    if why == FRAGMENTATION and at.expandable:
+def _advice(at: Situation, reason: str) -> str:
+    if reason == FRAGMENTATION and at.expandable:
         return (
-            "segments are expandable already, and what is free is too finely divided: give it back "
-            "earlier with garbage_collection_threshold:0.8, or allocate the largest first"
+            "free memory earlier with garbage_collection_threshold:0.8, or allocate the largest "
+            "tensors first (segments are expandable already)"
         )
-    if why == FRAGMENTATION:
-        more = ", or max_split_size_mb:200" if at.divided and not at.limited else ""
+    if reason == FRAGMENTATION:
+        more = " or max_split_size_mb:200" if at.divided and not at.limited else ""
         return (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place, so that "
-            f"free pieces add up{more}"
+            f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True{more} (expandable segments grow "
+            "in place, so that free blocks can be merged)"
         )
-    return _ADVICE[why]
+    return _ADVICE[reason]
 
 
 _ADVICE = {
-    UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which tells what was free",
-    LIMIT: "the device had room: look for torch.cuda.set_per_process_memory_fraction, or for "
-    "memory that another process gave back since",
-    ELSEWHERE: "what is free belongs to other streams, to private pools of CUDA graphs or to the "
-    "other class of sizes: allocate on one stream, share the pool, or call "
-    "torch.cuda.empty_cache() between phases",
-    OUTSIDE: "other processes, NCCL, CUDA contexts and libraries hold it: look at nvidia-smi; "
-    "NCCL_BUFFSIZE and fewer process groups make NCCL smaller",
-    DEMAND: "no setting of the allocator helps: a smaller batch, activation checkpointing, "
-    "sharding or offloading does",
+    UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which records free memory",
+    LIMIT: "check torch.cuda.set_per_process_memory_fraction, and whether another process freed "
+    "memory after the error",
+    ELSEWHERE: "allocate on one stream, share the pool of CUDA graphs, or call "
+    "torch.cuda.empty_cache() between phases (the free memory belongs to other streams, private "
+    "pools or the other size class)",
+    OUTSIDE: "check nvidia-smi for other processes, NCCL, CUDA contexts and libraries; "
+    "NCCL_BUFFSIZE and fewer process groups reduce NCCL's memory",
+    DEMAND: "use a smaller batch, activation checkpointing, sharding or offloading (no allocator "
+    "setting helps)",
 }

@@ -1,4 +1,4 @@
-"""The options of the analyses of memory."""
+"""Options of the memory analyses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,38 +11,40 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """What all analyses of memory share."""
+    """Options shared by all memory analyses."""
 
     library_name: Sequence[str] = option(
         (),
-        help="Name allocations by the innermost frame of this package, instead of your own code; "
-        "may be repeated.",
+        help="Name allocations by the innermost frame of this package instead of your own code. "
+        "Repeatable.",
         metavar="NAME",
     )
     min_bytes: int | None = option(
         None,
-        help="List and draw only allocations of this size or more, such as 1MiB. Sums count all.",
+        help="List and draw only allocations of at least SIZE (for example 1MiB). Totals count "
+        "all.",
         metavar="SIZE",
         unit="bytes",
         minimum=0,
     )
     window: Window = option(
-        (None, None), help="Since and until: the history outside is read too.", command_line=False
+        (None, None), help="Time window (since, until) to analyze.", command_line=False
     )
 
     @property
     def windowed(self) -> bool:
-        """Whether only a part of the history counts."""
+        """Whether only a time window of the history is analyzed."""
         return self.window != (None, None)
 
 
 @dataclass(frozen=True)
 class OomOptions(Options):
-    """Why memory ran out, for each out-of-memory error."""
+    """Find the cause of each out-of-memory error."""
 
     capacity_bytes: int | None = option(
         None,
-        help="Memory of the device, such as 80GiB: shows what others held when memory ran out.",
+        help="Memory of the device (for example 80GiB), to show memory used outside PyTorch at an "
+        "out-of-memory error.",
         flag="--capacity",
         metavar="SIZE",
         unit="bytes",
@@ -52,42 +54,42 @@ class OomOptions(Options):
 
 @dataclass(frozen=True)
 class GrowthOptions(Options):
-    """What grows from step to step."""
+    """Find memory that grows from step to step."""
 
     step_name: str | None = option(
         None,
-        help="To find growth, annotations whose names match are the steps. Default: ProfilerStep#, "
-        "'step 3' and the like.",
+        help="For growth: annotations whose names match are steps. Default: ProfilerStep#, "
+        "'step 3' and similar.",
         metavar="REGEX",
     )
     step_every: str | int | None = option(
         None,
-        help="To find growth, a step is such a time (250ms), or so many events, instead.",
+        help="For growth: length of a step as a time (for example 250ms) or a number of events.",
         metavar="TIME",
     )
 
 
 @dataclass(frozen=True)
 class MemoryOptions(GrowthOptions, OomOptions):
-    """How much memory of each GPU is in use, when most, and which code allocated it?
+    """How much memory does each GPU use, when is the peak, and which code allocated it?
 
     PATH is a memory snapshot (torch.cuda.memory._dump_snapshot), a trace with [memory] instants
-    (profile_memory=True), an nsys export with allocations, several of them, or a folder.
+    (profile_memory=True), an nsys export with allocations, or a folder; several are allowed.
     """
 
     @property
-    def steps_asked(self) -> bool:
-        """Whether the user chose the steps."""
+    def has_step_options(self) -> bool:
+        """Whether the user defined the steps."""
         return self.step_name is not None or self.step_every is not None
 
 
 @dataclass(frozen=True)
 class DiffOptions(Options):
-    """What changed at the peak since another run."""
+    """Compare the memory live at the peak with another run."""
 
     other: object = option(
         None,
-        help="What changed at the peak since another run.",
+        help="Compare the memory live at the peak with another run.",
         flag="--diff",
         metavar="OTHER",
         inputs=True,

@@ -1,4 +1,4 @@
-"""The memory of one rank's devices: its history, the code of it, and what is live at a position."""
+"""The memory of the devices of one rank: ledgers, code, and allocations live at a position."""
 
 import json
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, steps_pattern
 
-#: Points kept of a curve.
+#: Maximum number of points of a curve.
 POINTS = 2000
 
 _SETTINGS = "allocator_settings"
@@ -24,14 +24,14 @@ _SETTINGS = "allocator_settings"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank.
+    """Memory of one rank.
 
     Attributes:
-        trace: read with :data:`~.ledger.NEEDS`.
-        options: the libraries that name allocations, and the window.
-        ledgers: one for each device; its allocations have ``category`` and ``confidence`` too.
+        trace: trace read with :data:`~.ledger.NEEDS`.
+        options: libraries that name allocations, and the time window.
+        ledgers: one per device; allocations also have ``category`` and ``confidence``.
         lines: the code of each stack.
-        steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each step that is marked.
+        steps: ``name``, ``device`` (or null), ``ts``, ``end`` of each annotated step.
     """
 
     trace: Trace
@@ -42,169 +42,169 @@ class RankMemory:
 
     @property
     def rank(self) -> int | None:
-        """Of the file, or None."""
+        """Rank of the file, or None."""
         return self.trace.meta.rank
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Path of the file."""
         return self.trace.meta.path
 
     @property
     def window(self) -> Window:
-        """(since, until) in ns after the first event: what happens outside is not asked for."""
+        """Time window (since, until) to analyze, in ns after the first event."""
         return self.options.window
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The allocator's, where the file tells them."""
-        told = json.loads(self.trace.meta.extra or "{}")
-        found = told.get(_SETTINGS) if isinstance(told, dict) else None
-        return found if isinstance(found, dict) else {}
+        """Settings of the allocator; empty if not recorded."""
+        extra = json.loads(self.trace.meta.extra or "{}")
+        settings = extra.get(_SETTINGS) if isinstance(extra, dict) else None
+        return settings if isinstance(settings, dict) else {}
 
     @property
     def expandable(self) -> bool:
         """Whether the allocator uses expandable segments, by its settings or its segments."""
-        set_on = self.settings.get("expandable_segments") is True
-        return set_on or bool(self.trace.segments["expandable"].any())
+        enabled = self.settings.get("expandable_segments") is True
+        return enabled or bool(self.trace.segments["expandable"].any())
 
     @property
     def epoch_ns(self) -> int | None:
-        """Absolute time of time 0 of the ledgers; None where not recorded."""
+        """Absolute time of time 0 of the ledgers in ns; None if not recorded."""
         epoch = self.trace.meta.epoch_ns
         return None if epoch is None else epoch + origin(self.trace)
 
-    def code(self, of: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
-        """``function``, ``file``, ``line`` and ``own`` of allocations of a ledger."""
-        if of.noted != "instants":
-            return self.lines.of(known_stack(allocations))
-        begun = pl.col("start") > 0
-        event = allocations.select(pl.when(begun).then(pl.col("start") - 1)).to_series()
-        events = of.rows["event"].gather(event)
+    def code(self, history: Ledger, allocations: pl.DataFrame) -> pl.DataFrame:
+        """Return ``function``, ``file``, ``line``, ``is_own_code`` of allocations of a ledger."""
+        if history.source != "instants":
+            return self.lines.code_of(allocation_stack(allocations))
+        recorded = pl.col("start") > 0
+        event = allocations.select(pl.when(recorded).then(pl.col("start") - 1)).to_series()
+        events = history.rows["event"].gather(event)
         return attribution.code_running(self.trace, self.options.library_name, events)
 
     def sized(self, allocations: pl.DataFrame) -> pl.DataFrame:
-        """Those of the size asked for, or more."""
+        """Return the allocations of at least ``min_bytes``."""
         return allocations.filter(pl.col("bytes") >= (self.options.min_bytes or 0))
 
     def of_device(self, device: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Segments of a device, and the blocks in them."""
+        """Return the segments of a device and the blocks in them."""
         return of_device(self.trace.segments, self.trace.blocks, device)
 
-    def placed(self, of: Ledger, frame: pl.DataFrame) -> pl.DataFrame:
-        """The frame of a ledger with ``rank``, ``path`` and ``device`` as its first columns."""
-        device = pl.lit(of.device, pl.Int32).alias("device")
+    def with_device(self, history: Ledger, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return a frame of a ledger with ``rank``, ``path``, ``device`` as first columns."""
+        device = pl.lit(history.device, pl.Int32).alias("device")
         return columns.with_source(frame.select(device, pl.all()), self)
 
     def steps_of(self, device: int | None) -> pl.DataFrame:
-        """Steps of a device, and those that tell none."""
-        own = pl.col("device").is_null() | pl.col("device").eq_missing(pl.lit(device, pl.Int32))
-        return self.steps.filter(own)
+        """Return the steps of a device, including steps without a device."""
+        same = pl.col("device").eq_missing(pl.lit(device, pl.Int32))
+        return self.steps.filter(pl.col("device").is_null() | same)
 
 
 def rank_memory(trace: Trace, options: Options, step_name: str | None = None) -> RankMemory:
-    """What a trace of one rank tells.
+    """Return the memory of a trace of one rank.
 
     Args:
-        trace: read with :data:`~.ledger.NEEDS`.
-        options: the libraries that name allocations, and the window.
-        step_name: a regular expression of the annotations that are steps.
+        trace: trace read with :data:`~.ledger.NEEDS`.
+        options: libraries that name allocations, and the time window.
+        step_name: regular expression of the annotations that are steps.
 
     Raises:
-        MissingData: nothing about memory was recorded, or no times, and a window is asked for.
-        OptionError: ``step_name`` is no regular expression.
+        MissingData: no memory events were recorded, or a window is given and times are missing.
+        OptionError: ``step_name`` is not a regular expression.
     """
     if options.windowed and trace.events["ts"].null_count():
-        raise MissingData(f"{trace.meta.path}: has no times; leave --since and --until out")
-    code, known = trace.once(
+        raise MissingData(f"{trace.meta.path}: no times were recorded. Omit --since and --until.")
+    lines, attributed = trace.once(
         ("rank_memory", tuple(options.library_name)), lambda: _attributed(trace, options)
     )
-    return RankMemory(trace, options, known, code, _steps(trace, step_name))
+    return RankMemory(trace, options, attributed, lines, _steps(trace, step_name))
 
 
 def _attributed(trace: Trace, options: Options) -> tuple[attribution.Lines, tuple[Ledger, ...]]:
-    """The code of each stack, and the ledgers with what each allocation is for."""
-    code = attribution.lines(trace, options.library_name)
-    found = (
-        replace(of, allocations=of.allocations.hstack(attribution.categories(of, code)))
-        for of in ledgers(trace)
+    """Return the code of each stack, and the ledgers with the category of each allocation."""
+    lines = attribution.lines(trace, options.library_name)
+    attributed = (
+        replace(one, allocations=one.allocations.hstack(attribution.categories(one, lines)))
+        for one in ledgers(trace)
     )
-    return code, tuple(found)
+    return lines, tuple(attributed)
 
 
-def known_stack(allocations: pl.DataFrame) -> pl.Series:
-    """The stacks of allocations; of one freed only, the stack is that of who freed it."""
-    own = pl.when(pl.col("origin") != "freed").then("stack")
-    return allocations.select(own).to_series()
+def allocation_stack(allocations: pl.DataFrame) -> pl.Series:
+    """Return the stacks of allocations; null where only the stack of the free is known."""
+    recorded = pl.when(pl.col("origin") != "freed").then("stack")
+    return allocations.select(recorded).to_series()
 
 
 def _steps(trace: Trace, step_name: str | None) -> pl.DataFrame:
     kinds = ("user_annotation", "nvtx")
     ranges = trace.events.lazy().filter(pl.col("kind").is_in(kinds), pl.col("dur") >= 0)
-    told = (
+    annotations = (
         ranges.with_columns(pl.col("name").cast(pl.String), ts=pl.col("ts") - origin(trace))
         .select("name", "device", "ts", end=pl.col("ts") + pl.col("dur"))
         .sort("ts", "end")
         .collect()
     )
-    return told.filter(names.named(told, [step_name or steps_pattern()]))
+    return annotations.filter(names.named(annotations, [step_name or steps_pattern()]))
 
 
 # --- positions -------------------------------------------------------------------------------
 
 
-def positions(of: Ledger, times: pl.Series) -> Ints:
-    """The position at each time: how many events have happened by then."""
-    ts = of.rows["ts"].to_numpy()
+def positions(history: Ledger, times: pl.Series) -> Ints:
+    """Return the position at each time: the number of events up to then."""
+    ts = history.rows["ts"].to_numpy()
     return np.searchsorted(ts, times.to_numpy(), side="right").astype(np.int64)
 
 
-def peak_position(of: Ledger, window: Window = (None, None)) -> int:
-    """The first position at which most is live."""
-    first, last = of.between(*window)
-    return first + int(of.live[first : last + 1].argmax())
+def peak_position(history: Ledger, window: Window = (None, None)) -> int:
+    """Return the first position with the most live bytes."""
+    first, last = history.between(*window)
+    return first + int(history.live[first : last + 1].argmax())
 
 
-def fullest_position(of: Ledger, window: Window = (None, None)) -> int | None:
-    """The position to judge fragmentation at; None where it is not known what is reserved.
+def fullest_position(history: Ledger, window: Window = (None, None)) -> int | None:
+    """Return the position at which fragmentation is measured; None if reserved is not known.
 
-    The first out-of-memory error; without one, the highest live bytes while most is reserved.
+    This is the first out-of-memory error; else the most live bytes while reserved is at its peak.
     """
-    if of.reserved is None:
+    if history.reserved is None:
         return None
-    first, last = of.between(*window)
-    failed = (of.rows["kind"].cast(pl.String) == "oom").arg_true() + 1
+    first, last = history.between(*window)
+    failed = (history.rows["kind"].cast(pl.String) == "oom").arg_true() + 1
     failed = failed.filter(failed.is_between(first, last))
     if failed.len():
         return int(failed[0])
-    reserved = of.reserved[first : last + 1]
-    live = np.where(reserved == reserved.max(), of.live[first : last + 1], -1)
+    reserved = history.reserved[first : last + 1]
+    live = np.where(reserved == reserved.max(), history.live[first : last + 1], -1)
     return first + int(live.argmax())
 
 
-def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
-    """What is live at a position, by stack and category; the most bytes first.
+def alive(history: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
+    """Return live memory at a position by stack and category, largest first.
 
     Returns:
-        rank, path, device, category, confidence, function, file, line, own, n, live_bytes,
-        live_frac (of all that is live), before_n (of them there before the history), stack (the
-        frames, the outermost first, ``;`` between).
+        rank, path, device, category, confidence, function, file, line, is_own_code, n, live_bytes,
+        live_frac (of all live bytes), before_n (allocated before the history), stack (frames,
+        outermost first, joined by ``;``).
     """
-    told = of.alive(position)
-    total = int(told["bytes"].sum())
-    told = rank.sized(told)
-    told = told.with_columns(*rank.code(of, told), known_stack(told).alias("row"))
+    rows = history.alive(position)
+    total = int(rows["bytes"].sum())
+    rows = rank.sized(rows)
+    rows = rows.with_columns(*rank.code(history, rows), allocation_stack(rows).alias("row"))
     keys = ("row", "category", "confidence", *attribution.LINE)
-    sums = told.group_by(keys).agg(
+    sums = rows.group_by(keys).agg(
         n=pl.len().cast(pl.Int64),
         live_bytes=pl.col("bytes").sum(),
         before_n=(pl.col("start") == 0).sum().cast(pl.Int64),
     )
     sums = sums.with_columns(stack=rank.lines.paths(sums["row"]))
-    # stacks may differ only in frames that are left out
+    # stacks may differ only in omitted frames
     same = ("stack", *keys[1:])
     sums = sums.group_by(same).agg(pl.col("n", "live_bytes", "before_n").sum(), pl.col("row").min())
-    found = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True).select(
+    ordered = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True).select(
         "category",
         "confidence",
         *attribution.LINE,
@@ -214,86 +214,86 @@ def alive(of: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         before_n="before_n",
         stack="stack",
     )
-    return rank.placed(of, found)
+    return rank.with_device(history, ordered)
 
 
-def timeline(of: Ledger, points: int = POINTS) -> pl.DataFrame:
-    """The curves at no more than so many positions, each stretch's highest point among them.
+def timeline(history: Ledger, points: int = POINTS) -> pl.DataFrame:
+    """Return live and reserved bytes at up to ``points`` positions, including local maxima.
 
     Returns:
         event (position), time_ns, live_bytes, reserved_bytes.
     """
-    at = thinned(of, points)
-    reserved = [None] * at.size if of.reserved is None else of.reserved[at]
+    at = thinned(history, points)
+    reserved = [None] * at.size if history.reserved is None else history.reserved[at]
     return pl.DataFrame(
         {
             "event": at,
-            "time_ns": of.times(pl.Series(at)),
-            "live_bytes": of.live[at],
+            "time_ns": history.times(pl.Series(at)),
+            "live_bytes": history.live[at],
             "reserved_bytes": pl.Series(reserved, dtype=pl.Int64),
         }
     )
 
 
-def thinned(of: Ledger, points: int) -> Ints:
-    """Positions that show the curve of what is live: of each stretch the first and the highest."""
-    n = of.positions
+def thinned(history: Ledger, points: int) -> Ints:
+    """Return up to ``points`` positions for a curve: the first and highest of each interval."""
+    n = history.positions
     if n <= points:
         return np.arange(n)
     edges = np.linspace(0, n, (points - 2) // 2 + 1).astype(np.int64)[:-1]
-    stretch = np.repeat(np.arange(edges.size), np.diff(np.append(edges, n)))
-    order = np.lexsort((of.live, stretch))
+    interval = np.repeat(np.arange(edges.size), np.diff(np.append(edges, n)))
+    order = np.lexsort((history.live, interval))
     highest = order[np.append(edges[1:], n) - 1]
-    return np.unique(np.concatenate([edges, highest, [n - 1, peak_position(of)]]))
+    return np.unique(np.concatenate([edges, highest, [n - 1, peak_position(history)]]))
 
 
 # --- as samples ------------------------------------------------------------------------------
 
 
 def is_snapshot(trace: Trace) -> bool:
-    """Whether a trace is one of an allocator's memory, and of nothing else."""
+    """Whether a trace contains an allocator's memory and nothing else."""
     kinds = trace.events["kind"].unique().cast(pl.String)
     of_memory = (*ALLOCATOR_KINDS, "user_annotation", "other")
     return trace.segments.height > 0 and bool(kinds.is_in(of_memory).all())
 
 
 def at_peak(trace: Trace) -> Trace:
-    """The trace with a sample for each allocation that is live at its device's peak.
+    """Return the trace with one sample per allocation that is live at the peak.
 
-    A sample's weight is the allocation's size in bytes. What was there before the history began has
-    no stack unless the snapshot's blocks tell it. Of several devices it is the moment at which most
-    is live on all of them together; without times, the peak of the fullest device alone.
+    The weight of a sample is the size in bytes. Allocations from before the history have no stack
+    unless the snapshot's blocks have one. For several devices the peak is that of their sum;
+    without times, that of the device with the most live bytes alone.
 
     Raises:
-        MissingData: nothing about memory was recorded.
+        MissingData: no memory events were recorded.
     """
     rank = rank_memory(trace, Options())
     empty = trace.select(pl.lit(value=False))
     kind = trace.events.schema["kind"]
-    found = []
-    for of, position in _together(rank.ledgers):
-        there = of.alive(position)
-        sample = there.select(
+    samples = []
+    for history, position in _at_common_peak(rank.ledgers):
+        live = history.alive(position)
+        sample = live.select(
             kind=pl.lit("sample", kind),
             rank=pl.lit(rank.rank, pl.Int32),
-            stack=rank.lines.trimmed(known_stack(there)),
+            stack=rank.lines.trimmed(allocation_stack(live)),
             weight=pl.col("bytes").cast(pl.Float64),
         )
-        found.append(sample)
-    events = pl.concat([empty.events, *found], how="diagonal")
+        samples.append(sample)
+    events = pl.concat([empty.events, *samples], how="diagonal")
     sources = tuple(replace(meta, weight_unit="bytes", start_ns=None) for meta in trace.sources)
     return replace(empty, sources=sources, events=events)
 
 
-def _together(found: tuple[Ledger, ...]) -> list[tuple[Ledger, int]]:
-    """Each device with its position at the moment at which most is live in all."""
-    if len(found) == 1 or any(of.rows["ts"].null_count() for of in found):
-        fullest = max(found, key=lambda of: int(of.live.max()))
+def _at_common_peak(histories: tuple[Ledger, ...]) -> list[tuple[Ledger, int]]:
+    """Return each device with its position when the sum of live bytes peaks."""
+    if len(histories) == 1 or any(one.rows["ts"].null_count() for one in histories):
+        fullest = max(histories, key=lambda one: int(one.live.max()))
         return [(fullest, peak_position(fullest))]
-    times = pl.concat([of.rows["ts"] for of in found]).unique().sort()
+    times = pl.concat([one.rows["ts"] for one in histories]).unique().sort()
     if times.is_empty():
-        return [(of, 0) for of in found]
-    at = [positions(of, times) for of in found]
-    live = np.sum([of.live[here] for of, here in zip(found, at, strict=True)], axis=0)
-    moment = int(live.argmax())
-    return [(of, int(here[moment])) for of, here in zip(found, at, strict=True)]
+        return [(one, 0) for one in histories]
+    at = [positions(one, times) for one in histories]
+    live = np.sum([one.live[there] for one, there in zip(histories, at, strict=True)], axis=0)
+    peak = int(live.argmax())
+    return [(one, int(there[peak])) for one, there in zip(histories, at, strict=True)]

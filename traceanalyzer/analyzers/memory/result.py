@@ -1,4 +1,4 @@
-"""How much memory was used, when most, and by what; and what is shown of it."""
+"""Result of the memory analysis: peaks, allocation sites, and their presentation."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,94 +12,92 @@ from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.memory.attribution import NO_STACK, frame_text
 from traceanalyzer.analyzers.memory.growth import MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors
-from traceanalyzer.analyzers.memory.tables import ALIVE, shown_table, summed, times_of, with_line
+from traceanalyzer.analyzers.memory.tables import ALIVE, known_table, summed, times_of, with_line
 from traceanalyzer.result import Chart, Occupancy, Result, Table, View
 from traceanalyzer.units import format_bytes, format_frac, format_ns
 
 _NAMED = 3
-#: From this share of reserved memory on, free memory between blocks in use is worth a sentence.
+#: Minimum share of free memory between live blocks in reserved memory for a sentence.
 _SPLIT_FRAC = 0.1
-#: A device whose peak differs from the median by more than this share is the odd one out.
-_ODD_FRAC = 0.1
-#: It takes so many to tell.
-_ODD_OF = 3
-#: From this share on, what has no stack is worth a clause.
-_BARE_FRAC = 0.1
-#: How a history is recorded; without one, only what was held at the end is known.
+#: Minimum relative difference of a peak from the median for an outlier.
+_OUTLIER_FRAC = 0.1
+#: Minimum number of devices for an outlier.
+_OUTLIER_DEVICES = 3
+#: Minimum share of memory without a stack for a clause.
+_NO_STACK_FRAC = 0.1
+#: Call that records a history; without one, only the memory at the end is known.
 _RECORD = "torch.cuda.memory._record_memory_history()"
 
-#: What sizes are, by who noted them.
+#: Meaning of sizes by source.
 _SIZES = {
     "snapshot": "requested",
     "instants": "allocated",
-    "calls": "allocated by the process from the driver",
+    "calls": "allocated from the driver",
 }
-_MEANT = {
-    "snapshot": "Live bytes are what was asked for; the allocator rounds each up to 512 bytes, so "
-    "torch.cuda.memory_allocated() tells a little more.",
-    "instants": "Live bytes are of blocks, as PyTorch's allocator rounds sizes up.",
-    "calls": "Live bytes are what the process got of the driver, PyTorch's cache included.",
+_SIZE_NOTES = {
+    "snapshot": "Allocated and live bytes are requested sizes. The allocator rounds each up to 512 "
+    "bytes, so torch.cuda.memory_allocated() is slightly higher.",
+    "instants": "Allocated and live bytes are block sizes, as rounded up by PyTorch's allocator.",
+    "calls": "Allocated and live bytes come from the driver and include PyTorch's cache.",
 }
 
 _DEVICES = headings(
-    "on: device, peak_bytes: peak in use, peak_ns: at, reserved_peak_bytes: peak reserved, "
-    "fullest_free_bytes: free then, fullest_split_bytes: between blocks, "
-    "end_bytes: in use at the end"
+    "on: device, peak_bytes: peak allocated, peak_ns: at, reserved_peak_bytes: peak reserved, "
+    "fullest_free_bytes: free in reserved, fullest_split_bytes: between live blocks, "
+    "end_bytes: allocated at end"
 )
-_CATEGORIES = headings(
-    "on: device, category, confidence: how sure, n, live_bytes: bytes, live_frac: share"
-)
+_CATEGORIES = headings("on: device, category, confidence, n, live_bytes: bytes, live_frac: share")
 _CHURN = headings(
-    "on: device, start_bytes: in use at the start, reserved_at_peak_bytes: reserved at the peak, "
-    "reserved_end_bytes: reserved at the end, fragmentation_frac: unused at the end, "
-    "inactive_split_bytes: split at the end, largest_free_bytes: largest free, events, "
-    "allocations, segment_allocs: segments taken, "
-    "segment_frees: given back, retries: cudaMalloc retries, ooms: out of memory, "
-    "before_n: before the history, before_bytes: their bytes"
+    "on: device, start_bytes: allocated at start, reserved_at_peak_bytes: reserved at peak, "
+    "reserved_end_bytes: reserved at end, fragmentation_frac: unused at end, "
+    "inactive_split_bytes: inactive split at end, largest_free_bytes: largest free block, events, "
+    "allocations, segment_allocs: segment allocs, segment_frees: segment frees, "
+    "retries: cudaMalloc retries, ooms: out-of-memory errors, "
+    "before_n: allocated before history, before_bytes: bytes before history"
 )
 _QUALITY = {
     "on": "device",
     "reused_n": "address in use",
-    "twice_n": "freed twice",
-    "resized_n": "other size at free",
-    "lost_n": "never freed, in no block",
-    "difference_bytes": "live at the end less blocks",
+    "double_free_n": "double free",
+    "resized_n": "size differs at free",
+    "never_freed_n": "never freed, not in a block",
+    "difference_bytes": "live at end - blocks",
 }
-_TIMELINE = headings(
-    "on: device, event, time_ns: time, live_bytes: in use, reserved_bytes: reserved"
-)
+_TIMELINE = headings("on: device, event, time_ns: time, live_bytes: live, reserved_bytes: reserved")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memory(Result):
-    """What :func:`traceanalyzer.memory` found.
+    """Result of :func:`traceanalyzer.memory`.
 
-    Bytes are what was asked for (requested), unless ``noted`` is ``instants`` (allocated: rounded
-    up by the allocator) or ``calls`` (of the driver). Reserved is what the allocator holds.
+    Bytes are requested sizes, unless ``source`` is ``instants`` (allocated: rounded up by the
+    allocator) or ``calls`` (allocated from the driver). Reserved is the memory of all segments.
 
     Attributes:
-        devices: a row a device of a rank: rank, path, device, noted, events; peak_bytes, peak_ns
-            (null: before the first event, or no times), peak_event (its number on the device from
-            0, null before the first), peak_n (allocations alive), reserved_at_peak_bytes,
-            reserved_peak_bytes, reserved_peak_ns, start_bytes, end_bytes, reserved_end_bytes; of
-            the blocks at the end allocated_end_bytes (rounded), fragmentation_frac (1 - allocated /
-            reserved), inactive_bytes, inactive_split_bytes and inactive_split_n (free blocks in
-            segments that are in use), largest_free_bytes; at the first out-of-memory error, else
-            when most is reserved, fullest_event, fullest_ns, fullest_reserved_bytes,
-            fullest_free_bytes, fullest_split_bytes (free between blocks in use, less whole pages of
-            expandable segments, which can be unmapped); expandable; allocations, segment_allocs,
-            segment_frees, retries (of cudaMalloc, after giving cached segments back), ooms;
-            before_n and before_bytes (there before the history); reused_n, twice_n, resized_n,
-            lost_n, difference_bytes (how well history and blocks agree; 0 where they do).
-        alive: what is live at the peak, a row a stack and category: rank, path, device, category,
-            confidence, function, file, line, own (the user's or the library's), n, live_bytes,
-            live_frac (of the device's peak), before_n, stack (frames, the outermost first).
+        devices: one row per device of a rank: rank, path, device, source, events; peak_bytes,
+            peak_ns (null before the first event or without times), peak_event (event number on the
+            device from 0, null before the first), peak_n (live allocations),
+            reserved_at_peak_bytes, reserved_peak_bytes, reserved_peak_ns, start_bytes, end_bytes,
+            reserved_end_bytes; from the blocks at the end allocated_end_bytes (rounded),
+            fragmentation_frac (1 - allocated / reserved), inactive_bytes, inactive_split_bytes and
+            inactive_split_n (free blocks in segments with live blocks), largest_free_bytes; at the
+            first out-of-memory error, else when reserved is at its peak, fullest_event, fullest_ns,
+            fullest_reserved_bytes, fullest_free_bytes, fullest_split_bytes (free between live
+            blocks, without whole pages of expandable segments, which can be unmapped); expandable;
+            allocations, segment_allocs, segment_frees, retries (of cudaMalloc, after freeing cached
+            segments), ooms; before_n and before_bytes (allocated before the history); reused_n,
+            double_free_n, resized_n, never_freed_n, difference_bytes (mismatches between history
+            and blocks; 0 if consistent).
+        alive: memory live at the peak, one row per stack and category: rank, path, device,
+            category, confidence, function, file, line, is_own_code (code of the user or of the
+            chosen library), n, live_bytes, live_frac (of the peak of the device), before_n, stack
+            (frames, outermost first).
         timeline: rank, path, device, event, time_ns, live_bytes, reserved_bytes at up to 2,000
-            moments.
-        maps: what to draw.
+            events.
+        maps: the plots.
         remarks: further notes.
-        errors: the result of ``memory_oom`` on the same history; None where it was not asked for.
-        growth: the result of ``memory_growth``; None also where no steps were found.
+        errors: result of ``memory_oom`` on the same history; None if not requested.
+        growth: result of ``memory_growth``; None if not requested or without steps.
     """
 
     devices: pl.DataFrame
@@ -112,13 +110,13 @@ class Memory(Result):
 
     @property
     def lines(self) -> pl.DataFrame:
-        """What is live at the peak, by line of code."""
-        keys = ["rank", "path", "device", "function", "file", "line", "own"]
+        """Memory live at the peak, by line of code."""
+        keys = ["rank", "path", "device", "function", "file", "line", "is_own_code"]
         return summed(self.alive, keys)
 
     @property
     def categories(self) -> pl.DataFrame:
-        """What is live at the peak, by what it is for."""
+        """Memory live at the peak, by category."""
         return summed(self.alive, ["rank", "path", "device", "category", "confidence"])
 
     @property
@@ -127,19 +125,19 @@ class Memory(Result):
         return int(self.devices["peak_bytes"].max() or 0)  # type: ignore[arg-type]
 
     def odd_one(self) -> dict[str, Any] | None:
-        """The device whose peak differs most from the median of all; None of too few devices.
+        """Return the device whose peak differs most from the median; None with too few devices.
 
-        Its row with ``on``, ``median`` (bytes) and ``by`` (the difference as a share of it).
+        The row also has ``on``, ``median`` (bytes) and ``by`` (the difference relative to it).
         """
         median = self.devices["peak_bytes"].median()
-        if self.devices.height < _ODD_OF or not isinstance(median, float) or not median:
+        if self.devices.height < _OUTLIER_DEVICES or not isinstance(median, float) or not median:
             return None
         by = pl.col("peak_bytes") / median - 1
         rows = self.devices.with_columns(places.places(self.devices), by=by, median=pl.lit(median))
         return largest_first(rows, pl.col("by").abs(), "on").row(0, named=True)
 
     def view(self) -> View:
-        """Devices, lines, categories; stacks, churn, quality and the timeline as details."""
+        """Return devices, lines, categories; stacks, churn, quality and timeline as details."""
         return View(
             title="What fills the GPU's memory?",
             verdict=_verdict(self),
@@ -159,36 +157,36 @@ class Memory(Result):
 
 
 def _verdict(result: Memory) -> str:
-    """The highest peak and what holds it; devices that stand out; what lies unused."""
-    # an empty history beside one that is not means that nothing happened
+    """State problems first, then the highest peak, its code, fragmentation and outliers."""
+    # an empty history next to a non-empty one means that nothing happened on the device
     recorded = (pl.col("events") > 1).any().over("rank", "path").alias("recorded")
     devices = result.devices.with_columns(places.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
-    said = (_peak(top, devices.height), _holders(result, top), _unused(top), _retries(devices))
-    return sentences(*_wrong(result), *said, _odd(result))
+    peak = (_peak(top, devices.height), _sites(result, top), _fragmentation(top), _retries(devices))
+    return sentences(*_problems(result), *peak, _outlier(result))
 
 
-def _wrong(result: Memory) -> tuple[str, ...]:
-    """What is wrong, in a sentence each: it comes first."""
-    grown = result.growth.summary() if result.growth else ""
+def _problems(result: Memory) -> tuple[str, ...]:
+    """Return a sentence each on out-of-memory errors and growth."""
+    growth = result.growth.summary() if result.growth else ""
     return (
         result.errors.summary() if result.errors else "",
-        f"{grown} See traceanalyzer memory --growth." if grown else "",
+        f"{growth} See traceanalyzer memory --growth." if growth else "",
     )
 
 
 def _peak(row: dict[str, Any], devices: int) -> str:
     where = f" on {row['on']}" if devices > 1 else ""
-    sizes = _SIZES[row["noted"]]
-    held = row["reserved_at_peak_bytes"]
-    of = f" of {format_bytes(held)} reserved" if held is not None else ""
+    sizes = _SIZES[row["source"]]
+    reserved = row["reserved_at_peak_bytes"]
+    also = f", {format_bytes(reserved)} reserved" if reserved is not None else ""
     if not row["recorded"]:
         return (
-            f"{format_bytes(row['end_bytes'])} are in use{where}{of}; no history was recorded, so "
-            f"only the moment of the snapshot is known: call {_RECORD} before the work."
+            f"{format_bytes(row['end_bytes'])} {sizes}{also}{where} at the snapshot. The history "
+            f"was not recorded: call {_RECORD} before the workload."
         )
     when = "before the first event" if row["peak_event"] is None else _when(row)
-    return f"The peak{where} is {format_bytes(row['peak_bytes'])} {sizes}{of}, {when}."
+    return f"Peak memory{where}: {format_bytes(row['peak_bytes'])} {sizes}{also}, {when}."
 
 
 def _when(row: dict[str, Any]) -> str:
@@ -197,30 +195,30 @@ def _when(row: dict[str, Any]) -> str:
     return f"{format_ns(row['peak_ns'])} after the first event"
 
 
-def _holders(result: Memory, top: dict[str, Any]) -> str:
-    """Lines and categories that hold most of the peak."""
-    own = [pl.col(name).eq_missing(pl.lit(top[name])) for name in ("rank", "path", "device")]
-    every = result.lines.filter(*own)
-    lines = every.filter(pl.col("function").is_not_null())
+def _sites(result: Memory, top: dict[str, Any]) -> str:
+    """State the lines that allocated most of the peak."""
+    same = [pl.col(name).eq_missing(pl.lit(top[name])) for name in ("rank", "path", "device")]
+    of_device = result.lines.filter(*same)
+    lines = of_device.filter(pl.col("function").is_not_null())
     named = [
         f"{frame_text(row['function'], row['file'], row['line'])} {format_frac(row['live_frac'])}"
         for row in lines.head(_NAMED).rows(named=True)
     ]
-    bare = float(every.filter(pl.col("function").is_null())["live_frac"].sum())
+    bare = float(of_device.filter(pl.col("function").is_null())["live_frac"].sum())
     if not named:
-        return "No stacks were recorded, so no line of code can be named."
-    rest = f"; {format_frac(bare)} has {NO_STACK.strip('()')}" if bare >= _BARE_FRAC else ""
-    return f"Most of it was allocated at {', '.join(named)}{rest}."
+        return "No stacks were recorded, so no line of code is known."
+    rest = f", {NO_STACK.strip('()')} {format_frac(bare)}" if bare >= _NO_STACK_FRAC else ""
+    return f"Top allocation sites: {', '.join(named)}{rest}."
 
 
-def _unused(row: dict[str, Any]) -> str:
+def _fragmentation(row: dict[str, Any]) -> str:
     split, reserved = row["fullest_split_bytes"], row["fullest_reserved_bytes"]
     if not split or split < _SPLIT_FRAC * reserved:
         return ""
     return (
-        f"{'At the out-of-memory error' if row['ooms'] else 'When most was reserved'}, "
-        f"{format_bytes(split)} of {format_bytes(reserved)} ({format_frac(split / reserved)}) were "
-        "free between blocks in use (fragmentation)."
+        f"Fragmentation: {format_bytes(split)} of {format_bytes(reserved)} reserved "
+        f"({format_frac(split / reserved)}) were free between live blocks "
+        f"{'at the out-of-memory error' if row['ooms'] else 'when reserved memory peaked'}."
     )
 
 
@@ -229,93 +227,93 @@ def _retries(devices: pl.DataFrame) -> str:
     if not retries:
         return ""
     return (
-        f"{times_of(retries).capitalize()} cached memory had to be given back before "
-        "cudaMalloc could be tried again, which stops the device."
+        f"The allocator freed cached segments and retried cudaMalloc {times_of(retries)}, which "
+        "synchronizes the device."
     )
 
 
-def _odd(result: Memory) -> str:
-    """The device whose peak differs most from the others'."""
+def _outlier(result: Memory) -> str:
+    """State the device whose peak differs most from the others."""
     row = result.odd_one()
-    if row is None or abs(row["by"]) <= _ODD_FRAC:
+    if row is None or abs(row["by"]) <= _OUTLIER_FRAC:
         return ""
-    more = "more" if row["by"] > 0 else "less"
+    side = "above" if row["by"] > 0 else "below"
     return (
-        f"The odd one out is {row['on']}: {format_bytes(row['peak_bytes'])}, "
-        f"{format_frac(abs(row['by']))} {more} than the median of {format_bytes(row['median'])}."
+        f"Outlier: {row['on']} with a peak of {format_bytes(row['peak_bytes'])}, "
+        f"{format_frac(abs(row['by']))} {side} the median of {format_bytes(row['median'])}."
     )
 
 
 def _notes(result: Memory) -> tuple[str, ...]:
-    """How numbers are meant, and what is not known."""
+    """Return the meaning of sizes, and limits of the data."""
     devices = result.devices
-    said = [text for noted, text in _MEANT.items() if (devices["noted"] == noted).any()]
+    notes = [text for source, text in _SIZE_NOTES.items() if (devices["source"] == source).any()]
     before = int(devices.filter(pl.col("events") > 1)["before_bytes"].sum())
     if before:
-        said.append(
-            f"{format_bytes(before)} were there before the history began; what has no stack "
-            "cannot be attributed."
+        notes.append(
+            f"{format_bytes(before)} were allocated before the history starts; allocations without "
+            "a stack cannot be attributed."
         )
-    lost = {
+    texts = {
         "reused_n": ("allocation at an address in use", "allocations at an address in use"),
-        "twice_n": ("free of what was free", "frees of what was free"),
-        "lost_n": (
-            "allocation that is neither freed nor in a block",
-            "allocations that are neither freed nor in a block",
+        "double_free_n": ("double free", "double frees"),
+        "never_freed_n": (
+            "allocation neither freed nor in a block",
+            "allocations neither freed nor in a block",
         ),
     }
-    odd = [
+    mismatches = [
         f"{n:,} {one if n == 1 else many}"
-        for name, (one, many) in lost.items()
+        for name, (one, many) in texts.items()
         if (n := int(devices[name].sum()))
     ]
-    if odd:
-        said.append(f"The history does not fit the blocks: {', '.join(odd)}.")
+    if mismatches:
+        notes.append(f"The history does not match the blocks: {', '.join(mismatches)}.")
     differs = devices.filter(pl.col("difference_bytes") != 0)["difference_bytes"]
     if differs.len():
         total = format_bytes(int(differs.abs().sum()))
-        said.append(f"At the end the history and the blocks differ by {total}.")
+        notes.append(f"At the end, history and blocks differ by {total}.")
     if (result.alive["confidence"] != "none").any():
-        said.append("Categories are told by the code in the stacks; PyTorch does not record them.")
-    return tuple(said)
+        notes.append("Categories are inferred from stacks; PyTorch does not record them.")
+    return tuple(notes)
 
 
 # --- tables and charts -----------------------------------------------------------------------
 
 
 def _tables(result: Memory) -> tuple[Table, ...]:
-    placed = [
+    tables = [
         ("devices", "Devices", result.devices, _DEVICES, False),
         ("lines", "Live at the peak, by line of code", with_line(result.lines), ALIVE, False),
         ("categories", "Live at the peak, by category", result.categories, _CATEGORIES, False),
         ("stacks", "Live at the peak, by stack", _with_leaf(result.alive), ALIVE, True),
         ("churn", "Allocator", result.devices, _CHURN, True),
-        ("quality", "How well the history fits the blocks", result.devices, _QUALITY, True),
-        ("timeline", "Over time", result.timeline, _TIMELINE, True),
+        ("quality", "Consistency of history and blocks", result.devices, _QUALITY, True),
+        ("timeline", "Timeline", result.timeline, _TIMELINE, True),
     ]
-    shown = [
-        shown_table(name, title, frame, columns, detail=detail)
-        for name, title, frame, columns, detail in placed
-    ]
-    wrong = [
+    problems = [
         table
         for one in (result.errors, result.growth)
         if one
         for table in one.view().tables
         if table.name in ("errors", "suspects") and not table.frame.is_empty()
     ]
-    return (*wrong, *shown)
+    known = [
+        known_table(name, title, frame, columns, detail=detail)
+        for name, title, frame, columns, detail in tables
+    ]
+    return (*problems, *known)
 
 
 def _charts(devices: pl.DataFrame) -> tuple[Chart, ...]:
-    """The peaks side by side, where there are several devices."""
+    """Return the chart of peaks, for several devices."""
     if devices.height < 2:
         return ()
     frame = devices.with_columns(places.places(devices))
     return (
         Chart(
             name="peaks", title="Peak of each device", mark="bar", frame=frame, x="on",
-            y="peak_bytes", x_label="device", y_label="peak in use",
+            y="peak_bytes", x_label="device", y_label="peak allocated",
         ),
     )  # fmt: skip
 

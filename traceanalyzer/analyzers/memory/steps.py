@@ -1,8 +1,7 @@
-"""Where the steps of a device's history end.
+"""Ends of the steps in the history of a device.
 
-Annotations say it. Without them, training code shows it: the optimizer runs once in each step after
-the backward pass. Other code shows it where it allocates the same sizes in the same order again and
-again.
+Steps are annotated, or detected from training code: the optimizer runs once per step after the
+backward pass. In other code, steps are detected where the same sequence of allocations repeats.
 """
 
 import re
@@ -18,20 +17,20 @@ from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.units import parse_ns
 from traceanalyzer.vocabulary import PROFILER_STEP
 
-#: How steps were found.
-ASKED = "--step-every"
+#: How steps were defined.
+STEP_EVERY = "--step-every"
 ANNOTATIONS = "annotations"
 OPTIMIZER = "optimizer calls"
 BACKWARD = "backward passes"
 REPETITION = "repeated allocations"
 
-#: From so many steps on, a pattern is no coincidence.
-_LEAST = 4
-#: This share of allocations must be equal to that one period earlier.
-_ALIKE = 0.8
-#: This share of what a period allocates must be freed: the layers of one forward pass repeat too.
-_FREED = 0.5
-#: Periods that are tried.
+#: Minimum number of repetitions of a pattern.
+_MIN_REPEATS = 4
+#: Minimum share of allocations equal to that one period earlier.
+_EQUAL_FRAC = 0.8
+#: Minimum share of allocated bytes freed per period: layers of one forward pass repeat too.
+_FREED_FRAC = 0.5
+#: Number of periods to try.
 _CANDIDATES = 50
 _UNKNOWN, _OTHER, _FORWARD, _BACKWARD, _OPTIMIZER = -1, 0, 1, 2, 3
 _EVENTS = re.compile(r"\d+")
@@ -41,44 +40,44 @@ _EMPTY = {"step": pl.Int64, "name": pl.String, "by": pl.String} | dict.fromkeys(
 
 
 def boundaries(
-    of: ledger.Ledger, rank: rank_memory.RankMemory, step_every: str | None
+    history: ledger.Ledger, rank: rank_memory.RankMemory, step_every: str | None
 ) -> pl.DataFrame:
-    """The ends of steps in the window: step (a number), name, by, position, time_ns.
+    """Return the ends of steps in the time window: step (a number), name, by, position, time_ns.
 
     Args:
-        of: the device's history.
-        rank: with its annotations and stacks.
-        step_every: a time or a number of events that is a step; None to find the steps.
+        history: history of the device.
+        rank: the rank with its annotations and stacks.
+        step_every: length of a step as a time or a number of events; None to detect steps.
 
     Returns:
-        The first of these that gives two or more: annotations, the ends of the optimizer's calls
-        after a backward pass, the ends of backward passes, repetitions; ``by`` says which. Without
-        any, no rows.
+        The first method with at least two ends: annotations, ends of optimizer calls after a
+        backward pass, ends of backward passes, repeated allocations; ``by`` is the method. No rows
+        if all fail.
     """
-    first, last = of.between(*rank.window)
-    found = pl.DataFrame(schema=_EMPTY)
-    for found in _attempts(of, rank, step_every):
-        found = found.filter(pl.col("position").is_between(first, last))
-        if found.height > 1:
+    first, last = history.between(*rank.window)
+    ends = pl.DataFrame(schema=_EMPTY)
+    for ends in _attempts(history, rank, step_every):
+        ends = ends.filter(pl.col("position").is_between(first, last))
+        if ends.height > 1:
             break
-    return found if found.height > 1 else found.clear()
+    return ends if ends.height > 1 else ends.clear()
 
 
 def _attempts(
-    of: ledger.Ledger, rank: rank_memory.RankMemory, step_every: str | None
+    history: ledger.Ledger, rank: rank_memory.RankMemory, step_every: str | None
 ) -> Iterator[pl.DataFrame]:
     if step_every is not None:
-        yield _table(*_every(of, step_every), ASKED)
+        yield _table(*_every(history, step_every), STEP_EVERY)
         return
-    if not of.rows["ts"].null_count():
-        marked = _one_family(rank, of.device)
-        at = rank_memory.positions(of, marked["end"])
-        yield _table(at, marked["end"], ANNOTATIONS, marked["name"].to_list())
-    phase = _phases(of, rank.lines)
+    if not history.rows["ts"].null_count():
+        steps = _one_family(rank, history.device)
+        at = rank_memory.positions(history, steps["end"])
+        yield _table(at, steps["end"], ANNOTATIONS, steps["name"].to_list())
+    phase = _phases(history, rank.lines)
     for by, at in _passes(phase):
-        yield _table(at, of.times(pl.Series(at)), by)
-    at = _repetitions(of, phase)
-    yield _table(at, of.times(pl.Series(at)), REPETITION)
+        yield _table(at, history.times(pl.Series(at)), by)
+    at = _repetitions(history, phase)
+    yield _table(at, history.times(pl.Series(at)), REPETITION)
 
 
 def _table(at: Ints, times: pl.Series, by: str, names: list[str] | None = None) -> pl.DataFrame:
@@ -94,130 +93,135 @@ def _table(at: Ints, times: pl.Series, by: str, names: list[str] | None = None) 
     )
 
 
-# --- asked for, annotated --------------------------------------------------------------------
+# --- annotations and --step-every ------------------------------------------------------------
 
 
 def _one_family(rank: rank_memory.RankMemory, device: int | None) -> pl.DataFrame:
-    """The steps of one name but for its number: a range in a step may be called a step too.
+    """Return the steps with one name, ignoring numbers: a range in a step may be named step too.
 
-    Of several names the profiler's, else that of which there are most; of a device that has none,
-    those of all devices.
+    The profiler's name comes first, else the most frequent name. A device without steps gets those
+    of all devices.
     """
-    marked = rank.steps_of(device)
-    marked = (rank.steps if marked.is_empty() else marked).unique(["name", "end"]).with_columns(
+    steps = rank.steps_of(device)
+    steps = (rank.steps if steps.is_empty() else steps).unique(["name", "end"]).with_columns(
         family=pl.col("name").str.replace_all(r"\d+", "#")
     )  # fmt: skip
     profilers = pl.col("family") == f"{PROFILER_STEP}#"
-    families = marked.group_by("family").agg(pl.len(), profilers.any().alias("first"))
+    families = steps.group_by("family").agg(pl.len(), profilers.any().alias("first"))
     best = families.sort("first", "len", "family", descending=[True, True, False])["family"].head(1)
-    return marked.filter(pl.col("family").is_in(best.implode())).sort("end", "name")
+    return steps.filter(pl.col("family").is_in(best.implode())).sort("end", "name")
 
 
-def _every(of: ledger.Ledger, step_every: str) -> tuple[Ints, pl.Series]:
-    ts = of.rows["ts"]
+def _every(history: ledger.Ledger, step_every: str) -> tuple[Ints, pl.Series]:
+    ts = history.rows["ts"]
     if _EVENTS.fullmatch(step_every):
         size = int(step_every)
         if not size:
-            raise OptionError("--step-every is a time, or a number of events above 0")
-        at = np.arange(size, of.positions, size)
+            raise OptionError("--step-every must be a time or a number of events above 0")
+        at = np.arange(size, history.positions, size)
         return at, ts.gather(at - 1)
     length = parse_ns(step_every)
     if length <= 0:
-        raise OptionError("--step-every is a time above 0, or a number of events")
+        raise OptionError("--step-every must be a time above 0 or a number of events")
     if ts.null_count() or not ts.len():
-        raise OptionError("--step-every: the file has no times; give a number of events")
+        raise OptionError("--step-every: the file has no times. Use a number of events.")
     if (int(ts[-1]) - int(ts[0])) // length > ts.len():
         raise OptionError(f"--step-every {step_every}: shorter than the time between two events")
     times = pl.Series(np.arange(int(ts[0]) + length, int(ts[-1]) + 1, length), dtype=pl.Int64)
-    return rank_memory.positions(of, times), times
+    return rank_memory.positions(history, times), times
 
 
-# --- passes of a training --------------------------------------------------------------------
+# --- passes of training code -----------------------------------------------------------------
 
 
-def _phases(of: ledger.Ledger, lines: attribution.Lines) -> Ints:
-    """What the code of each event does; _UNKNOWN without a stack."""
+def _phases(history: ledger.Ledger, lines: attribution.Lines) -> Ints:
+    """Return the training phase of each event; _UNKNOWN without a stack."""
     if not lines.parent.size:
-        return np.full(of.rows.height, _UNKNOWN)
-    signs = attribution.signs(lines)
-    backward = np.maximum(signs["backward"], signs["accumulate"]) != stack_weights.ROOT
-    forward = signs["forward"] > signs["optimizer"]
-    optimizer = signs["optimizer"] > signs["forward"]
+        return np.full(history.rows.height, _UNKNOWN)
+    markers = attribution.markers(lines)
+    backward = np.maximum(markers["backward"], markers["accumulate"]) != stack_weights.ROOT
+    forward = markers["forward"] > markers["optimizer"]
+    optimizer = markers["optimizer"] > markers["forward"]
     phase = np.select([backward, forward, optimizer], [_BACKWARD, _FORWARD, _OPTIMIZER], _OTHER)
-    stack = of.rows["stack"]
-    found: Ints = np.where(stack.is_null(), _UNKNOWN, phase[stack.fill_null(0).to_numpy()])
-    return found
+    stack = history.rows["stack"]
+    of_events: Ints = np.where(stack.is_null(), _UNKNOWN, phase[stack.fill_null(0).to_numpy()])
+    return of_events
 
 
 def _passes(phase: Ints) -> Iterator[tuple[str, Ints]]:
-    """Positions after the optimizer's last event of each step, and after each backward pass."""
+    """Yield positions after the last optimizer event of each step, and after backward passes."""
     rows = np.flatnonzero(phase >= _FORWARD)
     yield OPTIMIZER, _ends(rows, phase[rows], _OPTIMIZER, _BACKWARD) + 1
     yield BACKWARD, _ends(rows, phase[rows], _BACKWARD, _FORWARD) + 1
 
 
-def _ends(rows: Ints, phases: Ints, wanted: int, before: int) -> Ints:
-    """The last row of each run of one phase that another one came before since the last."""
+def _ends(rows: Ints, phases: Ints, phase: int, before: int) -> Ints:
+    """Return the last row of each run of a phase that follows a run of another phase."""
     last = np.flatnonzero(np.diff(phases, append=0) != 0)
     needed = bool((phases == before).any())
-    found, ready = [], False
+    ends, ready = [], False
     for at in last.tolist():
         ready |= phases[at] == before
-        if phases[at] == wanted and (ready or not needed):
-            found.append(int(rows[at]))
+        if phases[at] == phase and (ready or not needed):
+            ends.append(int(rows[at]))
             ready = False
-    return np.array(found, np.int64)
+    return np.array(ends, np.int64)
 
 
 # --- repetition ------------------------------------------------------------------------------
 
 
-def _repetitions(of: ledger.Ledger, phase: Ints) -> Ints:
-    """Positions before an allocation that occurs once a period; none without a clear period.
+def _repetitions(history: ledger.Ledger, phase: Ints) -> Ints:
+    """Return positions before an allocation that occurs once a period; none without a period.
 
-    It must be outside of modules and of the backward pass, as the layers of one pass repeat too.
+    It must be outside modules and the backward pass, because layers of one pass repeat too.
     """
-    made = of.rows.with_row_index("row").with_columns(phase=phase).filter(pl.col("change") == 1)
+    allocs = (
+        history.rows.with_row_index("row").with_columns(phase=phase).filter(pl.col("change") == 1)
+    )
     token = pl.struct("stack", "bytes").rank("dense").alias("token")
-    made = made.select("row", "phase", token).cast(pl.Int64)
-    period = _period(made["token"].to_numpy())
-    at = np.array([], np.int64) if period is None else _anchored(made, period, of.live)
-    if at.size < _LEAST:
+    allocs = allocs.select("row", "phase", token).cast(pl.Int64)
+    period = _period(allocs["token"].to_numpy())
+    at = np.array([], np.int64) if period is None else _anchored(allocs, period, history.live)
+    if at.size < _MIN_REPEATS:
         return at[:0]
-    inside = of.allocations.filter(pl.col("start") > at[0], pl.col("start") <= at[-1])
+    inside = history.allocations.filter(pl.col("start") > at[0], pl.col("start") <= at[-1])
     freed = int(inside.filter(pl.col("end") <= at[-1])["bytes"].sum())
-    return at if freed >= _FREED * int(inside["bytes"].sum()) else at[:0]
+    return at if freed >= _FREED_FRAC * int(inside["bytes"].sum()) else at[:0]
 
 
 def _period(token: Ints) -> int | None:
-    """The shortest distance at which most allocations equal each other; None without one."""
+    """Return the shortest distance at which most allocations are equal; None if there is none."""
     spacing = (
         pl.DataFrame({"token": token, "at": np.arange(token.size)})
         .group_by("token")
         .agg(n=pl.len(), spacing=pl.col("at").diff().median())
-        .filter(pl.col("n") >= _LEAST, pl.col("spacing") * _LEAST <= token.size)
+        .filter(pl.col("n") >= _MIN_REPEATS, pl.col("spacing") * _MIN_REPEATS <= token.size)
     )
     sizes = spacing["spacing"].cast(pl.Int64).value_counts(sort=True)["spacing"]
-    alike = {size: _alike(token, size) for size in sizes.head(_CANDIDATES).to_list() if size > 1}
-    best = max(alike.values(), default=0.0)
-    near = [size for size, share in alike.items() if share >= max(_ALIKE, best - 0.02)]
+    candidates = [size for size in sizes.head(_CANDIDATES).to_list() if size > 1]
+    equal = {size: _equal_frac(token, size) for size in candidates}
+    best = max(equal.values(), default=0.0)
+    near = [size for size, share in equal.items() if share >= max(_EQUAL_FRAC, best - 0.02)]
     return min(near, default=None)
 
 
-def _alike(token: Ints, period: int) -> float:
-    """The share of allocations of the second half that equal those one period earlier."""
+def _equal_frac(token: Ints, period: int) -> float:
+    """Return the share of allocations in the second half that equal those one period earlier."""
     since = max(period, token.size // 2)
     return float((token[since:] == token[since - period : token.size - period]).mean())
 
 
-def _anchored(made: pl.DataFrame, period: int, live: Ints) -> Ints:
-    """Rows of the allocation that occurs once a period, and before which least is live."""
-    each = made.with_columns(live=live[made["row"].to_numpy()], at=pl.int_range(pl.len()))
+def _anchored(allocs: pl.DataFrame, period: int, live: Ints) -> Ints:
+    """Return rows of the allocation that occurs once a period when the fewest bytes are live."""
+    each = allocs.with_columns(live=live[allocs["row"].to_numpy()], at=pl.int_range(pl.len()))
     each = each.group_by("token").agg(
         "row", once=(pl.col("at").diff() == period).sum(), n=pl.len(),
         live=pl.col("live").mean(), outside=(pl.col("phase") == _OTHER).all(),
     )  # fmt: skip
-    regular = each.filter("outside", pl.col("once") >= (pl.col("n") - 1) * _ALIKE, pl.col("n") > 1)
+    regular = each.filter(
+        "outside", pl.col("once") >= (pl.col("n") - 1) * _EQUAL_FRAC, pl.col("n") > 1
+    )
     rows = regular.sort("live", "token")["row"].head(1)
-    found: Ints = rows.explode().to_numpy() if rows.len() else np.array([], np.int64)
-    return found
+    at: Ints = rows.explode().to_numpy() if rows.len() else np.array([], np.int64)
+    return at

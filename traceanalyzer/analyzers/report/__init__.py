@@ -1,7 +1,7 @@
-"""Everything that is known of a run, as one report.
+"""Report on a run with the results of all analyzers.
 
-``build`` puts it together: the findings, the run in a few numbers, its ranks side by side, and the
-result of every analyzer.
+``build`` assembles the findings, key numbers, an overview of ranks, and the result of each
+analyzer.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def report(
     named: Sequence[str] = (),
     **reading: Unpack[Reading],
 ) -> Report:
-    """Findings first, then every analysis that the files allow, each file read once.
+    """Run diagnose and all analyses that the files support, reading each file once.
 
     Args:
         inputs: traces, files and folders of any format, of one run.
-        thresholds: other thresholds of findings, such as ``late-rank=5%``.
-        named: what to call the inputs in the title and in commands, such as the folder they were
-            found in; by default as they are given.
+        thresholds: changed thresholds of findings, for example ``late-rank=5%``.
+        named: names of the inputs in the title and in commands, for example their folder; default:
+            the inputs.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
-        InputError: nothing can be read.
-        OptionError: a threshold makes no sense, or no input is of the rank that is asked for.
+        InputError: no input can be read.
+        OptionError: a threshold is invalid, or no input has the requested rank.
     """
     from traceanalyzer.analyzers.diagnosis.judge import with_thresholds
     from traceanalyzer.analyzers.report.build import build
@@ -48,5 +48,5 @@ def report(
 def _paths(inputs: Inputs) -> list[str]:
     from traceanalyzer.trace import Trace
 
-    given = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
-    return [one.meta.path if isinstance(one, Trace) else os.fspath(one) for one in given]
+    several = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
+    return [one.meta.path if isinstance(one, Trace) else os.fspath(one) for one in several]

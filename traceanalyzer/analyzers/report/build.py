@@ -1,4 +1,4 @@
-"""From the results of all analyzers to a report: findings, a few numbers, ranks side by side."""
+"""Assembly of a report from the results of all analyzers."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,25 +15,25 @@ from traceanalyzer.analyzers.diagnosis.judge import judge
 from traceanalyzer.analyzers.diagnosis.rule import Rule
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 
-#: Inputs that the title names.
+#: Maximum number of inputs in the title.
 _NAMED = 3
 
 
-def build(found: Examination, rules: Sequence[Rule], paths: Sequence[str]) -> Report:
-    """The report of a run.
+def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str]) -> Report:
+    """Return the report of a run.
 
     Args:
-        found: the results of all analyzers.
-        rules: what they are judged by.
-        paths: what to call the inputs in the title and in commands.
+        examination: the results of all analyzers.
+        rules: the rules of diagnose.
+        paths: names of the inputs in the title and in commands.
     """
-    told = judge(found, rules)
+    results = examination.results
     return Report(
         about=_about(paths),
-        told=told,
-        facts=facts(found.results),
-        overview=overview(found.results),
-        sections=_sections(found, paths),
+        told=judge(examination, rules),
+        facts=facts(results),
+        overview=overview(results),
+        sections=_sections(results, paths),
         command=_command("report", paths),
     )
 
@@ -48,22 +48,22 @@ def _command(command: str, paths: Sequence[str]) -> str:
     return f"traceanalyzer {command} {shlex.join(paths)}"
 
 
-def _sections(found: Examination, paths: Sequence[str]) -> tuple[Section, ...]:
+def _sections(results: Mapping[str, Result], paths: Sequence[str]) -> tuple[Section, ...]:
     return tuple(
         Section(entry.name, entry.section or "", _command(entry.command, paths), result)
         for entry in registry.in_report()
-        if (result := found.results.get(entry.name)) is not None
+        if (result := results.get(entry.name)) is not None
         and not (entry.name == "memory_oom" and not result.scalars["ooms"])
     )
 
 
-# --- the run in a few numbers ----------------------------------------------------------------
+# --- key numbers -----------------------------------------------------------------------------
 
 
-def facts(answers: Mapping[str, Result]) -> tuple[Fact, ...]:
-    """Ranks, span, steps, how busy, what waits, what fills the memory: as far as it is known."""
+def facts(results: Mapping[str, Result]) -> tuple[Fact, ...]:
+    """Return the known key numbers: ranks, span, steps, idle time, waiting, peak memory."""
     return tuple(
-        fact for name, told in _TOLD.items() if name in answers for fact in told(answers[name])
+        fact for name, of in _FACTS.items() if name in results for fact in of(results[name])
     )
 
 
@@ -87,8 +87,8 @@ def _steps(result: Any) -> Iterator[Fact]:
 def _idleness(result: Any) -> Iterator[Fact]:
     if not result.span_ns:
         return
-    who = "main thread idle" if result.on_host else "GPU idle"
-    yield Fact("idle_frac", who, result.idle_ns / result.span_ns)
+    label = "main thread idle" if result.on_host else "GPU idle"
+    yield Fact("idle_frac", label, result.idle_ns / result.span_ns)
     share = result.step_dataloading_frac
     if share is None:
         share = result.idle_by_cause["dataloading"] / result.span_ns
@@ -120,7 +120,7 @@ def _sampled(result: Any) -> Iterator[Fact]:
 
 
 #: Facts of each result, by the name of its analyzer.
-_TOLD: dict[str, Callable[[Any], Iterator[Fact]]] = {
+_FACTS: dict[str, Callable[[Any], Iterator[Fact]]] = {
     "info": _files,
     "steps": _steps,
     "gpu_idle": _idleness,
@@ -133,8 +133,8 @@ _TOLD: dict[str, Callable[[Any], Iterator[Fact]]] = {
 
 _KEYS = ("rank", "path")
 
-#: Columns and their headings; those of which nothing is known are left out.
-_SHOWN = headings(
+#: Columns and headings of the overview; columns of nulls are dropped.
+_COLUMNS = headings(
     "on: rank, format, host, events, lost, steps, median_ns: median step, busy_frac: busy, "
     "idle_frac: idle, dataloading_frac: waiting for data, compute_frac: compute, "
     "exposed_frac: exposed communication, wait_ns: waited for others, "
@@ -142,29 +142,29 @@ _SHOWN = headings(
 )
 
 
-def overview(answers: Mapping[str, Result]) -> Table:
-    """A row a file and rank, with what is known of it.
+def overview(results: Mapping[str, Result]) -> Table:
+    """Return the table of ranks: one row per file and rank.
 
-    Columns: ``on`` (the rank, or the file's name), rank, path, format, host, events, lost (events
-    that the file lost), steps, median_ns, busy_frac, idle_frac and dataloading_frac (of the time of
-    its devices), compute_frac and exposed_frac (exposed communication), wait_ns (for others),
-    imposed_ns (that others waited for it), peak_bytes.
+    Columns: ``on`` (rank or file name), rank, path, format, host, events, lost (dropped events),
+    steps, median_ns, busy_frac, idle_frac and dataloading_frac (of device time), compute_frac and
+    exposed_frac (exposed communication), wait_ns (for other ranks), imposed_ns (that other ranks
+    waited for it), peak_bytes.
     """
-    info: Any = answers["info"]
+    info: Any = results["info"]
     rows = info.files.select(*_KEYS, "format", "host").with_columns(info.contents["events", "lost"])
-    for name, result in answers.items():
+    for name, result in results.items():
         if name in _OF_RANKS:
             rows = columns.looked_up(rows, _OF_RANKS[name](result), _KEYS)
-    found = rows.with_columns(_names(rows))
-    shown = known_columns(found, _SHOWN)
-    if not found["lost"].sum():
-        shown.pop("lost", None)
-    shown["on"] = "rank" if found["rank"].null_count() < found.height else "file"
-    return Table("overview", "Ranks", found, shown)
+    rows = rows.with_columns(_names(rows))
+    known = known_columns(rows, _COLUMNS)
+    if not rows["lost"].sum():
+        known.pop("lost", None)
+    known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
+    return Table("overview", "Ranks", rows, known)
 
 
 def _names(rows: pl.DataFrame) -> pl.Series:
-    """The rank, where files of ranks are told apart by it; of files without one the name."""
+    """Return a label per row: the rank if it identifies the file, else the file name."""
     numbered = rows.select(*_KEYS, ranked=pl.col("rank").is_not_null()).with_row_index("row")
     parts = [
         part.select("row", places.places(part.select(_KEYS)).cast(pl.String))
@@ -174,7 +174,7 @@ def _names(rows: pl.DataFrame) -> pl.Series:
 
 
 def _shares(rows: pl.DataFrame, whole: pl.Expr, **parts: pl.Expr) -> pl.DataFrame:
-    """Sums of each rank as shares of a whole."""
+    """Return sums of each rank as shares of a total."""
     sums = {name: columns.ratio(part.sum(), whole.sum()) for name, part in parts.items()}
     return rows.group_by(_KEYS).agg(**sums)
 
@@ -187,12 +187,12 @@ def _of_idle(result: Any) -> pl.DataFrame:
 
 
 def _of_communication(result: Any) -> pl.DataFrame:
-    own = result.ranks.select("rank", "wait_ns", "imposed_ns")
+    waits = result.ranks.select("rank", "wait_ns", "imposed_ns")
     paths: pl.DataFrame = result.instances.select(*_KEYS).unique()
-    return paths.join(own, on="rank", nulls_equal=True)
+    return paths.join(waits, on="rank", nulls_equal=True)
 
 
-#: What the result of an analyzer knows of each rank: the keys, and columns of :data:`_SHOWN`.
+#: Columns of :data:`_COLUMNS` with the keys, by analyzer.
 _OF_RANKS: dict[str, Callable[[Any], pl.DataFrame]] = {
     "steps": lambda result: result.ranks.select(*_KEYS, "steps", "median_ns"),
     "gpu_idle": _of_idle,
