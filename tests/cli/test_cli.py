@@ -344,7 +344,7 @@ def calls(monkeypatch):
     calls = []
 
     def comm_outliers(paths, **options):
-        calls.append((paths, options))
+        calls.append((list(paths), options))
         return ordinary()
 
     monkeypatch.setattr(
@@ -359,6 +359,7 @@ def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
     options += ["--memory", "m.pickle"]
     assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
     assert callable(calls[0][1].pop("seen"))
+    assert calls[0][1].pop("processes") >= 1
     assert calls == [
         (
             [trace],
