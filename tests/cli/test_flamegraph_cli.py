@@ -58,7 +58,7 @@ def test_existing_file_is_kept_without_force(run_cli, raw, tmp_path):
         (["-o", "x.json"], "x.json", "{"),
         (["-o", "-"], None, "<"),
         (["--to", "csv"], None, "name,place,package,own,"),
-        (["--to", "table"], None, "Which functions does it go into?"),
+        (["--to", "table"], None, "Where does the time go?"),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else None,
 )

@@ -33,12 +33,14 @@ ANALYSES = [
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A trace, and what was left of it where its writer was killed."""
-    recorded = ROOT / "fixtures" / "nccl_8ranks" / "rank0.json.gz"
-    text = gzip.decompress(recorded.read_bytes())
+    texts = [
+        gzip.decompress((ROOT / "fixtures" / "nccl_8ranks" / f"rank{rank}.json.gz").read_bytes())
+        for rank in range(2)
+    ]
     folder = tmp_path_factory.mktemp("cut")
     whole, cut = folder / "whole.json", folder / "cut.json"
-    whole.write_bytes(text)
-    cut.write_bytes(text[: text.rindex(b'"ph": "X"')])
+    whole.write_bytes(texts[1])
+    cut.write_bytes(texts[0][: texts[0].rindex(b'"ph": "X"')])
     return whole, cut
 
 
@@ -63,9 +65,8 @@ def test_skipped_file_is_not_reported_as_truncated(
 
 def test_file_of_another_rank_is_not_reported_as_truncated(files: tuple[Path, Path]) -> None:
     whole, cut = files
-    other_rank = ROOT / "fixtures" / "nccl_8ranks" / "rank1.json.gz"
-    assert [n for n in ta.kernels([whole, cut, other_rank], rank=0).notes if NOTE in n]
-    assert not [n for n in ta.kernels([whole, cut, other_rank], rank=1).notes if NOTE in n]
+    assert [n for n in ta.kernels([whole, cut], rank=0).notes if NOTE in n]
+    assert not [n for n in ta.kernels([whole, cut], rank=1).notes if NOTE in n]
 
 
 def test_truncated_compressed_file_is_reported(files: tuple[Path, Path]) -> None:
