@@ -121,7 +121,7 @@ def test_assumed_rank_of_a_file_without_rank() -> None:
 def test_assumed_rank_of_a_file_with_rank_is_an_error(name: str) -> None:
     with pytest.raises(OptionError, match="has rank 5"):
         getattr(ta, name)(RANKS / "rank5.json.gz", assume_rank=3)
-    with pytest.raises(OptionError, match="of rank 0, 1"):
+    with pytest.raises(OptionError, match="has rank 0, 1"):
         getattr(ta, name)(EXPORT, assume_rank=3)
 
 
