@@ -30,7 +30,7 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
     results = examination.results
     return Report(
         about=_about(paths),
-        told=judge(examination, rules),
+        diagnosis_result=judge(examination, rules),
         facts=facts(results),
         overview=overview(results),
         sections=_sections(results, paths),
