@@ -191,7 +191,7 @@ def histories(trace: Trace) -> list[History]:
     result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
     if not result:
         hint = record_hint(trace.meta, "cpu_instant_event")
-        raise MissingData(f"{trace.meta.path}: no device allocations were recorded; {hint}")
+        raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
     return result
 
 
