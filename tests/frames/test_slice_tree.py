@@ -12,6 +12,8 @@ from polars.testing import assert_frame_equal
 from test_nesting import Row, in_order, modest, slices, tree
 
 from traceanalyzer.frames import intervals, linking, nesting
+from traceanalyzer.frames.nesting import ROOT
+from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.frames.slice_tree import (
     build_tree,
     innermost,
@@ -19,8 +21,6 @@ from traceanalyzer.frames.slice_tree import (
     parents,
     with_descendants,
 )
-from traceanalyzer.frames.nesting import ROOT
-from traceanalyzer.frames.numbering import numbered
 
 POINT = st.tuples(st.sampled_from([1, 1, None]), st.none() | st.integers(-1, 30))
 

@@ -37,8 +37,8 @@ class Forest(NamedTuple):
 class Pruned(NamedTuple):
     """A forest in which some nodes replace others.
 
-    ``self_weights`` are the self weights, ``hidden`` is the number of nodes that each node replaces, 0 for
-    an ordinary node.
+    ``self_weights`` of each node; ``hidden`` is the number of nodes a node replaces, 0 for an
+    ordinary node.
     """
 
     forest: Forest

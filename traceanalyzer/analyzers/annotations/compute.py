@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns, launching, names, step_marks
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import slice_tree, intervals, nesting, numbering
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.ranges import RangeContents, innermost_range
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import training
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import slice_tree, intervals, linking, nesting, numbering
+from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,

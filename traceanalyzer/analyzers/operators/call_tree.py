@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import columns, device_work, launching, replays
 from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import slice_tree, intervals, nesting, numbering
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
 

@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.operators import call_tree, result
 from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import slice_tree, intervals, nesting, numbering
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 

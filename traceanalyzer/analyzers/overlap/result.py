@@ -12,9 +12,9 @@ from traceanalyzer.analyzers.common.display import by_part, headings, sentences,
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.common.places import (
     count_devices,
+    identified_by_rank,
     places,
     short_paths,
-    identified_by_rank,
 )
 from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
