@@ -27,7 +27,7 @@ WORK = st.tuples(DEVICES, TIME, st.integers(0, 8), SORTS)
 WINDOW = st.tuples(DEVICES, TIME, st.integers(0, 12))
 MEASURES = [
     "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "busy_ns",
-    "communication_ns", "overlapped_communication_ns", "memory_ns", "hidden_memory_ns",
+    "communication_ns", "overlapped_communication_ns", "memory_ns", "overlapped_memory_ns",
 ]  # fmt: skip
 
 modest = settings(max_examples=20, deadline=None)
@@ -68,7 +68,7 @@ def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
         "communication_ns": comm,
         "overlapped_communication_ns": comm & compute,
         "memory_ns": memory,
-        "hidden_memory_ns": memory & (compute | comm),
+        "overlapped_memory_ns": memory & (compute | comm),
     }
 
 

@@ -48,7 +48,7 @@ def assert_adds_up(result: Overlap) -> None:
         parts = frame.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
         assert parts.to_list() == frame["span_ns"].to_list()
         for sort in ("communication", "memory"):
-            both = frame[f"exposed_{sort}_ns"] + frame[f"hidden_{sort}_ns"]
+            both = frame[f"exposed_{sort}_ns"] + frame[f"overlapped_{sort}_ns"]
             assert both.to_list() == frame[f"{sort}_ns"].to_list()
         assert (frame["idle_ns"] + frame["busy_ns"]).to_list() == frame["span_ns"].to_list()
         assert (

@@ -180,7 +180,7 @@ def test_inverted_stacks_begin_with_their_leaf(stacks):
     assert not tree.hidden.any()
     assert as_dict(tree.forest, tree.self_weights) == self_weights_of(ran, lambda path: path[::-1])
     twice = sw.invert(tree.forest, tree.self_weights, np.zeros(2), REST)
-    assert as_dict(twice.forest, twice.own) == self_weights_of(ran)
+    assert as_dict(twice.forest, twice.self_weights) == self_weights_of(ran)
 
 
 @modest
@@ -202,7 +202,7 @@ def test_inversion_drops_callers_of_small_nodes(stacks, least):
     tree = sw.invert(forest, self_weights, bounds, REST)
     exact = sw.invert(forest, self_weights, np.zeros(2), REST)
     assert tree.self_weights.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
-    full = as_dict(exact.forest, sw.totals(exact.forest, exact.own))
+    full = as_dict(exact.forest, sw.totals(exact.forest, exact.self_weights))
     named = as_dict(tree.forest, sw.totals(tree.forest, tree.self_weights))
     assert {p: w for p, w in named.items() if REST not in p} == {
         path: weights for path, weights in full.items() if max(weights) >= least
@@ -249,7 +249,7 @@ def test_pruning_again_counts_what_was_hidden_before(stacks, first, second):
     inverse = sw.invert(forest, self_weights, np.full(2, first), REST)
     tree = pruned(inverse, [max(first, second)] * 2)
     assert np.maximum(tree.hidden, 1).sum() == np.maximum(inverse.hidden, 1).sum()
-    assert tree.self_weights.sum() == once.own.sum() == self_weights.sum()
+    assert tree.self_weights.sum() == once.self_weights.sum() == self_weights.sum()
 
 
 @modest

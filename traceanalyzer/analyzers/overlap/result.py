@@ -129,7 +129,7 @@ class Overlap(Result):
 
     def _sums(self) -> dict[str, Any]:
         """Sums over all devices."""
-        names = ("span", *PARTS, "busy", "communication", "hidden_communication", "memory")
+        names = ("span", *PARTS, "busy", "communication", "overlapped_communication", "memory")
         sums = {f"{name}_ns": int(self.devices[f"{name}_ns"].sum()) for name in names}
         whole, span = sums["communication_ns"], sums["span_ns"]
         return {
