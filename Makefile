@@ -22,9 +22,10 @@ demo: $(VENV)/.package ## what was wrong in a training on 8 GPUs? in the termina
 test: $(VENV)/.developer ## the whole suite
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/.developer ## lint, formatting, types
+check: $(VENV)/.developer ## lint, formatting, language, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m benchmarks.language
 	$(BIN)/mypy
 
 bench: $(VENV)/.developer ## how fast, how much memory, against orjson and HTA

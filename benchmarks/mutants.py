@@ -25,11 +25,11 @@ PACKAGE = ROOT / "traceanalyzer"
 _COMM = "comm_outliers_definitions comm_outliers_ranks comm_outliers_judge"
 #: Modules and the tests that define what they compute.
 TESTS: dict[str, str] = {
-    "frames/holding.py": "holding",
+    "frames/slice_tree.py": "slice_tree",
     "frames/intervals.py": "intervals crowding common_parts",
     "frames/linking.py": "linking annotations_ranges",
     "frames/nesting.py": "nesting common_whereabouts",
-    "frames/numbering.py": "numbering intervals holding annotations",
+    "frames/numbering.py": "numbering intervals slice_tree annotations",
     "frames/ranges.py": "annotations_ranges",
     "frames/stack_weights.py": "stack_weights ancestors",
     "frames/stacks.py": "stacks stack_weights",

@@ -109,7 +109,7 @@ class Maker:
     def size(self, *usual: int | None) -> int | None:
         """Return the same for a column of sizes."""
         value = self.number(*usual)
-        most = limits.MOST_BYTES - 1
+        most = limits.MAX_BYTES - 1
         return None if value is None else max(-most, min(value, most))
 
     def address(self) -> int:
@@ -133,7 +133,7 @@ class Maker:
 
     def weight(self) -> float | None:
         value = self.real(1.0, 2.5)
-        return None if value is None else max(0.0, min(value, float(limits.MOST_WEIGHT)))
+        return None if value is None else max(0.0, min(value, float(limits.MAX_WEIGHT)))
 
     def span(self, kind: str) -> tuple[int | None, int | None]:
         """Return start and duration of an event."""
@@ -372,7 +372,7 @@ QUESTIONS: dict[str, Question] = {
     "comm outliers, all": partial(ta.comm_outliers, factor=1.0, z=0.0, min_wait_ns=0),
     "flamegraph": ta.flamegraph,
     "flamegraph, all kinds": partial(ta.flamegraph, kinds=("kernel", "cpu_op"), by="rank"),
-    "flamegraph, counted": partial(ta.flamegraph, weight="count", reverse=True),
+    "flamegraph, counted": partial(ta.flamegraph, weight="count", inverted=True),
     "flamegraph, compared": lambda traces: ta.flamegraph(traces, base=traces),
     "gpu idle": ta.gpu_idle,
     "gpu idle, every gap": partial(ta.gpu_idle, min_gap_ns=0, by="step"),

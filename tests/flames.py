@@ -16,7 +16,7 @@ SCHEMA = {
     "name": pl.String,
     "place": pl.String,
     "group": pl.String,
-    "own": pl.Boolean,
+    "is_own_code": pl.Boolean,
     "self": pl.Float64,
     "total": pl.Float64,
     "hidden": pl.UInt32,

@@ -418,7 +418,7 @@ _FUNCTIONS = {
     "cuda_api": (_ISOLATED, ()),
     "diagnose": (_ISOLATED, ("thresholds=['late-rank=1%']", "thresholds=['none=1']")),
     "flamegraph": (_SPY, (f"base={_SPEEDSCOPE!r}", "threads=['Main']", "by='thread'", "weight='count'",
-                          "reverse=True", "focus='train'", "min_frac=0.1", "library_names=['torch']",
+                          "inverted=True", "focus='train'", "min_frac=0.1", "library_names=['torch']",
                           "title='T'", "kinds=['sample']", "weight='none'", "by='none'")),
     "gpu_idle": (_ISOLATED, ("min_gap_ns=1000", "dataloader=['x']", "patterns=['gemm']", "by='process'",
                        "by='step'", "library_names=['torch']", "step_name='forward'", "by='none'")),

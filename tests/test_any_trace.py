@@ -102,7 +102,7 @@ def test_operators_by_stack_without_frames() -> None:
 
 
 def test_sample_weights_beyond_integers() -> None:
-    most = float(limits.MOST_WEIGHT)
+    most = float(limits.MAX_WEIGHT)
     stacks = table("stacks", {"id": 0, "name": "main", "file": "/a.py"})
     rows = [{"kind": "sample", "stack": 0, "weight": most} for _ in range(2000)]
     trace = of(*rows, stacks=stacks)

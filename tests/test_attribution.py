@@ -313,7 +313,7 @@ def test_launch_calls_are_not_read_for_little_work(
     assert ta.kernels(short).launched_before_ns == ta.overlap(short).launched_before_ns == 80 * US
     read: list[ta.Trace] = []
     assert ta.kernels(long).launched_before_ns is None
-    assert ta.overlap(long, seen=read.append).launched_before_ns is None
+    assert ta.overlap(long, on_trace=read.append).launched_before_ns is None
     kinds = {kind for trace in read for kind in trace.events["kind"].unique()}
     assert "cuda_runtime" not in kinds
 

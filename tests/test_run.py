@@ -230,7 +230,7 @@ def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> N
         getattr(ta, name)(
             [*ta.find_inputs(inputs)[0], tmp_path / "rank7.json.gz"],
             processes=processes,
-            seen=lambda trace, messages=issues[processes]: messages.append(
+            on_trace=lambda trace, messages=issues[processes]: messages.append(
                 (trace.meta.path, trace.issues.height)
             ),
         )

@@ -1,7 +1,7 @@
 """Why is training slow? Reads what profilers wrote and names the cause.
 
 >>> import traceanalyzer as ta
->>> trace = ta.read("fixtures/nccl_8ranks/rank5.json.gz")  # any format, told by its content
+>>> trace = ta.read("fixtures/nccl_8ranks/rank5.json.gz")  # any format, detected by content
 >>> trace.events.select("ts", "dur", "kind").height        # a polars table, whole nanoseconds
 489
 >>> idle = trace.gpu_idle()                                # each question is a method of a trace

@@ -12,13 +12,13 @@ LAST_NS = (1 << 62) - (1 << 58)
 #: Maximum absolute time of a clock's 0, in the year 2116, so that later times fit Int64.
 LAST_EPOCH_NS = 1 << 62
 #: Upper bound of memory sizes and copies in bytes (17 TB).
-MOST_BYTES = 1 << 44
+MAX_BYTES = 1 << 44
 #: Upper bound of addresses.
-MOST_ADDRESS = 1 << 57
+MAX_ADDRESS = 1 << 57
 #: Upper bound of weights; smaller integers are exact as Float64.
-MOST_WEIGHT = 1 << 53
+MAX_WEIGHT = 1 << 53
 #: Upper bound of the number of ranks.
-MOST_RANKS = 1 << 22
+MAX_RANKS = 1 << 22
 
 _SIZES = (
     *(("memory_totals", name) for name in ("allocated_bytes", "reserved_bytes", "free_bytes")),
@@ -28,10 +28,10 @@ _SIZES = (
 )
 #: Column -> the smallest absolute value that is out of range.
 _TOO_FAR = {
-    **dict.fromkeys((("events", "bytes"), *_SIZES), MOST_BYTES),
-    **{(table, "address"): MOST_ADDRESS for table in ("segments", "blocks")},
+    **dict.fromkeys((("events", "bytes"), *_SIZES), MAX_BYTES),
+    **{(table, "address"): MAX_ADDRESS for table in ("segments", "blocks")},
     **{(table, "ts"): LAST_NS + 1 for table in ("flows", "counters")},
-    ("events", "weight"): MOST_WEIGHT + 2,  # the next Float64
+    ("events", "weight"): MAX_WEIGHT + 2,  # the next Float64
 }
 
 

@@ -122,7 +122,7 @@ def format_of(path: PathLike) -> str | None:
     return None if detected is None else detected.name
 
 
-class Found(tuple[T, ...]):
+class InputList(tuple[T, ...]):
     """Inputs that are complete: existing files and traces, in reading order, without duplicates."""
 
 
@@ -137,13 +137,13 @@ def find_inputs(paths: PathLike | Sequence[PathLike]) -> tuple[list[str], list[t
     Raises:
         UnreadableFile: a path does not exist, or a folder has no readable file.
     """
-    inputs, skipped = found_inputs(paths)
+    inputs, skipped = collect_inputs(paths)
     return list(inputs), skipped
 
 
-def found_inputs(
+def collect_inputs(
     paths: PathLike | Sequence[PathLike],
-) -> tuple[Found[str], list[tuple[str, str]]]:
+) -> tuple[InputList[str], list[tuple[str, str]]]:
     """Like :func:`find_inputs`, but marked as complete, so that files are not searched again."""
     inputs: list[str] = []
     skipped: list[tuple[str, str]] = []
@@ -161,25 +161,25 @@ def found_inputs(
         inputs += recognised
         skipped += foreign
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
-    return Found(inputs), [*skipped, *merged]
+    return InputList(inputs), [*skipped, *merged]
 
 
 def each(inputs: Inputs) -> Sequence[Trace | str]:
     """Return traces as they are, files by name, folders as the files in them."""
-    return each_and_foreign(inputs)[0]
+    return each_and_skipped(inputs)[0]
 
 
-def each_and_foreign(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
+def each_and_skipped(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[str, str]]]:
     """Like :func:`each`, plus the skipped files of folders with the reason."""
-    if isinstance(inputs, Found):
+    if isinstance(inputs, InputList):
         return inputs, []
     items = [inputs] if isinstance(inputs, Trace | str | os.PathLike) else list(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
-    paths, foreign = found_inputs(files) if files else ((), [])
+    paths, foreign = collect_inputs(files) if files else ((), [])
     every: list[Trace | str] = [*(item for item in items if isinstance(item, Trace)), *paths]
     # a file that is passed twice counts once; traces are compared by identity
     distinct = {one if isinstance(one, str) else id(one): one for one in every}
-    return Found(distinct.values()), foreign
+    return InputList(distinct.values()), foreign
 
 
 def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -276,7 +276,7 @@ def ranks_of_series(paths: Sequence[str]) -> dict[str, int]:
 
 def without_snapshots(
     items: Sequence[Trace | str], given: str | None = None
-) -> tuple[Found[Trace | str], Found[Trace | str]]:
+) -> tuple[InputList[Trace | str], InputList[Trace | str]]:
     """Separate memory snapshots from other traces; snapshots alone count as traces.
 
     Args:
@@ -284,13 +284,15 @@ def without_snapshots(
         given: format of all files, to override detection by content.
     """
     if len(items) == 1:
-        return Found(items), Found()
+        return InputList(items), InputList()
     traces: list[Trace | str] = []
     snapshots: list[Trace | str] = []
     for item in items:
         name = item.meta.format if isinstance(item, Trace) else given or _detected(item)
         (snapshots if name == MEMORY_SNAPSHOT else traces).append(item)
-    return (Found(traces), Found(snapshots)) if traces else (Found(snapshots), Found())
+    return (
+        (InputList(traces), InputList(snapshots)) if traces else (InputList(snapshots), InputList())
+    )
 
 
 def _detected(path: str) -> str | None:

@@ -164,8 +164,8 @@ class Flame:
         frame: one row per box, callers before callees, with these columns: ``id`` UInt32, its row
             number; ``parent`` UInt32, null for a root; ``name`` String; ``place`` String, file and
             line or null; ``group`` String, the package, which determines the colour, or null;
-            ``own`` Boolean, code to highlight; ``self`` and ``total`` Float64, weight of the box
-            without and with its callees; ``hidden`` UInt32, number of small boxes that this one
+            ``is_own_code`` Boolean, code to highlight; ``self`` and ``total`` Float64, weight of a
+            box without and with its callees; ``hidden`` UInt32, number of small boxes that this one
             sums up (0: it is a frame); ``base`` Float64, the total in the base run, scaled to the
             same sum, null without a base.
         inverted: bottom-up: the roots are the functions that ran.
@@ -459,7 +459,7 @@ class Report(Result):
 
     Attributes:
         about: the inputs, in short.
-        told: the result with the findings and the skipped checks.
+        diagnosis_result: the result with the findings and the skipped checks.
         facts: key numbers of the run.
         overview: a table with one row per rank.
         sections: the other results, in order.
@@ -467,7 +467,7 @@ class Report(Result):
     """
 
     about: str
-    told: Result
+    diagnosis_result: Result
     facts: tuple[Fact, ...]
     overview: Table
     sections: tuple[Section, ...]
@@ -477,13 +477,13 @@ class Report(Result):
         """Return the overview of ranks, findings and checks, and every other result by name."""
         return View(
             title=f"Report on {self.about}",
-            verdict=self.told.verdict,
-            notes=self.told.notes,
-            tables=(self.overview, *self.told.tables),
+            verdict=self.diagnosis_result.verdict,
+            notes=self.diagnosis_result.notes,
+            tables=(self.overview, *self.diagnosis_result.tables),
             scalars={
                 **{fact.name: fact.value for fact in self.facts},
-                **self.told.scalars,
+                **self.diagnosis_result.scalars,
                 **{section.key: section.result.to_dict() for section in self.sections},
             },
-            findings=self.told.diagnosis,
+            findings=self.diagnosis_result.diagnosis,
         )

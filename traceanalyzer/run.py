@@ -38,7 +38,7 @@ from traceanalyzer.reading import (
     without_torch,
 )
 from traceanalyzer.result import Result
-from traceanalyzer.trace import Meta, Trace, is_cut_off
+from traceanalyzer.trace import Meta, Trace, is_truncated
 from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="_Measures")
@@ -180,7 +180,7 @@ class Reader:
         done: list[P] = list(self.collected.get(analyzer.name, ()))
         if not each(inputs):
             return done
-        how = _How(progress=self.how.progress, seen=self.how.seen)
+        how = _How(progress=self.how.progress, on_trace=self.how.on_trace)
         found = _collect(analyzer, inputs, options, how)
         self.notes.extend(found.notes)
         return [*done, *found.parts]
@@ -353,7 +353,7 @@ class _How:
     since_ns: int | None = None
     until_ns: int | None = None
     progress: Progress | None = None
-    seen: Callable[[Trace], None] | None = None
+    on_trace: Callable[[Trace], None] | None = None
     processes: int = 1
 
 
@@ -420,14 +420,14 @@ class _Inputs:
             trace = _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
         elif self._needs:
             needs = replace_needs or self._needs
-            once = replace(how, progress=None, seen=None) if replace_needs else how
+            once = replace(how, progress=None, on_trace=None) if replace_needs else how
             trace = _lightened(_read_needed(item, needs, once), needs)
         else:
             trace = _cut_but_snapshots(_read(item, how), how)
         if how.assume_rank is not None:
             trace = with_assumed_rank(trace, how.assume_rank)
         trace = self._once(trace)
-        path, truncated = trace.meta.path, is_cut_off(trace)
+        path, truncated = trace.meta.path, is_truncated(trace)
         if not self.every_file:
             trace, why = self.repeats.without_repeats(trace, is_file=isinstance(item, str))
             if why:
@@ -464,7 +464,7 @@ class _Inputs:
         part.metas, part.skipped, part.read = {}, [], {}
         part._starts, part._ranks, part._failed = set(), set(), None
         part.repeats = Repeats()
-        part.how = replace(self.how, progress=None, seen=None)
+        part.how = replace(self.how, progress=None, on_trace=None)
         return part
 
     def join(self, other: Self) -> None:
@@ -539,10 +539,10 @@ def _read_needed(
 
 
 def _read(path: PathLike, how: _How, **what: Any) -> Trace:
-    """A file, read as it is asked for; ``seen`` is told."""
+    """A file, read as it is asked for; call ``on_trace``."""
     trace = read(path, format=how.format, progress=how.progress, **what)
-    if how.seen:
-        how.seen(trace)
+    if how.on_trace:
+        how.on_trace(trace)
     return trace
 
 
@@ -637,7 +637,7 @@ def _measured_apart(task: tuple[_Inputs, M]) -> tuple[_Inputs, M, _Issues]:
     opened, measures = task
     issues: _Issues = []
     how = opened.how
-    opened.how = replace(how, seen=lambda trace: issues.append((trace.sources, trace.issues)))
+    opened.how = replace(how, on_trace=lambda trace: issues.append((trace.sources, trace.issues)))
     for one in opened:
         measures.measure(opened, one)
     opened.how = how
@@ -651,8 +651,8 @@ def _report(how: _How, items: Sequence[Trace | str], issues: _Issues) -> None:
             size = int(_bytes_of(item))
             how.progress(size, size)
     for sources, found in issues:
-        if how.seen:
-            how.seen(Trace(sources, issues=found))
+        if how.on_trace:
+            how.on_trace(Trace(sources, issues=found))
 
 
 # --- all analyzers ---------------------------------------------------------------------------

@@ -316,7 +316,7 @@ def _overlapping(lo: int | None, hi: int | None, *, dur: bool = True) -> pl.Expr
     return keep
 
 
-def is_cut_off(trace: Trace) -> bool:
+def is_truncated(trace: Trace) -> bool:
     """Whether a file is truncated, for example because the job was killed while writing it."""
     if trace.issues.is_empty():
         return False

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.linking import first_match, link
 from traceanalyzer.frames.nesting import ROOT
-from traceanalyzer.frames.ranges import Held, innermost_range
+from traceanalyzer.frames.ranges import RangeContents, innermost_range
 
 HIGHEST, LOWEST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
@@ -51,7 +51,7 @@ def test_range_sums_agree_with_a_plain_loop(
     start, end = columns(of_ranges)
     since, until = columns(of_slices)
     value = np.arange(since.size) * factor % 17 - 8
-    contained = Held(start, end, since, until)
+    contained = RangeContents(start, end, since, until)
     inside = [(since >= low) & (until <= high) for low, high in zip(start, end, strict=True)]
     assert contained.count.tolist() == [rows.sum() for rows in inside]
     assert contained.sum(value).tolist() == [value[rows].sum() for rows in inside]
@@ -62,7 +62,7 @@ def test_range_sums_agree_with_a_plain_loop(
 def test_deeply_nested_slices_take_linear_time() -> None:
     depth = 100_000
     inner = np.arange(depth, dtype=np.int64)
-    contained = Held(inner, 2 * depth - inner, inner, 2 * depth - inner)
+    contained = RangeContents(inner, 2 * depth - inner, inner, 2 * depth - inner)
     assert contained.count.tolist() == list(range(depth, 0, -1))
     assert (contained.highest(inner) == depth - 1).all()
     result = innermost_range(inner, 2 * depth - inner, inner, 2 * depth - inner)

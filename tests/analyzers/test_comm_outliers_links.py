@@ -8,7 +8,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.trace import Device, Trace
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, collective_of_kernel
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, collective_of_kernel
 
 H100 = "NVIDIA H100 80GB HBM3"
 MIB = 2**20
@@ -133,7 +133,7 @@ def test_the_verdict_counts_the_outliers_of_the_table() -> None:
 )  # fmt: skip
 def test_kernels_of_every_library_are_communication(name: str, collective: str | None) -> None:
     assert collective_of_kernel(name) == collective
-    assert any(word in name.lower() for word in COMMUNICATION_WORDS)
+    assert any(word in name.lower() for word in COMMUNICATION_TERMS)
     rows = [device(name, 0, 5), device("void gemm<128>(float*)", 5, 5)]
     assert ta.overlap(trace(rows)).devices["communication_ns"].to_list() == [5]
 

@@ -6,7 +6,7 @@ from traceanalyzer.analyzers.common.libraries import (
     STANDARD_LIBRARY,
     by_component,
     by_substring,
-    is_own,
+    is_own_code as is_code,
     package_of,
 )
 
@@ -55,11 +55,11 @@ def test_package_and_own_code_of_file(
     file: str | None, package: str | None, is_own_code: bool
 ) -> None:
     assert package_of(file) == package
-    assert is_own("f", file) is is_own_code
+    assert is_code("f", file) is is_own_code
 
 
 def test_module_of_python_c_is_own_code() -> None:
-    assert is_own("<module>", "<string>")
+    assert is_code("<module>", "<string>")
 
 
 @pytest.mark.parametrize(

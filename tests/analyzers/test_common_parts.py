@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.device_work import (
     extent,
     measure_parts,
 )
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, DEVICE_WORK
 
 TIME = st.integers(0, 25)
 DEVICES = st.sampled_from([0, 1, None])
@@ -27,7 +27,7 @@ WORK = st.tuples(DEVICES, TIME, st.integers(0, 8), SORTS)
 WINDOW = st.tuples(DEVICES, TIME, st.integers(0, 12))
 MEASURES = [
     "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "busy_ns",
-    "communication_ns", "hidden_communication_ns", "memory_ns", "hidden_memory_ns",
+    "communication_ns", "overlapped_communication_ns", "memory_ns", "overlapped_memory_ns",
 ]  # fmt: skip
 
 modest = settings(max_examples=20, deadline=None)
@@ -66,9 +66,9 @@ def expected(work: Cells, window: set[int]) -> dict[str, set[int]]:
         "idle_ns": window - compute - comm - memory,
         "busy_ns": compute | comm | memory,
         "communication_ns": comm,
-        "hidden_communication_ns": comm & compute,
+        "overlapped_communication_ns": comm & compute,
         "memory_ns": memory,
-        "hidden_memory_ns": memory & (compute | comm),
+        "overlapped_memory_ns": memory & (compute | comm),
     }
 
 
@@ -141,7 +141,7 @@ def test_parts_of_real_traces_sum_to_span(shared: Path) -> None:
     names = ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv", "mi300_rank0of8_rccl")
     for name in names:
         path = shared / f"data/chrome/kineto/{name}.json.gz"
-        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
+        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_TERMS))
         span = extent(work)
         measured = measure_parts(work, span)
         total = measured.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()

@@ -97,7 +97,7 @@ def test_frame_has_the_documented_schema():
     frame = ta.flamegraph(sampled(STACKS)).flame.frame
     assert dict(frame.schema) == {
         "id": pl.UInt32, "parent": pl.UInt32, "name": pl.String, "place": pl.String,
-        "group": pl.String, "own": pl.Boolean, "self": pl.Float64, "total": pl.Float64,
+        "group": pl.String, "is_own_code": pl.Boolean, "self": pl.Float64, "total": pl.Float64,
         "hidden": pl.UInt32, "base": pl.Float64,
     }  # fmt: skip
     assert frame["id"].to_list() == list(range(frame.height))
@@ -118,12 +118,12 @@ def test_own_code_is_highlighted_and_packages_set_the_colour():
     frame = ta.flamegraph(sampled(STACKS)).flame.frame
     result = {
         name: (group, is_own_code)
-        for name, group, is_own_code in frame.select("name", "group", "own").rows()
+        for name, group, is_own_code in frame.select("name", "group", "is_own_code").rows()
     }
     assert result["fit"] == (None, True)
     assert result["forward"] == ("torch", False)
     frame = ta.flamegraph(sampled(STACKS), library_names="torch").flame.frame
-    assert frame.filter("own")["name"].to_list() == ["forward"]
+    assert frame.filter("is_own_code")["name"].to_list() == ["forward"]
 
 
 def test_functions_count_recursion_once_and_name_the_innermost_own_code():
@@ -141,7 +141,7 @@ def test_verdict_names_the_largest_functions():
 
 
 def test_inverted_boxes_start_with_leaf_functions():
-    result = ta.flamegraph(sampled(STACKS), reverse=True)
+    result = ta.flamegraph(sampled(STACKS), inverted=True)
     assert result.flame.inverted
     assert boxes(result) == {
         "forward": 6, "forward;fit": 6, "forward;fit;main": 6,
@@ -232,7 +232,7 @@ def test_processes_and_threads_are_grouped():
         "process 8": 12, "process 8;f": 4, "process 8;f;g": 4, "process 8;(no stack)": 8,
     }  # fmt: skip
     named = "process 7: python train.py, thread 1: MainThread"
-    result = boxes(ta.flamegraph(threaded(), by="thread", reverse=True))
+    result = boxes(ta.flamegraph(threaded(), by="thread", inverted=True))
     assert {path: result[path] for path in result if path.startswith(named)} == {
         named: 1, f"{named};g": 1, f"{named};g;f": 1,
     }  # fmt: skip
@@ -343,7 +343,7 @@ def test_python_functions_are_preferred_and_parsed():
     python = ("python_function", "train.py(12): step", 0, 100)
     result = ta.flamegraph(sliced(python, ("cpu_op", "aten::mm", 10, 10)))
     assert boxes(result) == {"step": 100}
-    assert result.flame.frame.select("place", "own").row(0) == ("train.py:12", True)
+    assert result.flame.frame.select("place", "is_own_code").row(0) == ("train.py:12", True)
 
 
 def test_steps_are_one_box():
@@ -396,7 +396,7 @@ PATHS = st.lists(st.sampled_from("abc"), max_size=5).map(";".join)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(PATHS, st.integers(1, 9)), min_size=1, max_size=10), st.booleans())
 def test_arbitrary_stacks_add_up(stacks, reverse):
-    result = ta.flamegraph(sampled([(*stack, {}) for stack in stacks]), reverse=reverse)
+    result = ta.flamegraph(sampled([(*stack, {}) for stack in stacks]), inverted=reverse)
     expected: dict[str, float] = defaultdict(float)
     for stack, weight in stacks:
         names = (stack or "(no stack)").split(";")[:: -1 if reverse else 1]

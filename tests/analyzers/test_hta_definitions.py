@@ -28,7 +28,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import device_work, extent, measure_parts
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
 
 SINGLE = (
     "nccl_a100_rank0of2",
@@ -58,7 +58,7 @@ def read(shared: Path, name: str, rank: int) -> Trace:
     return ta.read(
         trace_file(shared, name, rank),
         kinds=(*DEVICE_WORK, *LAUNCH_KINDS, "cuda_sync"),
-        names=(PROFILER_STEP, *COMMUNICATION_WORDS),
+        names=(PROFILER_STEP, *COMMUNICATION_TERMS),
     )
 
 
@@ -203,6 +203,6 @@ def test_the_product_keeps_the_last_step_and_the_nanoseconds(shared: Path) -> No
     trace = read(shared, "nccl_a100_rank0of2", 0)
     work = device_work(trace)
     row = measure_parts(work, extent(work)).row(0, named=True)
-    assert (row["hidden_communication_ns"], row["communication_ns"]) == (7_317_025, 46_876_493)
+    assert (row["overlapped_communication_ns"], row["communication_ns"]) == (7_317_025, 46_876_493)
     steps = trace.events.filter(pl.col("name").cast(pl.String).str.starts_with(PROFILER_STEP))
     assert steps.height == 3

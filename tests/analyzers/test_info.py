@@ -81,7 +81,7 @@ def test_several_ranks_with_losses():
         [_trace(0), _trace(1, lost=cut), _trace(3)], skipped=[("run/notes.txt", "no format")]
     )
     check_wording(result.verdict)
-    assert result.contents["lost"].to_list() == [0, 1, 0]
+    assert result.contents["dropped"].to_list() == [0, 1, 0]
     assert result.issues["severity"].to_list() == ["data_loss", "notice"]
     text = result.table()
     assert "Files in run/" in text

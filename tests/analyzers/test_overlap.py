@@ -38,7 +38,7 @@ EVENTS = [
 ]
 MEASURES = [
     "span_ns", "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns",
-    "communication_ns", "hidden_communication_ns",
+    "communication_ns", "overlapped_communication_ns",
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def assert_adds_up(result: Overlap) -> None:
         parts = frame.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()
         assert parts.to_list() == frame["span_ns"].to_list()
         for sort in ("communication", "memory"):
-            both = frame[f"exposed_{sort}_ns"] + frame[f"hidden_{sort}_ns"]
+            both = frame[f"exposed_{sort}_ns"] + frame[f"overlapped_{sort}_ns"]
             assert both.to_list() == frame[f"{sort}_ns"].to_list()
         assert (frame["idle_ns"] + frame["busy_ns"]).to_list() == frame["span_ns"].to_list()
         assert (
@@ -389,7 +389,7 @@ def test_command_by_step_and_in_json(run_cli, tmp_path: Path) -> None:
     parsed = json.loads(done.stdout)
     assert len(parsed["steps"]) == 6
     assert parsed["communication_ns"] == (
-        parsed["exposed_communication_ns"] + parsed["hidden_communication_ns"]
+        parsed["exposed_communication_ns"] + parsed["overlapped_communication_ns"]
     )
     assert "Step time breakdown" in drawn.read_text()
 

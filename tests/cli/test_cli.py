@@ -358,7 +358,7 @@ def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
     options = ["--baseline", "other", "--factor", "5", "--comm-pattern", "a", "--pattern", "b"]
     options += ["--memory", "m.pickle"]
     assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
-    assert callable(calls[0][1].pop("seen"))
+    assert callable(calls[0][1].pop("on_trace"))
     assert calls[0][1].pop("processes") >= 1
     assert calls == [
         (

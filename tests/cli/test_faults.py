@@ -269,12 +269,12 @@ def test_file_removed_before_it_is_read(tmp_path):
         "import os, sys\n"
         "from traceanalyzer import reading\n"
         "from traceanalyzer.cli import start\n"
-        "find = reading.found_inputs\n"
+        "find = reading.collect_inputs\n"
         "def found(paths):\n"
         "    result = find(paths)\n"
         f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
         "    return result\n"
-        "reading.found_inputs = found\n"
+        "reading.collect_inputs = found\n"
         "start.run()\n"
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]

@@ -57,7 +57,7 @@ def test_existing_file_is_kept_without_force(run_cli, raw, tmp_path):
         (["--to", "html"], "run.raw.html", "<!doctype html>"),
         (["-o", "x.json"], "x.json", "{"),
         (["-o", "-"], None, "<"),
-        (["--to", "csv"], None, "name,place,package,own,"),
+        (["--to", "csv"], None, "name,place,package,is_own_code,"),
         (["--to", "table"], None, "Where does the time go?"),
     ],
     ids=lambda value: "".join(value) if isinstance(value, list) else None,

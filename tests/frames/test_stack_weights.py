@@ -90,7 +90,7 @@ def total_of(self_weights: Paths) -> Paths:
 
 
 def pruned(tree: Pruned, least: list[float]) -> Pruned:
-    total = sw.totals(tree.forest, tree.own)
+    total = sw.totals(tree.forest, tree.self_weights)
     return sw.prune(tree, (total >= np.array(least)[:, None]).any(axis=0), REST)
 
 
@@ -178,9 +178,9 @@ def test_inverted_stacks_begin_with_their_leaf(stacks):
     ran = [(path, weights) for path, weights in stacks if any(weights)]
     assert in_order(tree.forest)
     assert not tree.hidden.any()
-    assert as_dict(tree.forest, tree.own) == self_weights_of(ran, lambda path: path[::-1])
-    twice = sw.invert(tree.forest, tree.own, np.zeros(2), REST)
-    assert as_dict(twice.forest, twice.own) == self_weights_of(ran)
+    assert as_dict(tree.forest, tree.self_weights) == self_weights_of(ran, lambda path: path[::-1])
+    twice = sw.invert(tree.forest, tree.self_weights, np.zeros(2), REST)
+    assert as_dict(twice.forest, twice.self_weights) == self_weights_of(ran)
 
 
 @modest
@@ -189,7 +189,7 @@ def test_inverted_below_roots_that_stay(stacks):
     forest, self_weights = forest_of(stacks)
     tree = sw.invert(forest, self_weights, np.zeros(2), REST, keep_roots=True)
     ran = [(path, w) for path, w in stacks if any(w)] + [(p[:1], (0, 0)) for p, _ in stacks]
-    assert as_dict(tree.forest, tree.own) == self_weights_of(
+    assert as_dict(tree.forest, tree.self_weights) == self_weights_of(
         ran, lambda path: (path[0], *path[:0:-1])
     )
 
@@ -201,9 +201,9 @@ def test_inversion_drops_callers_of_small_nodes(stacks, least):
     bounds = np.array([least, least])
     tree = sw.invert(forest, self_weights, bounds, REST)
     exact = sw.invert(forest, self_weights, np.zeros(2), REST)
-    assert tree.own.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
-    full = as_dict(exact.forest, sw.totals(exact.forest, exact.own))
-    named = as_dict(tree.forest, sw.totals(tree.forest, tree.own))
+    assert tree.self_weights.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
+    full = as_dict(exact.forest, sw.totals(exact.forest, exact.self_weights))
+    named = as_dict(tree.forest, sw.totals(tree.forest, tree.self_weights))
     assert {p: w for p, w in named.items() if REST not in p} == {
         path: weights for path, weights in full.items() if max(weights) >= least
     }
@@ -221,10 +221,10 @@ def test_pruning_keeps_the_sum_and_counts_hidden_nodes(stacks, least, base_least
     forest, self_weights = forest_of(stacks)
     plain = Pruned(forest, self_weights, np.zeros(forest.parent.size, np.int64))
     tree = pruned(plain, [least, base_least])
-    assert tree.own.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
+    assert tree.self_weights.sum(axis=1).tolist() == self_weights.sum(axis=1).tolist()
     full = as_dict(forest, sw.totals(forest, self_weights))
     small = {p for p, w in full.items() if w[0] < least and w[1] < base_least}
-    left = as_dict(tree.forest, sw.totals(tree.forest, tree.own))
+    left = as_dict(tree.forest, sw.totals(tree.forest, tree.self_weights))
     count = dict(zip(paths_of(tree.forest), tree.hidden.tolist(), strict=True))
     assert len(count) == tree.hidden.size, "a path occurs twice"
     for path, weights in left.items():
@@ -249,7 +249,7 @@ def test_pruning_again_counts_what_was_hidden_before(stacks, first, second):
     inverse = sw.invert(forest, self_weights, np.full(2, first), REST)
     tree = pruned(inverse, [max(first, second)] * 2)
     assert np.maximum(tree.hidden, 1).sum() == np.maximum(inverse.hidden, 1).sum()
-    assert tree.own.sum() == once.own.sum() == self_weights.sum()
+    assert tree.self_weights.sum() == once.self_weights.sum() == self_weights.sum()
 
 
 @modest
@@ -278,7 +278,7 @@ def test_empty_forest():
     assert sw.totals(forest, self_weights).shape == (1, 0)
     assert [part.tolist() for part in sw.by_frame(forest, self_weights, 2)] == [[[0, 0]], [[0, 0]]]
     tree = sw.prune(sw.invert(forest, self_weights, np.zeros(1), 2), np.zeros(0, np.bool_), 2)
-    assert tree.own.shape == (1, 0)
+    assert tree.self_weights.shape == (1, 0)
     assert sw.focus(forest, np.array([True, True]))[1].size == 0
     assert sw.weighted(forest, self_weights)[1].shape == (1, 0)
 

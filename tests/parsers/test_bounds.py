@@ -68,9 +68,9 @@ def test_side_tables_keep_rows_of_kept_events():
 @pytest.mark.parametrize(
     ("row", "left"),
     [
-        ({"kind": "alloc", "bytes": limits.MOST_BYTES - 1}, limits.MOST_BYTES - 1),
-        ({"kind": "alloc", "bytes": limits.MOST_BYTES}, None),
-        ({"kind": "free_completed", "bytes": -limits.MOST_BYTES}, None),
+        ({"kind": "alloc", "bytes": limits.MAX_BYTES - 1}, limits.MAX_BYTES - 1),
+        ({"kind": "alloc", "bytes": limits.MAX_BYTES}, None),
+        ({"kind": "free_completed", "bytes": -limits.MAX_BYTES}, None),
         ({"kind": "oom", "bytes": 1 << 62}, 1 << 62),
     ],
 )
@@ -81,7 +81,7 @@ def test_sizes_out_of_range_are_null(row, left):
 
 
 def test_weights_are_exact():
-    most = float(limits.MOST_WEIGHT)
+    most = float(limits.MAX_WEIGHT)
     rows = [{"kind": "sample", "weight": weight} for weight in (most, most + 2, -most)]
     assert of(*rows).events["weight"].to_list() == [most, None, -most]
 

@@ -224,7 +224,7 @@ def test_py_spys_slices_know_file_and_line(columns, tmp_path):
     assert set(trace.events["name"]) == {"main (a.py:3)", "f (b.py)", "g", "h", "i"}
     assert trace.events["dur"].to_list() == [4_000] * 5
     assert trace.issues.is_empty()
-    functions = trace.flamegraph().functions.select("name", "place", "own").rows()
+    functions = trace.flamegraph().functions.select("name", "place", "is_own_code").rows()
     assert {("f", "b.py", True), ("main", "a.py:3", True)} < set(functions)
 
 

@@ -30,8 +30,8 @@ class Reading(TypedDict, total=False):
         since_ns: ignore events that end before this time (ns after the first event of the input).
         until_ns: ignore events that start at or after this time (ns after the first event).
         progress: callback with (bytes read, total bytes) of each file.
-        seen: callback with the trace of each file, for its ``issues``; for a file read by another
-            process, the trace has only ``sources`` and ``issues``.
+        on_trace: callback with the trace of each file, for its ``issues``; for a file read by
+            another process, the trace has only ``sources`` and ``issues``.
         processes: maximum number of processes that read small files; default 1, this process.
     """
 
@@ -41,7 +41,7 @@ class Reading(TypedDict, total=False):
     since_ns: int | None
     until_ns: int | None
     progress: Callable[[int, int], None] | None
-    seen: Callable[[Trace], None] | None
+    on_trace: Callable[[Trace], None] | None
     processes: int
 
 
@@ -95,7 +95,7 @@ def patterns() -> Any:
     return option(
         (),
         help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
+        flag="--comm-pattern",
         metavar="REGEX",
     )
 

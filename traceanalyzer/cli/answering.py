@@ -60,7 +60,7 @@ def analyze(
             **reading.arguments(),
             processes=threads(),
             progress=meter,
-            seen=lambda trace: report(
+            on_trace=lambda trace: report(
                 trace.meta.path, trace.issues.to_dicts(), quiet=reading.quiet
             ),
         )
@@ -87,9 +87,9 @@ def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:
     Raises:
         UnreadableFile: a path does not exist, or a folder contains no readable file.
     """
-    from traceanalyzer.reading import NO_FORMAT, found_inputs
+    from traceanalyzer.reading import NO_FORMAT, collect_inputs
 
-    inputs, skipped = found_inputs(paths)
+    inputs, skipped = collect_inputs(paths)
     unreadable = [f"{path}: {why}; skipped" for path, why in skipped if why != NO_FORMAT]
     more = [f"{len(unreadable) - _MOST:,} more skipped"] if len(unreadable) > _MOST else []
     for line in () if quiet else (*unreadable[:_MOST], *more):

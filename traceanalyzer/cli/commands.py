@@ -12,7 +12,6 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions, Option
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import (
-    RENAMED_OPTIONS,
     AliasedOption,
     Command,
     plotting,
@@ -73,18 +72,14 @@ def _command(name: str) -> click.Command:
         result: click.Command = getattr(import_module(f"traceanalyzer.cli.{module}"), function)
         result.short_help = _summaries()[name]
     else:
-        result = command(next(e for e in registry.ENTRIES.values() if _name(e) == name))
+        result = command(next(e for e in registry.ENTRIES.values() if e.command == name))
     return completing(result)
 
 
 def _summaries() -> dict[str, str]:
     """Return the one-line summary of each command."""
-    listed = {_name(one): one.summary for one in registry.ENTRIES.values() if one.summary}
+    listed = {one.command: one.summary for one in registry.ENTRIES.values() if one.summary}
     return {name: text for name, text in _BY_HAND.items() if text} | listed
-
-
-def _name(entry: registry.Entry) -> str:
-    return _RENAMED_COMMANDS.get(entry.command, entry.command)
 
 
 def command(entry: registry.Entry) -> click.Command:
@@ -102,7 +97,7 @@ def command(entry: registry.Entry) -> click.Command:
     ):
         run = decorate(run)
     run = click.argument("paths", nargs=-1, required=True, metavar="PATH...")(run)
-    return click.command(_name(entry), short_help=entry.summary, help=options.__doc__)(run)
+    return click.command(entry.command, short_help=entry.summary, help=options.__doc__)(run)
 
 
 def analyzer_options(
@@ -125,7 +120,6 @@ def _option(
     name: str, annotation: str, default: Any, about: Option
 ) -> Callable[[Command], Command]:
     flag = about.flag or "--" + name.replace("_", "-")
-    flag = RENAMED_OPTIONS.get(flag, flag)
     settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar, "cls": AliasedOption}
     if default is False:
         return click.option(flag, name, is_flag=True, help=about.help, cls=AliasedOption)

@@ -62,7 +62,7 @@ def _last_reaching(end: Ints, place: Ints, need: Ints) -> Ints:
     return at
 
 
-class Held:
+class RangeContents:
     """Aggregates of the slices in each range.
 
     Ordered by start, the slices of a range are contiguous if they also end in that order. Slices

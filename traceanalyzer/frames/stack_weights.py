@@ -37,12 +37,12 @@ class Forest(NamedTuple):
 class Pruned(NamedTuple):
     """A forest in which some nodes replace others.
 
-    ``own`` are the self weights, ``hidden`` is the number of nodes that each node replaces, 0 for
-    an ordinary node.
+    ``self_weights`` of each node; ``hidden`` is the number of nodes a node replaces, 0 for an
+    ordinary node.
     """
 
     forest: Forest
-    own: Weights
+    self_weights: Weights
     hidden: Ints
 
 
@@ -225,7 +225,7 @@ def invert(
         size += code.size
     return Pruned(
         Forest(_joined([p.forest.parent for p in parts]), _joined([p.forest.frame for p in parts])),
-        np.concatenate([p.own for p in parts], axis=1),
+        np.concatenate([p.self_weights for p in parts], axis=1),
         _joined([p.hidden for p in parts]),
     )
 

@@ -89,7 +89,7 @@ def costs(finding: Finding) -> list[str]:
 
 
 def spaced(column: str) -> str:
-    """Return the name of a column with spaces: ``late rank`` for ``late_rank``."""
+    """Return the name of a column with spaces: ``bus bandwidth`` for ``bus_bandwidth``."""
     return column.replace("_", " ")
 
 

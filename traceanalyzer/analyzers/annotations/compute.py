@@ -12,8 +12,8 @@ from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.common import columns, launching, names, step_marks
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import holding, intervals, nesting, numbering
-from traceanalyzer.frames.ranges import Held, innermost_range
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
+from traceanalyzer.frames.ranges import RangeContents, innermost_range
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
 
@@ -322,7 +322,7 @@ def attribute(ranges: pl.DataFrame, work: pl.DataFrame) -> Attribution:
         known = inner != nesting.ROOT
         innermost[pieces[known]] = rows[inner[known]]
         values = {"kernels": kernel[pieces], "device_ns": ended[pieces] - begun[pieces]}
-        inside = Held(start[rows], end[rows], *calls)
+        inside = RangeContents(start[rows], end[rows], *calls)
         sums["n"][rows] = inside.count
         for name, value in values.items():
             sums[name][rows] = inside.sum(value)
@@ -360,6 +360,6 @@ def _by_thread(
 def _self_time(ranges: pl.DataFrame) -> pl.Series:
     """Return the host time of each range without nested ranges of its thread."""
     threads = ranges.select("thread", "start", "end")
-    self_time = holding.hold(threads, ["thread"])["self_time"]
+    self_time = slice_tree.build_tree(threads, ["thread"])["self_time"]
     of_thread = ranges["thread"].is_not_null()
     return pl.select(pl.when(of_thread).then(self_time).alias("self_ns")).to_series()

@@ -49,7 +49,7 @@ _NO_DEVICE = "{where}: no communication was recorded, nor any work of a GPU; {hi
 
 _NO_COLLECTIVE = (
     "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
-    "none); kernels with other names are found with --pattern"
+    "none); kernels with other names are found with --comm-pattern"
 )
 
 _Ints = npt.NDArray[np.int64]

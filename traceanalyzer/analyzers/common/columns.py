@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from traceanalyzer.analyzers.base import Skipped
-from traceanalyzer.limits import MOST_WEIGHT
+from traceanalyzer.limits import MAX_WEIGHT
 from traceanalyzer.trace import Meta
 
 
@@ -112,4 +112,4 @@ def of_one_unit(parts: Sequence[tuple[Meta, W]]) -> tuple[list[W], list[Skipped]
 
 def is_whole(weights: pl.Series) -> bool:
     """Whether all weights are exact integers."""
-    return bool(((weights == weights.round()) & (weights.abs() <= MOST_WEIGHT)).all())
+    return bool(((weights == weights.round()) & (weights.abs() <= MAX_WEIGHT)).all())

@@ -116,9 +116,9 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
     Returns:
         ``windows`` with, in ns: the parts compute_ns, exposed_communication_ns, exposed_memory_ns
         and idle_ns, which sum to end - start; busy_ns (the window without idle); communication_ns
-        and hidden_communication_ns (communication overlapped with compute); memory_ns and
-        hidden_memory_ns (copies and memsets overlapped with compute or communication). Exposed and
-        hidden sum to the total. Null if a window has no start or end.
+        and overlapped_communication_ns (communication overlapped with compute); memory_ns and
+        overlapped_memory_ns (copies and memsets overlapped with compute or communication). Exposed and
+        overlapped sum to the total. Null if a window has no start or end.
     """
     runs = work if isinstance(work, Runs) else runs_of(work)
     keys = windows.select(*DEVICE, "start", "end")
@@ -132,9 +132,9 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
         idle_ns=keys["end"] - keys["start"] - any_work,
         busy_ns=any_work,
         communication_ns=communication,
-        hidden_communication_ns=communication - exposed_communication,
+        overlapped_communication_ns=communication - exposed_communication,
         memory_ns=memory,
-        hidden_memory_ns=memory - exposed_memory,
+        overlapped_memory_ns=memory - exposed_memory,
     )
 
 

@@ -176,7 +176,9 @@ def note_launched_before(before_ns: int | None, whole_ns: int) -> tuple[str, ...
     return (f"{share} ({format_ns(before_ns)}) {missing}",)
 
 
-def with_told_by_id(caller: nesting.Rows, work: pl.DataFrame, slices: pl.DataFrame) -> nesting.Rows:
+def with_external_ids(
+    caller: nesting.Rows, work: pl.DataFrame, slices: pl.DataFrame
+) -> nesting.Rows:
     """Return the callers of device work, completed by external ids.
 
     Some versions of PyTorch renumber operators when they write the file, so that an id refers to an

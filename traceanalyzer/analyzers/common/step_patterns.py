@@ -15,7 +15,7 @@ _LEAST_KERNELS = 3
 #: Minimum share of equal kernels in the next repeat.
 _SAME_FRAC = 0.9
 #: Note for detected steps.
-FOUND_BY_KERNELS = (
+INFERRED_STEPS = (
     "No steps are marked: a step is one repeat of a sequence of kernels. steps --step-every REGEX "
     "shows steps that begin at another kernel."
 )

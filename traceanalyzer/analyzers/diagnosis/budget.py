@@ -42,7 +42,7 @@ def budget(answers: Answers) -> pl.DataFrame:
         rows.append((time.exposed, "wait time for other ranks", waits))
         rows.append((time.exposed, "transfer", transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
-        hidden, span = (overlap.scalars[n] for n in ("hidden_communication_ns", "span_ns"))
+        hidden, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
         rows.append(("of busy", "overlapped communication", round(hidden * time.whole_ns / span)))
     least = _LEAST * time.whole_ns
     of_cause = sorted(idle.items(), key=lambda item: -item[1])

@@ -26,7 +26,7 @@ from traceanalyzer.analyzers.operators import call_tree, compute as operators
 from traceanalyzer.analyzers.steps import compute as steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import nullable
-from traceanalyzer.trace import Trace, is_cut_off
+from traceanalyzer.trace import Trace, is_truncated
 
 P = TypeVar("P")
 
@@ -179,7 +179,7 @@ def _functions(shares: FlameGraph, least: float) -> pl.DataFrame:
     rows = frame.select(
         "name",
         "place",
-        "own",
+        "is_own_code",
         pl.when(pl.col("base_total_frac") > 0).then("base_self_frac").alias("before_frac"),
         pl.when(pl.col("total_frac") > 0).then("self_frac").alias("after_frac"),
         noise.alias("noise_frac"),
@@ -255,7 +255,7 @@ def _part_or_none(measure: Callable[[], P]) -> P | None:
 def _facts(trace: Trace) -> runs.Facts:
     kinds = set(trace.events["kind"].unique().cast(pl.String))
     extras = tuple(label for kind, label in _EXTRAS.items() if kind in kinds)
-    return runs.Facts(**vars(trace.meta), extras=extras, cut_off=is_cut_off(trace))
+    return runs.Facts(**vars(trace.meta), extras=extras, cut_off=is_truncated(trace))
 
 
 def _with_behaviour(part: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:

@@ -25,7 +25,7 @@ class Options(AnalyzerOptions):
     patterns: Sequence[str] = option(
         (),
         help="Kernels whose names match are communication too. Repeatable.",
-        flag="--pattern",
+        flag="--comm-pattern",
         metavar="REGEX",
     )
     min_change: float = option(

@@ -35,8 +35,8 @@ class Diff(Result):
         on_host: the same by self host time.
         collectives: collective, dtype, message_bytes, group_size, kernel (if the size is unknown):
             medians of durations.
-        functions: ``name``, ``place``, ``own``, self shares of all samples (``before_frac``,
-            ``after_frac``, ``change_frac``, the difference, ``noise_frac``) and total shares
+        functions: ``name``, ``place``, ``is_own_code``, self shares of all samples
+            (``before_frac``, ``after_frac``, ``change_frac``, ``noise_frac``) and total shares
             (``before_total_frac``, ``after_total_frac``).
         memory: changes of the memory live at the peak.
         steps: run, rank, path, on, step, number, duration_ns, warm_up.

@@ -26,7 +26,7 @@ def flamegraph(
     threads: str | Sequence[str] = (),
     weight: Weight | None = None,
     by: By | None = None,
-    reverse: bool = False,
+    inverted: bool = False,
     focus: str | None = None,
     min_frac: float | None = None,
     library_names: str | Sequence[str] = (),
@@ -47,7 +47,7 @@ def flamegraph(
         weight: ``time``, ``count`` or ``bytes``; by default the recorded weight of samples, and the
             time of slices.
         by: one root for each ``process``, ``thread``, ``rank`` or ``file``.
-        reverse: inverted (bottom-up), from leaf functions up to their callers.
+        inverted: bottom-up, from leaf functions up to their callers.
         focus: a regular expression; only stacks through functions with matching names, from the
             outermost such function down.
         min_frac: boxes smaller than this fraction of the total are merged, with their number and
@@ -65,6 +65,6 @@ def flamegraph(
     from traceanalyzer.run import run
 
     options = Options(
-        kinds, threads, weight, by, reverse, focus, min_frac, base, library_names, title
+        kinds, threads, weight, by, inverted, focus, min_frac, base, library_names, title
     )
     return run(FLAMEGRAPH, inputs, options, **reading)

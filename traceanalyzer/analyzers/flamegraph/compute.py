@@ -94,7 +94,7 @@ def combine(
             subtitle=_subtitle(whole, total, options, bases),
             unit=whole.unit,
             frame=boxes.frame,
-            inverted=options.reverse,
+            inverted=options.inverted,
         ),
         least_frac=boxes.least_frac,
         hidden=boxes.hidden,
@@ -189,7 +189,7 @@ def _subtitle(
     parts = [format_weight(total, whole.unit)]
     if options.focus:
         parts.append(f"stacks through {options.focus}")
-    if options.reverse:
+    if options.inverted:
         parts.append("inverted (bottom-up)")
     if bases:
         parts.append(f"compared with {_title(bases)}")

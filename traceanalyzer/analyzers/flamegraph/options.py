@@ -42,7 +42,7 @@ class Options(AnalyzerOptions):
     by: By | None = option(
         None, help="One root for each. Default: one for all.", choices=get_args(By)
     )
-    reverse: bool = option(False, help="Inverted (bottom-up): from leaf functions up to callers.")
+    inverted: bool = option(False, help="Inverted (bottom-up): from leaf functions up to callers.")
     focus: str | None = option(
         None, help="Only stacks through matching functions, from there down.", metavar="REGEX"
     )

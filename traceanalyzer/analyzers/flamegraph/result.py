@@ -26,7 +26,7 @@ _STAND_INS = {
     TOO_DEEP: TOO_DEEP + " is in {} of the weight: deeper frames are merged.",
 }
 
-_HEADINGS = {"name": "function", "place": "file:lines", "own": "own"}
+_HEADINGS = {"name": "function", "place": "file:lines", "is_own_code": "own code"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,7 +111,7 @@ def _verdict(result: FlameGraph) -> str:
         f"{_called(heaviest)} has the highest self share: {format_frac(heaviest['self_frac'])}.",
     ]
     inner = column("inner", unit)
-    own_code = largest_first(functions.filter("own"), inner, "name", "place")
+    own_code = largest_first(functions.filter("is_own_code"), inner, "name", "place")
     if own_code.height:
         most = own_code.row(0, named=True)
         sentences.append(
@@ -159,7 +159,10 @@ def _tables(frame: pl.DataFrame, unit: str, code: str) -> tuple[Table, ...]:
         code: label of the highlighted code.
     """
     innermost = f"Innermost functions in {code}"
-    by_inner, by_total = _ranked(frame.filter("own"), "inner", unit), _ranked(frame, "total", unit)
+    by_inner, by_total = (
+        _ranked(frame.filter("is_own_code"), "inner", unit),
+        _ranked(frame, "total", unit),
+    )
     tables = [
         _table("by_self", "Functions by self weight", frame, "self", unit),
         _table("own_code", innermost, by_inner, "inner", unit),
@@ -179,7 +182,7 @@ def _table(name: str, title: str, frame: pl.DataFrame, by: str, unit: str) -> Ta
     columns = {**_HEADINGS, column(by, unit): heads[by], f"{by}_frac": "share"}
     columns[f"{other}_frac"] = other
     if by == "inner":
-        del columns["own"]
+        del columns["is_own_code"]
     return Table(name, title, frame, columns, detail=by == "total")
 
 

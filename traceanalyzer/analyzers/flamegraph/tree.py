@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import is_whole
-from traceanalyzer.analyzers.common.libraries import is_own, package_of
+from traceanalyzer.analyzers.common.libraries import is_own_code, package_of
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.flamegraph.result import column
@@ -98,11 +98,11 @@ def functions(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         whole: weights on the call tree.
-        known: ``name``, ``place``, ``group`` and ``own`` of its functions.
+        known: ``name``, ``place``, ``group`` and ``is_own_code`` of its functions.
     """
     self_weights = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
     alone, within = stack_weights.by_frame(whole.forest, self_weights, known.height)
-    nearest = stack_weights.innermost(whole.forest, known["own"].to_numpy())
+    nearest = stack_weights.innermost(whole.forest, known["is_own_code"].to_numpy())
     inside = nearest != stack_weights.ROOT
     inner = stack_weights.added(nearest[inside], self_weights[:, inside], known.height)
     whole_weight = self_weights[0].sum()
@@ -121,7 +121,7 @@ def functions(whole: Joined, known: pl.DataFrame) -> pl.DataFrame:
     weighs = within.any(axis=0)
     return (
         frame.with_columns(columns)
-        .with_columns(pl.when("own").then(pl.col(inner_columns)))
+        .with_columns(pl.when("is_own_code").then(pl.col(inner_columns)))
         .filter(pl.Series(weighs))
         .sort(column("self", whole.unit), "name", "place", descending=[True, False, False])
     )
@@ -212,8 +212,8 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
 
     Args:
         whole: weights on the call tree.
-        known: for each of its functions ``name``, ``place``, ``group`` and ``own``.
-        options: ``by`` gives one root per group, ``reverse`` inverts the tree below the roots.
+        known: for each of its functions ``name``, ``place``, ``group`` and ``is_own_code``.
+        options: ``by`` gives one root per group, ``inverted`` inverts the tree below the roots.
             Boxes below ``min_frac`` are merged; by default none as long as all can be drawn, else
             all but the :data:`BOXES` largest.
     """
@@ -224,14 +224,14 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
         forest, weights = stack_weights.split(
             whole.forest, whole.node, whole.group, whole.weights, roots
         )
-        labels = pl.DataFrame({"name": whole.groups, "own": [False] * groups})
+        labels = pl.DataFrame({"name": whole.groups, "is_own_code": [False] * groups})
         known = pl.concat([known, labels], how="diagonal")
     else:
         weights = stack_weights.added(whole.node, whole.weights, whole.forest.parent.size)
         forest = whole.forest
     rest = known.height
     sums = weights.sum(axis=1)
-    if options.reverse:
+    if options.inverted:
         least = _NEGLIGIBLE if min_frac is None else min(min_frac, _NEGLIGIBLE)
         tree = stack_weights.invert(
             forest, weights, sums * least, rest, keep_roots=options.by is not None
@@ -239,7 +239,7 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
     else:
         forest, weights = stack_weights.weighted(forest, weights)
         tree = stack_weights.Pruned(forest, weights, np.zeros(forest.parent.size, np.int64))
-    size = (stack_weights.totals(tree.forest, tree.own) / sums[:, None]).max(axis=0)
+    size = (stack_weights.totals(tree.forest, tree.self_weights) / sums[:, None]).max(axis=0)
     stays, least_frac = _large(size, min_frac)
     if tree.hidden.any():
         least_frac = max(least_frac, _NEGLIGIBLE if min_frac is None else min_frac)
@@ -249,20 +249,22 @@ def drawn(whole: Joined, known: pl.DataFrame, options: Options) -> Drawn:
         frame=_boxes(tree, known, least_frac),
         least_frac=least_frac,
         hidden=int(tree.hidden.sum()),
-        hidden_weight=float(tree.own[0, gone].sum()),
+        hidden_weight=float(tree.self_weights[0, gone].sum()),
     )
 
 
 def known_functions(
     frames: pl.DataFrame, library: Callable[[str | None], str | None] | None
 ) -> pl.DataFrame:
-    """Return ``name``, ``place``, ``group`` and ``own`` (own code) of each function.
+    """Return ``name``, ``place``, ``group`` and ``is_own_code`` (own code) of each function.
 
     Args:
         frames: ``name``, ``file``, ``first`` and ``last`` line.
         library: returns the highlighted library of a file, or None; None for the user's own code.
     """
-    is_code = partial(is_own, "") if library is None else lambda file: library(file) is not None
+    is_code = (
+        partial(is_own_code, "") if library is None else lambda file: library(file) is not None
+    )
     own_code = mapped(frames["file"], is_code, pl.Boolean).fill_null(value=False)
     if library is None:  # a module that was typed in
         typed_in = (frames["name"] == "<module>") & (frames["file"] == "<string>")
@@ -274,7 +276,7 @@ def known_functions(
         "name",
         place=pl.col("file") + lines.fill_null(""),
         group=pl.coalesce(mapped(frames["file"], package_of), without_file),
-        own=own_code,
+        is_own_code=own_code,
     )
 
 
@@ -293,7 +295,7 @@ def _boxes(tree: stack_weights.Pruned, known: pl.DataFrame, least_frac: float) -
     forest, weights, hidden = tree
     total = stack_weights.totals(forest, weights)
     # merged boxes are not functions: their number is one after the last
-    names = pl.concat([known, pl.DataFrame({"own": [False]})], how="diagonal")[forest.frame]
+    names = pl.concat([known, pl.DataFrame({"is_own_code": [False]})], how="diagonal")[forest.frame]
     label = pl.format("({} frames below {} %)", "hidden", pl.lit(f"{100 * least_frac:.2g}"))
     size, has_parent = forest.parent.size, forest.parent != stack_weights.ROOT
     return pl.DataFrame(

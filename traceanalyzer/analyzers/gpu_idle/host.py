@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.options import Options
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
-from traceanalyzer.trace import Trace, is_cut_off, record_hint
+from traceanalyzer.trace import Trace, is_truncated, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
 #: Host slices that say what a thread was doing.
@@ -160,7 +160,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns
         and trace.events.select((pl.col("kind") == "cuda_sync").any()).item(),
         names=names,
-        work_lost=is_cut_off(trace) or (work.is_empty() and _calling(trace).height > 0),
+        work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
         collectives=runs.join(pids, on="pid", nulls_equal=True).select("unit", "start", "end"),
         overhead=_overhead(trace, work, pids, [causes.LOADS_CODE, causes.QUEUE_FULL], others=True),
         code_loading=_overhead(trace, work, pids, [causes.LOADS_CODE]),

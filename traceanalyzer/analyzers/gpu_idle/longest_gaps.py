@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common.libraries import by_component, is_own
+from traceanalyzer.analyzers.common.libraries import by_component, is_own_code
 from traceanalyzer.analyzers.common.names import ADDRESS, is_step, python_frame
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt
@@ -131,7 +131,7 @@ def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
     own = [
         name
         for name, file, function in told.select("slice", "file", "name").iter_rows()
-        if (match(file) is not None if libraries else is_own(function, file))
+        if (match(file) is not None if libraries else is_own_code(function, file))
     ]
     return pl.col("name").is_in(own)
 

@@ -309,7 +309,7 @@ def _notes(result: GpuIdle) -> list[str]:
             f"operators are looked at; {recording}."
         )
     if result.steps_by_kernels:
-        said.append(step_patterns.FOUND_BY_KERNELS)
+        said.append(step_patterns.INFERRED_STEPS)
     elif not result.steps.height:
         marking = result.hints["step"]
         said.append(
@@ -468,7 +468,7 @@ def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
     if result.units.height < 2:
         return {}
     told = {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
-    if places.told_by_rank(result.units):
+    if places.identified_by_rank(result.units):
         told.pop("file", None)
     return told
 

@@ -36,10 +36,10 @@ def info(
         InputError: the only file cannot be read.
     """
     from traceanalyzer.analyzers.info.compute import INFO
-    from traceanalyzer.reading import each_and_foreign
+    from traceanalyzer.reading import each_and_skipped
     from traceanalyzer.run import collect, truncated_notes, with_notes
 
-    items, foreign = each_and_foreign(inputs)
+    items, foreign = each_and_skipped(inputs)
     collected = collect(INFO, items, Options(), may_be_empty=len(items) != 1, **reading)
     unread = [(one.path, one.why) for one in collected.skipped]
     result = INFO.combine(collected.parts, Options((*skipped, *foreign, *unread)), ())

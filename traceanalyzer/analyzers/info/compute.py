@@ -25,7 +25,7 @@ _FILES = (
     "path", "format", "version", "rank", "world_size", "host", "devices", "start_utc", "epoch_ns",
 )  # fmt: skip
 _CONTENTS = (
-    "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "lost",
+    "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "dropped",
     "device_work", "launch_calls",
 )  # fmt: skip
 _KINDS = ("kind", "events", "sum_ns")
@@ -128,7 +128,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "events": events.height,
         "communication": communication.height,
         "communication_ns": communication["dur"].sum(),
-        "lost": lost["count"].sum(),
+        "dropped": lost["count"].sum(),
         "device_work": int(events["kind"].is_in(vocabulary.DEVICE_WORK).sum()),
         "launch_calls": int(events["kind"].is_in(vocabulary.LAUNCH_KINDS).sum()),
     }
@@ -223,7 +223,7 @@ _FILE_HEADINGS = headings(
     "rank, world_size: of, format, version, host, devices, start_utc: start (UTC)"
 )
 _CONTENT_HEADINGS = headings(
-    "span_ns: span, steps, events, communication, communication_ns: comm. sum, lost"
+    "span_ns: span, steps, events, communication, communication_ns: comm. sum, dropped"
 )
 _KIND_HEADINGS = headings("kind, files, events, sum_ns: sum of durations")
 _ISSUE_HEADINGS = headings("severity, code: finding, count, first")
@@ -239,7 +239,7 @@ class Info(Result):
             event.
         contents: one row per source file: its contents. ``communication`` counts communication
             kernels and host-run collectives (gloo, mpi), ``communication_ns`` sums their
-            durations, ``lost`` counts dropped events (findings of severity data_loss or error).
+            durations, ``dropped`` counts dropped events (findings of severity data_loss or error).
         kinds: one row per event kind over all files; ``sum_ns`` adds durations, also of nested
             events. The pseudo-kinds counter and flow count readings and arrow points.
         issues: one row per file and finding of the parser.

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.kernels.options import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import training
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import holding, intervals, linking, nesting, numbering
+from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import (
     ANNOTATION_KINDS,
@@ -240,7 +240,7 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     caller = np.full(work.height, nesting.ROOT, np.int32)
     caller[launched["work"]] = inner
     if by_id:
-        caller = launching.with_told_by_id(caller, work, slices)
+        caller = launching.with_external_ids(caller, work, slices)
     row = intervals.nullable("row", caller, caller != nesting.ROOT)
     names = slices["name"].gather(row).cast(pl.String).alias(of)
     return _with_graph_launches(names, launched) if of == "operator" else names
@@ -255,7 +255,9 @@ def _slices(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
 
 def _innermost(points: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
     """Return the row of the innermost slice around each point (pid, tid, ts)."""
-    return holding.innermost(points, holding.hold(slices, ("pid", "tid")), ("pid", "tid"))
+    return slice_tree.innermost(
+        points, slice_tree.build_tree(slices, ("pid", "tid")), ("pid", "tid")
+    )
 
 
 def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:

@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, sentences, stacked, table_of_known
 from traceanalyzer.analyzers.common.launching import note_launched_before
-from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -190,7 +190,7 @@ def _verdict(result: Launches) -> str:
 
 def _notes(result: Launches) -> tuple[str, ...]:
     """Describe what was not counted, and how to read the numbers."""
-    notes = [FOUND_BY_KERNELS] if result.steps_by_kernels else []
+    notes = [INFERRED_STEPS] if result.steps_by_kernels else []
     if result.synchronising_after_ns:
         notes.append(
             "Idle time after a synchronising call lasts until the next device work. It includes "

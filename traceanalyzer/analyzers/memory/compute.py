@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.memory.options import (
 )
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Occupancy
-from traceanalyzer.trace import Trace, is_cut_off
+from traceanalyzer.trace import Trace, is_truncated
 from traceanalyzer.units import format_bytes
 
 #: Columns of the table of devices that are not Int64.
@@ -78,7 +78,7 @@ def measure(
             rank.with_device(one, rank_memory.timeline(one)) for one in rank.ledgers
         ),
         maps=tuple(occupancy(one, rank) for one in rank.ledgers) if drawn else (),
-        remarks=(_TRUNCATED,) if is_cut_off(trace) else (),
+        remarks=(_TRUNCATED,) if is_truncated(trace) else (),
         errors=oom.of_rank(rank, full.capacity_bytes) if causes else None,
         growth=_growth(rank, full) if causes else None,
     )

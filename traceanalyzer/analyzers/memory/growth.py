@@ -79,7 +79,7 @@ def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> Memo
     if not boundaries:
         raise MissingData(
             f"{rank.path}: no steps (no step annotations, optimizer calls or repeated "
-            "allocations). Define steps with --step-every N, a number of events."
+            "allocations). Define steps with --step-every N, a number of events"
         )
     return MemoryGrowth(pl.concat(boundaries), pl.concat(growth))
 

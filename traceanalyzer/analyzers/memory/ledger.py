@@ -17,7 +17,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
-from traceanalyzer.trace import Trace, is_cut_off, record_hint
+from traceanalyzer.trace import Trace, is_truncated, record_hint
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS
 
 Source = Literal["snapshot", "instants", "calls"]
@@ -157,7 +157,7 @@ def ledgers(trace: Trace) -> list[Ledger]:
     for history in histories(trace):
         segments, blocks = of_device(trace.segments, trace.blocks, history.device)
         # a truncated file may lack segments
-        known = history.source == "snapshot" and (segments.height > 0 or not is_cut_off(trace))
+        known = history.source == "snapshot" and (segments.height > 0 or not is_truncated(trace))
         reserved = int(segments["total_bytes"].sum()) if known else None
         result.append(ledger(history, blocks, reserved))
     return result
@@ -191,7 +191,7 @@ def histories(trace: Trace) -> list[History]:
     result = list(_by_device(trace, _rows(trace, source), source)) if recorded else []
     if not result:
         hint = record_hint(trace.meta, "cpu_instant_event")
-        raise MissingData(f"{trace.meta.path}: no device allocations were recorded; {hint}")
+        raise MissingData(f"{trace.meta.path}: no allocations on a device were recorded; {hint}")
     return result
 
 

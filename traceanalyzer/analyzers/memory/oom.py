@@ -38,16 +38,16 @@ _ERRORS = headings(
     "usable_bytes: usable, largest_free_bytes: largest free block, "
     "outside_bytes: outside PyTorch, cause"
 )
-_RECORD = "Call torch.cuda.memory._record_memory_history() before the workload."
+_RECORD = "Call torch.cuda.memory._record_memory_history() before the workload"
 _STARTED_LATE = f"most memory was allocated before the history starts. {_RECORD}"
-_REMAINDER = "no out-of-memory error in the readable part of the file. Write the file again."
+_REMAINDER = "no out-of-memory error in the readable part of the file. Write the file again"
 #: Issues of incomplete histories, and how to record a complete one.
 _INCOMPLETE = {
     "truncated": _REMAINDER,
     "damaged-file": _REMAINDER,
     "no-history": f"no history was recorded. {_RECORD}",
     "history-overflowed": "the oldest events of the history were overwritten. Record with a larger "
-    "max_entries (torch.cuda.memory._record_memory_history).",
+    "max_entries (torch.cuda.memory._record_memory_history)",
 }
 _ADVICE_COLUMNS = {"cause": "cause", "n": "errors", "advice": "advice"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.memory.ledger import Ledger
-from traceanalyzer.limits import MOST_ADDRESS
+from traceanalyzer.limits import MAX_ADDRESS
 
 #: The allocator rounds sizes up to a multiple of this.
 ROUND = 512
@@ -109,7 +109,7 @@ def regions(
 def _runs(history: Ledger, segments: pl.DataFrame, position: int) -> pl.DataFrame:
     """Return the reserved address ranges; adjacent segments allocated separately stay separate."""
     later = history.rows[position:].filter(
-        pl.col("segment_change") != 0, pl.col("address") < MOST_ADDRESS
+        pl.col("segment_change") != 0, pl.col("address") < MAX_ADDRESS
     )
     kind = later["kind"].cast(pl.String)
     at_end = segments.select("address", size="total_bytes", weight=pl.lit(1, pl.Int64))

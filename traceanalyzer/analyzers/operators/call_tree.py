@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import columns, device_work, launching, replays
 from traceanalyzer.analyzers.common.names import distinct, one_name_for_steps
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import holding, intervals, nesting, numbering
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
 
@@ -54,7 +54,7 @@ def build(calls: pl.DataFrame) -> pl.DataFrame:
         The calls with ``depth``, ``parent`` (row) and ``self_time``, which adds up to the time in
         which the thread was in any call.
     """
-    return holding.hold(calls, ["thread"])
+    return slice_tree.build_tree(calls, ["thread"])
 
 
 def counted_as(tree: pl.DataFrame) -> nesting.Rows:
@@ -63,7 +63,7 @@ def counted_as(tree: pl.DataFrame) -> nesting.Rows:
     That is the call itself, except for an operator that is the only call of a call of the same
     name: as in PyTorch it is merged with its caller. Recursive functions are not merged.
     """
-    parent, name = holding.parents(tree), tree["name"].to_physical().to_numpy()
+    parent, name = slice_tree.parents(tree), tree["name"].to_physical().to_numpy()
     is_operator = (tree["kind"] == "cpu_op").to_numpy()
     nested = np.flatnonzero((parent != nesting.ROOT) & is_operator).astype(np.int32)
     same_name = nested[name[nested] == name[parent[nested]]]
@@ -183,10 +183,10 @@ def callers(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
         wanted = tree["kind"].is_in(kinds).to_numpy()
         open_work = np.flatnonzero((caller == nesting.ROOT) & (call != nesting.ROOT))
         if open_work.size and wanted.any():
-            caller[open_work] = holding.nearest(tree, wanted)[call[open_work]]
+            caller[open_work] = slice_tree.nearest(tree, wanted)[call[open_work]]
     named = pl.col("kind").is_in((*MARKED, OTHER))
     ids = tree.select("start", external_id=pl.when(named).then("external_id"))
-    return launching.with_told_by_id(caller, work, ids)
+    return launching.with_external_ids(caller, work, ids)
 
 
 def device_time(work: pl.DataFrame, caller: nesting.Rows, height: int) -> intervals.Ints:
@@ -212,7 +212,7 @@ def allocations(instants: pl.DataFrame, tree: pl.DataFrame) -> Memory:
     """Return the memory of each call from the time and thread of :func:`instants_of`."""
     if instants.is_empty():
         return Memory(None, None, 0)
-    inner = holding.innermost(instants, tree, ["thread"])
+    inner = slice_tree.innermost(instants, tree, ["thread"])
     size, of_host = instants["bytes"], instants["of_host"]
     host, device = (
         _summed(inner.filter(mask), size.filter(mask), tree.height) if mask.any() else None
@@ -236,7 +236,7 @@ def python_stacks(tree: pl.DataFrame, frames: int) -> pl.Series:
 
     A frame does not count as around itself. Backward operators run in a thread without frames.
     """
-    around = holding.nearest(tree, (tree["kind"] == FRAMES).to_numpy())
+    around = slice_tree.nearest(tree, (tree["kind"] == FRAMES).to_numpy())
     names = tree["name"].cast(pl.String)
     levels: list[pl.Series] = []
     at = around

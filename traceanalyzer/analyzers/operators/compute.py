@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.operators import call_tree, result
 from traceanalyzer.analyzers.operators.options import Options, SortBy, sort_column
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import holding, intervals, nesting, numbering
+from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK
 
@@ -153,7 +153,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         ("device_memory_bytes", memory.device),
     ):
         sums.append(_summed(f"self_{name}", values, row, keys))
-        total = None if values is None else holding.with_descendants(values, tree) * is_counted
+        total = None if values is None else slice_tree.with_descendants(values, tree) * is_counted
         sums.append(_summed(f"total_{name}", total, row, keys))
     runs = _runs_operators(tree)
     running = _summed("self_host_ns", self_host * runs, row, keys)

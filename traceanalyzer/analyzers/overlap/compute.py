@@ -289,7 +289,7 @@ def _absolute(part: Part, name: str, *, one_clock: bool) -> pl.DataFrame:
 
 def _shares(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(
-        overlap_frac=ratio("hidden_communication_ns", "communication_ns"),
+        overlap_frac=ratio("overlapped_communication_ns", "communication_ns"),
         utilisation_frac=ratio("busy_ns", "span_ns"),
         compute_frac=ratio("compute_ns", "span_ns"),
     )

@@ -10,8 +10,13 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
-from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
+from traceanalyzer.analyzers.common.places import (
+    count_devices,
+    identified_by_rank,
+    places,
+    short_paths,
+)
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import (
     AFTER,
@@ -124,12 +129,12 @@ class Overlap(Result):
 
     def _sums(self) -> dict[str, Any]:
         """Sums over all devices."""
-        names = ("span", *PARTS, "busy", "communication", "hidden_communication", "memory")
+        names = ("span", *PARTS, "busy", "communication", "overlapped_communication", "memory")
         sums = {f"{name}_ns": int(self.devices[f"{name}_ns"].sum()) for name in names}
         whole, span = sums["communication_ns"], sums["span_ns"]
         return {
             **sums,
-            "overlap_frac": sums["hidden_communication_ns"] / whole if whole else None,
+            "overlap_frac": sums["overlapped_communication_ns"] / whole if whole else None,
             "utilisation_frac": sums["busy_ns"] / span if span else None,
         }
 
@@ -254,7 +259,7 @@ def _notes(result: Overlap) -> tuple[str, ...]:
     )
     notes = [adding_up]
     if result.by == "step" and result.steps_by_kernels:
-        notes.append(FOUND_BY_KERNELS)
+        notes.append(INFERRED_STEPS)
     if result.by == "step":
         notes.append(
             "Device work counts for the step in which it runs, not the one that launched it."
@@ -304,7 +309,7 @@ def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
     devices, frame = result.devices, getattr(result, name.removesuffix("_utilisation"))
     empty = "no steps are marked" if name == "steps" else "none"
     keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
-    if devices["path"].n_unique() > 1 and not told_by_rank(devices):
+    if devices["path"].n_unique() > 1 and not identified_by_rank(devices):
         frame = frame.with_columns(file=short_paths(frame["path"]))
         keys = {"file": "file", **keys}
     empty_columns = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION

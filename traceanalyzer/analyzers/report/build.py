@@ -30,7 +30,7 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
     results = examination.results
     return Report(
         about=_about(paths),
-        told=judge(examination, rules),
+        diagnosis_result=judge(examination, rules),
         facts=facts(results),
         overview=overview(results),
         sections=_sections(results, paths),
@@ -135,7 +135,7 @@ _KEYS = ("rank", "path")
 
 #: Columns and headings of the overview; columns of nulls are dropped.
 _COLUMNS = headings(
-    "on: rank, format, host, events, lost, steps, median_ns: median step, busy_frac: busy, "
+    "on: rank, format, host, events, dropped, steps, median_ns: median step, busy_frac: busy, "
     "idle_frac: idle, dataloading_frac: waiting for data, compute_frac: compute, "
     "exposed_frac: exposed communication, wait_ns: waited for others, "
     "imposed_ns: others waited for it, peak_bytes: peak memory"
@@ -145,20 +145,22 @@ _COLUMNS = headings(
 def overview(results: Mapping[str, Result]) -> Table:
     """Return the table of ranks: one row per file and rank.
 
-    Columns: ``on`` (rank or file name), rank, path, format, host, events, lost (dropped events),
+    Columns: ``on`` (rank or file name), rank, path, format, host, events, dropped (dropped events),
     steps, median_ns, busy_frac, idle_frac and dataloading_frac (of device time), compute_frac and
     exposed_frac (exposed communication), wait_ns (for other ranks), imposed_ns (that other ranks
     waited for it), peak_bytes.
     """
     info: Any = results["info"]
-    rows = info.files.select(*_KEYS, "format", "host").with_columns(info.contents["events", "lost"])
+    rows = info.files.select(*_KEYS, "format", "host").with_columns(
+        info.contents["events", "dropped"]
+    )
     for name, result in results.items():
         if name in _OF_RANKS:
             rows = columns.looked_up(rows, _OF_RANKS[name](result), _KEYS)
     rows = rows.with_columns(_names(rows))
     known = known_columns(rows, _COLUMNS)
-    if not rows["lost"].sum():
-        known.pop("lost", None)
+    if not rows["dropped"].sum():
+        known.pop("dropped", None)
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
     return Table("overview", "Ranks", rows, known)
 

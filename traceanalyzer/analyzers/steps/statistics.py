@@ -22,14 +22,14 @@ RECORDING = ("rank", "path")
 WARM_UP_FACTOR = 1.5
 
 #: ... if at least this many steps follow; and most warm-up steps in a row.
-LEAST_AFTER, MOST_WARM_UP = 2, 10
+LEAST_AFTER, MAX_WARM_UP = 2, 10
 
 _WARM_UP = pl.col("warm_up")
 
 
 def warm_up(durations: Sequence[int]) -> int:
     """Count the first steps that take much longer than those after them."""
-    most = max(min(MOST_WARM_UP, len(durations) - LEAST_AFTER), 0)
+    most = max(min(MAX_WARM_UP, len(durations) - LEAST_AFTER), 0)
     for first in range(most):
         after = sorted(durations[first + 1 :])
         most_of_them = after[-(-len(after) * 3 // 4) - 1]

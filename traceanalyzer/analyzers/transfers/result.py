@@ -46,7 +46,7 @@ MIGRATIONS = "migrations"
 #: The findings, and what to do about each.
 ADVICE = {
     PAGEABLE: "pin the host memory (pin_memory=True, tensor.pin_memory()) and copy with "
-    "non_blocking=True; traceanalyzer api shows how long these copies block the host",
+    "non_blocking=True; traceanalyzer cuda-api shows how long these copies block the host",
     EXPOSED: "copy between host and pinned memory with non_blocking=True on a separate stream to "
     "overlap with kernels of the previous step",
     MIGRATIONS: "prefetch managed memory before kernels use it (cudaMemPrefetchAsync), set its "

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.limits import MOST_ADDRESS, MOST_BYTES
+from traceanalyzer.limits import MAX_ADDRESS, MAX_BYTES
 
 TaggedArray = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -209,19 +209,19 @@ class Reading:
     def addresses(self, tagged: TaggedArray) -> pl.Series:
         """Return addresses; null if absent or beyond the address space of a process."""
         values = self.integers(tagged, unsigned=True)
-        wrong = (values >= MOST_ADDRESS).fill_null(value=False)
+        wrong = (values >= MAX_ADDRESS).fill_null(value=False)
         self.wrong += int(wrong.sum())
         return values.set(wrong, None)
 
     def sizes(self, tagged: TaggedArray, any_size: pl.Series | None = None) -> pl.Series:
-        """Return sizes in bytes; null if absent, negative or at least :data:`MOST_BYTES`.
+        """Return sizes in bytes; null if absent, negative or at least :data:`MAX_BYTES`.
 
         Args:
             tagged: the sizes.
             any_size: rows where any size is valid, such as requests that failed.
         """
         values = self.integers(tagged)
-        large = values >= MOST_BYTES if any_size is None else (values >= MOST_BYTES) & ~any_size
+        large = values >= MAX_BYTES if any_size is None else (values >= MAX_BYTES) & ~any_size
         wrong = ((values < 0) | large).fill_null(value=False)
         self.wrong += int(wrong.sum())
         return values.set(wrong, None)

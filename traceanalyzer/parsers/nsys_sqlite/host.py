@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames import stacks
-from traceanalyzer.limits import MOST_RANKS
+from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.tables import Frame, stacks_table
 from traceanalyzer.vocabulary import collective_of_word
@@ -147,7 +147,7 @@ def mpi_calls(export: tables.Export) -> pl.DataFrame:
 def mpi_ranks(export: tables.Export) -> dict[int, int]:
     """Return the MPI rank of each process."""
     rows = export.database.read(tables.MPI_RANKS, integers=("globalTid", "rank")).drop_nulls()
-    valid = rows.filter(pl.col("rank").is_between(0, MOST_RANKS, closed="left"))
+    valid = rows.filter(pl.col("rank").is_between(0, MAX_RANKS, closed="left"))
     return {tables.process_of(thread): rank for thread, rank in valid.iter_rows()}
 
 

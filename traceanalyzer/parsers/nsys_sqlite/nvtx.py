@@ -19,7 +19,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.limits import MOST_RANKS
+from traceanalyzer.limits import MAX_RANKS
 from traceanalyzer.parsers.nsys_sqlite import tables
 from traceanalyzer.parsers.nsys_sqlite.database import Shape
 from traceanalyzer.vocabulary import collective_of_word
@@ -128,7 +128,7 @@ def nccl_ranks(export: tables.Export) -> dict[int, tuple[int, int]]:
     for thread, data in rows.drop_nulls().iter_rows():
         fields = _decoded(data, schemas)
         size, rank = fields.get(_RANKS, 0), fields.get(_RANK)
-        if rank is None or not 0 <= rank < size <= MOST_RANKS:
+        if rank is None or not 0 <= rank < size <= MAX_RANKS:
             continue
         process = tables.process_of(thread)
         if size > ranks.get(process, (0, 0))[1]:
@@ -295,7 +295,7 @@ def _group_sizes(decoded: list[dict[str, int]]) -> dict[int, int]:
     return {
         fields[_COMMUNICATOR]: fields[_RANKS]
         for fields in decoded
-        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MOST_RANKS
+        if _COMMUNICATOR in fields and 0 < fields.get(_RANKS, 0) < MAX_RANKS
     }
 
 

@@ -117,7 +117,7 @@ def _box(row: dict[str, Any]) -> Box:
         shorten(visible(name), _NAME_CHARS),
         shorten(visible(row["place"]), _NAME_CHARS) if row["place"] else None,
         row["group"],
-        row["own"],
+        row["is_own_code"],
         row["self"],
         row["total"],
         hidden,

@@ -24,7 +24,7 @@ def page(report: Report, *, top: int | None = 50) -> str:
         report: the report.
         top: rows per table; None means all.
     """
-    results = [report.told, *(section.result for section in report.sections)]
+    results = [report.diagnosis_result, *(section.result for section in report.sections)]
     viewers: list[Viewer] = [*html.viewers_of(results), VIEWER]
     styles = html.STYLE + html.CARD_STYLE + html.PAGE_STYLE + html.viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}

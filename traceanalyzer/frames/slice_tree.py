@@ -23,7 +23,7 @@ from traceanalyzer.frames.numbering import Numbers, numbered
 _CLIMBS = 128
 
 
-def hold(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
+def build_tree(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Compute depth, parent and self time of each slice.
 
     The parent is the last slice to start among those that fully contain the slice.
@@ -59,7 +59,7 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
 
     Args:
         points: Int64 ``ts`` and the columns ``by``.
-        tree: slices in order of start, with the ``parent`` computed by :func:`hold`.
+        tree: slices in order of start, with the ``parent`` computed by :func:`build_tree`.
         by: columns that identify threads.
 
     Returns:

@@ -12,9 +12,15 @@ from polars.testing import assert_frame_equal
 from test_nesting import Row, in_order, modest, slices, tree
 
 from traceanalyzer.frames import intervals, linking, nesting
-from traceanalyzer.frames.holding import hold, innermost, nearest, parents, with_descendants
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.frames.numbering import numbered
+from traceanalyzer.frames.slice_tree import (
+    build_tree,
+    innermost,
+    nearest,
+    parents,
+    with_descendants,
+)
 
 POINT = st.tuples(st.sampled_from([1, 1, None]), st.none() | st.integers(-1, 30))
 
@@ -49,7 +55,7 @@ def owned(frame: pl.DataFrame) -> dict[int, int]:
 @modest
 @given(slices(), st.sampled_from([0, 1 << 62, -(1 << 62)]))
 def test_parent_is_the_last_started_containing_slice(frame: pl.DataFrame, by: int) -> None:
-    slice_tree = hold(frame.with_columns(pl.col("start", "end") + by), ["g"])
+    slice_tree = build_tree(frame.with_columns(pl.col("start", "end") + by), ["g"])
     known = slice_tree.with_row_index("row").filter(intervals.IS_INTERVAL)
     assert dict(known.select("row", "parent").iter_rows()) == holders(frame)
     none = slice_tree.filter(~intervals.IS_INTERVAL.fill_null(value=False))
@@ -59,14 +65,14 @@ def test_parent_is_the_last_started_containing_slice(frame: pl.DataFrame, by: in
 @modest
 @given(slices())
 def test_instant_belongs_to_the_last_started_slice(frame: pl.DataFrame) -> None:
-    known = hold(frame, ["g"]).with_row_index("row").filter(intervals.IS_INTERVAL)
+    known = build_tree(frame, ["g"]).with_row_index("row").filter(intervals.IS_INTERVAL)
     assert dict(known.select("row", "self_time").iter_rows()) == owned(frame)
 
 
 @modest
 @given(slices())
 def test_self_times_add_up_to_busy_time(frame: pl.DataFrame) -> None:
-    self_times = hold(frame, ["g"]).group_by("g").agg(pl.col("self_time").sum()).sort("g")
+    self_times = build_tree(frame, ["g"]).group_by("g").agg(pl.col("self_time").sum()).sort("g")
     measured = intervals.measure(frame, ["g"]).rename({"length": "self_time"})
     assert_frame_equal(self_times, measured.sort("g"))
 
@@ -75,7 +81,7 @@ def test_self_times_add_up_to_busy_time(frame: pl.DataFrame) -> None:
 @given(st.integers(0, 1 << 30), st.sampled_from([5, 40, 400]))
 def test_nested_slices_give_the_tree_of_nest(seed: int, size: int) -> None:
     frame = tree(seed, size)
-    slice_tree, nested = hold(frame), nesting.nest(frame, tolerance=0)
+    slice_tree, nested = build_tree(frame), nesting.nest(frame, tolerance=0)
     assert_frame_equal(slice_tree.select("depth", "parent"), nested.select("depth", "parent"))
     assert slice_tree["self_time"].equals(nesting.self_time(nested)["self_time"])
 
@@ -86,13 +92,13 @@ def test_crossing_slices_do_not_affect_others(crossing: pl.DataFrame, seed: int,
     near = tree(seed, size, deepest=2)
     far = near.with_columns(pl.col("start", "end") + 100_000)
     odd = crossing.filter(intervals.IS_INTERVAL).select(pl.col("start", "end") + 50_000)
-    alone = [hold(part).drop("start", "end") for part in (near, odd, far)]
+    alone = [build_tree(part).drop("start", "end") for part in (near, odd, far)]
     rows = [0, near.height, near.height + odd.height]
     expected = [
         part.with_columns((pl.col("parent") + first).cast(pl.UInt32))
         for part, first in zip(alone, rows, strict=True)
     ]
-    together = hold(pl.concat([near, odd, far])).drop("start", "end")
+    together = build_tree(pl.concat([near, odd, far])).drop("start", "end")
     assert_frame_equal(together, pl.concat(expected))
 
 
@@ -101,8 +107,10 @@ def test_crossing_slices_do_not_affect_others(crossing: pl.DataFrame, seed: int,
 def test_the_order_of_the_rows_does_not_matter(frame: pl.DataFrame, random: object) -> None:
     unlike = frame.unique(maintain_order=True).with_row_index("id")  # twins go by their row
     mixed = unlike.sample(fraction=1, shuffle=True, seed=random.randrange(1 << 30))  # type: ignore[attr-defined]
-    self_times = hold(unlike, ["g"]).select("id", "depth", "self_time")
-    assert_frame_equal(hold(mixed, ["g"]).sort("id").select("id", "depth", "self_time"), self_times)
+    self_times = build_tree(unlike, ["g"]).select("id", "depth", "self_time")
+    assert_frame_equal(
+        build_tree(mixed, ["g"]).sort("id").select("id", "depth", "self_time"), self_times
+    )
 
 
 @modest
@@ -113,7 +121,7 @@ def test_innermost_equals_enclosing(
     rows = frame.filter(intervals.IS_INTERVAL)
     rows = rows.sort("start", "end", descending=[False, True], maintain_order=True)
     asked = pl.DataFrame(points, schema={"g": pl.Int64, "ts": pl.Int64}, orient="row")
-    result = innermost(asked, hold(rows, ["g"]), ["g"])
+    result = innermost(asked, build_tree(rows, ["g"]), ["g"])
     assert result.to_list() == linking.enclosing(asked, rows, ["g"])["slice"].to_list()
 
 
@@ -125,7 +133,7 @@ def test_the_innermost_of_slices_nested_very_deep() -> None:
     )
     points = pl.DataFrame({"ts": [*range(7 * depth, 9 * depth, 7), 9 * depth]})
     began = time.perf_counter()
-    result = innermost(points, hold(rows))
+    result = innermost(points, build_tree(rows))
     assert result.equals(linking.enclosing(points, rows)["slice"])
     assert time.perf_counter() - began < 5
 
@@ -133,7 +141,7 @@ def test_the_innermost_of_slices_nested_very_deep() -> None:
 @modest
 @given(slices(), st.lists(st.booleans(), min_size=25, max_size=25))
 def test_nearest_equals_climbing(frame: pl.DataFrame, chosen: list[bool]) -> None:
-    slice_tree = hold(frame, ["g"])
+    slice_tree = build_tree(frame, ["g"])
     wanted = np.array(chosen)[: slice_tree.height]
     for row, result in enumerate(nearest(slice_tree, wanted).tolist()):
         at = parents(slice_tree)[row]
@@ -145,7 +153,7 @@ def test_nearest_equals_climbing(frame: pl.DataFrame, chosen: list[bool]) -> Non
 @modest
 @given(slices(), st.lists(st.integers(-(1 << 58), 1 << 58), min_size=25, max_size=25))
 def test_descendants_count_once_per_ancestor(frame: pl.DataFrame, values: list[int]) -> None:
-    slice_tree = hold(frame, ["g"])
+    slice_tree = build_tree(frame, ["g"])
     expected = values[: slice_tree.height]
     self_times = np.array(expected, np.int64)
     for row, value in enumerate(values[: slice_tree.height]):
@@ -194,13 +202,13 @@ def test_many_combinations_are_numbered_without_a_table(rows: int, distinct: int
 
 def test_slices_do_not_run_at_their_end() -> None:
     rows = pl.DataFrame({"start": range(8), "end": [20, *[10] * 7]})
-    result = innermost(pl.DataFrame({"ts": [9, 10, 11, 20]}), hold(rows))
+    result = innermost(pl.DataFrame({"ts": [9, 10, 11, 20]}), build_tree(rows))
     assert result.to_list() == [7, 0, 0, None]
 
 
 def test_empty_input() -> None:
     empty = pl.DataFrame(schema={"g": pl.Int64, "start": pl.Int64, "end": pl.Int64})
-    slice_tree = hold(empty, ["g"])
+    slice_tree = build_tree(empty, ["g"])
     assert slice_tree.columns == ["g", "start", "end", "depth", "parent", "self_time"]
     assert with_descendants(np.zeros(0, np.int64), slice_tree).size == 0
     points = pl.DataFrame({"g": [1], "ts": [5]})
