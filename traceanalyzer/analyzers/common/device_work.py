@@ -117,8 +117,8 @@ def measure_parts(work: pl.DataFrame | Runs, windows: pl.DataFrame) -> pl.DataFr
         ``windows`` with, in ns: the parts compute_ns, exposed_communication_ns, exposed_memory_ns
         and idle_ns, which sum to end - start; busy_ns (the window without idle); communication_ns
         and overlapped_communication_ns (communication overlapped with compute); memory_ns and
-        overlapped_memory_ns (copies and memsets overlapped with compute or communication). Exposed and
-        overlapped sum to the total. Null if a window has no start or end.
+        overlapped_memory_ns (copies and memsets overlapped with compute or communication).
+        Exposed and overlapped sum to the total. Null if a window has no start or end.
     """
     runs = work if isinstance(work, Runs) else runs_of(work)
     keys = windows.select(*DEVICE, "start", "end")
