@@ -95,7 +95,7 @@ def test_waits_belong_to_what_delayed_the_straggler(late: ta.Diagnosis) -> None:
     total = loading.cost_ns * idle.steps.height
     assert total == pytest.approx(own + waited, rel=0.01)
     assert loading.cost_frac == pytest.approx(total / idle.step_ns, rel=1e-6)
-    assert {one.id for one in loading.effects} == {"late-rank", "uneven-steps"}
+    assert {one.id for one in loading.effects} == {"straggler", "uneven-steps"}
     assert all(not one.advice for one in loading.effects)
     slow = comm.collectives.filter("slow").rows(named=True)
     over = sum(
@@ -229,7 +229,7 @@ def test_all_fixtures_at_once_are_told_apart() -> None:
     rules = {one.id for one in result.diagnosis}
     assert {"data-loading", "memory-growth", "hot-line"} <= rules
     alone = ta.diagnose(RANKS)
-    assert found(result, "late-rank") == found(alone, "late-rank")
+    assert found(result, "straggler") == found(alone, "straggler")
 
 
 def test_the_loaders_share_is_near_that_of_the_tensorboard_plugin(shared: Path) -> None:
@@ -266,12 +266,12 @@ def test_thresholds_change_what_counts() -> None:
     ("text", "said"),
     [
         ("late=5%", "no rule is called 'late'"),
-        ("late-rank", "no threshold"),
-        ("late-rank=", "no threshold"),
-        ("late-rank=-1", "no threshold"),
-        ("late-rank=nan", "no threshold"),
-        ("late-rank=inf", "no threshold"),
-        ("late-rank:bad=1", "no severity"),
+        ("straggler", "no threshold"),
+        ("straggler=", "no threshold"),
+        ("straggler=-1", "no threshold"),
+        ("straggler=nan", "no threshold"),
+        ("straggler=inf", "no threshold"),
+        ("straggler:bad=1", "no severity"),
     ],
 )
 def test_thresholds_that_make_no_sense(text: str, said: str) -> None:
@@ -280,8 +280,8 @@ def test_thresholds_that_make_no_sense(text: str, said: str) -> None:
 
 
 def test_a_threshold_without_a_severity_is_the_least_grave_one() -> None:
-    rules = {rule.id: rule for rule in with_thresholds(["late-rank=1%", "hot-line=2"])}
-    assert rules["late-rank"].levels == {"warning": 0.01, "critical": 0.2}
+    rules = {rule.id: rule for rule in with_thresholds(["straggler=1%", "hot-line=2"])}
+    assert rules["straggler"].levels == {"warning": 0.01, "critical": 0.2}
     assert rules["hot-line"].levels == {"info": 2}
 
 
@@ -301,7 +301,7 @@ def test_what_was_not_recorded_cannot_be_told(late: ta.Diagnosis) -> None:
     assert rows["memory-growth"]["status"] == "skipped"
     assert "profile_memory=True" in rows["memory-growth"]["why"]
     assert rows["launch-bound"]["status"] == "nothing found"
-    assert rows["late-rank"]["status"] == "found"
+    assert rows["straggler"]["status"] == "found"
     check_wording(*late.notes)
 
 

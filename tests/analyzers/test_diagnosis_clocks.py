@@ -82,7 +82,7 @@ def test_a_slow_gpu_is_found_without_matching_collectives() -> None:
 def test_a_slow_gpu_that_others_wait_for_is_a_straggler() -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
     assert not judged("slow-gpu", traces)
-    assert ta.diagnose(traces).found[0].id == "late-rank"
+    assert ta.diagnose(traces).found[0].id == "straggler"
 
 
 def test_another_rank_has_more_work_in_each_step() -> None:

@@ -42,7 +42,7 @@ def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
 
 def straggler(traces: list[Trace]) -> ta.Finding:
     first = ta.diagnose(traces).found[0]
-    assert (first.id, first.rank) == ("late-rank", 2)
+    assert (first.id, first.rank) == ("straggler", 2)
     return first
 
 
@@ -95,7 +95,7 @@ def test_waits_for_a_rank_that_copies_belong_to_its_copies() -> None:
     assert (first.id, first.rank) == ("exposed-copies", 2)
     waits, copies = 3 * 5 * MS, 6 * MS + 3 * MS
     assert first.cost_ns == (waits + copies) / 4
-    assert "late-rank" in {effect.id for effect in first.effects}
+    assert "straggler" in {effect.id for effect in first.effects}
 
 
 def test_copies_of_a_checkpoint_belong_to_it() -> None:
