@@ -45,7 +45,7 @@ def test_a_rank_that_lacks_what_is_needed_is_left_out_alone(analysis):
     assert rows(found) == rows(analysis(alone))
     lines = [note for note in found.notes if note.startswith("Left out")]
     assert len(lines) == 1
-    assert lines[0].startswith("Left out: node.json, rank 1: ")
+    assert lines[0].startswith("Skipped: node.json, rank 1: ")
 
 
 @pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
@@ -58,4 +58,4 @@ def test_all_questions_asked_at_once_name_the_rank():
     both = trace([*worked(0), idle(1)], None, path="node.json")
     lacking = [note for note in examine(both).results["kernels"].notes if "Left out" in note]
     assert len(lacking) == 1
-    assert lacking[0].startswith("Left out: node.json, rank 1: ")
+    assert lacking[0].startswith("Skipped: node.json, rank 1: ")

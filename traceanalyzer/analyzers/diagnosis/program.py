@@ -68,8 +68,9 @@ class Program:
             )
         name = "Infinity Fabric" if _AMD.search(self.gpus) else "NVLink"
         return (
-            f"The network or {name} is slow or shared: compare nodes and time of day, and check "
-            f"the transport in the {self.library} log (NCCL_DEBUG=INFO) and other jobs on the fabric."
+            f"The network or {name} is slow or shared: compare nodes and time of day, and "
+            f"check the transport in the {self.library} log (NCCL_DEBUG=INFO) and other jobs on "
+            "the fabric."
         )
 
 
