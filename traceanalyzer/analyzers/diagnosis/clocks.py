@@ -47,8 +47,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
     yield Measured(
         size=time.frac(total),
-        title=f"Slow kernels in {which}: {time.share(total)}. In the slowest of them, "
-        f"{difference.text}.",
+        title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
         evidence=(f"Steps with the fastest kernels: {', '.join(fastest[:_NAMED])}.",),
         advice=difference.advice("this GPU in those steps", "equal work in every step"),
         total_ns=total,

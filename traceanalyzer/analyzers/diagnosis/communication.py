@@ -107,7 +107,7 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
     )
     sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
     if sides:
-        yield f"During that delay: {'; '.join(sides)}."
+        yield f"During that delay, {'; '.join(sides)}."
 
 
 @rule(

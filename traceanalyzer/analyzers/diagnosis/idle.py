@@ -113,7 +113,8 @@ def _title(
     who = f"{what}{'' if result.units.height == 1 else 's'}" if rank is None else f"Rank {rank}"
     waited = int(losses.filter("waited")["lost_ns"].sum())
     some = 0 if rank is not None else _SOME_FRAC * total
-    others = ", including wait time of other ranks" if waited > some else ""
+    is_more = waited > some and cause != causes.PEER
+    others = ", including wait time of other ranks" if is_more else ""
     idle = f"{who} idle{in_steps(losses, time, rank)}, {causes.WAITING[cause]}"
     return f"{idle}: {time.share(total, once=once)}{others}."
 
@@ -180,7 +181,7 @@ def waits_for(time: DeviceTime, cause: str, rank: int) -> Iterator[str]:
         f"Rank {rank} {state} for {format_ns(idle)}; {others} {format_ns(waited)} in total for it, "
         f"mostly in {name}."
     )
-    yield f"Without this delay, {time.exposed} is up to {time.text(waited)} shorter."
+    yield f"Without this delay, {time.exposed} would be up to {time.text(waited)} shorter."
 
 
 def _idlest(result: GpuIdle, cause: str) -> Iterator[str]:

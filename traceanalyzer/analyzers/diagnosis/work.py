@@ -290,7 +290,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         size=share,
         title=f"{format_frac(share)} of samples are in or below one line of your own code: "
         f"{name} ({path}:{line}).",
-        evidence=(f"{part} of {whole}.",),
+        evidence=(f"{part} in or below the line, {whole} in total.",),
         advice="A flamegraph shows the functions that it calls.",
         of="samples",
     )
