@@ -38,7 +38,7 @@ def late() -> ta.Diagnosis:
     return ta.diagnose(RANKS)
 
 
-def found(result: ta.Diagnosis, rule: str) -> ta.Finding:
+def find(result: ta.Diagnosis, rule: str) -> ta.Finding:
     """A finding, or the effect of one."""
     every = [one for root in result.diagnosis for one in (root, *root.effects)]
     return next(one for one in every if one.id == rule)
@@ -88,7 +88,7 @@ def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
 def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     """The fixture: the DataLoader of rank 5 is slow in every third step; one collective is slow."""
     idle, comm = ta.gpu_idle(RANKS), ta.comm_outliers(RANKS)
-    loading = found(late, "data-loading")
+    loading = find(late, "data-loading")
     assert loading.rank == 5
     idle_ns = idle.steps["dataloading_ns"].sum()
     waited = comm.ranks.filter(rank=5)["imposed_ns"].item()
@@ -101,9 +101,9 @@ def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     over = sum(
         (row["pure_ns"] - row["pure_ns"] / row["slow_factor"]) * row["ranks"] for row in slow
     )
-    cost = found(late, "slow-collectives").cost_ns
+    cost = find(late, "slow-collectives").cost_ns
     assert cost == pytest.approx(over / idle.steps.height, rel=1e-3)
-    exposed = found(late, "exposed-communication").cost_ns * idle.steps.height
+    exposed = find(late, "exposed-communication").cost_ns * idle.steps.height
     whole = idle.steps["exposed_communication_ns"].sum()
     waits = comm.total_wait_ns
     assert exposed == pytest.approx(whole - waits - over, rel=0.01)
@@ -121,7 +121,7 @@ def test_uneven_steps_cost(late: ta.Diagnosis) -> None:
     for of_rank in each.partition_by("rank"):
         usual = of_rank["duration_ns"].median()
         over += sum(max(0, one - usual) for one in of_rank["duration_ns"])
-    cost = found(late, "uneven-steps").cost_ns
+    cost = find(late, "uneven-steps").cost_ns
     assert cost == pytest.approx(over / each.height, abs=1)
 
 
@@ -178,9 +178,9 @@ def test_launch_bound_evidence() -> None:
 def test_of_is_set_only_for_shares(late: ta.Diagnosis) -> None:
     for one in late.diagnosis:
         assert bool(one.of) == (one.cost_frac is not None)
-    assert found(late, "exposed-communication").of == "step time"
+    assert find(late, "exposed-communication").of == "step time"
     lone = ta.diagnose(RANKS / "rank0.json.gz")
-    assert found(lone, "missing-ranks").of == ""
+    assert find(lone, "missing-ranks").of == ""
 
 
 def test_uneven_memory_names_the_device() -> None:
@@ -220,7 +220,7 @@ def test_nearly_full_memory_is_a_share_of_outliers() -> None:
     ],
 )
 def test_fixtures_have_expected_findings(name: str, rule: str, severity: str) -> None:
-    assert found(ta.diagnose(FIXTURES / name), rule).severity == severity
+    assert find(ta.diagnose(FIXTURES / name), rule).severity == severity
 
 
 def test_inputs_of_several_formats() -> None:
@@ -229,7 +229,7 @@ def test_inputs_of_several_formats() -> None:
     rules = {one.id for one in result.diagnosis}
     assert {"data-loading", "memory-growth", "hot-line"} <= rules
     alone = ta.diagnose(RANKS)
-    assert found(result, "straggler") == found(alone, "straggler")
+    assert find(result, "straggler") == find(alone, "straggler")
 
 
 def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
@@ -247,7 +247,7 @@ def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
 
 def test_slow_loader_on_cpu_is_critical(shared: Path) -> None:
     result = ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/slow_loader")
-    assert found(result, "data-loading").severity == "critical"
+    assert find(result, "data-loading").severity == "critical"
 
 
 # --- thresholds ------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_thresholds_change_findings() -> None:
         thresholds=["memory-growth=50%", "uneven-steps=1", "memory-fragmentation=0.9"],
     ).diagnosis
     grave = ta.diagnose(FIXTURES / "memory/leak.pickle", thresholds="memory-growth:critical=1%")
-    assert found(grave, "memory-growth").severity == "critical"
+    assert find(grave, "memory-growth").severity == "critical"
 
 
 @pytest.mark.parametrize(

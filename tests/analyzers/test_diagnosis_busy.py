@@ -147,11 +147,11 @@ def test_kernel_rules_do_not_overlap() -> None:
     ]
     traced = trace(launched(works))
     rules = ("unfused-attention", "no-tensor-cores", "memory-bound-kernels")
-    found = {rule: judged(rule, traced)[0] for rule in rules}
-    assert [one.total_ns for one in found.values()] == [300 * US, 300 * US, 400 * US]
-    assert sum(one.total_ns or 0 for one in found.values()) <= kernels(traced).busy_ns
-    assert all(BY_ID[rule].severity(one.size) for rule, one in found.items())
-    check_wording(found["no-tensor-cores"].title, *found["no-tensor-cores"].evidence)
+    by_rule = {rule: judged(rule, traced)[0] for rule in rules}
+    assert [one.total_ns for one in by_rule.values()] == [300 * US, 300 * US, 400 * US]
+    assert sum(one.total_ns or 0 for one in by_rule.values()) <= kernels(traced).busy_ns
+    assert all(BY_ID[rule].severity(one.size) for rule, one in by_rule.items())
+    check_wording(by_rule["no-tensor-cores"].title, *by_rule["no-tensor-cores"].evidence)
 
 
 def test_attention_products_below_threshold_count_for_tensor_cores() -> None:

@@ -116,10 +116,10 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
 
 
 def test_allocator_retries() -> None:
-    found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
     for retries in (1, 3):
-        devices = found.devices.with_columns(retries=pl.lit(retries))
-        (one,) = measurements("allocator-retries", replace(found, devices=devices))
+        devices = memory.devices.with_columns(retries=pl.lit(retries))
+        (one,) = measurements("allocator-retries", replace(memory, devices=devices))
         assert (one.size, one.total_ns, one.cost_frac) == (retries, None, None)
         check_wording(one.title)
 
@@ -128,9 +128,11 @@ def test_allocator_retries() -> None:
     ("retries", "severity"), [(0, None), (1, "warning"), (19, "warning"), (20, "critical")]
 )
 def test_severity_of_allocator_retries(retries: int, severity: str | None) -> None:
-    found = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
-    devices = found.devices.with_columns(retries=pl.lit(retries))
-    sizes = [one.size for one in measurements("allocator-retries", replace(found, devices=devices))]
+    memory = ta.memory(ROOT / "fixtures" / "memory" / "training.pickle")
+    devices = memory.devices.with_columns(retries=pl.lit(retries))
+    sizes = [
+        one.size for one in measurements("allocator-retries", replace(memory, devices=devices))
+    ]
     rule = BY_ID["allocator-retries"]
     assert [rule.severity(size) for size in sizes] == ([severity] if severity else [])
 

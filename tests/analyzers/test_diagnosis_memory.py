@@ -80,9 +80,9 @@ def test_small_leak_is_not_the_cause(tmp_path: Path) -> None:
     run = MAKE["leaking"]()
     with contextlib.suppress(MAKE["OutOfMemory"]):
         run.devices[0].alloc(300 * MIB, "forward0")
-    found = dict(chain(ta.diagnose(write(tmp_path, run))))
-    assert "out-of-memory" in found
-    assert found["memory-growth"] == []
+    chains = dict(chain(ta.diagnose(write(tmp_path, run))))
+    assert "out-of-memory" in chains
+    assert chains["memory-growth"] == []
 
 
 def test_errors_of_several_causes_are_one_finding(shared: Path) -> None:

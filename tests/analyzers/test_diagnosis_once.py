@@ -37,8 +37,8 @@ SET_UP = [
 
 @pytest.mark.parametrize(("call", "kind", "rule"), SET_UP)
 def test_setup_in_the_first_step_costs_once(call: str, kind: str, rule: str) -> None:
-    found = ta.diagnose(steps_with(call, kind)).diagnosis
-    (one,) = (one for one in found if one.id == rule)
+    findings = ta.diagnose(steps_with(call, kind)).diagnosis
+    (one,) = (one for one in findings if one.id == rule)
     assert one.per.endswith("once")
     assert one.cost_ns == pytest.approx(30 * MS, rel=0.1)
     assert "schedule(" in one.advice
@@ -48,13 +48,13 @@ def test_setup_in_the_first_step_costs_once(call: str, kind: str, rule: str) -> 
 
 
 def test_calls_in_every_step_cost_each_step() -> None:
-    found = ta.diagnose(steps_with("cudaMalloc", slow=(0, 1, 2, 3, 4))).diagnosis
-    (one,) = (one for one in found if one.id == "memory-management")
+    findings = ta.diagnose(steps_with("cudaMalloc", slow=(0, 1, 2, 3, 4))).diagnosis
+    (one,) = (one for one in findings if one.id == "memory-management")
     assert "once" not in one.per
     assert "schedule(" not in one.advice
 
 
 def test_other_code_in_the_first_step_is_not_setup() -> None:
-    found = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
-    (one,) = (one for one in found if one.id == "host-code")
+    findings = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
+    (one,) = (one for one in findings if one.id == "host-code")
     assert "once" not in one.per

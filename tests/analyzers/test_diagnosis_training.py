@@ -125,11 +125,11 @@ def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
 
 def test_repeated_reduction() -> None:
     traces = [accumulating(rank, (1, 1, 1)) for rank in range(2)]
-    found = {one.id: one for one in ta.diagnose(traces).found}
-    one = found["repeated-reduction"]
+    by_id = {one.id: one for one in ta.diagnose(traces).found}
+    one = by_id["repeated-reduction"]
     assert one.cost_ns == 2 * MS
     assert "3 times" in one.title
-    assert found["exposed-communication"].cost_ns == MS, "no time counts twice"
+    assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
     check_wording(one.title, *one.evidence)
 
 

@@ -71,15 +71,15 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     uses=("operators",),
 )
 def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    found = answers.get("operators")
-    known = isinstance(found, Operators) and bool(found.device_ns)
+    operators = answers.get("operators")
+    known = isinstance(operators, Operators) and bool(operators.device_ns)
     parts = _attention(result, answers)
     cost = sum(parts.values())
     if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
     each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
-    math = isinstance(found, Operators) and _MATH in found.operators["name"]
+    math = isinstance(operators, Operators) and _MATH in operators.operators["name"]
     yield Measured(
         size=share,
         title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
@@ -106,9 +106,9 @@ def _attention(result: Kernels, answers: Answers) -> dict[str, int]:
     """Return device time of unfused attention by operator, or of softmax kernels."""
     if kernel_names.ATTENTION in result.heaviest("family")["family"]:
         return {}
-    found = answers.get("operators")
-    if isinstance(found, Operators) and found.device_ns:
-        return _attention_operators(found) or {}
+    operators = answers.get("operators")
+    if isinstance(operators, Operators) and operators.device_ns:
+        return _attention_operators(operators) or {}
     return {"softmax kernels": _softmax_kernels(result)}
 
 
