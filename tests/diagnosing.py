@@ -1,4 +1,4 @@
-"""Rules of ``diagnose``, asked one by one."""
+"""Apply single rules of ``diagnose``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ BY_ID = {rule.id: rule for rule in RULES}
 
 
 def measurements(rule: str, result: Result, **others: Result) -> list[Measured]:
-    """All that a rule measures of a result, beside the results of other analyses."""
+    """Return all measurements of a rule on a result, with the results of other analyses."""
     analysis = BY_ID[rule].analysis
     return list(BY_ID[rule].judge(Answers({analysis: result, **others})))
 
 
 def measured(rule: str, result: Result, **others: Result) -> Measured:
-    """The one thing that a rule measures."""
+    """Return the only measurement of a rule."""
     (one,) = measurements(rule, result, **others)
     return one

@@ -198,9 +198,9 @@ _OPTIONS = {
         "--baseline missing", "--baseline fixtures/memory/leak.pickle",
     ),
     "diagnose": (
-        "--threshold late-rank=1%", "--threshold late-rank:critical=30% --threshold late-rank=0.5",
-        "--threshold none=1", "--threshold late-rank=x", "--threshold late-rank", "--fail-on info",
-        "--fail-on warning", "--fail-on critical", "--threshold late-rank=99% --top all",
+        "--threshold straggler=1%", "--threshold straggler:critical=30% --threshold straggler=0.5",
+        "--threshold none=1", "--threshold straggler=x", "--threshold straggler", "--fail-on info",
+        "--fail-on warning", "--fail-on critical", "--threshold straggler=99% --top all",
     ),
     "gpu-idle": (
         "--min-gap 1us", "--min-gap 1ms", "--min-gap x", "--dataloader backward", "--dataloader '('",
@@ -367,7 +367,7 @@ def _report_options() -> Iterator[str]:
     for path in (job, _R2, _MEM, _NSYS, _SPY, _COMPOSER, _GLOO, _RANKS):
         yield from (f"report {path} -o {out}" for out in ("-", "out.html", "out.json"))
     options = (
-        "--top 3", "--top all", "--top x", "--threshold late-rank=1%", "--threshold none=1", "-q",
+        "--top 3", "--top all", "--top x", "--threshold straggler=1%", "--threshold none=1", "-q",
         f"-o {TAKEN}", f"-o {TAKEN} --force", "-o none/out.html", "-o out.txt", "--top 2 -o out.json",
     )  # fmt: skip
     yield from (f"report {_R2} {more}" for more in (*options, *_READING))
@@ -416,7 +416,7 @@ _FUNCTIONS = {
     "comm_outliers": (_ISOLATED, (f"baseline={_GLOO!r}", f"memory={_MEM!r}", "factor=1.5", "z=1.0",
                             "patterns=['gemm']", "min_wait_ns=1000", "factor=-1", "patterns=['(']")),
     "cuda_api": (_ISOLATED, ()),
-    "diagnose": (_ISOLATED, ("thresholds=['late-rank=1%']", "thresholds=['none=1']")),
+    "diagnose": (_ISOLATED, ("thresholds=['straggler=1%']", "thresholds=['none=1']")),
     "flamegraph": (_SPY, (f"base={_SPEEDSCOPE!r}", "threads=['Main']", "by='thread'", "weight='count'",
                           "inverted=True", "focus='train'", "min_frac=0.1", "library_names=['torch']",
                           "title='T'", "kinds=['sample']", "weight='none'", "by='none'")),
@@ -440,7 +440,7 @@ _FUNCTIONS = {
                              "aggregate_leaf_paths=True", "group_by='function'", "by='thread'",
                              "drop_module=True", "exclude_idle_process=True", "rate=50.0", "rate=0",
                              "match='none'", "group_by='none'")),
-    "report": (_ISOLATED, ("thresholds=['late-rank=1%']",)),
+    "report": (_ISOLATED, ("thresholds=['straggler=1%']",)),
     "steps": (_ISOLATED, ("step_name='forward'", "step_name='('")),
     "transfers": (_ISOLATED, ()),
 }  # fmt: skip

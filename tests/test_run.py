@@ -147,7 +147,7 @@ def test_truncated_input_is_noted(name: str, truncated: Path) -> None:
         notes = getattr(ta, name)(truncated).notes
     except MissingData as error:
         notes = (str(error),)
-    assert any("cut off" in note for note in notes)
+    assert any("truncated" in note for note in notes)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "diagnose"])

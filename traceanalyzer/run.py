@@ -1,8 +1,8 @@
-"""The one loop over inputs: read, split ranks, take, measure, combine.
+"""The loop over inputs: read, split ranks, take, measure, combine.
 
-:func:`run` answers one analyzer, :func:`examine` all of them with each file read once. Both skip
-inputs that cannot be read as long as another one can, note truncated files, select ``rank`` and
-apply the time window in the same way. One file is in memory at a time.
+:func:`run` runs one analyzer, :func:`examine` all of them; each file is read once. Both skip
+unreadable inputs if another one can be read, note truncated files, select ``rank`` and apply the
+time window in the same way. One file is in memory at a time.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
 
 M = TypeVar("M", bound="_Measures")
 
-#: Columns that events with a duration have no use for, a fifth of their memory.
+#: Columns that only samples and counters use: a fifth of the memory of events.
 _OF_SAMPLES = ("address", "stack", "weight")
 
 
 def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpack[Reading]) -> R:
-    """The result of an analyzer over all inputs.
+    """Return the result of an analyzer over all inputs.
 
-    Of several inputs those that cannot be read are skipped; so are ranks that lack what is needed
-    where others have it. The notes of the result name them, and truncated files.
+    Of several inputs, unreadable ones are skipped; so are ranks without the required data if others
+    have it. Notes of the result list them, and truncated files.
 
     Args:
-        analyzer: what to compute.
+        analyzer: the analyzer.
         inputs: a trace, a file or a folder, or several of them.
         options: of the analyzer.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: nothing can be read.
-        MissingData: nothing has what is needed.
-        OptionError: an option is not allowed, or no input has the rank.
+        MissingData: no input has the required data.
+        OptionError: an option is invalid, or no input has the rank.
     """
     how = _How(**reading)
     options, base = _without_inputs(analyzer, options)
@@ -91,14 +91,14 @@ def collect(
     may_be_empty: bool = False,
     **reading: Unpack[Reading],
 ) -> Collected[P]:
-    """The parts of all ranks of all inputs; raises as :func:`run` does.
+    """Return the parts of all ranks of all inputs; raises the same errors as :func:`run`.
 
     Args:
-        analyzer: whose parts.
-        inputs: as of :func:`run`.
+        analyzer: the analyzer.
+        inputs: see :func:`run`.
         options: of the analyzer.
-        may_be_empty: that no input can be read is not an error.
-        **reading: as of :func:`run`.
+        may_be_empty: do not raise an error if no input can be read.
+        **reading: see :func:`run`.
     """
     return _collect(analyzer, inputs, options, _How(**reading), may_be_empty=may_be_empty)
 
@@ -106,11 +106,11 @@ def collect(
 def only_trace(
     source: PathLike | Trace, *, columns: Sequence[str] = (), **reading: Unpack[Reading]
 ) -> Trace:
-    """One input as it is, of the rank and in the time window that are asked for.
+    """Return one input as a trace of the selected rank and time window.
 
     Args:
         source: a file, or a trace in memory.
-        columns: columns made only on request.
+        columns: columns that are created only on request.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -126,47 +126,49 @@ def only_trace(
         trace = with_assumed_rank(trace, how.assume_rank)
     if how.rank is None:
         return trace
-    found = ranks.apart([trace])
-    for one in found:
+    traces = ranks.apart([trace])
+    for one in traces:
         if one.meta.rank == how.rank:
             return one
-    raise _not_there(how.rank, [one.meta.rank for one in found])
+    raise _unknown_rank(how.rank, [one.meta.rank for one in traces])
 
 
 def with_notes(result: R, notes: Iterable[str]) -> R:
-    """The result with further notes after its own."""
+    """Append notes to those of the result."""
     more = tuple(notes)
     return replace(result, input_notes=(*result.input_notes, *more)) if more else result
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
-    """A line of a result's notes for each input that was skipped."""
-    return tuple(f"Left out: {one.path}: {one.why}." for one in skipped)
+    """Return a note for each skipped input."""
+    return tuple(f"Skipped: {one.path}: {one.why}." for one in skipped)
 
 
 def truncated_notes(paths: Iterable[str]) -> tuple[str, ...]:
-    """A line of a result's notes for each truncated input."""
-    lost = "what was lost at its end is in none of these numbers"
-    return tuple(f"{path} is cut off: {lost}." for path in paths)
+    """Return a note for each truncated input."""
+    lost = "events at its end are missing in all numbers"
+    return tuple(f"{path} is truncated: {lost}." for path in paths)
 
 
 def perhaps_truncated(error: MissingData, *, truncated: bool) -> MissingData:
-    """The error, with the hint that the file is truncated: profilers write kernels last."""
+    """Add the hint that the file is truncated: profilers write kernels last."""
     if not truncated:
         return error
-    return MissingData(f"{error} (this file is cut off: what is missing may have been at its end)")
+    return MissingData(
+        f"{error} (the file is truncated: the missing data may have been at its end)"
+    )
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the inputs again, for :attr:`Analyzer.refine`.
+    """Reads inputs again, for :attr:`Analyzer.refine`.
 
     Attributes:
         items: traces in memory and paths.
         metas: of the traces read, by path.
         how: how files are read.
         collected: parts of other analyzers that were measured on the same inputs, by name.
-        notes: what is missing in what was read, a line each.
+        notes: missing data in the inputs, one line each.
     """
 
     items: Sequence[Trace | str]
@@ -176,17 +178,17 @@ class Reader:
     notes: list[str] = field(default_factory=list)
 
     def collect(self, analyzer: Analyzer[O, P, R], inputs: Inputs, options: O) -> list[P]:
-        """The parts of another analyzer: those measured already, and of these inputs, all ranks."""
+        """Return parts of another analyzer: those already measured, and of further inputs."""
         done: list[P] = list(self.collected.get(analyzer.name, ()))
         if not each(inputs):
             return done
         how = _How(progress=self.how.progress, on_trace=self.how.on_trace)
-        found = _collect(analyzer, inputs, options, how)
-        self.notes.extend(found.notes)
-        return [*done, *found.parts]
+        further = _collect(analyzer, inputs, options, how)
+        self.notes.extend(further.notes)
+        return [*done, *further.parts]
 
     def traces(self, needs: Needs, windows: Mapping[str, Sequence[tuple[int, int]]]) -> list[Trace]:
-        """Every rank of the traces in memory, and of the files in ``windows``.
+        """Return all ranks of the traces in memory, and of the files in ``windows``.
 
         Args:
             needs: what to read.
@@ -205,17 +207,17 @@ class Reader:
 
 @dataclass
 class Collected(Generic[P]):
-    """The parts of all inputs, and what is missing in them.
+    """The parts of all inputs, with skipped and truncated inputs.
 
     Attributes:
         items: traces in memory and paths.
         metas: of the traces read, by path.
-        parts: of all ranks, those of an analyzer that merges parts in a tree: about as many as the
-            number of ranks has binary digits.
+        parts: one per rank; if the analyzer merges parts in a tree, about one per binary digit of
+            the number of ranks.
         skipped: inputs and ranks that are not part of the result.
-        repeats: what files record that others record too.
+        repeats: recordings that several files contain.
         truncated: paths of truncated inputs.
-        added: how many ranks there were.
+        added: number of ranks.
     """
 
     items: Sequence[Trace | str]
@@ -227,7 +229,7 @@ class Collected(Generic[P]):
     added: int = 0
 
     def add(self, parts: Iterable[P], merge: Callable[[P, P], P] | None) -> None:
-        """Add the parts of further ranks; neighbours that stand for equally many are merged."""
+        """Add the parts of further ranks; merge neighbours of equally many ranks."""
         for part in parts:
             self.parts.append(part)
             self.added += 1
@@ -239,13 +241,13 @@ class Collected(Generic[P]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A line for each input that is truncated or was skipped, and each pair that overlaps."""
+        """A note for each truncated or skipped input, and for each pair that overlaps."""
         overlaps = self.repeats.notes.values()
         return (*truncated_notes(self.truncated), *skipped_notes(self.skipped), *overlaps)
 
 
 def _without_inputs(analyzer: Analyzer[O, P, R], options: O) -> tuple[O, Inputs | None]:
-    """The options as ``measure`` gets them, and the inputs of the other run."""
+    """Return the options for ``measure``, and the inputs of the base run."""
     if analyzer.base is None:
         return options, None
     return replace(options, **{analyzer.base: None}), getattr(options, analyzer.base)
@@ -264,10 +266,10 @@ def _collect(
     collected = Collected[P](
         opened.items, opened.metas, skipped=opened.skipped, repeats=opened.repeats
     )
-    found = _Parts(analyzer, options, collected)
-    _measure_all(opened, found)
-    opened.require(any_part=bool(found.collected.parts), may_be_empty=may_be_empty)
-    return found.collected
+    parts = _Parts(analyzer, options, collected)
+    _measure_all(opened, parts)
+    opened.require(any_part=bool(parts.collected.parts), may_be_empty=may_be_empty)
+    return parts.collected
 
 
 @dataclass
@@ -294,7 +296,7 @@ class _Parts(Generic[O, P, R]):
             self.collected.truncated.append(one.path)
 
     def empty(self) -> Self:
-        # parts are merged where all of them are
+        # parts are merged after join, in order
         return replace(
             self, analyzer=replace(self.analyzer, merge=None), collected=Collected((), {})
         )
@@ -307,9 +309,9 @@ class _Parts(Generic[O, P, R]):
 def _measured(
     analyzer: Analyzer[O, P, R], one: _Opened, options: O
 ) -> tuple[list[P], list[tuple[int | None, MissingData]]]:
-    """The parts of one input's ranks, and what the others lack.
+    """Return the parts of the ranks of one input, and errors of ranks without the data.
 
-    What is taken of all ranks lies in memory at once, but then the trace is gone.
+    The taken data of all ranks is in memory at once, after the trace has been freed.
     """
     lacking: list[tuple[int | None, MissingData]] = []
 
@@ -336,7 +338,7 @@ def _measured(
 
 
 def rank_of(path: str, rank: int | None) -> str:
-    """What to call one rank of a file."""
+    """Name one rank of a file."""
     return path if rank is None else f"{path}, rank {rank}"
 
 
@@ -359,7 +361,7 @@ class _How:
 
 @dataclass
 class _Opened:
-    """One input: its traces by rank; whoever looks at them takes them out of the list."""
+    """One input: its traces by rank, which are removed from the list when they are measured."""
 
     path: str
     is_file: bool
@@ -373,10 +375,10 @@ class _Inputs:
     Attributes:
         items: traces in memory and paths.
         metas: of the traces opened, by path.
-        skipped: what could not be read, or lacks what is needed.
-        repeats: what files record that others record too.
-        every_file: whether copies of a file count, and what several files record.
-        read: paths of the files that had traces of the ranks asked for, in order.
+        skipped: unreadable inputs, and those without the required data.
+        repeats: recordings that several files contain.
+        every_file: whether copies of a file and repeated recordings count.
+        read: paths of the files with traces of the selected ranks, in order.
     """
 
     def __init__(self, inputs: Inputs, needs: Needs | None, how: _How, *, split: bool = True):
@@ -394,14 +396,14 @@ class _Inputs:
         self._ranks: set[int | None] = set()
         if how.assume_rank is not None and len(self.items) > 1:
             raise OptionError(
-                f"--assume-rank is for one file that has no rank; {len(self.items)} are given"
+                f"--assume-rank needs one file without a rank; {len(self.items)} files are given"
             )
 
     def __iter__(self) -> Iterator[_Opened]:
         return self.each(self.items)
 
     def each(self, items: Iterable[Trace | str]) -> Iterator[_Opened]:
-        """Some of the inputs, opened one after another."""
+        """Yield some of the inputs, opened one after another."""
         for item in items:
             try:
                 opened = self.open(item)
@@ -414,7 +416,7 @@ class _Inputs:
                 yield opened
 
     def open(self, item: Trace | str, *, replace_needs: Needs | None = None) -> _Opened:
-        """One input, read as needed, with the traces of the ranks that are asked for."""
+        """Open one input; return the traces of the selected ranks."""
         how = self.how
         if isinstance(item, Trace):
             trace = _cut(item, how) if self._needs else _cut_but_snapshots(item, how)
@@ -436,10 +438,10 @@ class _Inputs:
         self.metas |= {meta.path: meta for meta in trace.sources}
         if not self._split and how.rank is None:
             return _Opened(path, isinstance(item, str), truncated, [trace])
-        sources, held = trace.sources, [trace]
+        sources, whole = trace.sources, [trace]
         del trace
-        traces = ranks.apart(held)
-        # a rank may have no event of the kinds that were read
+        traces = ranks.apart(whole)
+        # a rank may have no events of the kinds that were read
         self._ranks |= {one.meta.rank for one in traces} | {meta.rank for meta in sources}
         chosen = [one for one in traces if how.rank in (None, one.meta.rank)]
         if not chosen:
@@ -447,7 +449,7 @@ class _Inputs:
         return _Opened(path, isinstance(item, str), truncated, chosen)
 
     def _once(self, trace: Trace) -> Trace:
-        """The trace with the rank of its series, without what another file holds too."""
+        """Return the trace with the rank of its series, without repeated PyTorch events."""
         number = self._series.get(trace.meta.path)
         if number is not None and trace.meta.rank is None and trace.events["rank"].is_null().all():
             trace = trace.with_rank(number)
@@ -458,7 +460,7 @@ class _Inputs:
         return trace
 
     def of(self, items: Sequence[Trace | str]) -> Self:
-        """A subset of the inputs, to open in another process."""
+        """Return a subset of the inputs, to open in another process."""
         part = copy(self)
         part.items, part._apart = items, True
         part.metas, part.skipped, part.read = {}, [], {}
@@ -478,28 +480,28 @@ class _Inputs:
         self._failed = self._failed or other._failed
 
     def fail(self, path: str, error: InputError | MissingData) -> None:
-        """Remember an input of which nothing can be used."""
+        """Record an input that cannot be used."""
         self._failed = self._failed or error
         why = error.what if isinstance(error, InputError) else str(error)
         self.skip(path, why.removeprefix(f"{path}: "))
 
     def skip(self, path: str, why: str) -> None:
-        """Remember what is left out."""
+        """Record a skipped input."""
         self.skipped.append(Skipped(path, why))
 
     def require(self, *, any_part: bool, may_be_empty: bool = False) -> None:
-        """Raise the reason why there is nothing, where there is nothing."""
+        """Raise the first error if there is no part."""
         if any_part or (may_be_empty and not self._ranks):
             return
         if self._failed and not may_be_empty:
             raise self._failed
-        raise _not_there(self.how.rank, self._ranks)
+        raise _unknown_rank(self.how.rank, self._ranks)
 
 
 def _without_events(trace: Trace, sources: Sequence[Meta]) -> list[Trace]:
-    """A rank of a file of which nothing that was read belongs to it, or to any rank.
+    """Return an empty trace of a rank without events, or the trace if it has no rank and no events.
 
-    Whoever measures it says what was not recorded.
+    Its analyzer raises the error about the missing data.
     """
     if sources:
         nothing = trace.select(pl.lit(value=False), pl.lit(value=False))
@@ -507,8 +509,8 @@ def _without_events(trace: Trace, sources: Sequence[Meta]) -> list[Trace]:
     return [trace] if trace.meta.rank is None and trace.events.is_empty() else []
 
 
-def _not_there(rank: int | None, ranks_read: Collection[int | None]) -> OptionError:
-    """The error for a rank that no input has; it lists the ranks there are."""
+def _unknown_rank(rank: int | None, ranks_read: Collection[int | None]) -> OptionError:
+    """Return the error for a rank that no input has, with the known ranks."""
     if rank is None:
         return OptionError("no input")
     known = sorted(one for one in ranks_read if one is not None)
@@ -524,14 +526,14 @@ def _not_there(rank: int | None, ranks_read: Collection[int | None]) -> OptionEr
 def _read_needed(
     path: str, needs: Needs, how: _How, windows: Iterable[tuple[int, int]] = ()
 ) -> Trace:
-    beside = () if needs.samples else _OF_SAMPLES
+    of_samples = () if needs.samples else _OF_SAMPLES
     return _read(
         path,
         how,
         kinds=None if needs.everything else needs.kinds,
         names=needs.names,
         columns=needs.columns,
-        unused=(*beside, "launch_configs", *needs.unused),
+        unused=(*of_samples, "launch_configs", *needs.unused),
         windows=windows,
         since_ns=how.since_ns,
         until_ns=how.until_ns,
@@ -539,7 +541,7 @@ def _read_needed(
 
 
 def _read(path: PathLike, how: _How, **what: Any) -> Trace:
-    """A file, read as it is asked for; call ``on_trace``."""
+    """Read a file as requested, and call ``on_trace``."""
     trace = read(path, format=how.format, progress=how.progress, **what)
     if how.on_trace:
         how.on_trace(trace)
@@ -547,17 +549,17 @@ def _read(path: PathLike, how: _How, **what: Any) -> Trace:
 
 
 def _cut(trace: Trace, how: _How) -> Trace:
-    """The time window of a trace in memory, as it is read of a file."""
+    """Apply the time window to a trace in memory."""
     return trace.between(how.since_ns, how.until_ns)
 
 
 def _cut_but_snapshots(trace: Trace, how: _How) -> Trace:
-    """The time window; of a snapshot the whole history counts."""
+    """Apply the time window, except to snapshots."""
     return trace if trace.meta.format == MEMORY_SNAPSHOT else _cut(trace, how)
 
 
 def _lightened(trace: Trace, needs: Needs) -> Trace:
-    """The trace without what is not looked at, whichever parser made it."""
+    """Remove unused columns of a trace, for any parser."""
     types = trace.events.schema
     unused = [pl.lit(None, types[name]).alias(name) for name in needs.unused]
     events = trace.events.drop(() if needs.samples else _OF_SAMPLES).with_columns(unused)
@@ -566,14 +568,14 @@ def _lightened(trace: Trace, needs: Needs) -> Trace:
 
 # --- inputs in several processes -------------------------------------------------------------
 
-#: Larger files are read one after another: one of them is in memory at a time.
+#: Larger files are read one after another, so that one of them is in memory at a time.
 _SMALL_BYTES = 1 << 17
-#: Fewer files do not pay for the start of workers; a task is this many files.
+#: Minimum number of files for workers, and number of files per task.
 _FEWEST, _TOGETHER = 24, 8
 
 
 class _DependsOnOthersError(Exception):
-    """The events of this input that count depend on the inputs before it."""
+    """The result of this input depends on the inputs before it."""
 
 
 class _Measures(Protocol):
@@ -599,7 +601,7 @@ def _measure_all(opened: _Inputs, measures: _Measures) -> None:
     with closing(workers.each(_measured_apart, tasks, opened.how.processes)) as answers:
         for items, small in chunks:
             answer = next(answers) if small else None
-            # what files of different workers both record is found where they are read again
+            # recordings that files of different workers share are detected when read again here
             if answer and not opened.repeats.repeated(answer[0].repeats):
                 other, measured, issues = answer
                 opened.join(other)
@@ -611,7 +613,7 @@ def _measure_all(opened: _Inputs, measures: _Measures) -> None:
 
 
 def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:
-    """The inputs in order, in groups, and whether a worker may measure the group."""
+    """Return the inputs in ordered groups, and whether a worker may measure each group."""
     items = opened.items
     small = [isinstance(item, str) and _bytes_of(item) <= _SMALL_BYTES for item in items]
     if opened.how.processes < 2 or sum(small) < _FEWEST:
@@ -625,7 +627,7 @@ def _chunks(opened: _Inputs) -> list[tuple[list[Trace | str], bool]]:
 
 
 def _bytes_of(path: str) -> float:
-    """The size of a file in bytes; infinite if unknown, as for a pipe."""
+    """Return the size of a file in bytes; infinite if unknown, for example for a pipe."""
     try:
         return os.path.getsize(path) or math.inf  # noqa: PTH202
     except OSError:
@@ -633,7 +635,7 @@ def _bytes_of(path: str) -> float:
 
 
 def _measured_apart(task: tuple[_Inputs, M]) -> tuple[_Inputs, M, _Issues]:
-    """Run in a worker: the task with all results, and the issues of its files."""
+    """Run a task in a worker; return it with all results, and the issues of its files."""
     opened, measures = task
     issues: _Issues = []
     how = opened.how
@@ -650,9 +652,9 @@ def _report(how: _How, items: Sequence[Trace | str], issues: _Issues) -> None:
         if how.progress and isinstance(item, str):
             size = int(_bytes_of(item))
             how.progress(size, size)
-    for sources, found in issues:
+    for sources, of_file in issues:
         if how.on_trace:
-            how.on_trace(Trace(sources, issues=found))
+            how.on_trace(Trace(sources, issues=of_file))
 
 
 # --- all analyzers ---------------------------------------------------------------------------
@@ -677,10 +679,10 @@ class _Asked:
             self.lacking.append((trace.meta, why.removeprefix(f"{trace.meta.path}: ")))
 
     def result(self, reader: Reader) -> Result:
-        """The result of all parts, which are freed.
+        """Return the result of all parts, and free them.
 
         Raises:
-            MissingData: there is none.
+            MissingData: there are no parts.
         """
         if not self.parts:
             raise MissingData(self.lacking[0][1] if self.lacking else "nothing was recorded")
@@ -692,11 +694,11 @@ class _Asked:
         result = self.analyzer.combine(parts, self.options, ())
         if self.analyzer.refine:
             result = self.analyzer.refine(result, self.options, reader)
-        found: Result = with_notes(result, notes)
-        return found
+        noted: Result = with_notes(result, notes)
+        return noted
 
     def _lacking(self) -> Iterable[Skipped]:
-        """Files that lack what others of their format have, ranks what others of theirs have."""
+        """Return files and ranks without data that others of the same format have."""
         formats = {meta.format for meta, _ in self.parts}
         paths = {meta.path for meta, _ in self.parts}
         return dict.fromkeys(
@@ -709,11 +711,11 @@ class _Asked:
 def examine(
     inputs: Inputs, names: Collection[str] | None = None, **reading: Unpack[Reading]
 ) -> Examination:
-    """The result of every analyzer that the files allow; one file is in memory at a time.
+    """Return the result of every analyzer that the files allow; one file is in memory at a time.
 
     Args:
         inputs: traces, files and folders, of any format, of one run.
-        names: of the analyzers wanted, or None for all.
+        names: names of the analyzers, or None for all.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
@@ -727,8 +729,8 @@ def examine(
     questions = _Questions(asked)
     _measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
-    beside = {name for question in asked.values() if (name := question.analyzer.beside)}
-    collected = {name: [part for _, part in asked.pop(name).parts] for name in beside}
+    needed = {name for question in asked.values() if (name := question.analyzer.beside)}
+    collected = {name: [part for _, part in asked.pop(name).parts] for name in needed}
     reader = Reader(opened.items, opened.metas, how, collected)
     results: dict[str, Result] = {}
     missing: dict[str, str] = {}
@@ -782,7 +784,7 @@ class _Questions:
 
 
 def _asked(names: Iterable[str]) -> dict[str, _Asked]:
-    """The analyzers with their default options, and those whose parts they need besides."""
+    """Return the analyzers with their default options, and those that they need parts of."""
     analyzers = [registry.ENTRIES[name].analyzer() for name in names]
-    beside = [registry.ENTRIES[one.beside].analyzer() for one in analyzers if one.beside]
-    return {one.name: _Asked(one, one.options()) for one in (*analyzers, *beside)}
+    needed = [registry.ENTRIES[one.beside].analyzer() for one in analyzers if one.beside]
+    return {one.name: _Asked(one, one.options()) for one in (*analyzers, *needed)}

@@ -1,6 +1,6 @@
 """Run tasks in worker processes, for inputs of hundreds of small files.
 
-A small file costs many short Python calls, which hold the GIL, so threads do not help. A worker
+Small files need many short Python calls that block on the GIL, so threads do not help. A worker
 reads pickled tasks from its standard input and writes pickled results to its standard output; this
 module is both ends. A worker exits when its standard input is closed.
 """

@@ -39,14 +39,14 @@ def main() -> None:
 
 
 def selected(seeds: range, only: str) -> Iterator[Callable[[], Case]]:
-    """Simulated cases of all seeds, then those of real recordings."""
+    """Yield simulated cases of all seeds, then those of real recordings."""
     for seed in seeds:
         yield from (plan.make for plan in plans(seed) if only in plan.name)
     yield from (make for name, make in real.cases() if only in name)
 
 
 def line(outcome: Outcome, seconds: float) -> str:
-    """One case."""
+    """Format one case."""
     mark = "ok  " if outcome.top1 else "top3" if outcome.top3 else "--  "
     first = f"{outcome.findings[0][0]} {outcome.findings[0][1]}" if outcome.findings else "nothing"
     return (

@@ -1,6 +1,6 @@
 """Faults that were written without knowledge of the rules of ``diagnose``.
 
-The expected answers are what an engineer would accept from a good tool, not what a rule says.
+The expected answers are those that an engineer would accept from a good tool.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def large_batches(job: Job) -> None:
 
 @blind("data-parallel", "sharded", prepare=large_batches)
 def slow_host_copies_on_one_rank(job: Job, context: Context) -> Expected:
-    """One GPU has half the lanes and shares them with a network card: its batches arrive late."""
+    """Halve the PCIe bandwidth of one GPU: its batches arrive late."""
     rank = some_rank(job, context)
     factor = 1 + context.cost_us / (job.options.batch_bytes / 50_000)
     job.copy_factor = lambda r, way: factor if r.rank == rank and way == "HtoD" else 1.0
@@ -106,7 +106,7 @@ def accumulation_without_no_sync(job: Job, context: Context) -> Expected:
 
 @blind("data-parallel", "single", prepare=reads_loss)
 def optimizer_without_foreach(job: Job, context: Context) -> Expected:
-    """AdamW goes through the parameters one by one, with nine elementwise kernels for each."""
+    """Update parameters one by one in AdamW, with nine elementwise kernels each."""
     tensors = 4 * max(8, int(context.cost_us / 4 / 110))
     ops = ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
 
@@ -129,7 +129,7 @@ def optimizer_without_foreach(job: Job, context: Context) -> Expected:
 
 @blind("data-parallel", "sharded", "single", prepare=reads_loss)
 def moving_average_on_host(job: Job, context: Context) -> Expected:
-    """The average of the weights is kept on the host, and updated after each step."""
+    """Average the weights on the host after each step."""
     tensors = 24
     us = context.cost_us / 2 / tensors
 
@@ -151,7 +151,7 @@ def moving_average_on_host(job: Job, context: Context) -> Expected:
 
 @blind("data-parallel", worlds=(2, 4, 8), prepare=reads_loss)
 def metrics_reduced_each_step(job: Job, context: Context) -> Expected:
-    """Each metric has an all_reduce of one number and an ``.item()``, in each step."""
+    """Reduce each metric with an all_reduce of one number and an ``.item()`` in each step."""
     count = max(10, int(context.cost_us / 110))
 
     def reduce_metrics(r: Rank, _step: int, _layer: int) -> Program:
@@ -175,7 +175,7 @@ def metrics_reduced_each_step(job: Job, context: Context) -> Expected:
 
 @blind("data-parallel", worlds=(4, 8), record=("shapes",))
 def unbalanced_batches(job: Job, context: Context) -> Expected:
-    """Batches of samples of any length: in each step another rank has the longest batch."""
+    """Batches of varying length: in each step another rank has the longest batch."""
     dice = random.Random(context.dice.random())
     longest = 1 / (1 - context.share)
     table = {
@@ -272,21 +272,21 @@ def blocking_read_every_third_step(job: Job, context: Context) -> Expected:
 
 @blind("inference", steps=24)
 def cache_blocks_swapped(job: Job, context: Context) -> Expected:
-    """Too little memory for the KV cache: blocks of requests go to the host and come back."""
+    """Swap KV cache blocks to the host and back, for lack of memory."""
     steps = sorted(context.dice.sample(range(2, 23), 8))
-    ways = {step: ("DtoH", "HtoD")[number % 2] for number, step in enumerate(steps)}
+    directions = {step: ("DtoH", "HtoD")[number % 2] for number, step in enumerate(steps)}
     block = 16 * 8 * 128 * 2  # tokens, heads, values of a head, bytes
     blocks = max(4, int(3 * context.cost_us / job.layers / 2 / (job.call_us + 0.5)))
 
     def swap(r: Rank, step: int, _layer: int) -> None:
-        if step not in ways:
+        if step not in directions:
             return
-        line = {"DtoH": "(118): swap_out", "HtoD": "(112): swap_in"}[ways[step]]
+        line = {"DtoH": "(118): swap_out", "HtoD": "(112): swap_in"}[directions[step]]
         with r.frame(f"vllm/worker/cache_engine.py{line}"):
             for _ in range(2 * r.job.layers):  # keys and values
                 with r.op("_C_cache_ops::swap_blocks"):
                     for _ in range(blocks):
-                        r.copy(ways[step], block)
+                        r.copy(directions[step], block)
 
     job.at("before_model", swap)
     return Expected(

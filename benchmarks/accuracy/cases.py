@@ -1,4 +1,4 @@
-"""Cases: a fault (or none, or two) in a job with random sizes, recorded in a random way."""
+"""Cases: zero to two faults in a job with random sizes and random recording options."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ MODULES = (host_faults, device_faults, serving, blind_faults)
 
 
 def program_of(job: Job) -> Callable[[Rank], Program]:
-    """The program of a job's family."""
+    """Return the program of a job's family."""
     return serving.serve if job.family == "inference" else train
 
 
 def wall_us(ranks: list[Rank]) -> float:
-    """Duration of a run."""
+    """Return the duration of a run in us."""
     return max(r.now for r in ranks) - min(event[4] for r in ranks for event in r.events[:50])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A case before it is made: faults, and what is not left to chance.
+    """Faults and fixed options of a case.
 
     Attributes:
         name: of the case.
         faults: none, one, or two of which the first has the larger share.
-        family, world: where they are given.
+        family, world: of the job, if fixed.
         format: ``kineto`` or ``nsys``.
+        record: what is always recorded.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Plan:
     record: tuple[str, ...] = ()
 
     def base_job(self) -> Job:
-        """The healthy job; the same plan gives the same job."""
+        """Return the healthy job; the same plan gives the same job."""
         dice = random.Random(f"{self.seed} {self.name}")
         family = self.family or dice.choice(self._families())
         steps = max((fault.steps for fault in self.faults), default=6)
@@ -117,7 +118,7 @@ class Plan:
 
 
 def vary(job: Job, dice: random.Random) -> None:
-    """Sizes of models, batches and hosts."""
+    """Vary the sizes of models and batches, and the speed of hosts."""
     job.width = dice.choice((1536, 2048, 2560))
     job.layers = dice.choice((2, 3)) if job.family != "pipeline" else 1
     job.tokens = job.tokens if job.family == "pipeline" else dice.choice((4096, 8192, 12288))
@@ -146,7 +147,7 @@ PAIRS = (
     ("garbage-collection-on-one-rank", "tiny-collectives"),
     ("slow-scheduler", "decode-without-graphs"),
 )
-#: Healthy jobs: family, ranks, what is recorded for certain.
+#: Healthy jobs: family, ranks, what is always recorded.
 HEALTHY = (
     ("single", 1, ("stacks",)),
     ("single", 1, ("shapes", "marks")),
@@ -162,15 +163,15 @@ HEALTHY = (
 
 
 def plans(seed: int) -> list[Plan]:
-    """All simulated cases of a seed."""
-    found = [Plan(name, (fault,), seed) for name, fault in FAULTS.items()]
-    found += [
+    """Return all simulated cases of a seed."""
+    all_plans = [Plan(name, (fault,), seed) for name, fault in FAULTS.items()]
+    all_plans += [
         Plan(f"{name} (64 ranks)", (FAULTS[name],), seed, "data-parallel", 64) for name in LARGE
     ]
-    found += [Plan(f"{name} (nsys)", (FAULTS[name],), seed, format="nsys") for name in NSYS]
+    all_plans += [Plan(f"{name} (nsys)", (FAULTS[name],), seed, format="nsys") for name in NSYS]
     for first, second in PAIRS:
-        found.append(Plan(f"{first} + {second}", (FAULTS[first], FAULTS[second]), seed))
+        all_plans.append(Plan(f"{first} + {second}", (FAULTS[first], FAULTS[second]), seed))
     for family, world, record in HEALTHY:
         name = f"healthy {family} x{world}{' with ' * bool(record)}{'+'.join(record)}"
-        found.append(Plan(name, (), seed, family, world, record=record))
-    return found
+        all_plans.append(Plan(name, (), seed, family, world, record=record))
+    return all_plans

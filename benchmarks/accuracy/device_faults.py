@@ -47,7 +47,7 @@ def throttling_gpu(job: Job, context: Context) -> Expected:
 
 @fault("data-parallel")
 def more_kernels_on_one_rank(job: Job, context: Context) -> Expected:
-    """One rank runs more layers, as with an expert or an adapter that only it has."""
+    """One rank runs more layers, for example an additional expert or adapter."""
     rank = some_rank(job, context)
     job.options.layers = lambda r, _: job.layers + (1 if r == rank else 0)
     return Expected(IMBALANCE, rank=rank)
@@ -191,7 +191,7 @@ def communicating(job: Job) -> None:
 
 @fault("data-parallel", worlds=(2, 4, 8), prepare=communicating)
 def collectives_on_compute_stream(job: Job, context: Context) -> Expected:
-    """The all_reduces run on the compute stream, so no kernel runs beside them."""
+    """The all_reduces run on the compute stream, so nothing overlaps with them."""
     job.options.reduction = "inline"
     return Expected(r"(?i)(same|compute|share)[^.]*stream|stream 7|on the stream")
 
@@ -217,7 +217,7 @@ def one_bucket(job: Job, context: Context) -> Expected:
 
 @fault("data-parallel", worlds=(2, 4, 8))
 def tiny_collectives(job: Job, context: Context) -> Expected:
-    """Each parameter has its own all_reduce of a few KB."""
+    """Reduce each parameter with a separate all_reduce of a few KB."""
     count = max(20, int(context.cost_us / 22))
 
     def reduce_all(r: Rank, _step: int, _layer: int) -> Program:

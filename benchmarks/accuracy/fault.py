@@ -1,4 +1,4 @@
-"""What a fault is: a change of a healthy job, and the answer that names it."""
+"""Faults: a change of a healthy job, and the expected finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.accuracy.simulator import Job
 
 @dataclass(frozen=True)
 class Expected:
-    """The answer that counts: a cause, and the place where the place is not the whole job.
+    """The expected finding: a cause, and a place unless it is the whole job.
 
     Attributes:
         cause: a pattern that the id, title or evidence of the finding must match.
@@ -29,17 +29,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Case:
-    """Files that can be written, and the answers that count, the costliest first.
+    """Files of a job, and the expected findings, the costliest first.
 
     Attributes:
         name: the fault (``a + b`` for a pair, ``healthy ...`` for none).
         kind: ``single``, ``blind``, ``pair``, ``healthy`` or ``real``.
         seed: of the random choices.
-        setting: the job and what is recorded of it, as text.
-        expected: the answers.
-        cost_frac: how much of the run time the faults take, against the same job without them.
-        write: writes the files into a folder.
-        before: writes the files without the fault; findings that they have too do not count.
+        setting: the job and its recording options, as text.
+        expected: the expected findings.
+        cost_frac: share of the run time that the faults take, compared with the same job without
+            them.
+        write: writes the files to a folder.
+        before: writes the files without the fault; findings in these files do not count.
     """
 
     name: str
@@ -54,12 +55,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Context:
-    """What a fault knows of the job that it changes.
+    """Parameters of a fault.
 
     Attributes:
         dice: the random choices of the case.
         step_us: the duration of a step of the healthy job.
-        share: how much of the step time the fault shall take.
+        share: share of the step time that the fault should take.
     """
 
     dice: random.Random
@@ -68,7 +69,7 @@ class Context:
 
     @property
     def cost_us(self) -> float:
-        """Time to add to each step, so that it is the share of the step."""
+        """Time to add to each step to get the share."""
         return self.step_us * self.share / (1 - self.share)
 
     def host_us(self, job: Job) -> float:
@@ -84,13 +85,13 @@ class Fault:
     """A fault with the jobs that it can be injected into.
 
     Attributes:
-        name: what the fault is called.
+        name: name of the fault.
         families: job families.
         inject: changes the job; returns the expected answer.
         worlds: world sizes to choose from; by default those of the family.
         record: what must be recorded: ``stacks``, ``shapes``; ``marks`` where steps are named.
-        prepare: a change of the healthy job too, for example smaller kernels.
-        steps: how many steps are recorded.
+        prepare: change of the healthy job as well, for example smaller kernels.
+        steps: number of recorded steps.
         kind: of its cases: ``single``, or ``blind`` if written without knowledge of the rules.
     """
 

@@ -23,7 +23,7 @@ LOADING = r"(?i)data[ -_]?load|loader|data-loading|__next__"
 
 
 def slow_loader(job: Job, hit: Callable[[int, int], bool], us: float) -> None:
-    """The DataLoader takes longer where ``hit`` says so."""
+    """Slow the DataLoader down where ``hit`` returns true."""
     usual = job.options.loader_us
     job.options.loader_us = lambda rank, step: us if hit(rank, step) else usual(rank, step)
 
@@ -226,7 +226,7 @@ def save(r: Rank, us: float, annotation: str) -> None:
 
 
 def annotation_of(context: Context, name: str) -> str:
-    """Half of all programs have a ``record_function`` around it."""
+    """Add a ``record_function`` around it in half of all programs."""
     return name if context.dice.random() < 0.5 else ""
 
 
@@ -425,7 +425,7 @@ def offload(job: Job, context: Context, *, pinned: bool) -> Expected:
 
 @fault("data-parallel", "sharded")
 def gpu_not_traced_on_one_rank(job: Job, context: Context) -> Expected:
-    """CUPTI was taken by another tool on one rank."""
+    """Block CUPTI on one rank, as another tool does."""
     rank = some_rank(job, context)
     job.untraced = frozenset({rank})
     return Expected(r"(?i)no GPU work|not traced|gpu-not-traced|no device work", rank=rank)

@@ -1,4 +1,4 @@
-"""Diagnoses cases and compares the findings with the expected answers."""
+"""Diagnose cases, and compare the findings with the expected answers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ CRITICAL = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ``diagnose`` answered for a case.
+    """Result of ``diagnose`` for a case.
 
     Attributes:
-        case, kind, seed, setting: the case, and what is recorded of which job.
-        cost_frac: what the fault takes of the run time.
-        place: position of the first right finding, from 1; 0 where there is none.
+        case, kind, seed, setting: the case, see :class:`~benchmarks.accuracy.fault.Case`.
+        cost_frac: share of the run time that the fault takes.
+        place: position of the first right finding, from 1; 0 if there is none.
         top1, top3: whether the case counts.
-        why: why it does not count.
-        findings: severity, rule and title of the first findings.
-        seconds: to write and to diagnose.
+        why: reason why it does not count.
+        findings: severity, rule and title of the findings.
+        seconds: time to write and diagnose the case.
     """
 
     case: str
@@ -44,12 +44,12 @@ class Outcome:
 
 
 def findings_of(diagnosis: Any) -> list[Any]:
-    """The findings in order."""
+    """Return the findings in order."""
     return list(getattr(diagnosis, "findings", None) or diagnosis.found)
 
 
 def text_of(finding: Any) -> str:
-    """Id, title and evidence; advice is no evidence of a cause."""
+    """Return id, title and evidence; advice is not evidence of a cause."""
     return " ".join([_id(finding), finding.title, *(str(text) for text in finding.evidence)])
 
 
@@ -70,8 +70,8 @@ def names_place(expected: Expected, finding: Any) -> bool:
         named = re.search(rf"(?i)\branks?\b[ #]*{expected.rank}\b", text) is not None
         checks.append(named or str(getattr(finding, "rank", "")) == str(expected.rank))
     if expected.steps:
-        words = "|".join(str(step) for step in expected.steps)
-        named = re.search(rf"(?i)(ProfilerStep#|\bsteps?[ #]*)({words})\b", text) is not None
+        numbers = "|".join(str(step) for step in expected.steps)
+        named = re.search(rf"(?i)(ProfilerStep#|\bsteps?[ #]*)({numbers})\b", text) is not None
         field = re.findall(r"\d+", str(getattr(finding, "step", None) or ""))
         checks.append(named or any(str(step) in field for step in expected.steps))
     if expected.place:
@@ -81,7 +81,7 @@ def names_place(expected: Expected, finding: Any) -> bool:
 
 
 def position(expected: Expected, findings: list[Any]) -> int:
-    """Position of the first finding with cause and place, from 1; 0 for none."""
+    """Return the position of the first finding with cause and place, from 1; 0 for none."""
     for number, finding in enumerate(findings, 1):
         if names_cause(expected, finding) and names_place(expected, finding):
             return number
@@ -89,7 +89,7 @@ def position(expected: Expected, findings: list[Any]) -> int:
 
 
 def diagnose(case: Case, keep: str | None = None) -> list[Any]:
-    """The findings of a case, without those of the same files before the fault."""
+    """Return the findings of a case, without those of the same files before the fault."""
     name = f"{case.name}-{case.seed}"
     findings = _findings_in(case.write, keep and f"{keep}/{name}")
     if case.before is None:
@@ -111,7 +111,7 @@ def _findings_in(write: Callable[[Path], None], keep: str | None) -> list[Any]:
 
 
 def _subject(finding: Any) -> tuple[str, str]:
-    """Rule and rank of a finding."""
+    """Return rule and rank of a finding."""
     rank = re.search(r"(?i)\brank (\d+)", finding.title)
     return _id(finding), rank[1] if rank else ""
 
@@ -124,8 +124,8 @@ def _grown(finding: Any, before: Any) -> bool:
 
 def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
     """Compare findings with the expected answers."""
-    shown = tuple((str(f.severity), _id(f), f.title) for f in findings)
-    critical = any(severity == "critical" for severity, *_ in shown)
+    titles = tuple((str(f.severity), _id(f), f.title) for f in findings)
+    critical = any(severity == "critical" for severity, *_ in titles)
     if case.kind == "healthy":
         place, top1, top3 = 0, not critical, not critical
         why = "false critical" if critical else ""
@@ -135,12 +135,12 @@ def judge(case: Case, findings: list[Any], seconds: float) -> Outcome:
         top1, top3, why = _counts(case, findings, places)
     return Outcome(
         case.name, case.kind, case.seed, case.setting, case.cost_frac, place, top1, top3, why,
-        shown, seconds,
+        titles, seconds,
     )  # fmt: skip
 
 
 def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, bool, str]:
-    """Whether a case counts as first and among the first three, and why not."""
+    """Return whether a case counts as first and among the first three, or the reason."""
     first = places[0]
     if not findings:
         return False, False, "no finding"
@@ -168,7 +168,7 @@ def _counts(case: Case, findings: list[Any], places: list[int]) -> tuple[bool, b
 
 
 def run(case: Case, keep: str | None = None) -> Outcome:
-    """Diagnose a case and judge the answer."""
+    """Diagnose a case, and judge the findings."""
     start = time.perf_counter()
     findings = diagnose(case, keep)
     return judge(case, findings, time.perf_counter() - start)

@@ -49,7 +49,7 @@ def product_us(tokens: int, n: int, k: int, *, tensor_cores: bool = True) -> flo
 
 
 def memory_us(values: int) -> float:
-    """Duration of a kernel that moves so many 16-bit values."""
+    """Duration of a kernel that moves a number of 16-bit values."""
     return max(2.0, 2 * values / MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""Programs that the simulation runs: four ways of training a transformer."""
+"""Programs for the simulation: four kinds of transformer training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECV = Collective("recv", "nccl:recv {rank}<-{peer}", names.SEND_RECV, lambda _:
 
 @dataclass
 class Options:
-    """What a training or an inference does; faults change it.
+    """Options of training or inference; faults change them.
 
     Attributes:
         loader_us: time in the DataLoader by rank and step.
@@ -50,7 +50,7 @@ class Options:
         pointwise: further elementwise kernels after each layer.
         reduction: when gradients are reduced: ``overlapped`` with the backward pass, ``late``
             (after it), in one ``bucket``, or ``inline`` (on the compute stream).
-        prefetch: all_gather runs beside the compute of the layer before.
+        prefetch: all_gather overlaps with the compute of the previous layer.
         micro_batches: of a pipeline.
         layers: layers of a rank, by rank and step.
         tokens: tokens of a rank, by rank and step.
@@ -81,14 +81,14 @@ class Options:
 
 
 def shape(r: Rank) -> tuple[int, int, bool, bool, int]:
-    """Tokens, width, and kinds of kernels of a rank's layers in this step."""
+    """Return tokens, width, and kinds of kernels of a rank's layers in this step."""
     job, options = r.job, r.job.options
     tokens = options.tokens(r.rank, r.step) if options.tokens else job.tokens
     return tokens, job.width, options.tensor_cores, options.fused_attention, options.pointwise
 
 
 def layers(r: Rank) -> int:
-    """How many layers a rank runs in this step."""
+    """Return the number of layers that a rank runs in this step."""
     options = r.job.options
     return options.layers(r.rank, r.step) if options.layers else r.job.layers
 
@@ -97,7 +97,7 @@ def layers(r: Rank) -> int:
 
 
 def train(r: Rank) -> Program:
-    """A training loop; the profiler's steps follow one another without a gap."""
+    """Run a training loop; profiler steps follow each other without a gap."""
     step_of = {
         "data-parallel": data_parallel_step,
         "single": data_parallel_step,
@@ -118,7 +118,7 @@ def train(r: Rank) -> Program:
 
 
 def load(r: Rank) -> None:
-    """The next batch from the DataLoader, and its copy to the device."""
+    """Get the next batch from the DataLoader, and copy it to the device."""
     options = r.job.options
     in_process = options.loader == names.LOADER_IN_PROCESS
     inner = (names.LOADER_GET, names.LOADER_QUEUE)
@@ -175,7 +175,7 @@ def forward(r: Rank) -> Program:
 
 @contextmanager
 def autograd(r: Rank) -> Iterator[None]:
-    """Inside, calls come from the thread of the autograd engine."""
+    """Switch to the thread of the autograd engine."""
     r.tid = r.pid + 31
     r.pause(15)
     yield
@@ -193,13 +193,13 @@ def optimizer(r: Rank) -> None:
 
 
 def fused_adam(r: Rank, count: int) -> None:
-    """One operator with a few kernels for so many parameters."""
+    """Run one optimizer operator with a few kernels for a number of parameters."""
     kernels = tuple((names.ADAM, memory_us(count * 14 // 4)) for _ in range(4))
     run(r, (Work(("aten::_fused_adamw_",), kernels, (), 2048),))
 
 
 def parameters(r: Rank) -> int:
-    """Parameters that a rank's layers have."""
+    """Return the number of parameters of a rank's layers."""
     return r.job.layers * 12 * r.job.width**2
 
 
@@ -281,7 +281,7 @@ def gather(r: Rank, layer: int, size: int, *, ready: bool) -> Program:
 
 
 def sharded_backward(r: Rank, size: int) -> Program:
-    """Backward with the next all_gather beside compute, then reduce_scatter and all_reduce."""
+    """Backward with overlapped all_gather, then reduce_scatter and all_reduce."""
     shard, prefetch = r.job.group("shard", r.rank), r.job.options.prefetch
     with r.frame(names.BACKWARD, names.RUN_BACKWARD), autograd(r):
         loss_backward(r)
@@ -352,7 +352,7 @@ def exchange(r: Rank, what: Collective, edge: int) -> Program:
 
 
 def new_job(family: str, seed: int, world: int, steps: int = 6) -> Job:
-    """A healthy job of a family with its process groups."""
+    """Return a healthy job of a family with its process groups."""
     job = Job(family, seed, world, range(10, 10 + steps), options=Options())
     everyone = tuple(range(world))
     if family == "data-parallel":
@@ -371,7 +371,7 @@ def new_job(family: str, seed: int, world: int, steps: int = 6) -> Job:
 
 
 def _shard(job: Job) -> None:
-    """Shard groups of half the ranks where there are at least four, replicas across them."""
+    """Create shard groups of half the ranks (from four ranks on), and replica groups."""
     size = job.world // 2 if job.world >= 4 else job.world
     size = min(size, job.gpus_per_host)
     starts = range(0, job.world, size)

@@ -1,8 +1,8 @@
-"""Faults injected into real recordings, whose names and other events stay as they are.
+"""Faults injected into real recordings; names and other events do not change.
 
-A fault moves events in time: a map from old to new times stretches a piece of the recording or
-inserts time at a moment at which the device is idle. Where a rank becomes late, the collectives of
-all ranks still end together.
+A fault moves events in time: a map from old to new times stretches a part of the recording or
+inserts time while the device is idle. If a rank is delayed, the collectives of all ranks still end
+together.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ class Recording:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def named(self, pattern: str) -> list[dict[str, Any]]:
-        """Slices of the host whose name matches, by time."""
+        """Return host slices with a matching name, by time."""
         rows = [e for e in self.events if re.search(pattern, e["name"]) and not _on_device(e)]
         return sorted(rows, key=lambda e: e["ts"])
 
     def device_work(self) -> list[dict[str, Any]]:
-        """Kernels and copies, by time."""
+        """Return kernels and copies, by time."""
         return sorted((e for e in self.events if _on_device(e)), key=lambda e: e["ts"])
 
     def collectives(self) -> list[dict[str, Any]]:
-        """Collectives by time: on the device, or those of gloo."""
+        """Return collectives by time: on the device, or those of gloo."""
         rows = [e for e in self.events if _COLLECTIVE.match(e["name"])]
         return sorted(rows, key=lambda e: e["ts"])
 
     def span_us(self) -> float:
-        """From the first slice to the last."""
+        """Return the time from the first slice to the last."""
         return max(map(end_of, self.events)) - float(min(e["ts"] for e in self.events))
 
     def idle_in(self, slice_: dict[str, Any]) -> float | None:
-        """The first moment in a slice of the host without running or launched device work."""
+        """Return the first moment in a host slice without running or launched device work."""
         moment = slice_["ts"] + TICK
         for launched, end in self.pending():
             if launched > moment:
@@ -66,7 +66,7 @@ class Recording:
         return float(moment) if moment < end_of(slice_) else None
 
     def pending(self) -> list[tuple[float, float]]:
-        """From the launch call of each piece of device work to its end, by launch."""
+        """Return launch time and end of device work, by launch."""
         calls = {
             e["args"].get("correlation"): e["ts"]
             for e in self.events
@@ -108,13 +108,13 @@ class Recording:
         self.warp(points)
 
     def document_events(self) -> list[dict[str, Any]]:
-        """All events of the file."""
-        found = self.document["traceEvents"] if isinstance(self.document, dict) else self.document
-        return list(found)
+        """Return all events of the file."""
+        events = self.document["traceEvents"] if isinstance(self.document, dict) else self.document
+        return list(events)
 
 
 def end_of(event: dict[str, Any]) -> float:
-    """When a slice ends."""
+    """Return the end of a slice."""
     return float(event["ts"] + event["dur"])
 
 
@@ -123,7 +123,7 @@ def _on_device(event: dict[str, Any]) -> bool:
 
 
 def load(place: str) -> list[Recording]:
-    """The files of a folder, or one file."""
+    """Load the files of a folder, or one file."""
     path = DATA / place
     files = sorted(path.glob("*.json.gz")) if path.is_dir() else [path]
     files = [file for file in files if "key_averages" not in file.name]
@@ -132,12 +132,12 @@ def load(place: str) -> list[Recording]:
 
 def _load(path: Path) -> Recording:
     document = orjson.loads(gzip.decompress(path.read_bytes()))
-    found = Recording(path.name.removesuffix(".gz"), document)
-    found.events = [
-        e for e in found.document_events()
+    recording = Recording(path.name.removesuffix(".gz"), document)
+    recording.events = [
+        e for e in recording.document_events()
         if e.get("ph") == "X" and isinstance(e.get("dur"), int | float) and e.get("cat") != "Trace"
     ]  # fmt: skip
-    return found
+    return recording
 
 
 def save(recordings: list[Recording], folder: Path) -> None:
@@ -146,21 +146,21 @@ def save(recordings: list[Recording], folder: Path) -> None:
         (folder / one.name).write_bytes(orjson.dumps(one.document))
 
 
-# --- one rank late -----------------------------------------------------------------------------
+# --- a delayed rank ----------------------------------------------------------------------------
 
 
 def delay(recordings: list[Recording], late: int, moments: list[tuple[float, float]]) -> None:
     """Insert time on one rank; the collectives that follow end later on all ranks.
 
-    The late rank uses up the time that it waited for others before the others wait for it.
+    The delay first shortens the wait time of the rank, then the others wait for it.
     """
-    own, others = recordings[late], [r for i, r in enumerate(recordings) if i != late]
+    straggler, others = recordings[late], [r for i, r in enumerate(recordings) if i != late]
     theirs = [r.collectives() for r in others]
     points: list[tuple[float, float]] = []
     shifts: list[list[tuple[float, float]]] = [[] for _ in others]
     behind = 0.0
     pending = sorted(moments)
-    for number, mine in enumerate(own.collectives()):
+    for number, mine in enumerate(straggler.collectives()):
         while pending and pending[0][0] < mine["ts"]:
             at, us = pending.pop(0)
             points += [(at, us)]
@@ -174,20 +174,20 @@ def delay(recordings: list[Recording], late: int, moments: list[tuple[float, flo
         for rows, shift in zip(theirs, shifts, strict=True):
             shift.append((end_of(rows[number]) - TICK, extra))
         behind = 0.0
-    own.warp(_map(points, own))
+    straggler.warp(_map(points, straggler))
     for one, shift in zip(others, shifts, strict=True):
         one.insert(shift)
 
 
-def _map(points: list[tuple[float, float]], own: Recording) -> list[tuple[float, float]]:
-    """A map of moments at which time is inserted, or (negative) taken out of a collective."""
-    found, total = [], 0.0
-    ends = {e["ts"] + TICK: end_of(e) for e in own.collectives()}
+def _map(points: list[tuple[float, float]], straggler: Recording) -> list[tuple[float, float]]:
+    """Return old and new times: durations are inserted, or (negative) removed from collectives."""
+    pairs, total = [], 0.0
+    ends = {e["ts"] + TICK: end_of(e) for e in straggler.collectives()}
     for at, us in sorted(points):
         until = at + TICK / 2 if us > 0 else max(at + TICK / 2, ends[at] - TICK)
-        found += [(at, at + total), (until, until + total + us)]
+        pairs += [(at, at + total), (until, until + total + us)]
         total += us
-    return found
+    return pairs
 
 
 # --- the faults ----------------------------------------------------------------------------------
@@ -222,21 +222,21 @@ SLOW_KERNELS = (
 
 
 def lengthen(one: Recording, pattern: str, us: float, which: slice = slice(None)) -> None:
-    """Insert time into slices of the host while the device is idle."""
+    """Insert time into host slices while the device is idle."""
     moments = [one.idle_in(slice_) for slice_ in one.named(pattern)[which]]
     one.insert([(at, us) for at in moments if at is not None])
 
 
 @fault(RESNET)
 def resnet_loader(files: list[Recording]) -> Expected:
-    """Each batch comes 80 ms later."""
+    """Delay each batch by 80 ms."""
     lengthen(files[0], r"^enumerate\(DataLoader\)", 80_000)
     return Expected(LOADING)
 
 
 @fault(RESNET)
 def resnet_loader_in_one_step(files: list[Recording]) -> Expected:
-    """The batch of the fifth step comes late."""
+    """Delay the batch of the fifth step."""
     lengthen(files[0], r"^enumerate\(DataLoader\)", 300_000, slice(4, 5))
     return Expected(LOADING, steps=(9,))
 
@@ -297,7 +297,7 @@ def a100_checkpoint(files: list[Recording]) -> Expected:
 
 
 def throttle(one: Recording, step: int, factor: float) -> None:
-    """Everything takes longer from a step on."""
+    """Stretch the recording from a step on."""
     start = one.named(rf"^ProfilerStep#{step}$")[0]["ts"]
     end = max(map(end_of, one.events))
     one.warp([(start, start), (end, start + (end - start) * factor)])
@@ -351,10 +351,10 @@ def dlrm_late_copy(files: list[Recording]) -> Expected:
 def dlrm_slow_gpu(files: list[Recording]) -> Expected:
     """All kernels of rank 2 take ten times as long (the job is not bound by them)."""
     one = files[2]
-    beside = one.collectives()
+    collectives = one.collectives()
     work = [
         e for e in one.device_work()
-        if not any(c["ts"] < end_of(e) and e["ts"] < end_of(c) for c in beside)
+        if not any(c["ts"] < end_of(e) and e["ts"] < end_of(c) for c in collectives)
     ]  # fmt: skip
     delay(files, 2, [(e["ts"] + e["dur"] / 2, 9 * e["dur"]) for e in work])
     return Expected(SLOW_KERNELS, rank=2)
@@ -387,7 +387,7 @@ def gloo_late_optimizer(files: list[Recording]) -> Expected:
 
 
 def cases() -> list[tuple[str, Callable[[], Case]]]:
-    """A case for each fault, not made yet; none where the recordings are missing."""
+    """Return a function that creates each case; nothing if the recordings are missing."""
     return [(name, partial(_case, name)) for name in FAULTS] if DATA.is_dir() else []
 
 

@@ -20,7 +20,7 @@ _KINDS = {
 
 
 def accuracy(outcomes: list[Outcome]) -> list[str]:
-    """A row for each kind of case."""
+    """Return a row for each kind of case."""
     lines = ["", "| cases | count | top 1 | top 3 |", "|---|--:|--:|--:|"]
     for kind, text in _KINDS.items():
         rows = [one for one in outcomes if one.kind == kind]
@@ -49,7 +49,7 @@ def _frac(rows: list[Outcome], name: str) -> str:
 
 
 def wrong(outcomes: list[Outcome]) -> list[str]:
-    """A row for each case that does not count."""
+    """Return a row for each case that does not count."""
     rows = [one for one in outcomes if not one.top1]
     lines = [
         "| case | job | cost | first finding | why it does not count |",
@@ -64,7 +64,7 @@ def wrong(outcomes: list[Outcome]) -> list[str]:
 
 
 def confusion(outcomes: list[Outcome]) -> list[str]:
-    """The first findings for each fault."""
+    """Return the first findings for each fault."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     right: Counter[str] = Counter()
     for one in outcomes:
@@ -78,7 +78,7 @@ def confusion(outcomes: list[Outcome]) -> list[str]:
 
 
 def write_page(outcomes: list[Outcome]) -> None:
-    """Replace what was measured in ``docs/accuracy.md``."""
+    """Replace the tables in ``docs/accuracy.md``."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(START)
     _, _, after = rest.partition(END)

@@ -149,7 +149,7 @@ def slow_scheduler(job: Job, context: Context) -> Expected:
 
 @fault("inference", record=("stacks",), steps=24)
 def tokenizer_on_main_thread(job: Job, context: Context) -> Expected:
-    """Texts are tokenized on the thread that runs the engine."""
+    """Tokenize texts on the thread of the engine."""
 
     def tokenize(r: Rank, _step: int, _layer: int) -> None:
         with r.frame(

@@ -41,7 +41,7 @@ class Group:
 
 @dataclass
 class Job:
-    """What runs, on what, what is recorded, and the places that a fault changes.
+    """Program, hardware and recording options of a job, and the hooks of faults.
 
     Attributes:
         family: ``data-parallel``, ``sharded``, ``pipeline``, ``single`` or ``inference``.
@@ -91,7 +91,7 @@ class Job:
 
 @dataclass
 class Arrival:
-    """One rank has launched a collective; ``end`` is set when all ranks of the group have."""
+    """A collective launched by one rank; ``end`` is set after the last rank of the group."""
 
     key: tuple[str, int]
     members: int
@@ -124,16 +124,16 @@ class Rank:
     # --- host ---
 
     def about(self, us: float, spread: float = 0.03) -> float:
-        """A time with noise."""
+        """Return a time with noise."""
         return us * (1 + spread * (2 * self.dice.random() - 1))
 
     def pause(self, us: float) -> None:
-        """The host does something that no event records."""
+        """Spend host time without an event."""
         self.now += us
 
     @contextmanager
     def span(self, kind: str, name: str, args: Args | None = None) -> Iterator[None]:
-        """An operator (``cpu_op``) or an annotation around what the host does inside."""
+        """Record an operator (``cpu_op``) or annotation around the body."""
         self.now += self.slower * self.about(self.job.op_us / 4)
         self.external += 1
         external, start, tid = self.external, self.now, self.tid
@@ -156,7 +156,7 @@ class Rank:
     def op(
         self, name: str, dims: list[list[int]] | None = None, kind: str = "c10::BFloat16"
     ) -> Any:
-        """An operator, with its input shapes where they are recorded."""
+        """Record an operator, with its input shapes if enabled."""
         args: Args = {}
         if dims is not None and self.job.shapes:
             args = {"Input Dims": dims, "Input type": [kind] * len(dims)}
@@ -164,12 +164,12 @@ class Rank:
         return self.span("cpu_op", name, args)
 
     def range(self, name: str) -> Any:
-        """An annotation (``record_function``)."""
+        """Record an annotation (``record_function``)."""
         return self.span("user_annotation", name)
 
     @contextmanager
     def frame(self, *names: str) -> Iterator[None]:
-        """Python frames, the outermost first, where stacks are recorded."""
+        """Record Python frames, the outermost first, if stacks are enabled."""
         if not self.job.stacks:
             yield
             return
@@ -180,10 +180,10 @@ class Rank:
             begun.append((name, self.frame_id, self.frames[-1], self.now))
             self.frames.append(self.frame_id)
         yield
-        for name, own, parent, start in reversed(begun):
+        for name, frame, parent, start in reversed(begun):
             self.now += 0.2
             self.frames.pop()
-            args: Args = {"Python parent id": parent, "Python id": own}
+            args: Args = {"Python parent id": parent, "Python id": frame}
             if name.startswith("nn.Module"):
                 args["Python module id"] = 0
             self.events.append(
@@ -191,7 +191,7 @@ class Rank:
             )
 
     def call(self, name: str, us: float | None = None, **args: object) -> float:
-        """A call of the CUDA runtime; returns its start."""
+        """Record a call of the CUDA runtime; return its start."""
         start = self.now
         self.now += self.slower * self.about(self.job.call_us if us is None else us, 0.1)
         self._record_call(name, start, args)
@@ -207,19 +207,19 @@ class Rank:
         self.events.append((kind, name, self.pid, self.tid, start, self.now - start, ids))
 
     def overhead(self, name: str, us: float) -> None:
-        """Time that the profiler or the driver takes from the host."""
+        """Record overhead of the profiler or the driver on the host."""
         self.events.append(("overhead", name, -1, 0, self.now, us, {}))
         self.now += us
 
     def synchronize(self, name: str = "cudaStreamSynchronize", stream: int | None = None) -> None:
-        """The host waits for one stream or for the device."""
+        """Wait on the host for one stream or for the device."""
         start = self.now
         done = self.free[stream] if stream is not None else max(self.free.values(), default=0.0)
         self.now = max(self.now + 1.5, done + 3.0)
         self._record_call(name, start, {})
 
     def run_hooks(self, place: str, layer: int = 0) -> Program:
-        """What a fault does at a place of the program."""
+        """Run the hooks of faults at a place of the program."""
         for hook in self.job.hooks.get(place, ()):
             more = hook(self, self.step, layer)
             if more is not None:
@@ -228,7 +228,7 @@ class Rank:
     # --- device ---
 
     def launch(self, kernel: str, us: float, stream: int = COMPUTE, **args: object) -> float:
-        """Launch a kernel; returns its end."""
+        """Launch a kernel; return its end."""
         factor = self.job.kernel_factor(self, max(self.now, self.free[stream]), self.step)
         return self._enqueue(kernel, self.about(us) * factor, stream, args)
 
@@ -260,7 +260,7 @@ class Rank:
     def _occupy(
         self, kind: str, name: str, stream: int, start: float, us: float, ids: Args
     ) -> None:
-        """Device work on a stream, which also shows in the annotations of its thread."""
+        """Record device work on a stream, and in the annotations of its thread."""
         self.events.append((kind, name, self.device, stream, start, us, ids))
         self.free[stream] = start + us
         for tid, marked in self.marked:
@@ -277,7 +277,7 @@ class Rank:
             start += took + GAP_US * 0.7
 
     def copy(self, way: str, size: int, *, pinned: bool = True, wait: bool = False) -> None:
-        """A copy between host and device: ``HtoD``, ``DtoH`` or ``DtoD``."""
+        """Copy between host and device: ``HtoD``, ``DtoH`` or ``DtoD``."""
         source, target = {"HtoD": ("{}", "Device"), "DtoH": ("Device", "{}")}.get(
             way, ("Device", "Device")
         )
@@ -300,7 +300,7 @@ class Rank:
             self.synchronize(stream=COMPUTE)
 
     def wait_stream(self, waiting: int, other: int) -> None:
-        """A stream waits for what another one has queued so far."""
+        """Let a stream wait for the queued work of another one."""
         self.call("cudaEventRecord", 0.8)
         self.call("cudaStreamWaitEvent", 0.8)
         if self.free[other] > self.free[waiting]:
@@ -314,7 +314,7 @@ class Rank:
         stream: int | None = None,
         after_compute: bool = True,
     ) -> Program:
-        """Launch a collective on the stream of the group (or the one that is given)."""
+        """Launch a collective on the stream of the group, or on the given one."""
         lane = group.stream if stream is None else stream
         self.sequence[group.name] += 1
         peers = [r for r in group.ranks if r != self.rank]
@@ -356,7 +356,7 @@ def transfer_us(what: Collective, group: Group, elements: int) -> float:
 
 
 def collective_args(what: Collective, group: Group, elements: int) -> Args:
-    """What PyTorch records of a collective."""
+    """Return the arguments that PyTorch records for a collective."""
     world = len(group.ranks)
     return {
         "Collective name": what.word,
@@ -380,7 +380,7 @@ _CBID = {
 
 
 def simulate(job: Job, program: Callable[[Rank], Program]) -> list[Rank]:
-    """Run the program on all ranks; returns them with their events.
+    """Run the program on all ranks; return them with their events.
 
     Raises:
         RuntimeError: ranks wait for each other forever.

@@ -1,4 +1,4 @@
-"""Writes what a simulation recorded: Kineto's Chrome JSON, or an nsys export."""
+"""Write the events of a simulation as Kineto's Chrome JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GPUS = {
 
 
 def write_kineto(job: Job, ranks: list[Rank], folder: Path) -> None:
-    """A file for each rank, as ``tensorboard_trace_handler`` names them."""
+    """Write a file for each rank, named like those of ``tensorboard_trace_handler``."""
     for rank in ranks:
         text = orjson.dumps(_document(job, rank))
         if rank.rank in job.truncated:

@@ -1,4 +1,4 @@
-"""Writes what a simulation recorded as ``nsys export --type sqlite`` does, one process a rank."""
+"""Write the events of a simulation like ``nsys export --type sqlite``, one process per rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_PYTORCH = re.compile(r"enumerate\(|Optimizer\.|DistributedDataParallel|FSDP:
 
 
 def write_nsys(job: Job, ranks: list[Rank], folder: Path) -> None:
-    """One export for all ranks of a host."""
+    """Write one export for all ranks of a host."""
     export = Export(folder / "report.sqlite")
     describe(export, "host0")
     for rank in ranks:
@@ -69,8 +69,8 @@ def _add(export: Any, process: Any, rank: Rank, event: Event) -> None:
     elif kind == "user_annotation":
         _range(process, name, when, thread)
     elif name == "record_param_comms" and args["Collective name"] in _CALLS:
-        told = struct.pack("<QQQ", COMMUNICATOR, 2 * args["In msg nelems"], 0)
-        values = {"globalTid": thread, "binaryData": payload(ALL_REDUCE_SCHEMA, told)}
+        payload_bytes = struct.pack("<QQQ", COMMUNICATOR, 2 * args["In msg nelems"], 0)
+        values = {"globalTid": thread, "binaryData": payload(ALL_REDUCE_SCHEMA, payload_bytes)}
         name = _CALLS[args["Collective name"]]
         process.range(when["start"], when["end"], name, NCCL, **values)
 

@@ -1,4 +1,4 @@
-"""Findings: each rule on an answer that shows its fault, thresholds, what cannot be told."""
+"""Findings: each rule on a result with its fault, thresholds, and skipped checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def late() -> ta.Diagnosis:
     return ta.diagnose(RANKS)
 
 
-def found(result: ta.Diagnosis, rule: str) -> ta.Finding:
+def find(result: ta.Diagnosis, rule: str) -> ta.Finding:
     """A finding, or the effect of one."""
     every = [one for root in result.diagnosis for one in (root, *root.effects)]
     return next(one for one in every if one.id == rule)
@@ -53,7 +53,7 @@ def test_golden(run_cli: Any, golden: Any) -> None:
     golden("diagnose/mixed.txt", mixed.stdout)
 
 
-def test_rules_have_names_of_their_own_and_thresholds_in_order() -> None:
+def test_rules_have_unique_ids_and_ordered_thresholds() -> None:
     assert len(BY_ID) == len(RULES)
     for rule in RULES:
         levels = [rule.levels[name] for name in SEVERITIES if name in rule.levels]
@@ -63,18 +63,18 @@ def test_rules_have_names_of_their_own_and_thresholds_in_order() -> None:
         assert rule.measure
 
 
-def test_the_command_knows_the_severities() -> None:
+def test_command_severities() -> None:
     assert command.SEVERITIES == SEVERITIES
 
 
-def test_every_analysis_of_a_rule_is_asked() -> None:
+def test_analyses_of_rules_are_registered() -> None:
     from traceanalyzer.analyzers.registry import in_report
 
     assert {rule.analysis for rule in RULES} <= {entry.name for entry in in_report()}
 
 
-def test_lost_time_is_idle_time_and_exposed_communication_and_copies() -> None:
-    """Each moment belongs to one cause: the causes add up to what other analyses count."""
+def test_lost_time_is_idle_time_plus_exposed_communication_and_copies() -> None:
+    """Each moment belongs to one cause: the causes add up to the times of other analyses."""
     results = examination.examine(RANKS).results
     time, idle = Answers(results).time, ta.gpu_idle(RANKS)
     columns = [*(f"{cause}_ns" for cause in causes.CAUSES), "exposed_communication_ns"]
@@ -85,55 +85,55 @@ def test_lost_time_is_idle_time_and_exposed_communication_and_copies() -> None:
     assert time.whole_ns == idle.step_ns
 
 
-def test_waits_belong_to_what_delayed_the_straggler(late: ta.Diagnosis) -> None:
+def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     """The fixture: the DataLoader of rank 5 is slow in every third step; one collective is slow."""
     idle, comm = ta.gpu_idle(RANKS), ta.comm_outliers(RANKS)
-    loading = found(late, "data-loading")
+    loading = find(late, "data-loading")
     assert loading.rank == 5
-    own = idle.steps["dataloading_ns"].sum()
+    idle_ns = idle.steps["dataloading_ns"].sum()
     waited = comm.ranks.filter(rank=5)["imposed_ns"].item()
     total = loading.cost_ns * idle.steps.height
-    assert total == pytest.approx(own + waited, rel=0.01)
+    assert total == pytest.approx(idle_ns + waited, rel=0.01)
     assert loading.cost_frac == pytest.approx(total / idle.step_ns, rel=1e-6)
-    assert {one.id for one in loading.effects} == {"late-rank", "uneven-steps"}
+    assert {one.id for one in loading.effects} == {"straggler", "uneven-steps"}
     assert all(not one.advice for one in loading.effects)
     slow = comm.collectives.filter("slow").rows(named=True)
     over = sum(
         (row["pure_ns"] - row["pure_ns"] / row["slow_factor"]) * row["ranks"] for row in slow
     )
-    cost = found(late, "slow-collectives").cost_ns
+    cost = find(late, "slow-collectives").cost_ns
     assert cost == pytest.approx(over / idle.steps.height, rel=1e-3)
-    exposed = found(late, "exposed-communication").cost_ns * idle.steps.height
+    exposed = find(late, "exposed-communication").cost_ns * idle.steps.height
     whole = idle.steps["exposed_communication_ns"].sum()
     waits = comm.total_wait_ns
     assert exposed == pytest.approx(whole - waits - over, rel=0.01)
 
 
-def test_no_two_findings_count_the_same_time(late: ta.Diagnosis) -> None:
+def test_findings_do_not_overlap_in_time(late: ta.Diagnosis) -> None:
     frames = [one.intervals.with_columns(id=pl.lit(one.id)) for one in late.diagnosis]
     rows = pl.concat(frames).rename({"start_ns": "start", "end_ns": "end"})
     assert intervals.crowded(rows, ("rank", "device")).is_empty()
 
 
-def test_uneven_steps_by_hand(late: ta.Diagnosis) -> None:
+def test_uneven_steps_cost(late: ta.Diagnosis) -> None:
     each = ta.steps(RANKS).counted.unique(["rank", "number"])
     over = 0.0
-    for own in each.partition_by("rank"):
-        usual = own["duration_ns"].median()
-        over += sum(max(0, one - usual) for one in own["duration_ns"])
-    cost = found(late, "uneven-steps").cost_ns
+    for of_rank in each.partition_by("rank"):
+        usual = of_rank["duration_ns"].median()
+        over += sum(max(0, one - usual) for one in of_rank["duration_ns"])
+    cost = find(late, "uneven-steps").cost_ns
     assert cost == pytest.approx(over / each.height, abs=1)
 
 
-def test_the_gravest_come_first_then_the_costliest(late: ta.Diagnosis) -> None:
+def test_findings_are_sorted_by_severity_then_cost(late: ta.Diagnosis) -> None:
     order = [(-SEVERITIES.index(f.severity), -(f.cost_frac or 0)) for f in late.diagnosis]
     assert order == sorted(order)
     assert late.worst == late.diagnosis[0].severity == "critical"
 
 
 @pytest.mark.parametrize("cause", causes.CAUSES)
-def test_each_cause_of_idleness_has_a_rule(cause: str) -> None:
-    """All idle time of a real result, as if it were of one cause."""
+def test_each_cause_of_idle_time_has_a_rule(cause: str) -> None:
+    """Assign all idle time of a real result to one cause."""
     whole = examination.examine(RANKS, ["gpu_idle"]).results["gpu_idle"]
     is_idle = pl.col("cause").cast(pl.String).is_in(causes.CAUSES)
     moved = pl.when(is_idle).then(pl.lit(cause)).otherwise(pl.col("cause").cast(pl.String))
@@ -148,7 +148,7 @@ def test_each_cause_of_idleness_has_a_rule(cause: str) -> None:
 
 
 def with_idle_time(path: Path, cause: str, frac: float) -> Any:
-    """The idle time of a file, of which ``frac`` of each span is of one cause, and none else."""
+    """Return idle time of a file in which ``frac`` of each span is idle for one cause."""
     idle = examination.examine(path, ["gpu_idle"]).results["gpu_idle"]
     span = pl.col("end") - pl.col("start")
     end = pl.col("start") + (span * frac).cast(pl.Int64)
@@ -164,7 +164,7 @@ def test_synchronisation_names_the_call() -> None:
     assert any(call in sentence for sentence in one.evidence)
 
 
-def test_launch_bound_by_hand() -> None:
+def test_launch_bound_evidence() -> None:
     trace = FIXTURES / "nsys" / "training.sqlite"
     waiting = {"place": ["forward", "backward", "forward", None], "waiting_ns": [150, 30, 50, 20]}
     numbers = {"waiting_ns": 250, "kernels": 40, "short_kernels": 10, "synchronised_ns": 50}
@@ -175,15 +175,15 @@ def test_launch_bound_by_hand() -> None:
     assert not measurements("launch-bound", with_idle_time(trace, causes.UNKNOWN, 0.25))
 
 
-def test_only_a_share_is_of_something(late: ta.Diagnosis) -> None:
+def test_of_is_set_only_for_shares(late: ta.Diagnosis) -> None:
     for one in late.diagnosis:
         assert bool(one.of) == (one.cost_frac is not None)
-    assert found(late, "exposed-communication").of == "step time"
+    assert find(late, "exposed-communication").of == "step time"
     lone = ta.diagnose(RANKS / "rank0.json.gz")
-    assert found(lone, "missing-ranks").of == ""
+    assert find(lone, "missing-ranks").of == ""
 
 
-def test_memory_that_differs_between_devices() -> None:
+def test_uneven_memory_names_the_device() -> None:
     memory = ta.memory(FIXTURES / "memory" / "training.pickle")
     rows = [memory.devices.with_columns(rank=pl.lit(n, pl.Int32)) for n in range(4)]
     rows[2] = rows[2].with_columns(pl.col("peak_bytes") * 2)
@@ -193,7 +193,7 @@ def test_memory_that_differs_between_devices() -> None:
     assert not measurements("uneven-memory", replace(memory, devices=pl.concat(rows[:2])))
 
 
-def test_nearly_full_memory_is_a_share_of_the_outliers() -> None:
+def test_nearly_full_memory_is_a_share_of_outliers() -> None:
     comm = ta.comm_outliers(RANKS)
     rows = [(1, 0.99, 99, True), (2, 0.5, 50, False)]
     memory = pl.DataFrame(
@@ -219,20 +219,20 @@ def test_nearly_full_memory_is_a_share_of_the_outliers() -> None:
         ("py_spy/native.raw.txt", "hot-line", "info"),
     ],
 )
-def test_fixtures_show_their_faults(name: str, rule: str, severity: str) -> None:
-    assert found(ta.diagnose(FIXTURES / name), rule).severity == severity
+def test_fixtures_have_expected_findings(name: str, rule: str, severity: str) -> None:
+    assert find(ta.diagnose(FIXTURES / name), rule).severity == severity
 
 
-def test_all_fixtures_at_once_are_told_apart() -> None:
-    """Formats of all sorts in one go: each question is answered by the files that can."""
+def test_inputs_of_several_formats() -> None:
+    """Each check uses the files that have its data."""
     result = ta.diagnose([FIXTURES / "memory/leak.pickle", FIXTURES / "py_spy", RANKS])
     rules = {one.id for one in result.diagnosis}
     assert {"data-loading", "memory-growth", "hot-line"} <= rules
     alone = ta.diagnose(RANKS)
-    assert found(result, "late-rank") == found(alone, "late-rank")
+    assert find(result, "straggler") == find(alone, "straggler")
 
 
-def test_the_loaders_share_is_near_that_of_the_tensorboard_plugin(shared: Path) -> None:
+def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
     truth = json.loads((shared / "oracle/chrome/resnet50_dataloader_tb_plugin.json").read_text())
     for name, key in (("workers0", "w0"), ("workers4", "w4")):
         file = shared / f"data/chrome/kineto/resnet50_dataloader_{name}.json.gz"
@@ -245,76 +245,76 @@ def test_the_loaders_share_is_near_that_of_the_tensorboard_plugin(shared: Path) 
             assert one.cost_frac == pytest.approx(share, abs=0.03)
 
 
-def test_a_slow_loader_on_the_cpu_is_critical(shared: Path) -> None:
+def test_slow_loader_on_cpu_is_critical(shared: Path) -> None:
     result = ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/slow_loader")
-    assert found(result, "data-loading").severity == "critical"
+    assert find(result, "data-loading").severity == "critical"
 
 
 # --- thresholds ------------------------------------------------------------------------------
 
 
-def test_thresholds_change_what_counts() -> None:
+def test_thresholds_change_findings() -> None:
     assert not ta.diagnose(
         FIXTURES / "memory/leak.pickle",
         thresholds=["memory-growth=50%", "uneven-steps=1", "memory-fragmentation=0.9"],
     ).diagnosis
     grave = ta.diagnose(FIXTURES / "memory/leak.pickle", thresholds="memory-growth:critical=1%")
-    assert found(grave, "memory-growth").severity == "critical"
+    assert find(grave, "memory-growth").severity == "critical"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("late=5%", "no rule is called 'late'"),
-        ("late-rank", "no threshold"),
-        ("late-rank=", "no threshold"),
-        ("late-rank=-1", "no threshold"),
-        ("late-rank=nan", "no threshold"),
-        ("late-rank=inf", "no threshold"),
-        ("late-rank:bad=1", "no severity"),
+        ("late=5%", "unknown rule 'late'"),
+        ("straggler", "invalid threshold"),
+        ("straggler=", "invalid threshold"),
+        ("straggler=-1", "invalid threshold"),
+        ("straggler=nan", "invalid threshold"),
+        ("straggler=inf", "invalid threshold"),
+        ("straggler:bad=1", "unknown severity 'bad'"),
     ],
 )
-def test_thresholds_that_make_no_sense(text: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_invalid_thresholds(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         with_thresholds([text])
 
 
-def test_a_threshold_without_a_severity_is_the_least_grave_one() -> None:
-    rules = {rule.id: rule for rule in with_thresholds(["late-rank=1%", "hot-line=2"])}
-    assert rules["late-rank"].levels == {"warning": 0.01, "critical": 0.2}
+def test_threshold_without_severity_is_the_lowest() -> None:
+    rules = {rule.id: rule for rule in with_thresholds(["straggler=1%", "hot-line=2"])}
+    assert rules["straggler"].levels == {"warning": 0.01, "critical": 0.2}
     assert rules["hot-line"].levels == {"info": 2}
 
 
 @pytest.mark.parametrize(
     ("size", "severity"), [(0.099, None), (0.1, "warning"), (0.2, "warning"), (0.3, "critical")]
 )
-def test_a_threshold_counts_from_its_value_on(size: float, severity: str | None) -> None:
+def test_threshold_is_inclusive(size: float, severity: str | None) -> None:
     rule = Rule("r", "a", "x", "y", {"warning": 0.1, "critical": 0.3}, lambda *_: ())
     assert rule.severity(size) == severity
 
 
-# --- what cannot be told ---------------------------------------------------------------------
+# --- skipped checks ---------------------------------------------------------------------------
 
 
-def test_what_was_not_recorded_cannot_be_told(late: ta.Diagnosis) -> None:
+def test_checks_without_data_are_skipped(late: ta.Diagnosis) -> None:
     rows = {row["rule"]: row for row in late.rules.rows(named=True)}
     assert rows["memory-growth"]["status"] == "skipped"
     assert "profile_memory=True" in rows["memory-growth"]["why"]
-    assert rows["launch-bound"]["status"] == "nothing found"
-    assert rows["late-rank"]["status"] == "found"
+    assert rows["launch-bound"]["status"] == "passed"
+    assert rows["straggler"]["status"] == "failed"
     check_wording(*late.notes)
 
 
-def test_nothing_found_and_nothing_told_are_answers() -> None:
+def test_verdict_without_findings() -> None:
     missing = dict.fromkeys((rule.analysis for rule in RULES), "no data")
     nothing = judge(Examination({}, missing, (), ()))
     check_wording(nothing.verdict)
     assert nothing.worst is None
     calm = ta.diagnose(FIXTURES / "py_spy/native.raw.txt", thresholds="hot-line=99%")
-    assert calm.verdict.startswith("Nothing found. ")
+    check_wording(calm.verdict)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_noted(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text('{"traceEvents": "none"}')
     good = FIXTURES / "py_spy/native.raw.txt"
     result = ta.diagnose([good, tmp_path / "cut.json"])
@@ -323,8 +323,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ta.diagnose(tmp_path / "cut.json")
 
 
-def test_a_file_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
-    """What is missing may have been at its end: no advice to record it, no sure finding."""
+def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
+    """Missing data may have been at its end: no advice to record it, low confidence."""
     whole = gzip.decompress((RANKS / "rank0.json.gz").read_bytes())
     cut = tmp_path / "cut.json"
     work = re.search(rb'"cat": "(kernel|gpu_mem\w+)"', whole)
@@ -332,12 +332,12 @@ def test_a_file_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
     cut.write_bytes(whole[: work.start()])
     result = ta.diagnose(cut)
     why = dict(result.rules.select("rule", "why").rows())["exposed-copies"]
-    assert "this file is cut off" in why
+    assert "the file is truncated" in why
     idle = [one for one in result.diagnosis if one.analysis == "gpu_idle"]
     assert idle
     assert {one.confidence for one in idle} == {"low"}
     assert all("GPU work is missing" in one.evidence[0] for one in idle)
-    # where some of the work is there, what is missing looks idle
+    # missing work of a partial recording looks idle
     cut.write_bytes(whole[: len(whole) * 9 // 10])
     result = ta.diagnose(cut)
     idle = [one for one in result.diagnosis if one.analysis == "gpu_idle"]
@@ -347,20 +347,20 @@ def test_a_file_that_is_cut_off_is_said_to_be(tmp_path: Path) -> None:
         assert "GPU work that it lost counts as idle" in one.evidence[0]
 
 
-def test_one_trace_at_a_time_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[weakref.ref[ta.Trace]] = []
+def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[weakref.ref[ta.Trace]] = []
     whole = examination.read
 
     def watched(path: str, **how: Any) -> ta.Trace:
         gc.collect()
-        assert [ref for ref in held if ref() is not None] == []
+        assert [ref for ref in traces if ref() is not None] == []
         trace = whole(path, **how)
-        held.append(weakref.ref(trace))
+        traces.append(weakref.ref(trace))
         return trace
 
     monkeypatch.setattr(examination, "read", watched)
     ta.diagnose([RANKS / f"rank{n}.json.gz" for n in range(3)])
-    assert len(held) == 3
+    assert len(traces) == 3
 
 
 # --- the command -----------------------------------------------------------------------------
@@ -378,13 +378,13 @@ def test_fail_on(run_cli: Any, severity: str, status: int) -> None:
     assert {row["rule"] for row in answer["rules"]} == BY_ID.keys()
 
 
-def test_a_bad_threshold_is_a_wrong_command_line(run_cli: Any) -> None:
+def test_invalid_threshold_is_a_usage_error(run_cli: Any) -> None:
     done = run_cli("diagnose", RANKS, "--threshold", "nonsense=1")
     assert (done.returncode, done.stdout) == (2, "")
     check_wording(done.stderr)
 
 
-def test_json_is_what_its_schema_says(run_cli: Any) -> None:
+def test_json_follows_the_schema(run_cli: Any) -> None:
     schema = json.loads((ROOT / "docs/diagnosis.schema.json").read_text())
     for paths in ([RANKS], ["memory/oom.pickle", "py_spy"], ["nsys/training.sqlite"]):
         inputs = [FIXTURES / path for path in paths]
@@ -396,7 +396,7 @@ def test_json_is_what_its_schema_says(run_cli: Any) -> None:
         assert named
 
 
-def test_the_budget_divides_the_time(late: ta.Diagnosis) -> None:
+def test_budget_adds_up_to_the_time(late: ta.Diagnosis) -> None:
     parts = late.budget.filter(pl.col("part").is_in(["busy", "idle", "exposed communication"]))
     assert parts["time_frac"].sum() == pytest.approx(1, abs=0.01)
     idle = ta.gpu_idle(RANKS)

@@ -1,4 +1,4 @@
-"""Findings about the busy time: unfused attention, memory-bound kernels, CUDA graph candidates."""
+"""Findings about busy time: unfused attention, memory-bound kernels, CUDA graph candidates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 1
 
 
 def launched(works: list[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
-    """Operators with one launch and one kernel each: (operator, kernel, duration in us)."""
+    """Yield operators with one launch and one kernel each: (operator, kernel, duration in us)."""
     at = 0
     for n, (operator, kernel, dur) in enumerate(works):
         yield host("cpu_op", operator, at, 8 * US)
@@ -66,17 +66,17 @@ def test_unfused_attention_is_softmax_and_batched_products() -> None:
     ],
     ids=["kernel", "operator"],
 )
-def test_attention_that_is_fused_is_no_finding(more: tuple[str, str, int]) -> None:
+def test_fused_attention_is_not_a_finding(more: tuple[str, str, int]) -> None:
     assert not judged("unfused-attention", trace(launched([*ATTENTION, more])))
 
 
 @pytest.mark.parametrize("missing", ["aten::_softmax", "aten::bmm"])
-def test_softmax_or_products_alone_are_no_attention(missing: str) -> None:
+def test_softmax_or_products_alone_are_not_attention(missing: str) -> None:
     works = [work for work in ATTENTION if work[0] not in (missing, "aten::baddbmm")]
     assert not judged("unfused-attention", trace(launched(works)))
 
 
-def test_without_operators_softmax_kernels_are_a_hint() -> None:
+def test_softmax_kernels_count_without_operators() -> None:
     works = [(SOFTMAX, 300), (LOG_SOFTMAX, 100), (GEMM, 600)]
     traced = trace(device(name, 1_000 * US * n, dur * US) for n, (name, dur) in enumerate(works))
     (one,) = judged("unfused-attention", traced, with_operators=False)
@@ -95,13 +95,13 @@ def test_memory_bound_kernels() -> None:
     assert [rule.severity(size) for size in (0.24, 0.25, 0.45)] == [None, "info", "warning"]
 
 
-def test_kernels_of_inductor_are_fused_already() -> None:
+def test_inductor_kernels_are_not_memory_bound() -> None:
     traced = trace([device(FUSED, 0, 900), device(GEMM, 1_000, 100)])
     assert not judged("memory-bound-kernels", traced, with_operators=False)
 
 
 def stepwise(per_step: list[int], call: str = "cudaLaunchKernel") -> Trace:
-    """Steps of so many launches of 2 us kernels, each 40 us apart."""
+    """Return steps with these numbers of launches of 2 us kernels, 40 us apart."""
     events, at, n = [], 0, 0
     for number, count in enumerate(per_step):
         events.append(step(number, at, count * 40 * US))
@@ -118,11 +118,11 @@ def launch_bound(traced: Trace) -> Measured:
     )
 
 
-def test_launches_of_each_step_are_counted() -> None:
+def test_launches_per_step() -> None:
     assert launches(stepwise([30, 20])).steps["launches"].to_list() == [30, 20]
 
 
-def test_steps_of_equal_launches_are_candidates_for_cuda_graphs() -> None:
+def test_equal_launches_are_cuda_graph_candidates() -> None:
     equal = launch_bound(stepwise([30, 30, 30]))
     assert any("30 launches" in sentence for sentence in equal.evidence)
     assert "CUDA graph" in equal.advice
@@ -130,7 +130,7 @@ def test_steps_of_equal_launches_are_candidates_for_cuda_graphs() -> None:
         assert not any("launches each" in sentence for sentence in launch_bound(other).evidence)
 
 
-def test_no_candidates_where_graphs_are_launched() -> None:
+def test_graph_launches_are_not_candidates() -> None:
     graphs = launch_bound(stepwise([30, 30, 30], "cudaGraphLaunch"))
     assert not any("launches each" in sentence for sentence in graphs.evidence)
 
@@ -138,7 +138,7 @@ def test_no_candidates_where_graphs_are_launched() -> None:
 SGEMM = "ampere_sgemm_128x64_nn"
 
 
-def test_rules_about_kernels_count_each_time_once() -> None:
+def test_kernel_rules_do_not_overlap() -> None:
     works = [
         ("aten::bmm", SGEMM, 200),
         ("aten::_softmax", SOFTMAX, 100),
@@ -147,14 +147,14 @@ def test_rules_about_kernels_count_each_time_once() -> None:
     ]
     traced = trace(launched(works))
     rules = ("unfused-attention", "no-tensor-cores", "memory-bound-kernels")
-    found = {rule: judged(rule, traced)[0] for rule in rules}
-    assert [one.total_ns for one in found.values()] == [300 * US, 300 * US, 400 * US]
-    assert sum(one.total_ns or 0 for one in found.values()) <= kernels(traced).busy_ns
-    assert all(BY_ID[rule].severity(one.size) for rule, one in found.items())
-    check_wording(found["no-tensor-cores"].title, *found["no-tensor-cores"].evidence)
+    by_rule = {rule: judged(rule, traced)[0] for rule in rules}
+    assert [one.total_ns for one in by_rule.values()] == [300 * US, 300 * US, 400 * US]
+    assert sum(one.total_ns or 0 for one in by_rule.values()) <= kernels(traced).busy_ns
+    assert all(BY_ID[rule].severity(one.size) for rule, one in by_rule.items())
+    check_wording(by_rule["no-tensor-cores"].title, *by_rule["no-tensor-cores"].evidence)
 
 
-def test_products_of_attention_that_is_no_finding_count_for_tensor_cores() -> None:
+def test_attention_products_below_threshold_count_for_tensor_cores() -> None:
     works = [("aten::bmm", SGEMM, 50), ("aten::_softmax", SOFTMAX, 30), ("aten::mm", SGEMM, 920)]
     (one,) = judged("no-tensor-cores", trace(launched(works)))
     assert one.total_ns == 970 * US

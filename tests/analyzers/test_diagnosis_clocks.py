@@ -22,7 +22,7 @@ Factor = Callable[[int, int, str], float]
 
 
 def job(factor: Factor, ranks: int = 4, group: str | None = "0") -> list[Trace]:
-    """Five steps on each rank; they wait for the slowest in each step, and start together."""
+    """Return five steps per rank; ranks wait for the slowest in each step, and start together."""
     return [trace(list(_rank(rank, ranks, factor, group)), rank, world_size=ranks)
             for rank in range(ranks)]  # fmt: skip
 
@@ -51,25 +51,25 @@ def judged(rule: str, traces: list[Trace]) -> list[Measured]:
 
 
 def throttled(last: int, kernels: tuple[str, ...] = tuple(KERNELS)) -> list[Trace]:
-    """One GPU whose kernels take twice as long in the last steps."""
+    """Return a trace of one GPU with kernels twice as long in the last steps."""
     return job(lambda _r, n, name: 2 if n >= 5 - last and name in kernels else 1, ranks=1)
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_steps_are_compared_with_the_fastest_even_if_most_are_slow(last: int) -> None:
+def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     (one,) = judged("throttled-steps", throttled(last))
     assert one.total_ns == last * 8 * MS
     assert all(f"ProfilerStep#{5 - n}" in one.title for n in range(1, last + 1))
     check_wording(one.title, *one.evidence)
 
 
-def test_some_kernels_that_take_longer_are_no_throttling() -> None:
+def test_some_longer_kernels_are_not_throttling() -> None:
     assert not judged("throttled-steps", throttled(2, ("gemm",)))
     assert not judged("throttled-steps", throttled(0))
 
 
-def test_a_slow_gpu_is_found_without_matching_collectives() -> None:
-    """Without collectives that match nobody waits, but the kernels are slow all the same."""
+def test_slow_gpu_without_matching_collectives() -> None:
+    """Without matching collectives there is no wait time, but kernels are slow."""
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
     alone = [trace([e for e in one.events.to_dicts() if e["name"] != ALL_REDUCE] + [
         device(f"{ALL_REDUCE[:-1]}{rank})", 0, 1_000, stream=20)], rank, world_size=4)
@@ -79,14 +79,14 @@ def test_a_slow_gpu_is_found_without_matching_collectives() -> None:
     assert one.total_ns == 4 * 5 * 4 * MS
 
 
-def test_a_slow_gpu_that_others_wait_for_is_a_straggler() -> None:
+def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
     assert not judged("slow-gpu", traces)
-    assert ta.diagnose(traces).found[0].id == "late-rank"
+    assert ta.diagnose(traces).found[0].id == "straggler"
 
 
-def test_another_rank_has_more_work_in_each_step() -> None:
-    """Rank n has twice the products in step n; in the last step nobody has."""
+def test_unequal_work_of_another_rank_in_each_step() -> None:
+    """Rank n has longer products in step n; in the last step no rank has."""
     traces = job(lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1)
     (one,) = judged("unequal-work", traces)
     assert one.total_ns == 4 * 3 * 2 * MS
@@ -95,8 +95,8 @@ def test_another_rank_has_more_work_in_each_step() -> None:
     assert not judged("unequal-work", job(lambda r, _n, _k: 1.5 if r == 2 else 1))
 
 
-def test_a_small_collective_that_takes_milliseconds_is_on_a_slow_link() -> None:
-    """1 KiB takes 5 ms on all ranks after the last has arrived."""
+def test_slow_small_collective_is_on_a_slow_link() -> None:
+    """1 KiB takes 5 ms on all ranks after the last arrival."""
     about = {"dtype": "float", "elements_in": 256, "stream": 20, "group": "0"}
     works = [(device("gemm", n * 10 * MS, 4 * MS), n) for n in range(6)]
     traces = [

@@ -1,4 +1,4 @@
-"""Set-up of the first step costs once, and is no reason to change the steps."""
+"""Setup in the first step costs once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traceanalyzer.trace import Trace
 
 
 def steps_with(call: str, kind: str = "cuda_runtime", *, slow: tuple[int, ...] = (0,)) -> Trace:
-    """Five steps of 10 ms of work; in some, 30 ms before the kernel pass in one call."""
+    """Return five steps of 10 ms of work; some have a call of 30 ms before the kernel."""
     rows, at = [], 0
     for i in range(5):
         more = 30 * MS if i in slow else 0
@@ -36,9 +36,9 @@ SET_UP = [
 
 
 @pytest.mark.parametrize(("call", "kind", "rule"), SET_UP)
-def test_set_up_of_the_first_step_costs_once(call: str, kind: str, rule: str) -> None:
-    found = ta.diagnose(steps_with(call, kind)).diagnosis
-    (one,) = (one for one in found if one.id == rule)
+def test_setup_in_the_first_step_costs_once(call: str, kind: str, rule: str) -> None:
+    findings = ta.diagnose(steps_with(call, kind)).diagnosis
+    (one,) = (one for one in findings if one.id == rule)
     assert one.per.endswith("once")
     assert one.cost_ns == pytest.approx(30 * MS, rel=0.1)
     assert "schedule(" in one.advice
@@ -47,14 +47,14 @@ def test_set_up_of_the_first_step_costs_once(call: str, kind: str, rule: str) ->
         check_wording(one.title, one.advice)
 
 
-def test_what_every_step_has_costs_each_step() -> None:
-    found = ta.diagnose(steps_with("cudaMalloc", slow=(0, 1, 2, 3, 4))).diagnosis
-    (one,) = (one for one in found if one.id == "memory-management")
+def test_calls_in_every_step_cost_each_step() -> None:
+    findings = ta.diagnose(steps_with("cudaMalloc", slow=(0, 1, 2, 3, 4))).diagnosis
+    (one,) = (one for one in findings if one.id == "memory-management")
     assert "once" not in one.per
     assert "schedule(" not in one.advice
 
 
-def test_other_code_of_the_first_step_is_not_set_up() -> None:
-    found = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
-    (one,) = (one for one in found if one.id == "host-code")
+def test_other_code_in_the_first_step_is_not_setup() -> None:
+    findings = ta.diagnose(steps_with("my_function", "cpu_op")).diagnosis
+    (one,) = (one for one in findings if one.id == "host-code")
     assert "once" not in one.per

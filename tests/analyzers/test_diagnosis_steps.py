@@ -1,4 +1,4 @@
-"""What slow steps, and the time between steps, are spent on."""
+"""Causes of slow steps and of time between steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def judged(rule: str, traced: Trace) -> list[Measured]:
 
 
 def steps(extra: dict[int, Sequence[Event]], gap: int = 0) -> Trace:
-    """Six steps of 10 ms with a gap after each; ``extra`` events, from their step's start, make it
-    20 ms longer."""
+    """Return six steps of 10 ms with a gap after each; steps with ``extra`` events take 30 ms."""
     events: list[Event] = []
     begin = 0
     for number in range(6):
@@ -35,7 +34,7 @@ def steps(extra: dict[int, Sequence[Event]], gap: int = 0) -> Trace:
 
 
 def _usual(begin: int) -> Iterator[Event]:
-    """Two layers and their backward pass."""
+    """Return two layers and their backward pass."""
     for n in range(2):
         yield host("cpu_op", "aten::linear", begin + n * MS, MS // 2)
         yield device("gemm", begin + n * MS, MS)
@@ -53,7 +52,7 @@ def test_forward_passes_without_a_backward_pass() -> None:
     assert "without a backward pass" not in other.title
 
 
-def test_each_slow_step_has_its_reason() -> None:
+def test_each_slow_step_has_a_cause() -> None:
     saving = [host("user_annotation", "save_checkpoint", 10 * MS, 19 * MS)]
     compiling = [host("cpu_op", "_compile.compile_inner", 10 * MS, 18 * MS)]
     (one,) = judged("uneven-steps", steps({2: saving, 4: compiling}))
@@ -62,8 +61,8 @@ def test_each_slow_step_has_its_reason() -> None:
     assert "_compile.compile_inner (18 ms)" in text
 
 
-def test_the_range_that_is_shortest_elsewhere_counts() -> None:
-    """``train_step`` is in all steps; what makes it long is in it."""
+def test_cause_is_the_innermost_longer_range() -> None:
+    """``train_step`` is in all steps; a range within it is longer."""
     nested = [
         host("user_annotation", "train_step", 9 * MS, 20 * MS + US),
         host("user_annotation", "Optimizer.step#SGD.step", 9 * MS, 20 * MS),
@@ -74,13 +73,13 @@ def test_the_range_that_is_shortest_elsewhere_counts() -> None:
     assert "train_step (" not in one.title
 
 
-def test_python_functions_of_other_threads_are_no_reason() -> None:
+def test_functions_of_other_threads_are_not_a_cause() -> None:
     waiting = [host("python_function", "threading.py(295): wait", 10 * MS, 19 * MS, tid=9)]
     (one,) = judged("uneven-steps", steps({3: waiting}))
     assert "threading" not in one.title
 
 
-def test_what_runs_between_steps_is_named() -> None:
+def test_activity_between_steps_is_named() -> None:
     swaps = [
         host("cpu_op", "_C_cache_ops::swap_blocks", n * 15 * MS + 10 * MS + 10 * US, 4 * MS)
         for n in range(5)

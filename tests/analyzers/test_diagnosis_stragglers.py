@@ -1,4 +1,4 @@
-"""Why a rank is a straggler: its kernels compared with the same kernels of the other ranks."""
+"""Causes of a straggler: its kernels compared with those of the other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 4
 
 
 def job(odd: Mapping[str, float], more: int = 0) -> list[Trace]:
-    """Four equal ranks, but rank 2 has kernels that are longer by a factor, or more of one."""
+    """Return four equal ranks, except rank 2 with longer kernels, or more of one."""
     rank_works = [_works(odd, more) if rank == 2 else _works({}, 0) for rank in range(4)]
     last = max(sum(ns for _, ns in works) for works in rank_works)
     return [trace(list(_rank(works, last)), r, world_size=4) for r, works in enumerate(rank_works)]
@@ -42,7 +42,7 @@ def _rank(works: list[tuple[str, int]], last: int) -> Iterator[dict[str, Any]]:
 
 def straggler(traces: list[Trace]) -> ta.Finding:
     first = ta.diagnose(traces).found[0]
-    assert (first.id, first.rank) == ("late-rank", 2)
+    assert (first.id, first.rank) == ("straggler", 2)
     return first
 
 
@@ -54,15 +54,15 @@ def straggler(traces: list[Trace]) -> ta.Finding:
         ({}, 1, "more kernels"),
     ],
 )
-def test_the_reason_is_in_the_title(odd: Mapping[str, float], more: int, key: str) -> None:
+def test_cause_is_in_the_title(odd: Mapping[str, float], more: int, key: str) -> None:
     assert key in straggler(job(odd, more)).title
 
 
-def test_the_factor_is_that_of_the_kernels() -> None:
+def test_title_has_the_factor_of_the_kernels() -> None:
     assert " 1.50 times" in straggler(job(dict.fromkeys(KERNELS, 1.5))).title
 
 
-def test_the_cost_is_the_wait_time_of_the_others() -> None:
+def test_cost_is_wait_time_of_the_other_ranks() -> None:
     one = straggler(job({"gemm": 2.0}))
     assert one.cost_ns == 3 * 4 * MS / 4
     assert one.cost_frac == pytest.approx(3 / 13)
@@ -72,7 +72,7 @@ PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
 
 
 def copying_job(annotation: str = "") -> list[Trace]:
-    """Four equal ranks; rank 2 copies 5 ms longer in each step, in a range where one is given."""
+    """Return four equal ranks; rank 2 copies 5 ms longer in each step, in an optional range."""
     return [trace(list(_copying_rank(rank, annotation)), rank, world_size=4) for rank in range(4)]
 
 
@@ -90,15 +90,15 @@ def _copying_rank(rank: int, annotation: str) -> Iterator[dict[str, Any]]:
         yield device(ALL_REDUCE, at, begin + 20 * MS - at, stream=20, seq=number, **ABOUT)
 
 
-def test_waits_for_a_rank_that_copies_belong_to_its_copies() -> None:
+def test_wait_time_for_copies_belongs_to_copies() -> None:
     first = ta.diagnose(copying_job()).found[0]
     assert (first.id, first.rank) == ("exposed-copies", 2)
     waits, copies = 3 * 5 * MS, 6 * MS + 3 * MS
     assert first.cost_ns == (waits + copies) / 4
-    assert "late-rank" in {effect.id for effect in first.effects}
+    assert "straggler" in {effect.id for effect in first.effects}
 
 
-def test_copies_of_a_checkpoint_belong_to_it() -> None:
+def test_checkpoint_copies_belong_to_the_checkpoint() -> None:
     first = ta.diagnose(copying_job("save_checkpoint")).found[0]
     assert (first.id, first.rank) == ("checkpoints", 2)
     assert first.cost_ns == (3 * 5 * MS + 6 * MS) / 4

@@ -1,4 +1,4 @@
-"""Sentences of diagnose fit the program: its GPUs, its backend, a file that was cut."""
+"""Texts of diagnose fit the program: GPUs, backend, truncated files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FIXTURES = ROOT / "fixtures"
 
 
 def texts(result: ta.Diagnosis) -> str:
-    found = [one for root in result.diagnosis for one in (root, *root.effects)]
-    lines = [(one.title, *one.evidence, one.advice) for one in found]
+    every = [one for root in result.diagnosis for one in (root, *root.effects)]
+    lines = [(one.title, *one.evidence, one.advice) for one in every]
     return "\n".join(text for line in lines for text in line)
 
 
@@ -34,13 +34,13 @@ def test_advice_fits_the_vendor() -> None:
         check_wording(text)
 
 
-def test_an_amd_recording_is_told_about_its_link(shared: Path) -> None:
+def test_amd_recording_gets_advice_for_its_link(shared: Path) -> None:
     text = texts(ta.diagnose(shared / "data/chrome/kineto/mi300_rank0of8_rccl.json.gz"))
     assert "xGMI" in text
     assert "NVLink" not in text
 
 
-def test_a_job_without_gpus_has_no_words_of_gpus() -> None:
+def test_job_without_gpus_has_no_gpu_terms() -> None:
     result = ta.diagnose(FIXTURES / "ddp_gloo_4ranks")
     text = texts(result)
     for word in ("exposed", "NVLink", "NCCL"):
@@ -49,7 +49,7 @@ def test_a_job_without_gpus_has_no_words_of_gpus() -> None:
     check_wording(Program().slow_network(on_host=True))
 
 
-def test_skipped_checks_are_a_line_for_each_reason() -> None:
+def test_skipped_checks_are_grouped_by_reason() -> None:
     result = ta.diagnose(FIXTURES / "memory/leak.pickle")
     skipped = [note for note in result.notes if "skipped: " in note]
     counts = [int(note.split()[0]) for note in skipped]
@@ -60,10 +60,10 @@ def test_skipped_checks_are_a_line_for_each_reason() -> None:
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9])
-def test_a_file_that_is_cut_is_said_first(share: float, tmp_path: Path) -> None:
+def test_verdict_starts_with_truncated_file(share: float, tmp_path: Path) -> None:
     whole = gzip.decompress((FIXTURES / "nccl_8ranks/rank0.json.gz").read_bytes())
     cut = tmp_path / "cut.json"
     cut.write_bytes(whole[: int(len(whole) * share)])
     result = ta.diagnose(cut)
-    assert result.verdict.startswith(f"{cut} is cut off")
+    assert result.verdict.startswith(f"{cut} is truncated")
     assert not re.search(r"host is in ProfilerStep", texts(result))

@@ -36,7 +36,7 @@ def launch(name: str, at: int, ns: int, *, tid: int = 1, **more: Any) -> Iterato
 
 
 def optimizing(kernels: int, name: str = ADD) -> Trace:
-    """Three steps of 10 ms: 5 ms of products, then so many kernels of 10 us in the optimizer."""
+    """Return three steps of 10 ms: 5 ms of products, then 10 us kernels in the optimizer."""
     return trace([event for number in range(3) for event in _optimizing(number, kernels, name)])
 
 
@@ -49,7 +49,7 @@ def _optimizing(number: int, kernels: int, name: str) -> Iterator[dict[str, Any]
         yield from launch(name, begin + 6 * MS + n * 12 * US, 10 * US)
 
 
-def test_an_optimizer_that_goes_through_the_parameters_one_by_one() -> None:
+def test_unfused_optimizer() -> None:
     (one,) = judged("unfused-optimizer", optimizing(200))
     assert (one.total_ns, one.size) == (3 * 2 * MS, pytest.approx(0.2))
     assert "200 kernels" in one.title
@@ -57,11 +57,11 @@ def test_an_optimizer_that_goes_through_the_parameters_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(("kernels", "name"), [(99, ADD), (200, FOREACH), (0, ADD)])
-def test_few_kernels_or_those_of_many_parameters_are_no_finding(kernels: int, name: str) -> None:
+def test_few_or_fused_optimizer_kernels_are_not_a_finding(kernels: int, name: str) -> None:
     assert not judged("unfused-optimizer", optimizing(kernels, name))
 
 
-def test_kernels_of_the_optimizer_are_not_counted_as_memory_bound_too() -> None:
+def test_optimizer_kernels_are_not_memory_bound_kernels() -> None:
     assert judged("memory-bound-kernels", optimizing(99))
     assert not judged("memory-bound-kernels", optimizing(200))
 
@@ -72,7 +72,7 @@ NODE = "autograd::engine::evaluate_function: "
 
 
 def backward(operators: Sequence[str], node: str = "ReluBackward0") -> Trace:
-    """A backward pass of 10 ms in which these operators launch 1 ms each."""
+    """Return a backward pass of 10 ms in which these operators launch 1 ms each."""
     events = [step(1, 0, 20 * MS), *launch("gemm", 0, 5 * MS)]
     events.append(host("cpu_op", f"{NODE}{node}", 6 * MS, 10 * MS, tid=AUTOGRAD))
     events.append(host("cpu_op", node, 6 * MS, 10 * MS, tid=AUTOGRAD))
@@ -83,21 +83,21 @@ def backward(operators: Sequence[str], node: str = "ReluBackward0") -> Trace:
     return trace(events)
 
 
-def test_layers_in_the_backward_pass_are_computed_again() -> None:
+def test_layers_in_the_backward_pass_are_recomputed() -> None:
     (one,) = judged("recomputed-activations", backward(["aten::linear", "aten::layer_norm"]))
     assert (one.total_ns, one.size) == (2 * MS, pytest.approx(0.1))
     assert "aten::linear" in one.evidence[0]
     check_wording(one.title, *one.evidence)
 
 
-def test_all_work_of_a_reentrant_checkpoint_is_computed_again() -> None:
+def test_all_work_of_a_reentrant_checkpoint_is_recomputed() -> None:
     again = backward(["aten::linear", "aten::add"], "CheckpointFunctionBackward")
     (one,) = judged("recomputed-activations", again)
     assert one.total_ns == 2 * MS
 
 
 @pytest.mark.parametrize("operators", [["aten::mm", "aten::add"], ["aten::linear"] * 2])
-def test_operators_of_backward_passes_are_no_recomputation(operators: list[str]) -> None:
+def test_backward_operators_are_not_recomputation(operators: list[str]) -> None:
     assert not judged("recomputed-activations", backward(operators))
 
 
@@ -105,7 +105,7 @@ def test_operators_of_backward_passes_are_no_recomputation(operators: list[str])
 
 
 def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
-    """Two steps of micro-batches; each has so many all_reduces of 1 ms after 2 ms of compute."""
+    """Return two steps of micro-batches with 2 ms of compute, then all_reduces of 1 ms."""
     events: list[dict[str, Any]] = []
     seq = 0
     for number in range(2):
@@ -123,16 +123,16 @@ def accumulating(rank: int, reduced: Sequence[int]) -> Trace:
     return trace(events, rank, world_size=2)
 
 
-def test_gradients_that_are_reduced_in_each_micro_batch() -> None:
+def test_repeated_reduction() -> None:
     traces = [accumulating(rank, (1, 1, 1)) for rank in range(2)]
-    found = {one.id: one for one in ta.diagnose(traces).found}
-    one = found["repeated-reduction"]
+    by_id = {one.id: one for one in ta.diagnose(traces).found}
+    one = by_id["repeated-reduction"]
     assert one.cost_ns == 2 * MS
     assert "3 times" in one.title
-    assert found["exposed-communication"].cost_ns == MS, "no time counts twice"
+    assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
     check_wording(one.title, *one.evidence)
 
 
 @pytest.mark.parametrize("reduced", [(0, 0, 1), (1, 2), (1,)])
-def test_different_or_single_reductions_are_no_repetition(reduced: tuple[int, ...]) -> None:
+def test_different_or_single_reductions_are_not_repeated(reduced: tuple[int, ...]) -> None:
     assert not judged("repeated-reduction", *(accumulating(rank, reduced) for rank in range(2)))

@@ -1,4 +1,4 @@
-"""The example of docs/extending.md: a package elsewhere that adds a format and an analysis."""
+"""The example of docs/extending.md: a package that adds a format and an analysis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUOTED = ("pyproject.toml", "traceanalyzer_example/parser.py", "traceanalyzer_ex
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process in which the example is installed, from its own wheel."""
+    """Return the environment of a process with the example installed from its wheel."""
     tree = tmp_path_factory.mktemp("tree") / "example"
     shutil.copytree(EXAMPLE, tree)
     folder = tmp_path_factory.mktemp("installed")
@@ -38,9 +38,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path) -> None:
     unknown = shutil.copyfile(FILE, tmp_path / "unknown")
-    told = run_cli("info", unknown, "--to", "json", "-q", env=installed)
-    assert told.returncode == 0, told.stderr
-    (row,) = json.loads(told.stdout)["files"]
+    done = run_cli("info", unknown, "--to", "json", "-q", env=installed)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["files"]
     assert (row["format"], row["version"], row["rank"]) == ("gputimes", "1", 0)
     answer = run_cli("kernels", unknown, "--to", "json", env=installed)
     assert answer.returncode == 0, answer.stderr
@@ -51,13 +51,13 @@ def test_commands_read_the_new_format(installed: dict[str, str], tmp_path: Path)
     assert sum(row["n"] for row in json.loads(cut.stdout)["families"]) == 2
 
 
-def test_without_the_package_the_file_is_unknown() -> None:
+def test_format_is_unknown_without_the_package() -> None:
     done = run_cli("info", FILE)
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 
 
-def test_its_tables_hold_the_schema_and_its_analysis_answers(installed: dict[str, str]) -> None:
+def test_tables_follow_the_schema_and_analysis_runs(installed: dict[str, str]) -> None:
     code = """
 import sys
 import traceanalyzer as ta
@@ -76,9 +76,8 @@ print(jitter(sys.argv[2], min_runs=6).verdict)
     command = [sys.executable, "-c", code, str(FILE), str(other)]
     done = subprocess.run(command, env=installed, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    shown = done.stdout
-    assert "gemm takes up to 3 times its median." in shown
-    assert shown.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
+    assert "gemm takes up to 3 times its median." in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("ncclDevKernel_ReduceScatter")
 
 
 def _quote(name: str) -> str:
@@ -87,7 +86,7 @@ def _quote(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", QUOTED)
-def test_the_page_quotes_the_files(name: str, request: pytest.FixtureRequest) -> None:
+def test_page_quotes_the_files(name: str, request: pytest.FixtureRequest) -> None:
     text = PAGE.read_text()
     start = text.index(f"`{name}`\n\n```")
     end = text.index("\n```\n", start + len(name) + 8) + len("\n```\n")
@@ -102,23 +101,23 @@ ENTRY = re.compile(r"^   (Entry\(\"jitter\".*\))$", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process whose package has the example's file and registry line."""
+    """Return the environment of a process with the file and registry line of the example."""
     tree = tmp_path_factory.mktemp("extended")
     shutil.copytree(
         ROOT / "traceanalyzer", tree / "traceanalyzer", ignore=shutil.ignore_patterns("__pycache__")
     )
     analyzers = tree / "traceanalyzer" / "analyzers"
     shutil.copy(EXAMPLE / "traceanalyzer_example" / "jitter.py", analyzers)
-    found = ENTRY.search(PAGE.read_text())
-    assert found
+    entry = ENTRY.search(PAGE.read_text())
+    assert entry
     registry = (analyzers / "registry.py").read_text()
     last = '        Entry("info"'
     assert registry.count(last) == 1
-    (analyzers / "registry.py").write_text(registry.replace(last, f"        {found[1]},\n{last}"))
+    (analyzers / "registry.py").write_text(registry.replace(last, f"        {entry[1]},\n{last}"))
     return {"PYTHONPATH": str(tree)}
 
 
-def test_the_file_may_import_what_it_imports(extended: dict[str, str]) -> None:
+def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
     path = Path(extended["PYTHONPATH"], "traceanalyzer", "analyzers", "jitter.py")
     rooms = {_room(module) for module in _imports(path)} - {None, ""}
     assert rooms <= ALLOWED["analyzers"] | ALLOWED["functions"]
@@ -130,7 +129,7 @@ def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_pat
     helped = run_cli("jitter", "--help", env=extended, cwd=tmp_path)
     assert "--min-runs N" in helped.stdout
     assert "--assume-rank" in helped.stdout
-    told = run_cli(
+    done = run_cli(
         "jitter",
         folder,
         "--rank",
@@ -142,14 +141,14 @@ def test_one_file_and_one_line_add_an_analysis(extended: dict[str, str], tmp_pat
         env=extended,
         cwd=tmp_path,
     )
-    assert told.returncode == 0, told.stderr
-    kernels = json.loads(told.stdout)["kernels"]
+    assert done.returncode == 0, done.stderr
+    kernels = json.loads(done.stdout)["kernels"]
     assert min(row["n"] for row in kernels) >= 6
     bad = run_cli("jitter", folder, "--min-runs", "0", env=extended, cwd=tmp_path)
     assert bad.returncode == 2
     page = tmp_path / "report.json"
-    made = run_cli("report", folder, "-o", page, env=extended, cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    written = run_cli("report", folder, "-o", page, env=extended, cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
     assert json.loads(page.read_text())["jitter"]["kernels"]
     code = (
         "import sys, traceanalyzer as ta; sys.path.insert(0, sys.argv[2]); import make_commands\n"

@@ -234,5 +234,5 @@ def test_mixed_folder_names_skipped_files(run_cli: Callable[..., Any], tmp_path:
         (tmp_path / Path(name).name).write_bytes((ROOT / "fixtures" / name).read_bytes())
     done = run_cli("launches", tmp_path, "--to", "json")
     assert done.returncode == 0
-    assert "Left out: " in done.stdout
+    assert "Skipped: " in done.stdout
     assert "rank1.json.gz: no kernel" in done.stdout

@@ -66,8 +66,8 @@ def test_wait_time_is_subtracted_first() -> None:
     check_wording(ta.overlap(both).verdict)
     result = {one.id: one for one in ta.diagnose(both, thresholds="exposed-communication=1%").found}
     rest = result["exposed-communication"]
-    assert (rest.cost_ns, result["late-rank"].cost_ns) == (MS, 1_500_000)  # per GPU
-    check_wording(*rest.evidence, rest.advice, result["late-rank"].title)
+    assert (rest.cost_ns, result["straggler"].cost_ns) == (MS, 1_500_000)  # per GPU
+    check_wording(*rest.evidence, rest.advice, result["straggler"].title)
 
 
 def test_launch_calls_are_read_from_a_file(tmp_path: Path) -> None:

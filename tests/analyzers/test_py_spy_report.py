@@ -384,7 +384,7 @@ def test_unreadable_file_among_several_is_named(tmp_path) -> None:
     (tmp_path / "b.json").write_text('{"traceEvents": [{"ph":"X","name":"a","ts":1,"dur":2}]}')
     result = ta.py_spy_report(tmp_path)
     assert result.total_samples == 4
-    assert result.notes[-1].startswith(f"Left out: {tmp_path / 'b.json'}: no sample events")
+    assert result.notes[-1].startswith(f"Skipped: {tmp_path / 'b.json'}: no sample events")
     with pytest.raises(MissingData):
         ta.py_spy_report(tmp_path / "b.json")
     empty = tmp_path / "c.txt"

@@ -43,9 +43,9 @@ def test_a_rank_that_lacks_what_is_needed_is_left_out_alone(analysis):
     alone = trace(worked(0), None, path="node.json")
     found = analysis(both)
     assert rows(found) == rows(analysis(alone))
-    lines = [note for note in found.notes if note.startswith("Left out")]
+    lines = [note for note in found.notes if note.startswith("Skipped")]
     assert len(lines) == 1
-    assert lines[0].startswith("Left out: node.json, rank 1: ")
+    assert lines[0].startswith("Skipped: node.json, rank 1: ")
 
 
 @pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
@@ -56,6 +56,6 @@ def test_nothing_is_answered_where_all_lack_it(analysis):
 
 def test_all_questions_asked_at_once_name_the_rank():
     both = trace([*worked(0), idle(1)], None, path="node.json")
-    lacking = [note for note in examine(both).results["kernels"].notes if "Left out" in note]
+    lacking = [note for note in examine(both).results["kernels"].notes if "Skipped" in note]
     assert len(lacking) == 1
-    assert lacking[0].startswith("Left out: node.json, rank 1: ")
+    assert lacking[0].startswith("Skipped: node.json, rank 1: ")

@@ -1,4 +1,4 @@
-"""The report: one page for everything, each file read once, nothing fetched."""
+"""The report: one page, each file read once, no network access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXTURES = ROOT / "fixtures"
 
 
 class Page(HTMLParser):
-    """Ids, links, headings and what a page would fetch."""
+    """Ids, links, tags and external resources of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,18 +33,18 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        held = dict(attrs)
+        values = dict(attrs)
         self.tags.add(tag)
-        self.ids += [held["id"]] if held.get("id") else []
-        href = held.get("href") or ""
+        self.ids += [values["id"]] if values.get("id") else []
+        href = values.get("href") or ""
         self.links += [href] if tag == "a" else []
-        self.fetched += [one for one in (held.get("src"), held.get("data")) if one]
+        self.fetched += [one for one in (values.get("src"), values.get("data")) if one]
         self.fetched += [href] if tag == "link" and not href.startswith("data:,") else []
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a job left: ranks, samples, snapshots, and a file that was cut off."""
+    """Write output of a job: ranks, samples, snapshots, and a truncated file."""
     folder = tmp_path_factory.mktemp("job 7 <b>")
     for name in ("rank0", "rank5", "rank6"):
         shutil.copy(FIXTURES / "nccl_8ranks" / f"{name}.json.gz", folder)
@@ -56,24 +56,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(run: Path) -> ta.Report:
+def report(run: Path) -> ta.Report:
     return ta.report(run)
 
 
 @pytest.fixture(scope="module")
-def text(told: ta.Report) -> str:
-    return render(told, "html").decode()
+def text(report: ta.Report) -> str:
+    return render(report, "html").decode()
 
 
-def test_everything_is_answered(told: ta.Report) -> None:
-    keys = [section.key for section in told.sections]
+def test_sections_of_the_report(report: ta.Report) -> None:
+    keys = [section.key for section in report.sections]
     assert {"steps", "gpu_idle", "comm_outliers", "operators", "kernels", "flamegraph"} <= {*keys}
     assert {"memory", "memory_oom", "py_spy_report"} <= {*keys}
     assert keys[-1] == "info"
-    rules = {one.id for root in told.diagnosis for one in (root, *root.effects)}
+    rules = {one.id for root in report.diagnosis for one in (root, *root.effects)}
     assert {"data-loading", "out-of-memory", "lost-events"} <= rules
-    assert told.overview.frame.height == 6
-    names = told.overview.frame["on"].to_list()
+    assert report.overview.frame.height == 6
+    names = report.overview.frame["on"].to_list()
     assert sorted(names) == [
         "oom.pickle",
         *(f"rank {n}" for n in (0, 4, 5, 6)),
@@ -81,13 +81,13 @@ def test_everything_is_answered(told: ta.Report) -> None:
     ]
     assert all(
         f"rank {row['rank']}" == row["on"]
-        for row in told.overview.frame.rows(named=True)
+        for row in report.overview.frame.rows(named=True)
         if row["rank"] is not None
     )
 
 
-def test_answers_are_those_of_the_commands(told: ta.Report, run: Path) -> None:
-    of = {section.key: section.result for section in told.sections}
+def test_sections_match_the_commands(report: ta.Report, run: Path) -> None:
+    of = {section.key: section.result for section in report.sections}
     assert of["gpu_idle"].to_dict() == ta.gpu_idle(run).to_dict() | {
         "notes": list(of["gpu_idle"].notes)
     }
@@ -97,21 +97,21 @@ def test_answers_are_those_of_the_commands(told: ta.Report, run: Path) -> None:
 
 
 def test_each_file_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    paths: list[str] = []
     whole = examination.read
 
     def counted(path: str, **how: Any) -> ta.Trace:
-        if "kinds" not in how:  # but for what late ranks did, read for that alone
-            seen.append(path)
+        if "kinds" not in how:  # except activity of stragglers, which is read again
+            paths.append(path)
         return whole(path, **how)
 
     monkeypatch.setattr(examination, "read", counted)
     ta.report(run)
-    assert sorted(seen) == sorted(set(seen))
-    assert len(seen) == 6
+    assert sorted(paths) == sorted(set(paths))
+    assert len(paths) == 6
 
 
-def test_findings_come_first_and_lead_to_their_numbers(text: str) -> None:
+def test_findings_come_first_and_link_to_sections(text: str) -> None:
     page = Page(text)
     inner = [link[1:] for link in page.links if link.startswith("#")]
     assert len(inner) > 20
@@ -121,7 +121,7 @@ def test_findings_come_first_and_lead_to_their_numbers(text: str) -> None:
     assert text.index('<span class="grade">critical') < text.index('<span class="grade">info')
 
 
-def test_nothing_is_fetched_and_nothing_else_runs(text: str) -> None:
+def test_page_has_no_external_resources(text: str) -> None:
     page = Page(text)
     assert page.fetched == []
     assert not {"iframe", "object", "embed", "img", "base", "form"} & page.tags
@@ -134,28 +134,28 @@ def test_nothing_is_fetched_and_nothing_else_runs(text: str) -> None:
     assert len(text) < 10_000_000
 
 
-def test_every_part_can_be_made_again(told: ta.Report, text: str, run_cli: Any) -> None:
+def test_every_section_shows_its_command(report: ta.Report, text: str, run_cli: Any) -> None:
     import shlex
     from html import unescape
 
-    shown = {unescape(one) for one in re.findall(r"<li><code>(traceanalyzer .*?)</code>", text)}
-    assert {section.command for section in told.sections} <= shown
-    command = next(one.command for one in told.sections if one.key == "gpu_idle")
+    commands = {unescape(one) for one in re.findall(r"<li><code>(traceanalyzer .*?)</code>", text)}
+    assert {section.command for section in report.sections} <= commands
+    command = next(one.command for one in report.sections if one.key == "gpu_idle")
     done = run_cli(*shlex.split(command)[1:], "-q")
     assert done.returncode == 0
     assert done.stdout.startswith("Why is the GPU idle?")
 
 
-def test_as_data(told: ta.Report) -> None:
-    answer = json.loads(render(told, "json"))
+def test_report_as_json(report: ta.Report) -> None:
+    answer = json.loads(render(report, "json"))
     assert answer["findings"][0]["severity"] == "critical"
     assert answer["gpu_idle"]["idle_ns"] > 0
     assert {row["rank"] for row in answer["overview"]} == {None, 0, 4, 5, 6}
 
 
-def test_numbers_in_brief(told: ta.Report) -> None:
-    of = {fact.name: fact.value for fact in told.facts}
-    idle = next(one.result for one in told.sections if one.key == "gpu_idle")
+def test_facts_of_the_report(report: ta.Report) -> None:
+    of = {fact.name: fact.value for fact in report.facts}
+    idle = next(one.result for one in report.sections if one.key == "gpu_idle")
     assert of["ranks"] == 4
     assert of["idle_frac"] == idle.scalars["idle_frac"]
     assert of["peak_bytes"] > 0
@@ -169,12 +169,12 @@ def test_numbers_in_brief(told: ta.Report) -> None:
         "malformed/empty_array.json", "py_spy/subprocesses.speedscope.json", "nsys/tables.sqlite",
     ],
 )  # fmt: skip
-def test_any_input_gives_a_page(name: str) -> None:
+def test_links_of_pages_resolve(name: str) -> None:
     page = render(ta.report(FIXTURES / name), "html").decode()
     assert {link[1:] for link in Page(page).links} <= set(Page(page).ids)
 
 
-def test_a_trace_in_memory_gives_a_report_too() -> None:
+def test_report_of_a_trace_in_memory() -> None:
     trace = ta.read(FIXTURES / "nccl_8ranks" / "rank5.json.gz")
     assert isinstance(trace.report(), Report)
     assert "rank5.json.gz" in trace.report().title
@@ -183,7 +183,7 @@ def test_a_trace_in_memory_gives_a_report_too() -> None:
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_page_and_says_so(run_cli: Any, tmp_path: Path) -> None:
+def test_command_writes_a_page(run_cli: Any, tmp_path: Path) -> None:
     given = (FIXTURES / "memory/leak.pickle", "-o", "x.html")
     done = run_cli("report", *given, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
@@ -195,7 +195,7 @@ def test_the_command_writes_a_page_and_says_so(run_cli: Any, tmp_path: Path) -> 
     assert run_cli("report", *given, "--force", "-q", cwd=tmp_path).stderr == ""
 
 
-def test_the_command_writes_data_and_to_standard_output(run_cli: Any, tmp_path: Path) -> None:
+def test_command_writes_json_and_standard_output(run_cli: Any, tmp_path: Path) -> None:
     snapshot = FIXTURES / "memory/leak.pickle"
     assert run_cli("report", snapshot, "-o", "x.json", "-q", cwd=tmp_path).returncode == 0
     assert json.loads((tmp_path / "x.json").read_text())["warning_count"] == 1
@@ -203,7 +203,7 @@ def test_the_command_writes_data_and_to_standard_output(run_cli: Any, tmp_path: 
     assert done.stdout.startswith("<!doctype html>")
 
 
-def test_what_cannot_be_read_is_one_line(run_cli: Any, tmp_path: Path) -> None:
+def test_unreadable_input_is_one_line(run_cli: Any, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing of ours")
     done = run_cli("report", tmp_path, "-o", tmp_path / "x.html")
     assert done.returncode == 1
@@ -211,7 +211,7 @@ def test_what_cannot_be_read_is_one_line(run_cli: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "x.html").exists()
 
 
-def test_another_form_is_refused_before_work(run_cli: Any, tmp_path: Path) -> None:
+def test_unknown_output_format_is_a_usage_error(run_cli: Any, tmp_path: Path) -> None:
     done = run_cli("report", FIXTURES / "nccl_8ranks", "-o", tmp_path / "x.png")
     assert done.returncode == 2
     check_wording(done.stderr)

@@ -54,7 +54,7 @@ def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     diagnosis = ta.diagnose(traces)
     assert result.notes[0] in diagnosis.notes
     status = dict(diagnosis.rules.select("rule", "status").rows())
-    assert {status[name] for name in ("late-rank", "missing-ranks", "uneven-memory")} == {"skipped"}
+    assert {status[name] for name in ("straggler", "missing-ranks", "uneven-memory")} == {"skipped"}
     check_wording(result.verdict, result.notes[0], diagnosis.verdict)
 
 

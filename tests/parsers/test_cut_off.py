@@ -15,7 +15,7 @@ from traceanalyzer.errors import MissingData
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTE = "is cut off: what was lost at its end is in none of these numbers."
+NOTE = "is truncated: events at its end are missing in all numbers."
 ANALYSES = [
     ta.comm_outliers,
     ta.gpu_idle,
@@ -88,4 +88,4 @@ def test_missing_data_error_mentions_truncation(tmp_path: Path, analysis: Any) -
     path.write_text(f'{{"traceEvents": [{event}]}}')
     with pytest.raises(MissingData) as caught:
         analysis(path)
-    assert "cut off" not in str(caught.value)
+    assert "truncated" not in str(caught.value)

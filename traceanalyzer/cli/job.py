@@ -36,7 +36,7 @@ def info(paths: tuple[str, ...], reading: Reading, writing: Writing) -> None:
     "thresholds",
     metavar="RULE=N",
     multiple=True,
-    help="Override a threshold, for example late-rank=5% or late-rank:critical=30%. --top all "
+    help="Override a threshold, for example straggler=5% or straggler:critical=30%. --top all "
     "lists all checks and thresholds. Repeatable.",
 )
 @click.option(

@@ -1,8 +1,9 @@
-"""What is wrong, what does it cost, and what helps? The results of all analyzers, by rules.
+"""What is wrong, what does it cost, and what helps? Checks of the results of all analyzers.
 
-``judge`` asks each rule of its ``RULES`` about the result it looks at, and puts effects under their
-causes. The rules are in ``communication``, ``copies``, ``idle``, ``busy`` and ``work``, a function
-each; none looks at a trace. ``device_time`` gives each lost moment to one cause.
+``judge`` applies each rule of its ``RULES`` to the result that it checks, and lists effects below
+their causes. The rules are functions in ``communication``, ``copies``, ``idle``, ``busy``,
+``clocks``, ``memory`` and ``work``; they use results, not traces. ``device_time`` assigns each lost
+moment to one cause.
 """
 
 from __future__ import annotations
@@ -22,22 +23,21 @@ def diagnose(
 ) -> Diagnosis:
     """What is wrong, what does it cost, and what helps?
 
-    Every analysis that rules need and the files allow is made, each file read once, and its answer
-    judged by documented rules. What no rule can judge, because it was not recorded, is said too.
+    Runs all analyses that the checks need and the files allow; each file is read once. Applies the
+    documented checks to the results. Checks without the required data are listed as skipped.
 
     Args:
         inputs: traces, files and folders of any format, of one run.
-        thresholds: other thresholds, such as ``late-rank=5%`` or ``late-rank:critical=0.3``.
+        thresholds: changed thresholds, for example ``straggler=5%`` or ``straggler:critical=0.3``.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: nothing can be read.
-        OptionError: a threshold makes no sense, or no input is of the rank that is asked for.
+        OptionError: a threshold is invalid, or no input is of the selected rank.
     """
     from traceanalyzer.analyzers.diagnosis.judge import judge, with_thresholds
     from traceanalyzer.run import examine
 
     rules = with_thresholds(thresholds)
     analyses = {name for rule in rules for name in (rule.analysis, *rule.uses)}
-    found = examine(inputs, analyses, **reading)
-    return judge(found, rules)
+    return judge(examine(inputs, analyses, **reading), rules)

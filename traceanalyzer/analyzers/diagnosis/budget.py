@@ -1,4 +1,4 @@
-"""Where the time of all devices goes, in a few rows."""
+"""Time budget of all devices."""
 
 import polars as pl
 
@@ -11,20 +11,20 @@ from traceanalyzer.analyzers.overlap.result import Overlap
 
 _TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
 
-#: Parts of less are left out, but for those that are always listed.
+#: Causes of idle time with a smaller share are left out.
 _LEAST = 0.001
 
 _TOP_KERNELS = 5
 
 
 def budget(answers: Answers) -> pl.DataFrame:
-    """Where the time of all devices goes.
+    """Return the time budget of all devices.
 
     Returns:
-        part, name, each_ns (mean per step and device, or per device), time_frac (of their time).
+        part, name, each_ns (mean per step and device, or per device), time_frac (of the time).
         The parts ``busy``, ``exposed communication`` (``communication`` without GPUs) and ``idle``
-        divide the time; rows ``of busy``
-        are parts of what is busy: overlapped communication, and the kernels that take most.
+        add up to the time; ``of busy`` rows are parts of the busy time: overlapped communication,
+        and the longest kernels.
     """
     time = answers.time
     if not time.whole_ns:
@@ -42,8 +42,9 @@ def budget(answers: Answers) -> pl.DataFrame:
         rows.append((time.exposed, "wait time for other ranks", waits))
         rows.append((time.exposed, "transfer", transfers))
     if isinstance(overlap, Overlap) and overlap.scalars["communication_ns"]:
-        hidden, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
-        rows.append(("of busy", "overlapped communication", round(hidden * time.whole_ns / span)))
+        overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
+        ns = round(overlapped * time.whole_ns / span)
+        rows.append(("of busy", "overlapped communication", ns))
     least = _LEAST * time.whole_ns
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     rows += [("idle", causes.NAMES[cause], ns) for cause, ns in of_cause if ns >= least]

@@ -1,4 +1,4 @@
-"""Rules about the time in which devices run kernels."""
+"""Rules for kernel time."""
 
 import re
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.result import Severity
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-#: Operators of attention that is not fused: its softmax, and its two products of matrices.
+#: Operators of unfused attention: softmax, and two matrix products.
 _SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
 #: Operators that run a fused attention kernel.
 _FUSED = "(?i)flash|efficient_attention|cudnn_attention|fmha|mem_eff|sage_?attn|xformers"
 _MATH = "aten::_scaled_dot_product_attention_math"
-#: Attention has a softmax as well as products: the smaller has at least this share of both.
+#: Minimum share of softmax and of products in their sum; otherwise it is not attention.
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
 #: The softmax of a loss.
@@ -32,8 +32,7 @@ _NAMED = 3
 @rule(
     "kernels",
     "matrix multiplications and convolutions in single precision, without tensor cores",
-    "their share of the busy time, without the products of attention where unfused-attention "
-    "counts them",
+    "their share of the busy time, without attention products that unfused-attention counts",
     {"warning": 0.1, "critical": 0.5},
     uses=("host_metrics", "operators"),
 )
@@ -42,18 +41,18 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     plain = [
         name for name in rows["name"] if name is not None and kernel_names.is_plain_float(name)
     ]
-    found = rows.filter(pl.col("name").is_in(plain))
-    whole = int(found["total_ns"].sum())
+    matches = rows.filter(pl.col("name").is_in(plain))
+    whole = int(matches["total_ns"].sum())
     products = min(whole, _counted_products(result, answers))
     cost = whole - products
     if not cost or not result.busy_ns:
         return
     yield Measured(
         size=cost / result.busy_ns,
-        title=f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of the busy time) are "
-        "matrix multiplications and convolutions in single precision, without tensor cores.",
+        title="Matrix multiplications and convolutions in single precision, without tensor cores: "
+        f"{format_ns(cost)} ({format_frac(cost / result.busy_ns)} of busy time).",
         evidence=(
-            f"The heaviest is {found['kernel'][0]}: {format_ns(found['total_ns'][0])}.",
+            f"Most time: {matches['kernel'][0]}, {format_ns(matches['total_ns'][0])}.",
             *_without_attention(products),
             *_of_gpus(answers),
         ),
@@ -65,38 +64,38 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "kernels",
-    "attention runs as separate products and softmax, without a fused kernel",
+    "attention as separate matrix products and softmax, without a fused kernel",
     "device time of aten::_softmax, aten::bmm and aten::baddbmm (without operators: of softmax "
     "kernels) as a share of the busy time",
     _ATTENTION_LEVELS,
     uses=("operators",),
 )
 def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    found = answers.get("operators")
-    known = isinstance(found, Operators) and bool(found.device_ns)
+    operators = answers.get("operators")
+    known = isinstance(operators, Operators) and bool(operators.device_ns)
     parts = _attention(result, answers)
     cost = sum(parts.values())
     if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
     each = ", ".join(f"{name} {format_ns(total)}" for name, total in parts.items())
-    math = isinstance(found, Operators) and _MATH in found.operators["name"]
+    math = isinstance(operators, Operators) and _MATH in operators.operators["name"]
     yield Measured(
         size=share,
-        title=f"Attention is not fused: its {'softmax and products' if known else 'softmax'} take "
-        f"{format_ns(cost)}, {format_frac(share)} of the busy time.",
+        title=f"Attention is not fused: {'softmax and products' if known else 'softmax'}, "
+        f"{format_ns(cost)} ({format_frac(share)} of busy time).",
         evidence=(
             f"Device time: {each}.",
             "No flash, memory-efficient or cuDNN attention kernel was recorded.",
             *((f"{_MATH} was called: no fused backend accepted the inputs.",) if math else ()),
         ),
-        advice="torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
+        advice="Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16"
         + (
             "; torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports why a backend "
-            "refuses the inputs."
+            "rejects the inputs."
             if math
-            else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers) runs '
-            "attention as one kernel and does not store the matrix of scores."
+            else ' (attn_implementation="sdpa" or "flash_attention_2" in Transformers): it '
+            "runs as one kernel and does not store the score matrix."
         ),
         total_ns=cost,
         confidence="high" if known else "low",
@@ -104,17 +103,17 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 
 def _attention(result: Kernels, answers: Answers) -> dict[str, int]:
-    """Device time of unfused attention by operator, without operators that of softmax kernels."""
+    """Return device time of unfused attention by operator, or of softmax kernels."""
     if kernel_names.ATTENTION in result.heaviest("family")["family"]:
         return {}
-    found = answers.get("operators")
-    if isinstance(found, Operators) and found.device_ns:
-        return _attention_operators(found) or {}
+    operators = answers.get("operators")
+    if isinstance(operators, Operators) and operators.device_ns:
+        return _attention_operators(operators) or {}
     return {"softmax kernels": _softmax_kernels(result)}
 
 
 def _counted_products(result: Kernels, answers: Answers) -> int:
-    """Device time of matrix products that a finding of unfused attention counts."""
+    """Return device time of matrix products that unfused-attention counts."""
     parts = _attention(result, answers)
     if sum(parts.values()) < min(_ATTENTION_LEVELS.values()) * result.busy_ns:
         return 0
@@ -123,11 +122,11 @@ def _counted_products(result: Kernels, answers: Answers) -> int:
 
 def _without_attention(products: int) -> Iterator[str]:
     if products:
-        yield f"Products of attention ({format_ns(products)}) count as unfused attention, not here."
+        yield f"Attention products ({format_ns(products)}) are counted by unfused-attention."
 
 
 def _attention_operators(result: Operators) -> dict[str, int] | None:
-    """Device time of the operators of unfused attention; None where it is fused or not there."""
+    """Return device time of unfused attention operators; None if fused or missing."""
     rows = result.operators.filter(pl.col("self_device_ns") > 0)
     if rows["name"].str.contains(_FUSED).any():
         return None
@@ -139,7 +138,7 @@ def _attention_operators(result: Operators) -> dict[str, int] | None:
 
 
 def _softmax_kernels(result: Kernels) -> int:
-    """Time of softmax kernels that are not those of a loss."""
+    """Return the time of softmax kernels, except those of a loss."""
     rows = result.heaviest("name").filter(pl.col("family") == kernel_names.SOFTMAX)
     named = rows.select("name", "total_ns").iter_rows()
     return sum(total for name, total in named if not _LOSS.search(name))
@@ -147,33 +146,33 @@ def _softmax_kernels(result: Kernels) -> int:
 
 @rule(
     "kernels",
-    "kernels only read and write memory: elementwise operations and copies that are not fused",
-    "time of elementwise and copy kernels, those of TorchInductor left out, as a share of the "
-    "busy time",
+    "memory-bound kernels: elementwise operations and copies that are not fused",
+    "time of elementwise and copy kernels, except those of TorchInductor, as a share of the busy "
+    "time",
     {"info": 0.25, "warning": 0.35},
 )
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     families = (kernel_names.ELEMENTWISE, kernel_names.COPY)
     rows = result.heaviest("name").filter(pl.col("family").is_in(families))
     fused = [name for name in rows["name"] if name is not None and kernel_names.is_inductor(name)]
-    found = rows.filter(~pl.col("name").is_in(fused))
+    matches = rows.filter(~pl.col("name").is_in(fused))
     counted = sum(one.total_ns or 0 for one in _unfused_optimizer.function(result, answers))
-    cost, n = max(int(found["total_ns"].sum()) - counted, 0), int(found["n"].sum())
+    cost, n = max(int(matches["total_ns"].sum()) - counted, 0), int(matches["n"].sum())
     if not cost or not result.busy_ns:
         return
     share = min(1.0, cost / result.busy_ns)
-    top = found.head(_NAMED).select("kernel", "total_ns").iter_rows()
-    heaviest = ", ".join(f"{name} ({format_ns(total)})" for name, total in top)
+    top = matches.head(_NAMED).select("kernel", "total_ns").iter_rows()
+    longest = ", ".join(f"{name} ({format_ns(total)})" for name, total in top)
     yield Measured(
         size=share,
-        title=f"Elementwise and copy kernels take {format_ns(cost)}, {format_frac(share)} of the "
-        "busy time: memory-bound work that fusion reduces.",
+        title=f"Elementwise and copy kernels are memory-bound: {format_ns(cost)} "
+        f"({format_frac(share)} of busy time).",
         evidence=(
             f"{format_count(n, 'kernel')}, {format_ns(cost / n)} each on average.",
-            f"The heaviest: {heaviest}.",
+            f"Most time: {longest}.",
         ),
-        advice="torch.compile fuses neighbouring operations into one kernel; fused layers and "
-        "optimizers (fused=True), and fewer changes of layout and data type, do so without it.",
+        advice="Fuse them: torch.compile combines neighbouring operations into one kernel. Without "
+        "it: fused layers and optimizers (fused=True), fewer changes of layout and data type.",
         total_ns=cost,
         confidence="medium",
     )
@@ -181,69 +180,69 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
 
 # --- training --------------------------------------------------------------------------------
 
-#: A kernel that updates many parameters at once.
+#: Kernels that update many parameters at once.
 _OF_MANY = r"multi_tensor|(?i)fused"
-#: From so many kernels for each optimizer step on, it goes through the parameters one by one.
+#: Minimum number of kernels per optimizer step that indicates updates one by one.
 _ONE_BY_ONE = 100
 
 
 def _of_purpose(result: Kernels, purpose: str) -> pl.DataFrame:
-    """The work of a purpose in training, with its duration, ``ns``."""
+    """Return device work of a purpose in training, with its duration ``ns``."""
     rows = pl.DataFrame(schema=SCHEMA) if result.training is None else result.training
     return rows.filter(purpose=purpose).with_columns(ns=pl.col("end") - pl.col("start"))
 
 
 @rule(
     "kernels",
-    "the optimizer launches kernels for each parameter, instead of a few for all",
-    "time of such kernels as a share of step time (of the recorded time, where no steps are "
-    f"marked), from {_ONE_BY_ONE} kernels for each optimizer step on",
+    "an optimizer that launches kernels for each parameter instead of a few for all",
+    "time of such kernels as a share of step time (of the recorded time if no steps are marked), "
+    f"from {_ONE_BY_ONE} kernels per optimizer step on",
     {"info": 0.03, "warning": 0.1},
     uses=("gpu_idle",),
 )
 def _unfused_optimizer(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    found = _of_purpose(result, OPTIMIZER).filter(~pl.col("name").str.contains(_OF_MANY))
-    if found.is_empty() or not answers.time.whole_ns:
+    work = _of_purpose(result, OPTIMIZER).filter(~pl.col("name").str.contains(_OF_MANY))
+    if work.is_empty() or not answers.time.whole_ns:
         return
-    calls = found.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
+    calls = work.group_by("path", "device", "call").agg(n=pl.len(), ns=pl.col("ns").sum())
     calls = calls.filter(pl.col("n") >= _ONE_BY_ONE)
     total, time = int(calls["ns"].sum()), answers.time
     if not total:
         return
-    each, usual = (round(value) for value in (calls["n"].median(), found["ns"].median()))  # type: ignore[arg-type]
+    each, usual = (round(value) for value in (calls["n"].median(), work["ns"].median()))  # type: ignore[arg-type]
     yield Measured(
         size=time.frac(total),
-        title=f"Optimizer.step launches {each:,} kernels each time, some for each parameter: "
-        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}).",
-        evidence=(f"They take {format_ns(usual)} each (median).",),
-        advice="Optimizers of torch.optim with foreach=True or fused=True update all parameters "
-        "with a few kernels; torch.compile does so for other optimizers.",
+        title=f"Optimizer.step launches {each:,} kernels per call, several per parameter: "
+        f"{time.share(total)}.",
+        evidence=(f"Median kernel duration: {format_ns(usual)}.",),
+        advice="Use foreach=True or fused=True (torch.optim) to update all parameters with a few "
+        "kernels; use torch.compile for other optimizers.",
         total_ns=total,
     )
 
 
 @rule(
     "kernels",
-    "activations are computed again in the backward pass",
-    "time of layers in the backward pass as a share of step time (of the recorded time, where no "
-    "steps are marked)",
+    "activations recomputed in the backward pass",
+    "time of layers in the backward pass as a share of step time (of the recorded time if no steps "
+    "are marked)",
     {"info": 0.05, "warning": 0.15},
     uses=("gpu_idle",),
 )
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    found = _of_purpose(result, RECOMPUTED)
-    total, time = int(found["ns"].sum()), answers.time
+    work = _of_purpose(result, RECOMPUTED)
+    total, time = int(work["ns"].sum()), answers.time
     if not total or not time.whole_ns:
         return
-    sums = found.group_by("name").agg(pl.col("ns").sum())
+    sums = work.group_by("name").agg(pl.col("ns").sum())
     top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
     each = ", ".join(f"{name} ({format_ns(ns)})" for name, ns in top)
     yield Measured(
         size=time.frac(total),
-        title="Activations are computed again in the backward pass (activation checkpointing): "
-        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}).",
+        title="Activations are recomputed in the backward pass (activation checkpointing): "
+        f"{time.share(total)}.",
         evidence=(f"Layers in the backward pass: {each}.",),
-        advice="Where memory is left, checkpoint fewer layers, or only cheap operators (selective "
+        advice="If memory allows, checkpoint fewer layers, or only cheap operators (selective "
         "activation checkpointing: torch.utils.checkpoint with a context_fn).",
         total_ns=total,
         confidence="medium",
@@ -254,20 +253,20 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
 
 
 def _of_gpus(answers: Answers) -> Iterator[str]:
-    """GPU metrics of each GPU, where they were recorded."""
-    found = answers.get("host_metrics")
-    if isinstance(found, HostMetrics):
-        for row in found.gpus().head(_MOST_GPUS).iter_rows(named=True):
-            yield f"{row['gpu']} while it works: {gpu_metrics_text(row)}."
+    """Yield GPU metrics of each GPU, if recorded."""
+    metrics = answers.get("host_metrics")
+    if isinstance(metrics, HostMetrics):
+        for row in metrics.gpus().head(_MOST_GPUS).iter_rows(named=True):
+            yield f"{row['gpu']} while active: {gpu_metrics_text(row)}."
 
 
-#: So many GPUs are named.
+#: Maximum number of GPUs in a list.
 _MOST_GPUS = 3
 
 
 @rule(
     "host_metrics",
-    "GPU memory limits kernels",
+    "kernels limited by DRAM bandwidth",
     "DRAM bandwidth in use while SMs are active, as a share of the peak",
     {"info": 0.6, "warning": 0.8},
 )
@@ -276,9 +275,9 @@ def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     for row in busy.head(1).iter_rows(named=True):
         yield Measured(
             size=row["dram_frac"],
-            title=f"{row['gpu']} is memory bound while it works: {gpu_metrics_text(row)}.",
+            title=f"{row['gpu']} is memory-bound while active: {gpu_metrics_text(row)}.",
             advice="Move fewer bytes: fuse elementwise kernels (torch.compile), use 16-bit types, "
-            "avoid copies and layout changes; more compute per byte costs little.",
+            "avoid copies and layout changes; extra compute per byte is nearly free.",
             of="the peak DRAM bandwidth",
             confidence="medium",
         )
@@ -286,8 +285,8 @@ def _memory_bound(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "host_metrics",
-    "kernels leave most SMs idle",
-    "share of SMs that are idle while a kernel runs, where DRAM bandwidth is not the limit",
+    "kernels that leave most SMs idle",
+    "share of idle SMs while a kernel runs, if DRAM bandwidth is not the limit",
     {"info": 0.5, "warning": 0.8},
 )
 def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
@@ -295,9 +294,9 @@ def _idle_multiprocessors(result: HostMetrics, _: Answers) -> Iterator[Measured]
     for row in free.sort("sm_frac", "gpu").head(1).iter_rows(named=True):
         yield Measured(
             size=1 - row["sm_frac"],
-            title=f"Most SMs of {row['gpu']} are idle while it works: {gpu_metrics_text(row)}.",
-            advice="Kernels are too small for the GPU: larger batches, fused kernels, or kernels "
-            "of several streams at once.",
+            title=f"Most SMs of {row['gpu']} are idle while kernels run: {gpu_metrics_text(row)}.",
+            advice="Kernels are too small for the GPU: use larger batches, fused kernels, or "
+            "several streams.",
             of="the SMs",
             confidence="medium",
         )

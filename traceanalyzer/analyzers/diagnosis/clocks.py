@@ -1,4 +1,4 @@
-"""Rules about the speed of GPUs: the same kernels take longer in some steps, or on one rank."""
+"""Rules for GPU speed: the same kernels are slower in some steps or on one rank."""
 
 from collections.abc import Iterator
 
@@ -10,46 +10,45 @@ from traceanalyzer.analyzers.diagnosis.device_time import DEVICE
 from traceanalyzer.analyzers.diagnosis.kernel_times import SLOW_GPU, compare
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, rule
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.units import format_count, format_frac, format_ns
+from traceanalyzer.units import format_count, format_ns
 
-#: Kernels that take so many times as long as the same kernels elsewhere are slow.
+#: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
 _SLOW = 1.1
-#: Fewer steps or ranks do not show what is usual.
+#: Minimum number of steps or ranks for a comparison.
 _ENOUGH = 3
 _NAMED = 3
 
 
 @rule(
     "kernels",
-    "all kernels take longer in some steps than in the fastest ones",
-    "time beyond that of the same kernels in the fastest quarter of steps, as a share of step time",
+    "all kernels slower in some steps than in the fastest ones",
+    "time above that of the same kernels in the fastest quarter of steps, as a share of step time",
     {"info": 0.05, "warning": 0.1},
     uses=("gpu_idle",),
 )
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    found = _slow_steps(result)
-    if found.is_empty() or not answers.time.whole_ns or result.by_step is None:
+    steps = _slow_steps(result)
+    if steps.is_empty() or not answers.time.whole_ns or result.by_step is None:
         return
-    over = found.group_by(DEVICE).agg(pl.col("over_ns").sum())
+    over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
-    slow = found.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
+    slow = steps.join(device.select(DEVICE), on=DEVICE, nulls_equal=True).sort("step")
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
     of_device = result.by_step.join(device.select(DEVICE), on=DEVICE, nulls_equal=True)
     fastest = slow["fastest"][0].to_list()
     worst = slow.sort("speed", descending=True)["step"][0]
-    beside = of_device.filter(pl.col("step").is_in([*fastest, worst]))
-    difference = compare(beside, "step", worst, "in the fastest steps")
+    compared = of_device.filter(pl.col("step").is_in([*fastest, worst]))
+    difference = compare(compared, "step", worst, "in the fastest steps")
     if difference is None or difference.why != SLOW_GPU:
         return
-    total, time = round(found["over_ns"].sum()), answers.time
+    total, time = round(steps["over_ns"].sum()), answers.time
     rank = device["rank"][0] if over.height > 1 else None
     where = f" of rank {rank}" if rank is not None else ""
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
     yield Measured(
         size=time.frac(total),
-        title=f"In {which} {difference.text}: {format_frac(time.frac(total))} of {time.of} "
-        f"({time.text(total)}).",
-        evidence=(f"Compared with {', '.join(fastest[:_NAMED])}, whose kernels are fastest.",),
+        title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
+        evidence=(f"Steps with the fastest kernels: {', '.join(fastest[:_NAMED])}.",),
         advice=difference.advice("this GPU in those steps", "equal work in every step"),
         total_ns=total,
         rank=rank,
@@ -59,10 +58,11 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 
 def _slow_steps(result: Kernels) -> pl.DataFrame:
-    """The steps of each device whose kernels are slower than the same kernels in the fastest ones.
+    """Return the steps of each device with slower kernels than the fastest steps.
 
-    path, rank, device, step, speed (time over that of the median kernel), over_ns (beyond the
-    fastest quarter of steps), fastest (these steps).
+    Returns:
+        path, rank, device, step, speed (time / time at the median duration), over_ns (above the
+        fastest quarter of steps), fastest (names of these steps).
     """
     if result.by_step is None:
         return pl.DataFrame()
@@ -87,9 +87,9 @@ def _slow_steps(result: Kernels) -> pl.DataFrame:
 
 @rule(
     "comm_outliers",
-    "all kernels of one rank take longer than the same kernels on the other ranks",
-    "time beyond that of the other ranks as a share of their step time (of the recorded time, "
-    "where no steps are marked)",
+    "all kernels of one rank slower than the same kernels on the other ranks",
+    "time above that of the other ranks as a share of their step time (of the recorded time if no "
+    "steps are marked)",
     {"warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )
@@ -109,11 +109,11 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     length = pl.col("end") - pl.col("start")
     others = int(time.windows.filter(pl.col("rank") != rank).select(length.sum()).item())
     if time.waits_for(rank)["lost_ns"].sum() >= WARN_FRAC * others:
-        return  # late-rank says so, and how long the others wait
+        return  # reported by straggler, with the wait time of the others
     total = round((most - usual) * time.windows.select(DEVICE).unique().height)
     yield Measured(
         size=time.frac(total),
-        title=f"The GPU of rank {rank} is slow: {difference.text}, {format_ns(most - usual)} more.",
+        title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
         advice=difference.advice("this GPU", "equal batches for every rank"),
         total_ns=total,
         rank=rank,

@@ -1,4 +1,4 @@
-"""Rules about communication: stragglers, slow collectives and links, missing overlap."""
+"""Rules for communication: stragglers, slow collectives and links, missing overlap."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,33 +38,33 @@ from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATE
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
-#: So many things are named.
+#: Maximum number of items in a list.
 _NAMED = 3
 
-#: What other findings leave unexplained of a straggler's delay is a finding from this share on.
+#: From this unexplained share on, the delay of a straggler is a finding of its own.
 _MUCH_LEFT = 0.2
 
 
 @rule(
     "comm_outliers",
-    "the other ranks wait for one that comes late to collectives",
+    "a rank that arrives late at collectives, so that the other ranks wait",
     "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
-    "time, where no steps are marked)",
+    "time if no steps are marked)",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
     uses=("gpu_idle", "kernels"),
     compares_ranks=True,
 )
-def _late_rank(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     if pipeline.is_balanced(time):
         return  # ranks wait for the schedule, see pipeline-bubble
     waits = time.losses.filter("waited", pl.col("root_rank").is_not_null())
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
-        yield _straggler(result, answers, rank, total)
+        yield _measure_straggler(result, answers, rank, total)
 
 
-def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
+def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
     time = answers.time
     waits = time.waits_for(rank)
     by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
@@ -75,11 +75,12 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     reason = straggling.reason(answers, rank, by_cause)
     wait = f"{format_frac(share)} of their {time.of.removeprefix('the ')}"
+    cause = f" Cause: {reason}." if reason else ""
     return Measured(
         size=share if left < _MUCH_LEFT else share * left,
-        title=f"Rank {rank} is a straggler{f': {reason}' if reason else ''}; the other ranks wait "
-        f"for it, {wait}.",
-        evidence=(*straggling.why(by_cause), *_of_late_rank(result, row)),
+        title=f"Rank {rank} is a straggler: the other ranks wait {format_ns(total)} in total "
+        f"({wait}).{cause}",
+        evidence=(*straggling.why(by_cause), *_arrivals(result, row)),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
         confidence="high" if row["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
@@ -90,8 +91,8 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
     )
 
 
-def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
-    """How often and how much it was late, which ranks it delayed, and what it did meanwhile."""
+def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield arrival delays of a straggler, delayed ranks, and its activity during the delay."""
     last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
     late = result.late_ranks().filter(pl.col("rank") == row["rank"])
     if late.is_empty():
@@ -101,26 +102,26 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
         yield victims
     worst = result.worst_of(row["rank"])
     yield (
-        f"{last}, at worst {format_ns(worst['late_ns'])} after the median of the others"
+        f"{last}, at most {format_ns(worst['late_ns'])} after the median of the other ranks"
         f"{_at(worst['step'])}."
     )
-    did = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
-    if did:
-        yield f"Meanwhile on its {'; on its '.join(did)}."
+    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
+    if sides:
+        yield f"During that delay, {'; '.join(sides)}."
 
 
 @rule(
     "comm_outliers",
-    "ranks wait for another straggler from step to step, because their work differs",
+    "unequal work between ranks: another rank is the straggler in each step",
     "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
-    "time, where no steps are marked), where no rank is a straggler in most steps",
+    "time if no steps are marked), if no rank is a straggler in most steps",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle", "kernels"),
 )
 def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
     waits = time.of_cause(WORK)
-    stragglers = [one for one in _late_rank.function(result, answers) if one.size >= WARN_FRAC]
+    stragglers = [one for one in _straggler.function(result, answers) if one.size >= WARN_FRAC]
     total = int(waits["lost_ns"].sum())
     if not total or stragglers or pipeline.is_balanced(time):
         return
@@ -131,10 +132,9 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     yield Measured(
         size=time.frac(total),
-        title="Work is unequal between ranks, and another rank has the most in other steps: for "
-        f"{format_frac(time.frac(total))} of {time.of} ({time.text(total)}) ranks wait for one "
-        "with longer or more work.",
-        evidence=(f"Most of it is wait time for {each}.",),
+        title=f"Unequal work: ranks wait {time.share(total)} for the rank with the most work, "
+        "which changes between steps.",
+        evidence=(f"Most of the wait time is for {each}.",),
         advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
         "of tokens per rank), equal numbers of layers or experts.",
         total_ns=total,
@@ -145,9 +145,9 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "comm_outliers",
-    "pipeline stages wait for each other although they have equal work",
-    "exposed wait time in sends and receives as a share of step time (of the recorded time, where "
-    "no steps are marked)",
+    "pipeline stages with equal work that wait for each other",
+    "exposed wait time in sends and receives as a share of step time (of the recorded time if no "
+    "steps are marked)",
     {"warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
     compares_ranks=True,
@@ -159,8 +159,7 @@ def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
         total = int(waits["lost_ns"].sum())
         yield Measured(
             size=time.frac(total),
-            title=f"Pipeline bubble: for {format_frac(time.frac(total))} of {time.of} "
-            f"({time.text(total)}) ranks wait for the stages before or after them.",
+            title=f"Pipeline bubble: ranks wait {time.share(total)} for the stage before or after.",
             evidence=tuple(pipeline.schedule(time, answers)),
             advice="Use more micro-batches per step, or a schedule with a smaller bubble "
             "(interleaved 1F1B, zero bubble).",
@@ -171,7 +170,7 @@ def _pipeline_bubble(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "comm_outliers",
-    "gradients are reduced in every micro-batch, although only the last of a step needs it",
+    "gradients reduced in every micro-batch instead of once per step",
     "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
     {"info": 0.02, "warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
@@ -186,13 +185,12 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     passes = rows.select(pl.col("call").max()).item()
     yield Measured(
         size=size,
-        title=f"Gradients are reduced {passes} times per optimizer step, once for each micro-batch "
-        f"that accumulates gradients: all but the last cost {format_frac(size)} of "
-        f"{answers.time.of} ({answers.time.text(total)}).",
+        title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
+        f"micro-batch: all but the last cost {answers.time.share(total)}.",
         evidence=(
             f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
         ),
-        advice="Run all micro-batches of a step but the last within model.no_sync() of "
+        advice="Run all micro-batches of a step except the last one within model.no_sync() of "
         "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
         "accumulate_grad_batches).",
         total_ns=total,
@@ -202,8 +200,8 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
 
 @rule(
     "comm_outliers",
-    "collectives took long on all ranks after the last had arrived",
-    "exposed time beyond the usual as a share of step time (or of the recorded time)",
+    "collectives that are slow on all ranks after the last rank has arrived",
+    "exposed time above the usual as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
     uses=("gpu_idle",),
 )
@@ -220,8 +218,9 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
     losses, total, size = claimed
     yield Measured(
         size=size,
-        title=f"{format_count(slow.height, 'collective')} of {result.n_collectives:,} took long "
-        f"on all ranks after the last had arrived{_at_cost(answers, total)}.",
+        title=f"{slow.height:,} of {format_count(result.n_collectives, 'collective')} "
+        f"{'was' if slow.height == 1 else 'were'} slow after every rank had arrived"
+        f"{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
@@ -233,29 +232,29 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
 
 @rule(
     "comm_outliers",
-    "collectives took much longer than others of their kind, and nothing explains it",
-    "exposed time beyond the usual as a share of step time (or of the recorded time)",
+    "collectives much longer than others of their kind, without a known cause",
+    "exposed time above the usual as a share of step time (or of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
     uses=("gpu_idle",),
 )
 def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    found = result.outliers().filter(pl.col("cause").is_null())
-    if found.is_empty():
+    outliers = result.outliers().filter(pl.col("cause").is_null())
+    if outliers.is_empty():
         return
-    worst = found.row(0, named=True)
+    worst = outliers.row(0, named=True)
     claimed = _claimed(answers, OUTLIER)
     if claimed is None:
         return
     losses, total, size = claimed
     yield Measured(
         size=size,
-        title=f"{format_count(found.height, 'collective')} of {result.n_events:,} took much longer "
-        f"than others of the kind{_at_cost(answers, total)}.",
+        title=f"{outliers.height:,} of {format_count(result.n_events, 'collective')} took much "
+        f"longer than others of the same kind{_at_cost(answers, total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
-        advice="The files of all ranks tell whether that was waiting for a late rank or slow "
+        advice="Add the files of all ranks to separate wait time for stragglers from slow "
         "communication."
         if result.n_ranks == 1
-        else "See when they happened and what ran beside them.",
+        else "Check when they happened and what ran at the same time.",
         total_ns=total,
         confidence="low" if result.n_ranks == 1 else "medium",
         rank=only_rank(losses),
@@ -266,9 +265,9 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
 
 @rule(
     "comm_outliers",
-    f"large collectives use less than {SLOW_LINK_FRAC:.0%} of their link's bandwidth",
-    f"exposed time beyond that at {SLOW_LINK_FRAC:.0%} of the link as a share of step time (or of "
-    "the recorded time)",
+    f"large collectives below {SLOW_LINK_FRAC:.0%} of the bandwidth of their link",
+    f"exposed time above that at {SLOW_LINK_FRAC:.0%} of the bandwidth as a share of step time (or "
+    "of the recorded time)",
     {"info": 0.005, "warning": 0.02, "critical": 0.1},
     uses=("gpu_idle",),
 )
@@ -285,7 +284,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
         advice=answers.program.slow_link
-        + ("" if result.n_matched else " The files of all ranks show how much is wait time."),
+        + ("" if result.n_matched else " Add the files of all ranks to separate wait time."),
         total_ns=total,
         confidence="medium" if result.n_matched else "low",
         intervals=intervals_of(losses),
@@ -294,8 +293,8 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "comm_outliers",
-    "devices were nearly full while collectives were slow",
-    "share of the slow collectives during which the device was nearly full",
+    "device memory nearly full during slow collectives",
+    "share of slow collectives during which device memory was nearly full",
     {"warning": 0.1, "critical": 0.5},
 )
 def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
@@ -307,22 +306,22 @@ def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Meas
     worst = full.row(0, named=True)
     yield Measured(
         size=full.height / result.memory.height,
-        title=f"The device was nearly full during {full.height:,} of {result.memory.height:,} slow "
-        f"collectives: {format_frac(worst['taken_frac'])} at most.",
-        advice=f"That leaves {answers.program.library} small buffers: keep some memory free, with "
-        "a smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
+        title=f"Device memory was nearly full during {full.height:,} of {result.memory.height:,} "
+        f"slow collectives (up to {format_frac(worst['taken_frac'])} used).",
+        advice=f"{answers.program.library} has little memory for its buffers. Keep some memory "
+        "free: a smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9).",
         cost_bytes=worst["taken_bytes"],
         cost_frac=worst["taken_frac"],
-        of="the device's memory",
+        of="device memory",
         confidence="medium",
     )
 
 
 @rule(
     "overlap",
-    "communication is not hidden behind compute",
-    "exposed communication without wait time and without what slow collectives took too long, as a "
-    "share of step time (or of the recorded time)",
+    "communication that is not overlapped with compute",
+    "exposed communication, except wait time and the excess of slow collectives, as a share of "
+    "step time (or of the recorded time)",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
 )
 def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
@@ -337,13 +336,12 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     if not whole:
         return
     waited_ns = int(waits["lost_ns"].sum())
-    besides = f" besides wait time for other ranks ({time.text(waited_ns)})" if waited_ns else ""
+    wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     yield Measured(
         size=time.frac(total),
-        title=f"Communication that nothing overlaps takes {format_frac(time.frac(total))} of "
-        f"{time.of} ({time.text(total)}){besides}.",
+        title=f"Exposed communication: {time.share(total)}{wait if waited_ns else ''}.",
         evidence=(
-            f"{format_frac(sums['overlap_frac'])} of all communication is overlapped.",
+            f"{format_frac(sums['overlap_frac'])} of communication is overlapped with compute.",
             *filter(None, (why_exposed(result),)),
             *_kinds_of_collectives(answers),
         ),
@@ -355,25 +353,25 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 
 
 def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
-    """Which kind of collective takes most, and how much of all is waiting."""
-    found = answers.get("comm_outliers")
-    if not isinstance(found, CommOutliers) or not found.total_comm_ns:
+    """Yield the share of wait time, and the kind of collective with the most time."""
+    comm = answers.get("comm_outliers")
+    if not isinstance(comm, CommOutliers) or not comm.total_comm_ns:
         return
-    if found.n_matched:
-        share = found.total_wait_ns / found.total_comm_ns
-        yield f"{format_frac(share)} of all communication is waiting for the last rank."
-    if small := small_collectives(found):
+    if comm.n_matched:
+        share = comm.total_wait_ns / comm.total_comm_ns
+        yield f"{format_frac(share)} of communication is wait time for the last rank."
+    if small := small_collectives(comm):
         yield small
-    top = found.groups.row(0, named=True) if found.groups.height else None
+    top = comm.groups.row(0, named=True) if comm.groups.height else None
     if top is not None:
         speed = top["pure_busbw_gbps"] or top["busbw_gbps"]
-        rate = f", at a bus bandwidth of {speed:.3g} GB/s" if speed else ""
-        took = f"{top['n']:,} take {format_ns(top['total_ns'])}"
-        yield f"Most time goes to {_what(top)}: {took}{rate}."
+        rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
+        calls = format_count(top["n"], "call")
+        yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."
 
 
 def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | None:
-    """The losses of a cause, how much that is in total, and its share of the devices' time."""
+    """Return the losses of a cause, their total in ns, and their share of the time."""
     time = answers.time
     losses = time.of_cause(cause)
     total = int(losses["lost_ns"].sum())
@@ -381,18 +379,18 @@ def _claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int, float] | 
 
 
 def _at_cost(answers: Answers, total: int) -> str:
-    return f": {answers.time.text(total)} of {answers.time.exposed} beyond the usual"
+    return f": {answers.time.text(total)} of {answers.time.exposed} above the usual"
 
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
     return (
-        f"The worst, {_what(row)}{_at(row['step'])}, took {format_ns(took_ns)}, {factor:.3g} times "
-        "the usual."
+        f"Slowest: {_what(row)}{_at(row['step'])}, {format_ns(took_ns)} ({factor:.3g} times the "
+        "usual)."
     )
 
 
 def _what(row: Mapping[str, Any]) -> str:
-    """``all_gather of 64 MiB``."""
+    """Return collective and size: ``all_gather of 64 MiB``."""
     size = row.get("message_bytes")
     return f"{row['collective']}{f' of {format_bytes(size)}' if size else ''}"
 
@@ -402,6 +400,6 @@ def _at(step: str | None) -> str:
 
 
 RULES = (
-    _late_rank, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
+    _straggler, _unequal_work, _pipeline_bubble, _repeated_reduction, _slow_collectives,
     _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What took the devices' time: each lost moment belongs to one root cause.
+"""Lost time of the devices: each lost moment belongs to one root cause.
 
 Time is lost where a device is idle, where communication runs without compute, and where copies run
 without either. Idle time belongs to its cause (see ``gpu_idle``). Exposed communication is divided
@@ -6,15 +6,15 @@ in this order:
 
 - wait time for another rank belongs to what delayed that rank, see :func:`delays` (so does the
   wait time of main threads, where collectives run on the host);
-- collectives of gradients that the next micro-batch reduces again belong to that;
-- what a collective took beyond the usual on all ranks belongs to that collective;
-- what it took beyond others of its kind, without an explanation, likewise;
-- what it took beyond a quarter of its link's bandwidth belongs to the link;
-- the rest is communication that nothing overlaps.
+- reductions of gradients that the next micro-batch repeats belong to the repetition;
+- time of a collective above the usual on all ranks belongs to that collective;
+- time above other collectives of its kind, without an explanation, likewise;
+- time above that at a quarter of the link's bandwidth belongs to the link;
+- the rest is other exposed communication.
 
-So the times of all causes add up to the idle time, exposed communication and exposed copies of all
-devices. The time of a cause is the most that removing it can gain: on another rank the time may be
-lost anew.
+The times of all causes add up to the idle time, exposed communication and exposed copies of all
+devices. The time of a cause is an upper bound of the gain from removing it: another rank may then
+be the slowest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,25 +30,25 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.frames import intervals
-from traceanalyzer.units import format_ns
+from traceanalyzer.units import format_frac, format_ns
 
-#: What tells devices apart.
+#: Columns that identify a device.
 DEVICE = ("path", "rank", "device")
 
-#: Causes besides those of idle time: a straggler's work (or what its communication took), and
-#: communication that is slow or that nothing overlaps.
+#: Causes besides those of idle time: work of a straggler (or its communication), and slow or
+#: exposed communication.
 WORK, SLOW, OUTLIER, LINK = "work", "slow_collectives", "collective_outliers", "slow_link"
 UNEXPLAINED = "unexplained"
 EXPOSED, COPIES = causes.EXPOSED, causes.COPIES
 REPEATED = "repeated_reduction"
 
-#: Time in which collectives run and nothing else does, on the device or on the main thread.
+#: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
 _LENGTH = pl.col("end") - pl.col("start")
 
-#: Of all losses: where and when, why, at which rank it began (null where that is not known), if it
-#: is wait time for that rank, and how much of it is in steps (where none are marked: all).
+#: Columns of losses: place and time, cause, rank of the cause (null if unknown), whether it is wait
+#: time for that rank, and the time within steps (if none are marked: all).
 _LOSS = {
     "path": pl.String,
     "rank": pl.Int32,
@@ -68,13 +68,13 @@ class DeviceTime:
     """The lost time of all devices by root cause.
 
     Attributes:
-        losses: a row an interval: path, rank, device, start, end (on the clock of its file), cause,
-            ``root_rank`` (the rank that the cause is at, null where it is none), waited (it is wait
-            time for that rank), collective, ``lost_ns`` (in steps, where steps are marked), step.
-        windows: what the losses are shares of: path, rank, device, start, end and step (null where
-            no steps are marked: the span of each device).
+        losses: one row per interval: path, rank, device, start, end (on the clock of its file),
+            cause, ``root_rank`` (rank of the cause, null if unknown), waited (whether it is wait
+            time for that rank), collective, ``lost_ns`` (within steps, if marked), step.
+        windows: the whole time: path, rank, device, start, end and step (null if no steps are
+            marked: the span of each device).
         outside: cause, ``idle_ns``: idle time of all devices before, between and after steps.
-        on_host: no device work was recorded: the devices are the main threads.
+        on_host: whether no device work was recorded and the devices are the main threads.
     """
 
     losses: pl.DataFrame
@@ -84,42 +84,42 @@ class DeviceTime:
 
     @cached_property
     def whole_ns(self) -> int:
-        """The time of all devices: of all steps, or all spans where no steps are marked."""
+        """Time of all devices: all steps, or all spans if no steps are marked."""
         return int(self.windows.select(_LENGTH.sum()).item())
 
     @property
     def in_steps(self) -> bool:
-        """Whether steps are marked, so that only their time counts."""
+        """Whether steps are marked; then only their time counts."""
         return bool(self.windows["step"].is_not_null().any())
 
     @property
     def of(self) -> str:
-        """What shares are of."""
+        """Name of the whole time."""
         return "step time" if self.in_steps else "the recorded time"
 
     @property
     def exposed(self) -> str:
-        """What communication that nothing overlaps is called: without GPUs nothing could."""
+        """Name of exposed communication; without GPUs there is no overlap."""
         return "communication" if self.on_host else "exposed communication"
 
     @property
     def per(self) -> str:
-        """What :meth:`each_ns` is the mean of; empty where there is one device and no step."""
+        """Unit of :meth:`each_ns`; empty for one device without steps."""
         device = "process" if self.on_host else "GPU"
         if self.windows.height == 1:
             return ""
         return f"step and {device}" if self.in_steps else device
 
     def frac(self, total_ns: float) -> float:
-        """A time of all devices together as a share of all their time."""
+        """Return a total time as a share of the whole time."""
         return total_ns / self.whole_ns if self.whole_ns else 0.0
 
     def each_ns(self, total_ns: float) -> int:
-        """A time of all devices together as the mean per step and device (or per device)."""
+        """Return a total time as the mean per step and device (or per device)."""
         return round(total_ns / max(self.windows.height, 1))
 
     def cost(self, total_ns: float, *, once: bool = False) -> dict[str, Any]:
-        """A time of all devices together in the fields of a finding; ``once``: in one step each."""
+        """Return a total time as fields of a finding; ``once``: per device, not per step."""
         share = {"cost_frac": min(self.frac(total_ns), 1.0), "of": self.of}
         if once:
             devices = max(self.windows.n_unique(DEVICE), 1)
@@ -129,26 +129,30 @@ class DeviceTime:
         return mean | share
 
     def text(self, total_ns: float, *, once: bool = False) -> str:
-        """A time of all devices together as people read it: ``1.45 ms per step and GPU``."""
+        """Format a total time: ``1.45 ms per step and GPU``."""
         if once:
             cost = self.cost(total_ns, once=True)
             return f"{format_ns(cost['cost_ns'])} per {cost['per']}"
         time = format_ns(self.each_ns(total_ns))
         return f"{time} per {self.per}" if self.per else time
 
+    def share(self, total_ns: float, *, once: bool = False) -> str:
+        """Format a total time and its share: ``1.45 ms per step and GPU (12.1 % of step time)``."""
+        return f"{self.text(total_ns, once=once)} ({format_frac(self.frac(total_ns))} of {self.of})"
+
     def of_cause(self, cause: str) -> pl.DataFrame:
-        """The losses of one cause."""
+        """Return the losses of one cause."""
         return self.losses.filter(pl.col("cause") == cause)
 
     def waits_for(self, rank: int) -> pl.DataFrame:
-        """Wait time for one rank, whatever delayed it."""
+        """Return wait time for one rank, for all causes of its delay."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
 
     @cached_property
     def growth(self) -> pl.DataFrame:
-        """What slow steps lose more than the median step of their device, by cause.
+        """Additional loss of slow steps over the median step of their device, by cause.
 
-        cause, ``grown_ns``; the cause that is null is the duration of the steps.
+        Columns: cause, ``grown_ns``; cause null is the duration of the steps.
         """
         keys = [*DEVICE, "step"]
         whole = self.windows.select(*keys, cause=pl.lit(None, pl.String), ns=_LENGTH)
@@ -168,12 +172,12 @@ class DeviceTime:
 def device_time(
     idle: GpuIdle | None, comm: CommOutliers | None, training: pl.DataFrame | None = None
 ) -> DeviceTime:
-    """The lost time of all devices by root cause.
+    """Return the lost time of all devices by root cause.
 
     Args:
-        idle: idle time and exposed communication; without it all communication counts as exposed.
-        comm: the collectives, where there are any.
-        training: device work by its purpose, see :attr:`~.Kernels.training`.
+        idle: idle time and exposed communication; without it, all communication counts as exposed.
+        comm: collectives, if recorded.
+        training: device work by purpose, see :attr:`~.Kernels.training`.
     """
     windows, lost = _windows(idle, comm), _lost(idle, comm)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
@@ -201,9 +205,9 @@ def device_time(
 
 
 def _windows(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
-    """The steps of each device; without steps its span; without both that of its collectives.
+    """Return the steps of each device; without steps its span, or the span of its collectives.
 
-    Steps that were found by kernels count if they were found on all devices.
+    Steps detected by kernels count if they are detected on all devices.
     """
     if idle is not None and idle.steps.height and _on_all_devices(idle):
         return idle.steps.select(*DEVICE, "start", "end", "step")
@@ -224,7 +228,7 @@ def _on_all_devices(idle: GpuIdle) -> bool:
 
 
 def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
-    """Idle time and exposed communication: path, rank, device, start, end, cause."""
+    """Return idle time and exposed communication: path, rank, device, start, end, cause."""
     columns = {name: _LOSS[name] for name in (*DEVICE, "start", "end", "cause")}
     if idle is not None and idle.lost is not None:
         return idle.lost.select(pl.col(name).cast(of) for name, of in columns.items())
@@ -235,16 +239,16 @@ def _lost(idle: GpuIdle | None, comm: CommOutliers | None) -> pl.DataFrame:
 
 
 def _in_windows(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """The rows with ``lost_ns``, how much of each lies in a window."""
+    """Add ``lost_ns``, the part of each row that is in a window."""
     return intervals.overlap_with(rows, windows, DEVICE).rename({"overlap": "lost_ns"})
 
 
 def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
-    """Adds the step in which a loss ends."""
+    """Add the step in which each loss ends."""
     steps = windows.select(*DEVICE, "step", begin="start").sort("begin")
     path, rank, device = DEVICE
     keyed = [frame.with_columns(_key=pl.struct(DEVICE).hash()) for frame in (losses, steps)]
-    found = (
+    joined = (
         keyed[0]
         .sort("end")
         .join_asof(
@@ -256,11 +260,11 @@ def _with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
             check_sortedness=False,
         )
     )
-    return found.drop("_key", "begin").sort(path, rank, device, "start", "end")
+    return joined.drop("_key", "begin").sort(path, rank, device, "start", "end")
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
-    """Exactly the columns of losses; what a claim does not have is null."""
+    """Return exactly the columns of losses; missing columns are null."""
     missing = [pl.lit(None).alias(name) for name in _LOSS if name not in rows.columns]
     typed = rows.with_columns(missing).select(pl.col(name).cast(t) for name, t in _LOSS.items())
     return typed.with_columns(pl.col("waited").fill_null(value=False))
@@ -276,7 +280,7 @@ def _of_communication(
     windows: pl.DataFrame,
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
-    """What causes claim of exposed communication, one after the other, no moment twice."""
+    """Yield the exposed communication of each cause in order, each moment once."""
     for claim in (
         _waits(lost, comm, windows),
         *(() if training is None else (_repeated(training),)),
@@ -284,8 +288,7 @@ def _of_communication(
         _unexplained(comm),
         _on_slow_links(comm),
     ):
-        found = intervals.overlap_with(claim, exposed, DEVICE).rename({"overlap": "lost_ns"})
-        yield found
+        yield intervals.overlap_with(claim, exposed, DEVICE).rename({"overlap": "lost_ns"})
         exposed = intervals.subtract(exposed, claim, DEVICE)
 
 
@@ -297,9 +300,9 @@ def _unclaimed(exposed: pl.DataFrame, claims: Sequence[pl.DataFrame]) -> pl.Data
 
 
 def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.DataFrame:
-    """Wait time for other ranks, divided by what delayed them, with ``cause`` and ``root_rank``.
+    """Return wait time for other ranks by cause of their delay, with ``root_rank``.
 
-    Of waits at the same time on one device the one that began first counts.
+    Of simultaneous waits on one device, the first one counts.
     """
     roots = comm.collectives.select("instance", "root_rank").drop_nulls()
     rows = comm.arrivals.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
@@ -321,13 +324,13 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
 
 
 def _repeated(training: pl.DataFrame) -> pl.DataFrame:
-    """Reductions of gradients that the next micro-batch repeats."""
+    """Return reductions of gradients that the next micro-batch repeats."""
     rows = training.filter(purpose=PURPOSE_REPEATED)
     return rows.select(*DEVICE, "start", "end", cause=pl.lit(REPEATED), collective="name")
 
 
 def _slow(comm: CommOutliers) -> pl.DataFrame:
-    """What collectives took beyond the usual on all ranks after the last had arrived."""
+    """Return time of collectives above the usual on all ranks after the last arrival."""
     slow = comm.collectives.filter("slow").select("instance", "slow_factor")
     rows = comm.arrivals.join(slow, on="instance")
     over = pl.col("duration_ns") - pl.col("wait_ns")
@@ -335,13 +338,13 @@ def _slow(comm: CommOutliers) -> pl.DataFrame:
 
 
 def _unexplained(comm: CommOutliers) -> pl.DataFrame:
-    """What collectives took beyond others of their kind, where partners do not tell why."""
+    """Return time of collectives above others of their kind, without a known cause."""
     rows = comm.outliers().filter(pl.col("cause").is_null())
     return _at_end(rows, pl.col("over_ns"), OUTLIER)
 
 
 def _on_slow_links(comm: CommOutliers) -> pl.DataFrame:
-    """What collectives took beyond :data:`SLOW_LINK_FRAC` of their link's bandwidth."""
+    """Return time of collectives above that at :data:`SLOW_LINK_FRAC` of the bandwidth."""
     keys = [name for name in ("collective", "dtype", "message_bytes", "group") if
             name in comm.slow_links.columns]  # fmt: skip
     of_kind = comm.slow_links.select(*keys, "link_frac").unique(keys)
@@ -351,7 +354,7 @@ def _on_slow_links(comm: CommOutliers) -> pl.DataFrame:
 
 
 def _at_end(rows: pl.DataFrame, over_ns: pl.Expr, cause: str) -> pl.DataFrame:
-    """The last ``over_ns`` of each collective, as a claim of the cause."""
+    """Return the last ``over_ns`` of each collective as time of the cause."""
     end = pl.col("ts") + pl.col("duration_ns")
     return rows.select(
         *DEVICE,
@@ -362,36 +365,36 @@ def _at_end(rows: pl.DataFrame, over_ns: pl.Expr, cause: str) -> pl.DataFrame:
     ).filter(pl.col("end") > pl.col("start"))
 
 
-# --- what delays a rank ----------------------------------------------------------------------
+# --- delays of ranks -------------------------------------------------------------------------
 
 
 def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.DataFrame:
-    """Why ranks were late: shares of the wait time that they caused at each collective, by cause.
+    """Return the causes of each straggler's delay as shares of the wait time at each collective.
 
-    The rank that arrived last is compared with the one that arrived first, from their arrival at
-    the collective of the same group before to their arrival at this one. What the late rank was
-    idle longer, for each cause, and what it was busy longer, is what delayed it::
+    The rank that arrives last is compared with the one that arrives first, from their arrival at
+    the previous collective of the same group to their arrival at this one. The delay is the longer
+    idle time of the late rank, for each cause, and its longer busy time::
 
         excess(cause) = max(0, time(late, cause) - time(first, cause))
 
-    It may have been late at the collective before. What the first rank did not wait off there is
-    still its delay, for the reasons of then; so is the work that the first rank did while it waited
-    there, which the late rank has to make up for::
+    If it was late at the previous collective, too, the delay that remains from there keeps its
+    causes; so does work that the first rank did while it waited there, and that the late rank still
+    has to do (catch-up work)::
 
-        inherited = max(0, delay before + exposed(late) - exposed(first)) + work made up for
+        inherited = max(0, previous delay + exposed(late) - exposed(first)) + catch-up work
 
-    A rank that was late because another had delayed it has that other rank as root; its waits have
-    the shares of all other waits that the root caused.
+    A rank that was delayed by another one has that rank as root; its waits have the mean shares of
+    the other waits for the root.
 
     Args:
         lost: idle time and exposed communication: path, rank, device, start, end, cause.
-        comm: the collectives.
-        windows: path, rank, device, start, end: what is looked at; its beginning stands for the
-            collective before the first one.
+        comm: collectives.
+        windows: path, rank, device, start, end of the analysed time; its start is used in place of
+            the collective before the first one.
 
     Returns:
-        instance, root_rank, cause (of idle time or ``work``), and where its share of each wait
-        begins and ends: ``from_frac`` and ``to_frac``.
+        instance, root_rank, cause (of idle time or ``work``), and start and end of its share of
+        each wait: ``from_frac`` and ``to_frac``.
     """
     late = comm.collectives.filter(pl.col("imposed_ns") > 0, pl.col("root_rank").is_not_null())
     direct = late.filter(pl.col("root_rank") == pl.col("late_rank"))
@@ -415,10 +418,11 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
 def _before_arrival(
     comm: CommOutliers, direct: pl.DataFrame, windows: pl.DataFrame, lost: pl.DataFrame
 ) -> pl.DataFrame:
-    """The last and the first rank of each collective, from the arrival before to this one.
+    """Return the last and the first rank of each collective, from the previous arrival to this one.
 
-    instance, before (the collective before), is_late, path, rank, device, start, end (on the clock
-    of the file), arrived (at the collective before, on the common clock).
+    Returns:
+        instance, before (previous collective), is_late, path, rank, device, start, end (on the
+        clock of the file), arrived (at the previous collective, on the common clock).
     """
     ordered = comm.arrivals.sort("path", "rank", "lane", "ts")
     before = {"start": "ts", "before": "instance"}
@@ -426,7 +430,7 @@ def _before_arrival(
     rows = ordered.with_columns(
         **{name: pl.col(column).shift(1).over(lane) for name, column in before.items()}, end="ts"
     )
-    # of a device that lags behind its host the host may lose time before the first step
+    # if a device lags behind its host, the host may lose time before the first step
     starts = pl.concat([windows.select(*DEVICE, "start"), lost.select(*DEVICE, "start")])
     begun = starts.group_by(DEVICE).agg(begun=pl.col("start").min())
     rows = rows.join(begun, on=DEVICE, how="left", nulls_equal=True)
@@ -442,20 +446,20 @@ def _before_arrival(
 
 
 def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
-    """instance, before, and for each cause what the late rank's time has more than the first's.
+    """Return instance, before, and by cause the excess of the late rank over the first one.
 
-    The difference of ``work`` may be below 0. ``inherited``: what was left of its delay at the
-    collective before.
+    The difference of ``work`` may be negative. ``inherited``: delay that remains from the previous
+    collective.
     """
-    found = lost["cause"].unique().sort().to_list()
-    of_cause = {cause: lost.filter(pl.col("cause") == cause) for cause in found}
+    recorded = lost["cause"].unique().sort().to_list()
+    of_cause = {cause: lost.filter(pl.col("cause") == cause) for cause in recorded}
     times = {
         cause: intervals.overlap_with(rows, when, DEVICE)["overlap"]
         for cause, when in of_cause.items()
     }
     each = rows.select("instance", "before", "is_late", "arrived", length=_LENGTH)
     each = each.with_columns(**{EXPOSED: pl.lit(0, pl.Int64)}).with_columns(**times)
-    each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(found or [pl.lit(0)]))
+    each = each.with_columns(work=pl.col("length") - pl.sum_horizontal(recorded or [pl.lit(0)]))
 
     def more(name: str) -> pl.Expr:
         late, first = (pl.col(name).filter(w).sum() for w in ("is_late", ~pl.col("is_late")))
@@ -464,30 +468,30 @@ def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
     return each.group_by("instance", maintain_order=True).agg(
         pl.col("before").first(),
         more(WORK),
-        *(more(name).clip(0) for name in found if name != EXPOSED),
+        *(more(name).clip(0) for name in recorded if name != EXPOSED),
         (more("arrived") + more(EXPOSED)).clip(0).alias("inherited"),
     )
 
 
 def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
-    """instance, cause, frac: the shares of each delay, with those that it inherited.
+    """Return the shares of each delay, inherited ones included: instance, cause, frac.
 
-    What nothing of this explains is :data:`UNEXPLAINED`.
+    The rest is :data:`UNEXPLAINED`.
     """
     roots = dict(direct.select("instance", "root_rank").iter_rows())
     delay = dict(direct.select("instance", "skew_ns").iter_rows())
-    causes_found = [c for c in excess.columns if c not in ("instance", "before", "inherited")]
+    measured = [c for c in excess.columns if c not in ("instance", "before", "inherited")]
     known: dict[int, dict[str, float]] = {}
     behind: dict[int, float] = {}
     for row in excess.sort("instance").iter_rows(named=True):
         same = roots.get(row["before"]) == roots[row["instance"]]
         owed, work = behind.get(row["before"], 0.0) if same else 0.0, float(row[WORK])
-        made_up = min(owed, max(work, 0.0))
+        caught_up = min(owed, max(work, 0.0))
         behind[row["instance"]] = max(owed - work, 0.0)
-        parts = {cause: float(row[cause]) for cause in causes_found if row[cause] > 0}
-        parts[WORK] = max(work, 0.0) - made_up
+        parts = {cause: float(row[cause]) for cause in measured if row[cause] > 0}
+        parts[WORK] = max(work, 0.0) - caught_up
         for cause, frac in known.get(row["before"], {}).items() if same else ():
-            parts[cause] = parts.get(cause, 0.0) + frac * (row["inherited"] + made_up)
+            parts[cause] = parts.get(cause, 0.0) + frac * (row["inherited"] + caught_up)
         parts[UNEXPLAINED] = max(delay[row["instance"]] - sum(parts.values()), 0.0)
         whole = sum(parts.values())
         if whole:
@@ -497,34 +501,34 @@ def _shares(excess: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-# --- where losses are ------------------------------------------------------------------------
+# --- places of losses ------------------------------------------------------------------------
 
-#: From this share on, most of a loss is in one place.
+#: Minimum share of a loss in one place to report that place.
 MOST = 0.6
 
-#: From so many ranks on, one of them can be the place.
+#: Minimum number of ranks to report one of them as the place.
 _SEVERAL = 2
 
 
 def only_rank(losses: pl.DataFrame) -> int | None:
-    """The rank at which most of a loss begins, where there are several."""
+    """Return the rank that causes most of a loss, if there are several ranks."""
     if losses["rank"].n_unique() < _SEVERAL:
         return None
     sums = losses.drop_nulls("root_rank").group_by("root_rank").agg(pl.col("lost_ns").sum())
     top = sums.sort("lost_ns", "root_rank", descending=[True, False]).head(1)
     enough = top.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
-    found: list[int] = enough["root_rank"].to_list()
-    return found[0] if found else None
+    ranks: list[int] = enough["root_rank"].to_list()
+    return ranks[0] if ranks else None
 
 
 def only_step(losses: pl.DataFrame) -> str | None:
-    """The step in which most of a loss is."""
+    """Return the step with most of a loss."""
     sums = losses.drop_nulls("step").group_by("step").agg(pl.col("lost_ns").sum())
     most = sums.filter(pl.col("lost_ns") >= MOST * int(losses["lost_ns"].sum()))
-    found: list[str] = most["step"].to_list()
-    return found[0] if found and losses["step"].n_unique() > 1 else None
+    steps: list[str] = most["step"].to_list()
+    return steps[0] if steps and losses["step"].n_unique() > 1 else None
 
 
 def intervals_of(losses: pl.DataFrame) -> pl.DataFrame:
-    """The losses as the intervals of a finding."""
+    """Return losses as the intervals of a finding."""
     return losses.select("rank", "device", start_ns="start", end_ns="end")

@@ -1,4 +1,4 @@
-"""All rules with their thresholds, and the results of analyzers judged by them."""
+"""All rules with their thresholds, applied to the results of the analyzers."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,7 +8,13 @@ import polars as pl
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis import busy, clocks, communication, copies, idle, work
 from traceanalyzer.analyzers.diagnosis.budget import budget
-from traceanalyzer.analyzers.diagnosis.result import FOUND, NOTHING, SKIPPED, Diagnosis
+from traceanalyzer.analyzers.diagnosis.result import (
+    DIFFERENT_JOBS,
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Diagnosis,
+)
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Measured, Rule
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import SEVERITIES, Finding, Severity
@@ -25,12 +31,12 @@ RULES: tuple[Rule, ...] = (
 
 
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
-    """The rules with other thresholds: ``late-rank=5%``, ``late-rank:critical=0.3``.
+    """Return the rules with changed thresholds: ``straggler=5%``, ``straggler:critical=0.3``.
 
-    Without a severity the least grave one that the rule has is meant.
+    Without a severity, the threshold of the lowest severity of the rule is changed.
 
     Raises:
-        OptionError: a text is no threshold, or names a rule or a severity that is not there.
+        OptionError: a text is not a threshold, or the rule or severity is unknown.
     """
     rules = {rule.id: rule for rule in RULES}
     for text in (texts,) if isinstance(texts, str) else texts:
@@ -38,19 +44,19 @@ def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
         id_, _, severity = name.partition(":")
         rule = rules.get(id_)
         if rule is None:
-            raise OptionError(f"no rule is called {id_!r}; known are {', '.join(sorted(rules))}")
-        own = _severity(rule, severity)
-        rules[id_] = replace(rule, levels={**rule.levels, own: _number(text, value)})
+            raise OptionError(f"unknown rule {id_!r}; choose one of {', '.join(sorted(rules))}")
+        level = _severity(rule, severity)
+        rules[id_] = replace(rule, levels={**rule.levels, level: _number(text, value)})
     return tuple(rules.values())
 
 
-def _severity(rule: Rule, word: str) -> Severity:
-    if not word:
+def _severity(rule: Rule, name: str) -> Severity:
+    if not name:
         return min(rule.levels, key=SEVERITIES.index)
-    found = next((severity for severity in SEVERITIES if severity == word), None)
-    if found is None:
-        raise OptionError(f"{word!r} is no severity; known are {', '.join(SEVERITIES)}")
-    return found
+    severity = next((one for one in SEVERITIES if one == name), None)
+    if severity is None:
+        raise OptionError(f"unknown severity {name!r}; choose one of {', '.join(SEVERITIES)}")
+    return severity
 
 
 def _number(text: str, value: str) -> float:
@@ -60,7 +66,7 @@ def _number(text: str, value: str) -> float:
     except ValueError:
         number = float("nan")
     if not 0 <= number < float("inf"):
-        raise OptionError(f"{text!r} is no threshold; write it like late-rank=10%")
+        raise OptionError(f"invalid threshold {text!r}; write RULE=N, for example straggler=10%")
     return number / 100 if percent else number
 
 
@@ -68,24 +74,24 @@ _TYPES = {"why": pl.String, **{str(severity): pl.Float64 for severity in SEVERIT
 
 
 def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
-    """What is wrong, by every rule whose analysis has a result: root causes, with their effects.
+    """Apply all rules to the results that they need; return root causes with their effects.
 
     Args:
-        examined: the results of the analyzers, and why the others have none.
-        rules: with their thresholds.
+        examined: results of the analyzers, and the reasons for missing ones.
+        rules: rules with their thresholds.
     """
     answers = Answers(examined.results, one_job=not examined.jobs)
-    found: list[_Candidate] = []
+    failed: list[_Candidate] = []
     rows = []
     for rule in rules:
         why = _why_skipped(rule, examined)
         judged = why is None
         candidates = list(_candidates(rule, answers)) if judged else []
-        found += candidates
+        failed += candidates
         rows.append(
             {
                 "rule": rule.id,
-                "status": FOUND if candidates else NOTHING if judged else SKIPPED,
+                "status": FAILED if candidates else PASSED if judged else SKIPPED,
                 "why": why,
                 "looks_for": rule.looks_for,
                 "measure": rule.measure,
@@ -94,7 +100,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
             }
         )
     return Diagnosis(
-        tuple(sorted(_chained(found), key=_gravest_first)),
+        tuple(sorted(_chained(failed), key=_by_severity)),
         budget(answers),
         pl.DataFrame(rows, schema_overrides=_TYPES),
         examined.files,
@@ -105,31 +111,31 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 
 def _why_skipped(rule: Rule, examined: Examination) -> str | None:
-    """Why a rule cannot judge; None where it can."""
+    """Return the reason why a rule is skipped; None if it can be applied."""
     if rule.analysis not in examined.results:
         return examined.missing.get(rule.analysis, "nothing was recorded")
     if rule.compares_ranks and examined.jobs:
-        return "the files are of different jobs"
+        return DIFFERENT_JOBS
     return None
 
 
 def _warning(examined: Examination) -> str:
-    """What weakens all findings: files that are cut, files of different jobs."""
+    """Return the limitations of all findings: truncated files, files of different jobs."""
     texts = []
     if examined.truncated:
-        cut, *more = examined.truncated
-        files = f"{cut} and {format_count(len(more), 'other file')} are" if more else f"{cut} is"
-        texts.append(f"{files} cut off: what was recorded last is missing.")
+        first, *more = examined.truncated
+        files = f"{first} and {format_count(len(more), 'other file')} are"
+        texts.append(f"{files if more else f'{first} is'} truncated: the last events are missing.")
     if examined.jobs:
-        texts.append("The files are of different jobs, so ranks are not compared: see the notes.")
+        texts.append(f"{DIFFERENT_JOBS.capitalize()}, so ranks are not compared (see the notes).")
     return " ".join(texts)
 
 
-def _gravest_first(one: Finding) -> tuple[int, bool, float, str, str]:
-    """By severity, then by share; memory and time are compared by their shares.
+def _by_severity(one: Finding) -> tuple[int, bool, float, str, str]:
+    """Sort key: severity, then share; memory and time are compared by their shares.
 
-    Of one severity, lost time comes before kernels that could be faster: while a device waits,
-    faster kernels only make it wait longer.
+    Within a severity, lost time comes before slow kernels: while a device waits, faster kernels
+    only extend the wait time.
     """
     is_busy = one.analysis == "kernels"
     return -SEVERITIES.index(one.severity), is_busy, -(one.cost_frac or 0.0), one.id, one.title
@@ -137,13 +143,13 @@ def _gravest_first(one: Finding) -> tuple[int, bool, float, str, str]:
 
 # --- findings and their effects --------------------------------------------------------------
 
-#: A finding of which others explain as much is an effect of the one that explains most.
+#: From this explained share on, a finding is an effect of the one that explains most.
 _EXPLAINED = 0.8
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A finding, and the shares of it that other findings explain, by their ids."""
+    """A finding, and the shares of its cost that other findings explain, by rule id."""
 
     finding: Finding
     explained: Mapping[str, float]
@@ -172,7 +178,7 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
 
 
 def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
-    """Root causes, each with the findings below it that it explains."""
+    """Return root causes, each with the findings that it explains as effects."""
     present = {one.finding.id for one in candidates}
     by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
     parents = [_parent(one, present) for one in candidates]
@@ -193,14 +199,14 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     return [
         replace(
             candidates[place].finding,
-            effects=tuple(sorted(effects.get(place, ()), key=_gravest_first)),
+            effects=tuple(sorted(effects.get(place, ()), key=_by_severity)),
         )
         for place in roots
     ]
 
 
 def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
-    """Whether a cause costs about as much as its effect, where both are shares of the same."""
+    """Whether a cause costs about as much as its effect, if both are shares of the same."""
     cost, explained = cause.finding.cost_frac or 0.0, effect.finding.cost_frac or 0.0
     if cause.finding.of != effect.finding.of:
         return True
@@ -208,7 +214,7 @@ def _outweighs(cause: _Candidate, effect: _Candidate) -> bool:
 
 
 def _parent(one: _Candidate, present: Collection[str]) -> str | None:
-    """The finding that explains most of this one, where those that are there explain enough."""
+    """Return the finding that explains most of this one, if present findings explain enough."""
     shares = {id_: share for id_, share in one.explained.items() if id_ in present}
     if sum(shares.values()) < _EXPLAINED:
         return None

@@ -1,4 +1,4 @@
-"""How the kernels of one rank, or of one step, differ from those of the others."""
+"""Differences between the kernels of one rank or step and those of the others."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ import polars as pl
 
 from traceanalyzer.units import format_ns
 
-#: Differences of less are ordinary.
+#: Smaller differences are ignored.
 _APART = 0.05
 
-#: Of so much kernel time all have to differ alike for the GPU, not the work, to be the reason.
+#: If at least this share of kernel time is slower alike, the GPU is the cause, not the work.
 _ALL = 0.9
 
-#: Fewer kernels than that may all depend on the size of the inputs.
+#: Fewer kernels may all depend on the size of the inputs.
 _FEW = 3
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
@@ -28,39 +28,39 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How kernels differ from the usual.
+    """A difference between kernels.
 
     Attributes:
         why: :data:`SLOW_GPU`, :data:`MORE_KERNELS` or :data:`LARGER_INPUTS`.
-        text: the same with numbers, after "because": ``it runs more kernels ...``.
+        text: the same as a clause with numbers: ``more kernels run than ...``.
     """
 
     why: str
     text: str
 
     def advice(self, gpu: str, balance: str) -> str:
-        """What to try, for this GPU and this way to balance the work."""
+        """Return advice for this GPU and this method to balance the work."""
         return _ADVICE[self.why].format(gpu=gpu, balance=balance)
 
 
 def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Difference | None:
-    """How the kernels of one rank or step differ from those of the median one.
+    """Compare the kernels of one rank or step with those of the median one.
 
-    Kernels are the same if name and grid agree. Their time is divided into what the same kernels
-    take longer, and what is done in addition::
+    Kernels are the same if name and grid agree. The difference in time is the sum of longer
+    durations of the same kernels, and of additional kernels::
 
         longer = sum(n * (mean - usual mean)),  additional = sum((n - usual n) * usual mean)
 
     Args:
         kernels: kernel, blocks (of the grid, null where not recorded), n, total_ns and ``key``.
         key: ``rank`` or ``step``.
-        value: which of them.
-        who: what to call the others: ``on the other ranks``.
+        value: the rank or step to compare.
+        who: phrase for the others: ``on the other ranks``.
 
     Returns:
-        None where they differ by less than 5 %, or there are no others.
+        The difference; None if it is below 5 % or there are no others.
     """
-    rows = _beside_usual(kernels, key, value)
+    rows = _with_usual(kernels, key, value)
     usual_ns = float(rows["usual_ns"].sum())
     n, mean, usual_n, usual = (pl.col(name) for name in ("n", "mean", "usual_n", "usual_mean"))
     longer = float(rows.select((n * (mean - usual)).sum()).item())
@@ -70,15 +70,13 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if more <= longer:
         steps = _slow_steps(kernels, key, value)
         return _longer(rows, 1 + longer / (usual_ns + more), who, steps)
-    counts = _beside_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
+    counts = _with_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
     if counts.filter(n > usual_n * (1 + _APART)).is_empty():
-        return Difference(
-            LARGER_INPUTS, f"its kernels have larger grids than {who} (larger inputs)"
-        )
+        return Difference(LARGER_INPUTS, f"kernels have larger grids than {who} (larger inputs)")
     only = rows.filter((usual_n == 0) & (pl.col("total_ns") > more / 2))
     if only.height:
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
-        text = f"only it runs {top['kernel']} ({format_ns(top['total_ns'])})"
+        text = f"{top['kernel']} ({format_ns(top['total_ns'])}) does not run {who}"
         return Difference(MORE_KERNELS, text)
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
@@ -86,7 +84,7 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
 
 
 def _slow_steps(kernels: pl.DataFrame, key: str, value: object) -> tuple[int, int, float]:
-    """In how many of how many steps one takes longer than the median, and how many times there."""
+    """Return the number of slow steps, of all steps, and the slowdown in slow steps."""
     if key == "step":
         return 0, 0, 1.0
     is_this = pl.col(key) == pl.lit(value)
@@ -101,15 +99,15 @@ def _slow_steps(kernels: pl.DataFrame, key: str, value: object) -> tuple[int, in
 def _longer(
     rows: pl.DataFrame, factor: float, who: str, slow_steps: tuple[int, int, float]
 ) -> Difference:
-    """The same kernels take longer: all of them, or some; in all steps, or in some."""
+    """Return the difference if the same kernels take longer: all or some, in all or some steps."""
     slow, steps, times = slow_steps
     if 0 < slow < steps * _ALL:
         return Difference(
             SLOW_GPU,
-            f"in {slow:,} of {steps:,} steps its kernels take {times:.2f} times as long as {who} "
+            f"in {slow:,} of {steps:,} steps kernels take {times:.2f} times as long as {who} "
             "(throttled GPU, other work on it, or larger inputs)",
         )
-    rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no usual mean
+    rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
     alike = int(rows.filter(is_longer)["total_ns"].sum()) / max(int(rows["total_ns"].sum()), 1)
     if alike >= _ALL:
@@ -117,7 +115,7 @@ def _longer(
         or_inputs = ", or larger inputs" if few else ""
         return Difference(
             SLOW_GPU,
-            f"all its kernels take {factor:.2f} times as long as the same kernels {who} (slow "
+            f"all kernels take {factor:.2f} times as long as the same kernels {who} (slow "
             f"or throttled GPU{or_inputs})",
         )
     over = (pl.col("n") * (pl.col("mean") - pl.col("usual_mean"))).alias("over")
@@ -125,16 +123,17 @@ def _longer(
     worst = top.row(0, named=True)
     return Difference(
         LARGER_INPUTS,
-        f"some of its kernels take longer than {who} (larger inputs), most of all "
-        f"{worst['kernel']}: {worst['mean'] / worst['usual_mean']:.2f} times",
+        f"some kernels take longer than {who} (larger inputs), mostly {worst['kernel']} "
+        f"({worst['mean'] / worst['usual_mean']:.2f} times as long)",
     )
 
 
-def _beside_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
-    """The kernels of one beside the median of the others.
+def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
+    """Join the kernels of one rank or step with the median of the others.
 
-    kernel, blocks, n, total_ns, mean, usual_n, usual_mean, usual_ns; who lacks a kernel counts with
-    0 calls, and a kernel that the others lack has the mean of this one.
+    Returns:
+        kernel, blocks, n, total_ns, mean, usual_n, usual_mean, usual_ns. Missing kernels count
+        with 0 calls; a kernel that the others do not have gets the mean of this one.
     """
     same = ["kernel", "blocks"]
     sums = kernels.group_by(key, *same).agg(pl.col("n", "total_ns").sum())

@@ -1,4 +1,4 @@
-"""Rules about memory: what ran out of it, and why."""
+"""Rules for memory: out-of-memory errors, growth, fragmentation, retries, imbalance."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,17 +15,17 @@ from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.units import format_bytes, format_count, format_frac
 
 _PLACE = ["rank", "path", "device"]
-#: The rule that explains errors of a cause.
+#: The rule that explains out-of-memory errors of a cause.
 _BY_CAUSE = {FRAGMENTATION: "memory-fragmentation"}
-#: The rule that explains what memory looks like at an error: without a leak, and with one.
+#: The rule that explains fragmentation at an error: without a leak, with a leak.
 _OF_LEAK = ("out-of-memory", "memory-growth")
-#: Growth of less than this share of what is in use did not fill the memory.
+#: Growth of a smaller share of allocated memory is not the cause of an error.
 _MUCH = 0.1
 
 
 @rule(
     "memory_oom",
-    "memory ran out",
+    "out-of-memory errors",
     "errors of one cause",
     {"critical": 1},
     counts=True,
@@ -44,10 +44,10 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
         yield Measured(
             size=n,
-            title=f"Memory ran out{'' if n == 1 else f' {n:,} times'}:{why} {line} asked for "
+            title=f"Out of memory{'' if n == 1 else f' ({n:,} errors)'}:{why} {line} requested "
             f"{'memory' if asked is None else format_bytes(asked)}.",
             evidence=(
-                f"{format_bytes(first['allocated_bytes'])} were in use{located(first)}.",
+                f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}.",
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
             ),
             advice=_capital(advice),
@@ -57,7 +57,7 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
 
 
 def _first_errors(result: MemoryErrors) -> pl.DataFrame:
-    """The first error of each device: later ones find what it left."""
+    """Return the first error of each device; later ones are its consequences."""
     return result.errors.unique(_PLACE, keep="first", maintain_order=True)
 
 
@@ -66,12 +66,12 @@ def _capital(advice: object) -> str:
 
 
 def _explained(rule: str | None) -> dict[str, float]:
-    """All of a finding is an effect of that of another rule, where there is such a finding."""
+    """Return the share of a finding that another rule explains completely."""
     return {rule: 1.0} if rule else {}
 
 
 def _leak_that_filled(answers: Answers) -> int:
-    """What grew steadily on the device that ran out first; 0 where that did not fill it."""
+    """Return the steady growth on the first device with an error; 0 if it is not the cause."""
     errors, growth = answers.get("memory_oom"), answers.get("memory_growth")
     if not isinstance(errors, MemoryErrors) or not isinstance(growth, MemoryGrowth):
         return 0
@@ -86,8 +86,8 @@ def _leak_that_filled(answers: Answers) -> int:
 
 @rule(
     "memory_growth",
-    "live memory grows from step to step",
-    "what was gained and never given back, as a share of what is live after the last step",
+    "live memory that grows from step to step",
+    "growth that is never freed, as a share of live memory after the last step",
     {"warning": 0.01, "critical": 0.2},
     uses=("memory_oom",),
 )
@@ -105,19 +105,19 @@ def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]
     yield Measured(
         size=1.0 if _leak_that_filled(answers) else gained / whole,
         title=result.summary(),
-        evidence=(f"{format_bytes(whole)} are in use after the last step.",),
+        evidence=(f"{format_bytes(whole)} are live after the last step.",),
         advice=GROWTH_ADVICE,
         cost_bytes=gained,
         cost_frac=gained / whole,
-        of="what is live at the end",
+        of="live memory at the end",
         confidence="medium",
     )
 
 
 @rule(
     "memory",
-    "much of what is reserved is free between blocks in use",
-    "its share of reserved memory at an out-of-memory error, else when most is reserved",
+    "reserved memory that is free between allocated blocks",
+    "its share of reserved memory at an out-of-memory error, or at peak reserved",
     {"info": 0.1, "warning": 0.3, "critical": 1.0},
     uses=("memory_oom", "memory_growth"),
 )
@@ -128,7 +128,7 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
     if rows.is_empty():
         return
     worst = rows.sort("split", "on", descending=[True, False]).row(0, named=True)
-    when = "at the out-of-memory error" if worst["ooms"] else "when most was reserved"
+    when = "at the out-of-memory error" if worst["ooms"] else "at peak reserved"
     where = f" on {worst['on']}" if result.devices.height > 1 else ""
     free = format_bytes(worst["fullest_free_bytes"])
     error = _first_error(answers) if worst["ooms"] else None
@@ -136,9 +136,10 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
     is_root = error is not None and error["cause"] == FRAGMENTATION and not leak
     yield Measured(
         size=1.0 if is_root and worst["split"] else worst["split"],
-        title=f"Fragmentation: {when}{where}, {format_frac(worst['split'])} of "
-        f"{format_bytes(worst['fullest_reserved_bytes'])} were free between blocks in use.",
-        evidence=(f"{free} were free in all; what is not between blocks is cached whole.",),
+        title=f"Fragmentation: {format_frac(worst['split'])} of "
+        f"{format_bytes(worst['fullest_reserved_bytes'])} reserved memory was free between "
+        f"allocated blocks {when}{where}.",
+        evidence=(f"{free} of reserved memory was free, between blocks or in unused segments.",),
         advice=_capital(error["advice"]) if error and is_root else _fragmentation_advice(worst),
         cost_bytes=worst["fullest_split_bytes"],
         cost_frac=worst["split"],
@@ -150,12 +151,14 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
 
 def _fragmentation_advice(device: Mapping[str, Any]) -> str:
     if device["expandable"]:
-        return "Allocate long-lived tensors first and pad variable sizes to few lengths."
-    return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets segments grow in place."
+        return "Allocate long-lived tensors first, and pad variable sizes to a few lengths."
+    return (
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that segments can grow in place."
+    )
 
 
 def _first_error(answers: Answers) -> dict[str, Any] | None:
-    """The first out-of-memory error, or None."""
+    """Return the first out-of-memory error, or None."""
     errors = answers.get("memory_oom")
     if not isinstance(errors, MemoryErrors) or errors.errors.is_empty():
         return None
@@ -164,8 +167,8 @@ def _first_error(answers: Answers) -> dict[str, Any] | None:
 
 @rule(
     "memory",
-    "cached memory had to be given back before more could be had",
-    "times that it happened",
+    "allocations that had to free cached memory first",
+    "number of allocator retries",
     {"warning": 1, "critical": 20},
     counts=True,
 )
@@ -175,8 +178,8 @@ def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
         return
     yield Measured(
         size=retries,
-        title=f"{format_count(retries, 'time')} cached memory had to be given "
-        "back before cudaMalloc could be tried again, which stops the device.",
+        title=f"The allocator freed cached memory and retried cudaMalloc "
+        f"{format_count(retries, 'time')}, which synchronises the device.",
         advice="The memory is almost full: use a smaller batch or activation checkpointing"
         + (
             "."
@@ -189,7 +192,7 @@ def _allocator_retries(result: Memory, answers: Answers) -> Iterator[Measured]:
 
 @rule(
     "memory",
-    "one device's peak differs from the others'",
+    "peak memory of one device that differs from the others",
     "difference of its peak from the median, as a share of the median",
     {"info": 0.1, "warning": 0.25},
     compares_ranks=True,
@@ -198,13 +201,13 @@ def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
     row = result.odd_one()
     if row is None or not row["by"]:
         return
-    more = "more" if row["by"] > 0 else "less"
+    side = "above" if row["by"] > 0 else "below"
     yield Measured(
         size=abs(row["by"]),
-        title=f"The peak of {row['on']} is {format_frac(abs(row['by']))} {more} than the median of "
+        title=f"Peak memory of {row['on']} is {format_frac(abs(row['by']))} {side} the median of "
         f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}.",
-        advice="Uneven stages or shards, or work that only one rank does: the fullest device "
-        "limits the batch.",
+        advice="Balance stages and shards, and check for work that only one rank does: the fullest "
+        "device limits the batch size.",
         cost_bytes=abs(row["peak_bytes"] - round(row["median"])),
         of="the median peak",
     )

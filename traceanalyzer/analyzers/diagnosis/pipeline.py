@@ -1,4 +1,4 @@
-"""Pipeline parallelism: whether ranks wait for the schedule or for a slow stage."""
+"""Pipeline parallelism: wait time for the schedule or for a slow stage."""
 
 from collections.abc import Iterator
 
@@ -8,18 +8,18 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.diagnosis.device_time import DEVICE, DeviceTime
 from traceanalyzer.analyzers.diagnosis.rule import Answers
 
-#: Sends and receives, as PyTorch and NCCL name them.
+#: Names of sends and receives in PyTorch and NCCL.
 _P2P = r"(?i)send|recv|p2p"
 
-#: From this share of wait time in sends and receives on, ranks are pipeline stages.
+#: Ranks are pipeline stages if this share of wait time is in sends and receives.
 _MOSTLY = 0.8
 
-#: Stages whose busy time exceeds the median of the others by less have equal work.
+#: Stages have equal work if the busiest exceeds the median of the others by at most this.
 _EQUAL = 0.15
 
 
 def is_balanced(time: DeviceTime) -> bool:
-    """Whether ranks are pipeline stages of equal work, so that they wait for the schedule."""
+    """Whether ranks are pipeline stages with equal work, which wait for the schedule."""
     waits = time.losses.filter("waited")
     of_p2p = waits.filter(pl.col("collective").str.contains(_P2P))
     whole = int(waits["lost_ns"].sum())
@@ -31,7 +31,7 @@ def is_balanced(time: DeviceTime) -> bool:
 
 
 def schedule(time: DeviceTime, answers: Answers) -> Iterator[str]:
-    """How many stages and micro-batches there are, and the bubble that follows from them."""
+    """Yield the number of stages and micro-batches, and the minimum bubble."""
     comm = answers.get("comm_outliers")
     stages = time.windows["rank"].n_unique()
     if not isinstance(comm, CommOutliers) or not time.in_steps or stages < 2:
@@ -41,18 +41,18 @@ def schedule(time: DeviceTime, answers: Answers) -> Iterator[str]:
     )
     each = rows.group_by("rank", "step").len().group_by("rank").agg(pl.col("len").median())
     calls = each["len"].min()
-    if not isinstance(calls, float) or calls < 2:  # the first stage: one in each direction
+    if not isinstance(calls, float) or calls < 2:  # one per direction in the first stage
         return
     batches = round(calls / 2)
     bubble = (stages - 1) / (batches + stages - 1)
     yield (
-        f"With {stages} stages and {batches} micro-batches per step, a 1F1B schedule alone leaves "
-        f"{bubble:.0%} of the time idle: (stages - 1) / (micro-batches + stages - 1)."
+        f"With {stages} stages and {batches} micro-batches per step, a 1F1B schedule has a "
+        f"bubble of {bubble:.0%}: (stages - 1) / (micro-batches + stages - 1)."
     )
 
 
 def _busy(time: DeviceTime) -> pl.DataFrame:
-    """The time in which each device is neither idle nor waits: path, rank, device, busy_ns."""
+    """Return the time without idle and wait time: path, rank, device, busy_ns."""
     whole = time.windows.group_by(DEVICE).agg(ns=(pl.col("end") - pl.col("start")).sum())
     lost = time.losses.group_by(DEVICE).agg(pl.col("lost_ns").sum())
     joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)

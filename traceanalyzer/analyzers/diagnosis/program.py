@@ -1,4 +1,4 @@
-"""What is known of the program and its GPUs, so that advice fits them."""
+"""Framework and GPUs of the program, for advice that fits them."""
 
 import re
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _AMD = re.compile(r"\bMI\d{2,3}|Radeon|Instinct", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Program:
-    """What is known of the program and its GPUs.
+    """Framework and GPUs of a program.
 
     Attributes:
-        pytorch: PyTorch operators or kernels were recorded, or nothing that would tell.
-        gpus: names of the GPUs, as the files have them.
+        pytorch: whether PyTorch was recorded, or the framework is unknown.
+        gpus: names of the GPUs.
     """
 
     pytorch: bool = True
@@ -29,53 +29,53 @@ class Program:
 
     @property
     def faster_precision(self) -> str:
-        """How single-precision matrix products reach the tensor cores of these GPUs."""
+        """Phrase for a precision that uses the tensor cores of these GPUs."""
         if not self.pytorch:
             half = "float16" if _BEFORE_AMPERE.search(self.gpus) else "bfloat16 or TF32"
-            return f"The products in {half}, which tensor cores compute,"
+            return f"{half[0].upper()}{half[1:]} on tensor cores"
         if _BEFORE_AMPERE.search(self.gpus):
             return "Mixed precision with float16 (torch.autocast with a gradient scaler)"
         if _AMD.search(self.gpus):
             return "Mixed precision (torch.autocast, bfloat16)"
         return (
-            "Mixed precision (torch.autocast, bfloat16), or from Ampere on TF32 "
-            '(torch.set_float32_matmul_precision("high")),'
+            "Mixed precision (torch.autocast, bfloat16) or, on Ampere and later, TF32 "
+            '(torch.set_float32_matmul_precision("high"))'
         )
 
     @property
     def library(self) -> str:
-        """The library of GPU collectives."""
+        """Name of the library for GPU collectives."""
         return "RCCL" if _AMD.search(self.gpus) else "NCCL"
 
     @property
     def slow_link(self) -> str:
-        """What to look at where collectives use little of their link."""
+        """Advice for collectives that use little of their link."""
         link = "a missing NVLink bridge"
         name = "NVLink"
         if _AMD.search(self.gpus):
             link, name = "a missing xGMI (Infinity Fabric) link", "xGMI"
         return (
-            f"See which transport {self.library} chose (NCCL_DEBUG=INFO): P2P disabled, {link}, "
+            f"Check which transport {self.library} uses (NCCL_DEBUG=INFO): P2P disabled, {link}, "
             f"shared memory or sockets instead of {name} or InfiniBand."
         )
 
     def slow_network(self, *, on_host: bool) -> str:
-        """What to look at where collectives took long on all ranks."""
+        """Return advice for collectives that are slow on all ranks."""
         if on_host:
             return (
-                "The network was slow or shared, or the processors were busy: compare the nodes "
-                "and the time of day, and see which interface is used (GLOO_SOCKET_IFNAME)."
+                "The network is slow or shared, or the CPUs are busy: compare nodes and time of "
+                "day, and check which interface is used (GLOO_SOCKET_IFNAME)."
             )
         name = "Infinity Fabric" if _AMD.search(self.gpus) else "NVLink"
         return (
-            f"The network or {name} was slow or shared: compare the nodes and the time of day, "
-            f"look at {self.library}'s log (NCCL_DEBUG=INFO) for the transport and at other jobs "
-            "on the fabric."
+            f"The network or {name} is slow or shared: compare nodes and time of day, and "
+            f"check the transport in the {self.library} log (NCCL_DEBUG=INFO) and other jobs on "
+            "the fabric."
         )
 
 
 def program(results: Mapping[str, Result]) -> Program:
-    """What the results tell of the program and its GPUs."""
+    """Return framework and GPUs from the results."""
     idle, info = results.get("gpu_idle"), results.get("info")
     named = info.files["devices"].drop_nulls().unique().sort() if isinstance(info, Info) else ()
     return Program(idle.pytorch if isinstance(idle, GpuIdle) else True, ", ".join(named))

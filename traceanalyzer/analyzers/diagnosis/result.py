@@ -1,4 +1,4 @@
-"""The answer: what is wrong, what was looked at in vain, and what cannot be told."""
+"""Result of ``diagnose``: findings, time budget, and the status of all checks."""
 
 import re
 from dataclasses import dataclass, fields
@@ -11,12 +11,15 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.result import SEVERITIES, Finding, Result, Severity, Table, View
 from traceanalyzer.units import format_count
 
-FOUND, NOTHING, SKIPPED = "found", "nothing found", "skipped"
+FAILED, PASSED, SKIPPED = "failed", "passed", "skipped"
+
+#: Why a check is skipped if the files are not from one job.
+DIFFERENT_JOBS = "the files are from different jobs"
 
 #: Version of the keys and meanings of the JSON of a diagnosis, see ``docs/diagnosis.schema.json``.
 SCHEMA_VERSION = 1
 
-#: Types of the columns that are no text.
+#: Types of the columns that are not text.
 _TYPES: dict[str, pl.DataType | type[pl.DataType]] = {
     "severity": pl.Enum(SEVERITIES),
     "evidence": pl.List(pl.String),
@@ -34,29 +37,33 @@ _FINDINGS = {
 _BUDGET = headings("part, name, each_ns: mean, time_frac: of time")
 
 
-#: What follows the reason of a skipped check: how it is recorded, what else there is.
-_AFTER_REASON = re.compile(r"; |\. | \(this file is|, so |, and no ")
+#: Start of the text after the reason of a skipped check: how to record it, further hints.
+_AFTER_REASON = re.compile(r"; |\. | \(the file is|, so |, and no ")
+
+
+def _number_of(n: int, severity: Severity) -> str:
+    return format_count(n, severity) if severity == "warning" else f"{n:,} {severity}"
 
 
 def _reason(why: str) -> str:
-    """The reason of a skipped check in a few words."""
+    """Shorten the reason of a skipped check to its first phrase."""
     return _AFTER_REASON.split(why, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis(Result):
-    """What :func:`traceanalyzer.diagnose` found.
+    """Result of :func:`traceanalyzer.diagnose`.
 
     Attributes:
-        found: root causes, the gravest and then the costliest first, each with its effects.
+        found: root causes with their effects, sorted by severity, then by cost.
         budget: where the time of all devices goes, see
             :func:`~traceanalyzer.analyzers.diagnosis.budget.budget`.
-        rules: a row a rule: rule, status (``found``, ``nothing found`` or ``skipped``), why (it was
-            skipped), looks_for, measure, info, warning and critical (thresholds, null where
-            the rule does not give that severity), analysis.
+        rules: one row per check: rule, status (``failed``, ``passed`` or ``skipped``), why (reason
+            if it was skipped), looks_for, measure, info, warning and critical (thresholds; null if
+            the rule has none), analysis.
         inputs: paths of the files that were read.
-        per: what times in ``budget`` are the mean of: ``step and GPU``, ``GPU`` ...
-        warning: what weakens all findings, such as a truncated file; empty for nothing.
+        per: unit of the means in ``budget``: ``step and GPU``, ``GPU`` ...
+        warning: a limitation of all findings, such as a truncated file; empty if there is none.
     """
 
     found: tuple[Finding, ...]
@@ -67,7 +74,7 @@ class Diagnosis(Result):
     warning: str = ""
 
     def view(self) -> View:
-        """The findings, the budget, and all rules with what came of each."""
+        """Return findings, budget, and the status of all checks."""
         counts = {f"{name}_count": self._count(name) for name in SEVERITIES}
         return View(
             title="What is wrong, and what does it cost?",
@@ -80,11 +87,11 @@ class Diagnosis(Result):
 
     @property
     def worst(self) -> Severity | None:
-        """The gravest severity found."""
+        """The highest severity of all findings, or None."""
         return self.found[0].severity if self.found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values; ``docs/diagnosis.schema.json`` describes the keys."""
+        """Return plain values; ``docs/diagnosis.schema.json`` describes the keys."""
         versions = {"schema_version": SCHEMA_VERSION, "tool_version": version("traceanalyzer")}
         lists = {
             "inputs": list(self.inputs),
@@ -93,26 +100,28 @@ class Diagnosis(Result):
         return versions | super().to_dict() | lists
 
     def _verdict(self) -> str:
-        """How many findings of which severity; how many rules found nothing or were skipped."""
+        """Return the number of findings by severity, and of passed and skipped checks."""
         counts = [(self._count(name), name) for name in reversed(SEVERITIES)]
-        skipped = self.rules.filter(pl.col("status") == SKIPPED).height
-        quiet = self.rules.filter(pl.col("status") == NOTHING).height
-        texts = []
+        skipped = self.rules.filter(pl.col("status") == SKIPPED)
+        passed = self.rules.filter(pl.col("status") == PASSED).height
         if self.found:
-            each = ", ".join(f"{n} {name}" for n, name in counts if n)
-            texts.append(f"{format_count(len(self.found), 'finding')}: {each}.")
+            each = ", ".join(_number_of(n, name) for n, name in counts if n)
+            text = f"{format_count(len(self.found), 'problem')} found ({each})."
         else:
-            texts.append("Nothing found." if quiet else "No check was possible.")
-        checks = [f"{format_count(quiet, 'check')} passed"] if quiet else []
-        checks += [f"{skipped:,} skipped"] if skipped else []
-        texts += [f"{', '.join(checks)}."] if checks else []
-        return " ".join([self.warning, *texts]).strip()
+            text = "No problems found." if passed else "No check was possible."
+        checks = [f"{format_count(passed, 'check')} passed"] if passed else []
+        if skipped.height:
+            reason = "" if DIFFERENT_JOBS in skipped["why"] else " (data not recorded)"
+            what = f"{skipped.height:,}" if checks else format_count(skipped.height, "check")
+            checks.append(f"{what} skipped{reason}")
+        texts = [self.warning, text, f"{', '.join(checks)}." if checks else ""]
+        return " ".join(filter(None, texts))
 
     def _notes(self) -> tuple[str, ...]:
-        """How costs are meant; which checks were skipped, and what to record for them."""
+        """Return the meaning of costs, skipped checks by reason, and how to list what they need."""
         costs = (
-            "A cost is the most that removing its cause can gain; no two findings count the same "
-            "time."
+            "Each cost is an upper bound of the time saved by removing the cause; no two findings "
+            "count the same time."
         )
         skipped = self.rules.filter(pl.col("status") == SKIPPED)
         short = pl.col("why").map_elements(_reason, pl.String)
@@ -120,27 +129,27 @@ class Diagnosis(Result):
         return (
             *((costs,) if any(one.cost_ns for one in self.found) else ()),
             *(f"{format_count(n, 'check')} skipped: {why}." for why, n in reasons),
-            *(("What to record for skipped checks: --top all.",) if reasons else ()),
+            *(("--top all lists what to record for skipped checks.",) if reasons else ()),
         )
 
     def _tables(self) -> tuple[Table, ...]:
-        shown = headings(
-            "rule, status, why: why skipped, looks_for: what it looks for, measure, "
+        columns = headings(
+            "rule, status, why: why skipped, looks_for: looks for, measure: measured, "
             "info: info from, warning: warning from, critical: critical from"
         )
-        grave = any(one.severity != "info" for one in self.found)
+        severe = any(one.severity != "info" for one in self.found)
         return (
             Table("findings", "Findings", self._frame(), columns={}),
             *(
-                (Table("budget", self._budget_title(), self.budget, _BUDGET, detail=grave),)
+                (Table("budget", self._budget_title(), self.budget, _BUDGET, detail=severe),)
                 if self.budget.height
                 else (Table("budget", "Where the time goes", self.budget, {}),)
             ),
-            Table("rules", "Rules", self.rules, shown, detail=True),
+            Table("rules", "Checks", self.rules, columns, detail=True),
         )
 
     def _frame(self) -> pl.DataFrame:
-        """The findings as a table, a row each."""
+        """Return one row per finding."""
         rows = [
             one.to_dict() | {"effects": [effect.title for effect in one.effects]}
             for one in self.found

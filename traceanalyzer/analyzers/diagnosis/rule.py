@@ -1,4 +1,4 @@
-"""What a rule is, what it judges, and what it measures."""
+"""Rules: what they check, and the measurements that they return."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,18 +26,18 @@ from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
 
 @dataclass(frozen=True)
 class Answers:
-    """The results that rules judge.
+    """Results of the analyzers that rules check.
 
     Attributes:
-        results: of the analyzers, by name, as far as there are any.
-        one_job: whether all files can be of one job.
+        results: results by the name of the analyzer; analyzers without a result are missing.
+        one_job: whether all files can be from one job.
     """
 
     results: Mapping[str, Result]
     one_job: bool = True
 
     def get(self, name: str) -> Result | None:
-        """The result of an analyzer, or None."""
+        """Return the result of an analyzer, or None."""
         return self.results.get(name)
 
     @cached_property
@@ -52,30 +52,30 @@ class Answers:
 
     @cached_property
     def program(self) -> Program:
-        """What is known of the program and its GPUs."""
+        """Framework and GPUs of the program, as far as they are known."""
         return program(self.results)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rule measured of one thing, whether it is worth a finding or not.
+    """One measurement of a rule, even if it is too small for a finding.
 
     Attributes:
-        size: what is compared with the rule's thresholds.
-        title: what is wrong, one sentence with numbers.
-        evidence: further numbers, a sentence each.
+        size: value to compare with the thresholds of the rule.
+        title: the problem in one line, with its cost.
+        evidence: further numbers, one sentence each.
         advice: what to try.
-        cost_ns: time that removing it can gain at most, as the mean per step and device (per device
-            where no steps are marked), or None.
-        total_ns: the same, all devices together; ``cost_ns`` follows from it where it is None.
+        cost_ns: upper bound of the time saved by removing the cause, mean per step and device (per
+            device if no steps are marked), or None.
+        total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
         once: the cost arises once per device, not in each step.
-        cost_bytes: memory that it costs, or None.
-        cost_frac: the cost as a share of ``of``, or None; by default the size, where that is a
-            share.
-        confidence: how sure it is.
-        rank, device, step: where it is, None where it is in many places.
-        intervals: when it is: rank, device, start_ns, end_ns on the clocks of their files.
-        explained: the share of it that other findings explain, by the name of their rule.
+        cost_bytes: memory cost in bytes, or None.
+        cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
+        of: what ``cost_frac`` is a share of.
+        confidence: confidence that the cause is right.
+        rank, device, step: place of the problem; None if there are several.
+        intervals: rank, device, start_ns, end_ns on the clock of each file.
+        explained: share of the cost that other findings explain, by rule id.
     """
 
     size: float
@@ -87,7 +87,7 @@ class Measured:
     once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
-    of: str = "the devices' time"
+    of: str = "device time"
     confidence: Confidence = "high"
     rank: int | None = None
     device: int | None = None
@@ -96,24 +96,24 @@ class Measured:
     explained: Mapping[str, float] = field(default_factory=dict)
 
 
-#: Measures a result; the second argument has the results of the other analyses.
+#: Measures one result; the second argument has the results of the other analyses.
 Measure = Callable[[Any, Answers], Iterable[Measured]]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong, and from when on it counts.
+    """A check for one kind of problem, with its thresholds.
 
     Attributes:
-        id: what the rule is called, in options and in answers.
-        analysis: the analysis whose answer it judges.
-        looks_for: what is wrong where it finds something, in a few words.
-        measure: what is compared with the thresholds, in a few words.
-        levels: the least size of a finding of each severity; a severity that it lacks is not given.
+        id: name of the rule in options and results.
+        analysis: name of the analysis that it checks.
+        looks_for: the problem that it detects, as a phrase.
+        measure: the value that is compared with the thresholds, as a phrase.
+        levels: threshold of each severity; severities without a threshold are not used.
         function: the function that measures.
-        counts: the measure is a number of things, not a share.
-        uses: analyses whose results are evidence, where there are any.
-        compares_ranks: it compares the ranks of one job.
+        counts: the measure is a count, not a share.
+        uses: names of analyses that add evidence if they have results.
+        compares_ranks: whether the rule compares the ranks of one job.
     """
 
     id: str
@@ -127,13 +127,13 @@ class Rule:
     compares_ranks: bool = False
 
     def judge(self, answers: Answers) -> Iterator[Measured]:
-        """What it measures of the result of its analysis."""
+        """Yield the measurements of the result of its analysis."""
         for one in self.function(answers.results[self.analysis], answers):
             is_share = one.cost_frac is None and not self.counts
             yield replace(one, cost_frac=one.size) if is_share else one
 
     def severity(self, size: float) -> Severity | None:
-        """How grave a size is; None where it is not worth a finding."""
+        """Return the severity of a size; None below all thresholds."""
         reached = [name for name, least in self.levels.items() if size >= least]
         return max(reached, key=SEVERITIES.index, default=None)
 
@@ -148,18 +148,18 @@ def rule(
     uses: tuple[str, ...] = (),
     compares_ranks: bool = False,
 ) -> Callable[[Measure], Rule]:
-    """Makes a rule of the function that measures, whose name is its id; see :class:`Rule`."""
+    """Turn a measuring function into a :class:`Rule`; its id is the name of the function."""
 
-    def make(function: Measure) -> Rule:
+    def decorate(function: Measure) -> Rule:
         name = function.__name__.strip("_").replace("_", "-")
         return Rule(
             name, analysis, looks_for, measure, levels, function, counts, uses, compares_ranks
         )
 
-    return make
+    return decorate
 
 
-# --- which rule has which cause --------------------------------------------------------------
+# --- rules by cause --------------------------------------------------------------------------
 
 #: The rule of each cause of idle time.
 IDLE_RULES = {
@@ -179,7 +179,7 @@ IDLE_RULES = {
 }
 #: The rule of each cause that delays a rank, without its work.
 DELAY_RULES = {**IDLE_RULES, COPIES: "exposed-copies"}
-#: The rule of each cause of lost time; a straggler's work has that of the straggler.
+#: The rule of each cause of lost time; work of a straggler belongs to ``straggler``.
 RULE_OF = {
     **DELAY_RULES,
     REPEATED: "repeated-reduction",
@@ -192,16 +192,16 @@ RULE_OF = {
 def explained_by(
     losses: pl.DataFrame, whole_ns: float, column: str = "lost_ns"
 ) -> dict[str, float]:
-    """The share of a time that other findings explain, by their ids.
+    """Return the share of a time that other findings explain, by rule id.
 
     Args:
-        losses: cause and ``column``, the time that is explained.
-        whole_ns: the time in question.
-        column: where the times are.
+        losses: cause and ``column``, the explained time in ns.
+        whole_ns: the time to explain, in ns.
+        column: name of the column with the times.
     """
     sums = losses.group_by("cause").agg(pl.col(column).sum()).sort("cause")
     shares: dict[str, float] = {}
     for cause, ns in sums.iter_rows():
-        id_ = RULE_OF.get(cause) or "late-rank"
+        id_ = RULE_OF.get(cause) or "straggler"
         shares[id_] = shares.get(id_, 0.0) + min(ns / whole_ns, 1.0)
     return shares

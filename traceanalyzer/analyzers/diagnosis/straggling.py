@@ -1,4 +1,4 @@
-"""Why a rank is a straggler: what it is idle for longer than others, or how its kernels differ."""
+"""Causes of a straggler: longer idle time, or different kernels."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,43 +12,45 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.units import format_frac
 
-#: Parts of less are not named.
+#: Causes with a smaller share are not listed.
 _LEAST = 0.1
 
-#: Work with this share of a delay may be its cause.
+#: From this share of a delay on, work may be its cause.
 _MUCH = 0.25
 
 
 def advice(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
-    """What to try against a straggler."""
-    found = _difference(answers, rank, by_cause)
-    if found:
-        return found.advice("this GPU", "equal batches, layers and pipeline stages for every rank")
+    """Return advice for a straggler."""
+    difference = _difference(answers, rank, by_cause)
+    if difference:
+        return difference.advice(
+            "this GPU", "equal batches, layers and pipeline stages for every rank"
+        )
     return (
-        f"Look at what rank {rank} does before it arrives: more data or slower loading than on the "
-        "others, a slower device or host, other work on its node."
+        f"Check what rank {rank} does before it arrives: more data or slower data loading than "
+        "other ranks, a slower GPU or host, other processes on its node."
     )
 
 
 def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
-    """The main reason in a few words, for the title; empty where it is not known."""
+    """Return the main cause as a phrase for the title; empty if unknown."""
     cause = _main(by_cause)
     if cause == causes.COPIES:
-        return "it copies longer while no kernel runs"
+        return "longer exposed copies"
     if cause in causes.WAITING:
-        return f"it is idle, {causes.WAITING[cause]}"
-    found = _difference(answers, rank, by_cause)
-    return found.text if found else ""
+        return f"idle, {causes.WAITING[cause]}"
+    difference = _difference(answers, rank, by_cause)
+    return difference.text if difference else ""
 
 
 def why(by_cause: Mapping[str, int]) -> Iterator[str]:
-    """The shares of a straggler's delay, where there are several of weight."""
+    """Yield the shares of a straggler's delay by cause, if several are large."""
     whole = sum(by_cause.values())
     parts = sorted(by_cause.items(), key=lambda item: (-item[1], item[0]))
     large = [(cause, ns / whole) for cause, ns in parts if ns >= _LEAST * whole]
     if len(large) > 1:
         each = ", ".join(f"{_name(cause)} {format_frac(share)}" for cause, share in large)
-        yield f"Its delay by cause: {each}."
+        yield f"Delay by cause: {each}."
 
 
 def _name(cause: str) -> str:
@@ -56,7 +58,7 @@ def _name(cause: str) -> str:
         return "longer or more work"
     if cause == causes.COPIES:
         return "copies"
-    return causes.NAMES.get(cause, "not explained")
+    return causes.NAMES.get(cause, "unexplained")
 
 
 def _main(by_cause: Mapping[str, int]) -> str:
@@ -64,7 +66,7 @@ def _main(by_cause: Mapping[str, int]) -> str:
 
 
 def _works_longer(by_cause: Mapping[str, int]) -> bool:
-    """Whether work is the largest cause of a delay that is known, and one of weight."""
+    """Whether work is the largest known cause of a delay, with a large share."""
     known = {cause: ns for cause, ns in by_cause.items() if cause != UNEXPLAINED}
     much = by_cause.get(WORK, 0) >= _MUCH * sum(by_cause.values())
     return bool(known) and _main(known) == WORK and much
@@ -77,7 +79,7 @@ def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Dif
     comm = answers.get("comm_outliers")
     if rank in kernels.by_step["rank"] or not isinstance(comm, CommOutliers):
         return compare(kernels.by_step, "rank", rank, "on the other ranks")
-    # a file does not tell its rank: ranks were numbered by their collectives
+    # the files have no rank: ranks are numbered by their collectives
     places = comm.arrivals.filter(pl.col("rank") == rank).select("path", "device").unique()
     if places.height != 1:
         return None

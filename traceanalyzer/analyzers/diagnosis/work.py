@@ -1,4 +1,4 @@
-"""Rules about steps, code, memory, the host, and the files themselves."""
+"""Rules for steps, code, memory, the host, and the input files."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,20 +28,20 @@ from traceanalyzer.vocabulary import NO_GPU_WORK
 
 @rule(
     "steps",
-    "some steps take longer than the usual one",
-    "time beyond each rank's median step, as a share of all steps' time",
+    "steps that take longer than the median step",
+    "time above the median step of each rank, as a share of the time of all steps",
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
 )
 def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = _on_device(
         result.counted.unique(["rank", "path", "number"], maintain_order=True), answers
     )
-    # prefill takes as long as its prompts are
+    # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
     whole = int(each["duration_ns"].sum())
     usual = pl.col("duration_ns").median().over("rank", "path", "batch")
     over = pl.col("duration_ns") - usual
-    longer = _by_own_time(each.with_columns(over=over.clip(0)), answers)
+    longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
     cost = round(longer["over"].sum())
     if not cost or not whole:
         return
@@ -50,14 +50,14 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     grew = f", mostly {grown} ({format_ns(worst['grown_ns'])} more)" if grown else ""
     rank = f" of {worst['on']}" if result.ranks.height > 1 else ""
     slowest = (
-        f"The slowest is {worst['step']}{rank}: {format_ns(worst['duration_ns'])}, "
-        f"{worst['ratio']:.3g} times the median{grew}."
+        f"Slowest: {worst['step']}{rank}, {format_ns(worst['duration_ns'])} "
+        f"({worst['ratio']:.3g} times the median){grew}."
     )
     reason, remedy = _why_slow(result, answers, worst)
     yield Measured(
         size=cost / whole,
-        title=f"Steps are uneven: {format_frac(cost / whole)} of step time is time beyond the "
-        f"median step{f': {reason}' if reason else ''}.",
+        title=f"Uneven steps: {format_frac(cost / whole)} of step time is above the median step."
+        f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
@@ -67,17 +67,17 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
 
 
-def _by_own_time(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """The slowest steps first, without their wait time for other ranks."""
+def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
+    """Sort steps by their excess time without wait time for other ranks, slowest first."""
     keys = ["path", "rank", "step"]
     waits = answers.time.losses.filter("waited").group_by(keys).agg(waited=pl.col("lost_ns").sum())
     known = steps.join(waits, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    own = pl.col("over") - pl.col("waited").fill_null(0)
-    return known.sort(own, "over", descending=True, maintain_order=True).drop("waited")
+    excess = pl.col("over") - pl.col("waited").fill_null(0)
+    return known.sort(excess, "over", descending=True, maintain_order=True).drop("waited")
 
 
 def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """The steps with their duration on the device, where that is known."""
+    """Return the steps with their duration on the device, if known."""
     if not answers.time.in_steps:
         return steps
     keys = ["path", "rank", "step"]
@@ -90,24 +90,24 @@ def _on_device(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 
 def _why_slow(result: Steps, answers: Answers, worst: Mapping[str, Any]) -> tuple[str, str]:
-    """Why a step is slow, and what to try: code that only it runs, or how its kernels differ."""
+    """Return cause and advice for a slow step: code that only it runs, or different kernels."""
     look = (
-        "See what the slow steps spend their time on that others do not: traceanalyzer steps and "
-        "gpu-idle --by step show it."
+        "Compare the slow steps with the others: traceanalyzer steps, traceanalyzer gpu-idle --by "
+        "step."
     )
     kernels = _kernels_in(answers, worst)
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in _CODE
     each = ", ".join(map(_with_time, rows.head(_NAMED).iter_rows(named=True)))
     if kernels and (kernels.why == SLOW_GPU or not is_code):
-        host = f"; on the host {each}" if each and kernels.why == MORE_KERNELS else ""
+        host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         advice = kernels.advice("this GPU in those steps", "equal work in every step")
         return f"{kernels.text}{host}", advice
-    return f"{each} in slow steps only" if each else "", look
+    return f"{each} only in slow steps" if each else "", look
 
 
 def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
-    """What the host runs in one slow step and hardly in others: code, else all that is known."""
+    """Return host activity of one slow step that others hardly have: code, or else all slices."""
     if result.only_slow is None:
         return pl.DataFrame()
     same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
@@ -120,12 +120,12 @@ def _with_time(row: Mapping[str, Any]) -> str:
     return f"{row['name']} ({format_ns(row['total_ns'])})"
 
 
-#: Kinds of slices that show the code: annotations, Python functions, and copies.
+#: Kinds of slices with information about code: annotations, Python functions, and copies.
 _CODE = ("user_annotation", "nvtx", "mpi", "python_function", "other", "gpu_memcpy")
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
-    """How the kernels of the slowest step differ from those of the other steps of its rank."""
+    """Compare the kernels of the slowest step with those of the other steps of its rank."""
     kernels = answers.get("kernels")
     if not isinstance(kernels, Kernels) or kernels.by_step is None:
         return None
@@ -135,7 +135,7 @@ def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None
 
 
 def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> Iterator[str]:
-    """Which other steps are slow, and what each of them runs most that others do not."""
+    """Yield other slow steps, with the longest activity that only they have."""
     others = longer.filter(pl.col("ratio") >= SLOW, pl.col("step") != worst["step"])
     others = others.unique("step", keep="first", maintain_order=True)
     names = []
@@ -147,12 +147,12 @@ def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -
         yield f"Other slow steps: {', '.join(names)}{more}."
 
 
-#: So many names are listed.
+#: Maximum number of names in a list.
 _NAMED = 3
 
 
 def _growth(answers: Answers) -> dict[str, float]:
-    """What the slow steps lose more than others, by the finding that explains it."""
+    """Return the shares of additional loss in slow steps, by the rule that explains it."""
     time = answers.time
     if not time.in_steps:
         return {}
@@ -162,13 +162,13 @@ def _growth(answers: Answers) -> dict[str, float]:
     return explained_by(causes, whole, "grown_ns") if whole else {}
 
 
-#: From so many steps a rank on, their median says what is usual.
+#: Minimum number of steps per rank for high confidence.
 _ENOUGH = 5
 
 
 @rule(
     "steps",
-    "prefill holds up decoding: steps with prompts take much longer than those without",
+    "prefill that stalls decoding: steps with prompts are much longer than decode steps",
     "share of step time of prefill and mixed steps that take at least three times as long as the "
     "median decode step",
     {"info": 0.1, "warning": 0.25},
@@ -200,14 +200,14 @@ def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
     )
 
 
-#: Prefill steps that take so many times as long as a decode step hold up the requests that decode.
+#: From this multiple of a decode step on, a prefill step stalls decoding.
 _STALL = 3
 
 
 @rule(
     "steps",
-    "time passes between steps: evaluation, logging, checkpoints",
-    "time between steps as a share of the time from the first to the last",
+    "time between steps: evaluation, logging, checkpoints",
+    "time between steps as a share of the time from the first to the last step",
     {"info": 0.05, "warning": 0.15, "critical": 0.3},
 )
 def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
@@ -220,23 +220,22 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
     yield Measured(
         size=worst["between_frac"],
-        title=f"Between steps{rank} pass {format_ns(worst['between_ns'])}, "
-        f"{format_frac(worst['between_frac'])} of the time.",
+        title=f"Time between steps{rank}: {format_ns(worst['between_ns'])} "
+        f"({format_frac(worst['between_frac'])} of the time).",
         evidence=(*_running_between(result, worst), *_between_steps(answers)),
         advice=(
-            "Between the steps of an inference engine lie scheduling, sampling and waiting for "
-            "requests"
+            "An inference engine schedules, samples and waits for requests between steps"
             if result.phases.height
             else "Evaluate, log and save less often, or in the background"
         )
-        + "; what happens there shows in a flamegraph.",
+        + "; a flamegraph shows the code.",
         total_ns=int(rows["between_ns"].sum()),
         confidence="medium",
     )
 
 
 def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
-    """What the host runs between the steps of a rank."""
+    """Yield host activity between the steps of a rank."""
     if result.between is None:
         return
     same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
@@ -248,7 +247,7 @@ def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _between_steps(answers: Answers) -> Iterator[str]:
-    """Why devices are idle between steps, and what the host does in the longest gap there."""
+    """Yield the main cause of idle time between steps, and the longest gap."""
     time, idle = answers.time, answers.get("gpu_idle")
     if not isinstance(idle, GpuIdle):
         return
@@ -256,20 +255,20 @@ def _between_steps(answers: Answers) -> Iterator[str]:
     for cause, ns in time.outside.head(1).iter_rows():
         if ns:
             share = format_frac(ns / whole)
-            yield f"{share} of the time lost outside steps is {causes.LOSING[cause]}."
+            yield f"{share} of the time lost outside steps: {causes.LOSING[cause]}."
     inside = pl.coalesce("own_code", "python", "host_event")
     gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
     gaps = gaps.drop_nulls("inside")
     length = pl.col("end") - pl.col("start")
     for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
         took = format_ns(gap["end"] - gap["start"])
-        yield f"The longest gap there takes {took}, while the host is in {gap['inside']}."
+        yield f"Longest gap outside steps: {took}, while the host is in {gap['inside']}."
 
 
 @rule(
     "py_spy_report",
-    "one line of your own code is on the stack in many samples",
-    "share of the samples",
+    "one line of your own code with many samples",
+    "share of samples in or below the line",
     {"info": 0.1},
 )
 def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
@@ -286,14 +285,14 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         return
     name, path, line, samples = sums.row(0)
     share = samples / result.total_samples
-    own, whole = (format_weight(n, result.unit) for n in (samples, result.total_samples))
+    part, whole = (format_weight(n, result.unit) for n in (samples, result.total_samples))
     yield Measured(
         size=share,
-        title=f"{format_frac(share)} of the samples are in or below one line of your own code: "
+        title=f"{format_frac(share)} of samples are in or below one line of your own code: "
         f"{name} ({path}:{line}).",
-        evidence=(f"These are {own} of {whole}.",),
-        advice="The flamegraph shows what it calls.",
-        of="the samples",
+        evidence=(f"{part} in or below the line, {whole} in total.",),
+        advice="A flamegraph shows the functions that it calls.",
+        of="samples",
     )
 
 
@@ -304,20 +303,20 @@ _LOSSES = ("error", "data_loss")
 
 @rule(
     "host_metrics",
-    f"the host's processors are at {BUSY_PERCENT} % or more",
-    "share of the time in which they are",
+    f"host CPU usage of {BUSY_PERCENT} % or more",
+    "share of the time with this usage",
     {"warning": 0.05, "critical": 0.5},
 )
 def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
-    found = result.busy_processors()
-    if found is not None:
-        share, mean = found
+    usage = result.busy_processors()
+    if usage is not None:
+        share, mean = usage
         yield Measured(
             size=share,
-            title=f"The host's processors were at {BUSY_PERCENT} % or more for "
-            f"{format_frac(share)} of the time ({mean:.0f} % on average).",
-            advice="Whatever runs on the host competes, data loading and the launching of kernels "
-            "among it: fewer loader workers than cores, OMP_NUM_THREADS, nothing else on the node.",
+            title=f"Host CPU usage was {BUSY_PERCENT} % or more for {format_frac(share)} of the "
+            f"time ({mean:.0f} % on average).",
+            advice="Data loading and kernel launches compete for CPUs: use fewer loader workers "
+            "than cores, limit OMP_NUM_THREADS, and run nothing else on the node.",
             of="the time",
             confidence="medium",
         )
@@ -325,8 +324,8 @@ def _busy_processors(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "host_metrics",
-    "the host's memory is nearly full",
-    "share that is used at worst",
+    "host memory nearly full",
+    "maximum share of used memory",
     {"warning": 0.9, "critical": 0.98},
 )
 def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
@@ -334,18 +333,18 @@ def _full_host_memory(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     if row is not None:
         yield Measured(
             size=row["frac"],
-            title=f"The host's memory was up to {format_frac(row['frac'])} full: "
+            title=f"Host memory was up to {format_frac(row['frac'])} full: "
             f"{format_bytes(row['value'])} of {format_bytes(row['total'])}.",
-            advice="Fewer loader workers or less prefetching; memory-mapped data.",
+            advice="Use fewer loader workers, less prefetching, or memory-mapped data.",
             cost_bytes=round(row["value"]),
-            of="the host's memory",
+            of="host memory",
         )
 
 
 @rule(
     "host_metrics",
-    "swap is in use",
-    "bytes of it at worst",
+    "swap in use",
+    "maximum bytes in swap",
     {"warning": 1},
     counts=True,
 )
@@ -355,7 +354,7 @@ def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
         yield Measured(
             size=row["max"],
             title=f"Swap is in use: up to {format_bytes(row['max'])}.",
-            advice="The host has too little memory for what runs on it.",
+            advice="The host has too little memory for its processes: reduce their memory use.",
             cost_bytes=round(row["max"]),
             confidence="medium",
         )
@@ -363,8 +362,8 @@ def _swapping(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "host_metrics",
-    "a disk is at its limit",
-    "share of the time in which it was busy, at worst",
+    "a disk at its limit",
+    "maximum share of the time in which it was busy",
     {"warning": 0.8},
 )
 def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
@@ -372,10 +371,10 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
     if row is not None:
         yield Measured(
             size=row["max"] / 1000,
-            title=f"{row['counter'].removeprefix('disk/')} was busy for "
-            f"{format_frac(row['max'] / 1000)} of the time at worst.",
+            title=f"Disk {row['counter'].removeprefix('disk/')} was busy for up to "
+            f"{format_frac(row['max'] / 1000)} of the time.",
             evidence=(f"{format_frac(row['mean'] / 1000)} on average.",),
-            advice="Faster or local storage, larger reads, fewer small files.",
+            advice="Use faster or local storage, larger reads, or fewer small files.",
             of="the time",
             confidence="medium",
         )
@@ -383,8 +382,8 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "info",
-    "events of a file were lost: it is cut off or damaged",
-    "files that lost events",
+    "lost events: a file is truncated or damaged",
+    "files with lost events",
     {"warning": 1},
     counts=True,
 )
@@ -397,17 +396,18 @@ def _lost_events(result: Info, _: Answers) -> Iterator[Measured]:
     place = f", first at {first['first']}" if first["first"] else ""
     yield Measured(
         size=files,
-        title=f"{format_count(files, 'file')} of {result.files.height:,} lost "
-        f"events: {', '.join(sorted(lost['code'].unique()))}.",
+        title=f"{files:,} of {format_count(result.files.height, 'file')} "
+        f"{'has' if files == 1 else 'have'} lost events: "
+        f"{', '.join(sorted(lost['code'].unique()))}.",
         evidence=(f"{first['path']}: {first['code']}{place}.",),
-        advice="All numbers are of what is left; stop the profiler before the job ends, so that it "
-        "can finish its file.",
+        advice="All numbers are without these events. Stop the profiler before the job ends, so "
+        "that it can write the complete file.",
     )
 
 
 @rule(
     "info",
-    "the profiler was to record GPU work, and could not",
+    "GPU work missing although the profiler was to record it",
     "files without GPU work",
     {"warning": 1},
     counts=True,
@@ -422,15 +422,15 @@ def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
     reason, _sep, remedy = first["first"].rpartition("; ")
     yield Measured(
         size=failed.height,
-        title=f"{format_count(failed.height, 'file')} of {result.files.height:,} "
-        f"{'has' if failed.height == 1 else 'have'} no GPU work although it was traced.",
+        title=f"{failed.height:,} of {format_count(result.files.height, 'file')} "
+        f"{'has' if failed.height == 1 else 'have'} no GPU work although GPU tracing was on.",
         evidence=(f"{first['path']}: {reason}.",),
         advice=f"{remedy[:1].upper()}{remedy[1:]}.",
     )
 
 
 def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
-    """Ranks that lack GPU work where others of the same format have it."""
+    """Yield ranks without GPU work if others of the same format have it."""
     files = result.files.select("path", "rank", "format", "world_size")
     rows = result.contents.join(files, on=["path", "rank"], how="left", nulls_equal=True)
     alike = ("format", "world_size")
@@ -443,19 +443,19 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
     yield Measured(
         size=without.height,
-        title=f"No GPU work was recorded of {who if ranks else without['path'][0]}{more}, although "
+        title=f"No GPU work was recorded on {who if ranks else without['path'][0]}{more}, although "
         "the other ranks have it.",
         evidence=(f"{without['path'][0]} has {without['launch_calls'][0]:,} launch calls.",),
-        advice="Record it with ProfilerActivity.CUDA as on the other ranks; another profiler that "
-        "runs at the same time (nsys, DCGM) keeps CUPTI from recording.",
+        advice="Record it with ProfilerActivity.CUDA as on the other ranks. Another profiler that "
+        "runs at the same time (nsys, DCGM) blocks CUPTI.",
         rank=ranks[0] if len(ranks) == 1 else None,
     )
 
 
 @rule(
     "info",
-    "files of some ranks are not there",
-    "ranks that are missing",
+    "missing files of some ranks",
+    "number of missing ranks",
     {"info": 1},
     counts=True,
     compares_ranks=True,
@@ -467,8 +467,9 @@ def _missing_ranks(result: Info, _: Answers) -> Iterator[Measured]:
         return
     yield Measured(
         size=world - ranks,
-        title=f"Files of {ranks:,} of {world:,} ranks are there.",
-        advice="With all ranks' files, waiting for late ranks can be told from slow communication.",
+        title=f"Only {ranks:,} of {world:,} ranks have a file.",
+        advice="Add the files of all ranks to separate wait time for stragglers from slow "
+        "communication.",
     )
 
 

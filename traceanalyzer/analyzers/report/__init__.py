@@ -28,7 +28,7 @@ def report(
 
     Args:
         inputs: traces, files and folders of any format, of one run.
-        thresholds: changed thresholds of findings, for example ``late-rank=5%``.
+        thresholds: changed thresholds of findings, for example ``straggler=5%``.
         named: names of the inputs in the title and in commands, for example their folder; default:
             the inputs.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.

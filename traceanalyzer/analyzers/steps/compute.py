@@ -231,7 +231,7 @@ def _marked_once(parts: Sequence[Part]) -> tuple[list[Part], tuple[str, ...]]:
     for part in parts:
         other = first[part.rank]
         if part.rank is not None and order(part) == order(other) + 1:
-            notes.append(f"Left out: {part.path}: {other.path} marks the same steps.")
+            notes.append(f"Skipped: {part.path}: {other.path} marks the same steps.")
         else:
             counted.append(part)
     return counted, tuple(notes)
