@@ -155,7 +155,7 @@ COMMUNICATION_PATTERN = (
 )
 
 #: Every name of communication, on device or host, contains at least one of these substrings.
-COMMUNICATION_WORDS: tuple[str, ...] = (
+COMMUNICATION_TERMS: tuple[str, ...] = (
     "ccl",
     "cross_device_reduce",
     "allreduce_fusion",

@@ -72,7 +72,7 @@ def test_ranks_delayed_by_a_straggler_are_its_victims() -> None:
     result = ta.comm_outliers(traces)
     # three wait at the gather and 0, 1, 2, 3 at the reduction, 5 ms each
     assert caused(traces) == {5: 7 * 5 * MS}
-    late = result.late_ranks()
+    late = result.stragglers()
     assert late["rank"].to_list() == [5]
     assert late["victims"].to_list() == [[4, 6, 7]]
     assert late["passed_ns"].to_list() == [3 * 5 * MS]
@@ -113,6 +113,6 @@ def test_a_wait_beside_compute_is_no_excuse() -> None:
 def test_a_chain_over_two_groups() -> None:
     result = ta.comm_outliers(FSDP)
     totals = dict(result.ranks.select("rank", "imposed_ns").iter_rows())
-    assert result.late_ranks()["rank"].to_list() == [5]
+    assert result.stragglers()["rank"].to_list() == [5]
     assert totals[5] > 0.97 * result.total_wait_ns
-    assert set(pl.Series(result.late["root_rank"])) == {5}
+    assert set(pl.Series(result.delayed["root_rank"])) == {5}

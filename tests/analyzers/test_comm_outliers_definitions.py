@@ -176,7 +176,7 @@ def test_a_z_score_must_be_above_the_threshold() -> None:
 # --- collectives by kind ---------------------------------------------------------------------
 
 JUDGED = {
-    **INSTANCES, "pure_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
+    **INSTANCES, "transfer_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
     "judged_by": pl.String,
     "link": pl.String,
     "link_gbps": pl.Float64,
@@ -196,7 +196,7 @@ def judged(draw: st.DrawFn) -> list[Row]:
             "duration_ns": st.integers(0, 9).map(lambda n: n * 1_000),
             "rank": st.sampled_from([0, 1]),
             "step": st.none(),
-            "pure_ns": st.sampled_from([None, 0, 500, 1_500]),
+            "transfer_ns": st.sampled_from([None, 0, 500, 1_500]),
             "compute_ns": st.sampled_from([None, 0, 700]),
             "outlier": st.booleans(),
             "judged_by": st.just("group"),
@@ -243,12 +243,12 @@ def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
         beside = [r["compute_ns"] for r in own if r["compute_ns"] is not None]
         told = sum(beside) / sum(took) if beside and sum(took) else None
         assert row["compute_frac"] == pytest.approx(told)
-        pure = [r["pure_ns"] for r in own if r["pure_ns"] is not None]
+        pure = [r["transfer_ns"] for r in own if r["transfer_ns"] is not None]
         middle = median(pure) if pure else None
-        assert row["pure_ns"] == (None if middle is None else pytest.approx(middle, abs=1))
+        assert row["transfer_ns"] == (None if middle is None else pytest.approx(middle, abs=1))
         size, kind = row["message_bytes"], row["collective"]
         factor = BUS[kind] if row["group_size"] or kind == "broadcast" else None
-        for time, prefix in (("median_ns", ""), ("pure_ns", "pure_")):
+        for time, prefix in (("median_ns", ""), ("transfer_ns", "pure_")):
             speed = size / row[time] if size is not None and row[time] else None
             if not prefix:
                 assert row["algbw_gbps"] == pytest.approx(speed)
@@ -342,13 +342,13 @@ def test_collectives_are_those_of_the_definition(rows: list[Row], offsets: dict[
         others = [r["arrival"] for r in own if not r["is_last"]]
         assert row["ranks"] == len(own)
         assert row["first_rank"] == own[0]["rank"]
-        assert row["late_rank"] == (late[0]["rank"] if late else None)
+        assert row["last_rank"] == (late[0]["rank"] if late else None)
         assert (row["first_arrival_ns"], row["last_arrival_ns"]) == (first, last)
         assert row["skew_ns"] == last - first
-        assert row["late_ns"] == last - math.floor(median(others))
+        assert row["arrival_delay_ns"] == last - math.floor(median(others))
         assert row["imposed_ns"] == sum(r["wait_ns"] for r in own)
         ends = [r["leave"] for r in own]
-        assert row["pure_ns"] == max(min(ends) - last, 0)
+        assert row["transfer_ns"] == max(min(ends) - last, 0)
         assert row["end_skew_ns"] == max(ends) - min(ends)
         for name in ("message_bytes", "group", "group_size", "kernel"):
             assert row[name] == first_known(own, name)

@@ -26,7 +26,7 @@ def nccl() -> CommOutliers:
 
 
 def test_the_rank_whose_batch_is_late_is_named(nccl: CommOutliers) -> None:
-    found = nccl.late_with_context().sort("step")
+    found = nccl.delayed_with_context().sort("step")
     assert found.select("rank", "step", "collective").rows() == [
         (5, "ProfilerStep#12", "all_gather"),
         (5, "ProfilerStep#15", "all_gather"),
@@ -35,7 +35,7 @@ def test_the_rank_whose_batch_is_late_is_named(nccl: CommOutliers) -> None:
         assert words.startswith("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
     for words in found["device"]:
         assert words.startswith("idle")
-    assert nccl.scalars["late_rank"] == 5
+    assert nccl.scalars["last_rank"] == 5
 
 
 def test_the_slow_link_is_nobodys_fault(nccl: CommOutliers) -> None:
@@ -72,10 +72,10 @@ def test_collectives_are_slower_beside_compute(nccl: CommOutliers) -> None:
 
 def test_a_real_recording_names_its_straggler() -> None:
     result = comm_outliers(traces("ddp_gloo_4ranks"))
-    found = result.late_with_context().filter(rank=3)
+    found = result.delayed_with_context().filter(rank=3)
     assert set(found["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
     for words in found["host"]:
         assert words.startswith("save_checkpoint with no operator running")
     # in step 2 two ranks start their two collectives in the other order
     assert result.n_matched == result.n_events == 4 * 4 * 2
-    assert set(result.ranks["late_frac"] <= 1) == {True}
+    assert set(result.ranks["straggler_frac"] <= 1) == {True}

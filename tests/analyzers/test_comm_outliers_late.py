@@ -11,7 +11,13 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import _habitual, late
 def collectives(*delays: int) -> pl.DataFrame:
     """Collectives that rank 1 entered last, so much later than the others."""
     rows = [
-        {"instance": number, "late_rank": 1, "late_ns": delay, "imposed_ns": 5, "step": "s"}
+        {
+            "instance": number,
+            "last_rank": 1,
+            "arrival_delay_ns": delay,
+            "imposed_ns": 5,
+            "step": "s",
+        }
         for number, delay in enumerate(delays)
     ]
     return pl.DataFrame(rows)

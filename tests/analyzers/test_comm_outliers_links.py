@@ -8,7 +8,7 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.trace import Device, Trace
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, collective_of_kernel
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, collective_of_kernel
 
 H100 = "NVIDIA H100 80GB HBM3"
 MIB = 2**20
@@ -59,7 +59,7 @@ def test_the_bandwidth_is_compared_with_what_the_link_can_do(gpu, hosts, link, p
     (row,) = ta.comm_outliers(ranks(2.0, gpu, hosts)).groups.iter_rows(named=True)
     assert (row["link"], row["link_gbps"]) == (link, peak)
     # wait time is not part of it: 2 GB/s were simulated
-    assert row["pure_busbw_gbps"] == pytest.approx(2.0, rel=1e-4)
+    assert row["transfer_busbw_gbps"] == pytest.approx(2.0, rel=1e-4)
     assert row["link_frac"] == (peak and pytest.approx(2.0 / peak, rel=1e-4))
 
 
@@ -133,7 +133,7 @@ def test_the_verdict_counts_the_outliers_of_the_table() -> None:
 )  # fmt: skip
 def test_kernels_of_every_library_are_communication(name: str, collective: str | None) -> None:
     assert collective_of_kernel(name) == collective
-    assert any(word in name.lower() for word in COMMUNICATION_WORDS)
+    assert any(word in name.lower() for word in COMMUNICATION_TERMS)
     rows = [device(name, 0, 5), device("void gemm<128>(float*)", 5, 5)]
     assert ta.overlap(trace(rows)).devices["communication_ns"].to_list() == [5]
 

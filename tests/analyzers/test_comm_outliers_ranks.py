@@ -47,11 +47,11 @@ def by_rank(result: CommOutliers, column: str) -> dict[int, Any]:
 def test_waits_arrivals_and_pure_communication() -> None:
     result = comm_outliers(run([[0, 5 * MS, 1 * MS, 2 * MS]]))
     (row,) = result.collectives.iter_rows(named=True)
-    assert (row["first_rank"], row["late_rank"], row["ranks"], row["missing"]) == (0, 1, 4, 0)
+    assert (row["first_rank"], row["last_rank"], row["ranks"], row["missing"]) == (0, 1, 4, 0)
     assert row["skew_ns"] == 5 * MS
-    assert row["late_ns"] == 4 * MS, "after the median of the others: 0, 1 and 2 ms"
+    assert row["arrival_delay_ns"] == 4 * MS, "after the median of the others: 0, 1 and 2 ms"
     assert row["imposed_ns"] == (5 + 4 + 3) * MS
-    assert row["pure_ns"] == 10 * US
+    assert row["transfer_ns"] == 10 * US
     assert row["end_skew_ns"] == 0
     assert by_rank(result, "wait_ns") == {0: 5 * MS, 1: 0, 2: 4 * MS, 3: 3 * MS}
     assert by_rank(result, "imposed_ns") == {0: 0, 1: 12 * MS, 2: 0, 3: 0}
@@ -65,15 +65,15 @@ def test_the_culprit_is_named_not_the_victim() -> None:
     result = comm_outliers(run(regular))
     assert set(result.outliers()["rank"]) == {0, 1, 3}
     assert set(result.outliers()["cause"]) == {"waiting for rank 2"}
-    assert result.late["late_rank"].to_list() == [2]
-    assert result.scalars["late_rank"] == 2
+    assert result.delayed["last_rank"].to_list() == [2]
+    assert result.scalars["last_rank"] == 2
     check_wording(result.verdict)
 
 
 def test_nobody_is_late_where_all_arrive_at_once() -> None:
     result = comm_outliers(run([[i * MS] * 4 for i in range(6)]))
-    assert result.collectives["late_rank"].to_list() == [None] * 6
-    assert result.late.is_empty()
+    assert result.collectives["last_rank"].to_list() == [None] * 6
+    assert result.delayed.is_empty()
     check_wording(result.verdict)
     assert set(by_rank(result, "times_first").values()) == {6}
 
@@ -87,7 +87,7 @@ def test_slow_on_all_ranks_is_not_a_late_rank() -> None:
         for r, durs in enumerate([[10, 11, 10, 200, 9, 10]] * 4)
     ]
     result = comm_outliers(traces)
-    assert result.late.is_empty()
+    assert result.delayed.is_empty()
     check_wording(result.verdict)
     assert set(result.outliers()["cause"]) == {"slow on all ranks"}
     assert "stand out" not in result.verdict
@@ -98,7 +98,7 @@ def test_the_root_of_a_broadcast_waits_no_longer_than_it_runs() -> None:
     other = trace([device(BROADCAST, 9 * MS, 5 * US, **WORLD)], rank=1)
     result = comm_outliers([root, other])
     assert by_rank(result, "wait_ns") == {0: 5 * US, 1: 0}
-    assert result.collectives["pure_ns"].to_list() == [0]
+    assert result.collectives["transfer_ns"].to_list() == [0]
     assert result.clocks.is_empty(), "a root may leave early: its end says nothing of the clock"
 
 
@@ -134,8 +134,8 @@ def test_stragglers_by_step() -> None:
     assert steps["ProfilerStep#1"]["cost_ns"] == 5 * MS + 1_500
     assert steps["ProfilerStep#1"]["cost_frac"] == pytest.approx(0.25, abs=0.001)
     assert steps["ProfilerStep#0"]["cost_frac"] < 0.001
-    assert by_rank(result, "late_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
-    assert result.late.sort("step").select("late_rank", "step").rows() == [
+    assert by_rank(result, "straggler_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
+    assert result.delayed.sort("step").select("last_rank", "step").rows() == [
         (3, "ProfilerStep#1"),
         (3, "ProfilerStep#4"),
         (0, "ProfilerStep#5"),
@@ -148,7 +148,7 @@ def test_a_habit_takes_two_steps() -> None:
     persistent = comm_outliers(stepped(dict.fromkeys(range(6), 1)))
     check_wording(persistent.verdict)
     once = comm_outliers(stepped({2: 1}, by=15 * MS))
-    assert by_rank(once, "late_frac")[1] > 0.1
+    assert by_rank(once, "straggler_frac")[1] > 0.1
     assert "It costs" not in once.verdict
     alone = comm_outliers(stepped({0: 1}, steps=1))
     check_wording(alone.verdict)
@@ -164,8 +164,8 @@ def test_many_small_delays_of_one_rank_add_up() -> None:
     marks = [step(s, s * 20 * MS, 20 * MS) for s in range(4)]
     traces = [trace([*marks, *_events(made)], rank=r) for r, made in enumerate(run(arrivals))]
     result = comm_outliers(traces)
-    assert by_rank(result, "late_frac")[2] == pytest.approx(0.25)
-    assert result.late["late_rank"].to_list() == [2, 2, 2]
+    assert by_rank(result, "straggler_frac")[2] == pytest.approx(0.25)
+    assert result.delayed["last_rank"].to_list() == [2, 2, 2]
     check_wording(result.verdict)
 
 
@@ -384,7 +384,9 @@ def test_clock_offsets_between_hosts_are_taken_off(hosts: tuple[str | None, ...]
     assert result.clocks["offset_ns"].to_list() == [0, 0, 3 * MS, 3 * MS]
     assert result.clocks["applied"].to_list() == [False, False, True, True]
     assert by_rank(result, "wait_ns") == by_rank(straight, "wait_ns")
-    assert result.collectives["pure_ns"].to_list() == straight.collectives["pure_ns"].to_list()
+    assert (
+        result.collectives["transfer_ns"].to_list() == straight.collectives["transfer_ns"].to_list()
+    )
     check_wording(*result.notes)
 
 
@@ -429,7 +431,7 @@ def test_charts_show_all_events_and_ring_what_stands_out() -> None:
     late[5][2] += 6 * MS
     durations, arrived = comm_outliers(run(late)).charts
     assert (durations.frame.height, durations.frame["outlier"].sum()) == (32, 3)
-    assert arrived.frame.filter("late").select("rank", "after_first_ns").rows() == [
+    assert arrived.frame.filter("straggler").select("rank", "after_first_ns").rows() == [
         ("rank 2", 6 * MS + 2 * US)
     ]
     assert arrived.frame["at_ns"].min() == 0
@@ -438,7 +440,7 @@ def test_charts_show_all_events_and_ring_what_stands_out() -> None:
 # --- what the late rank did ------------------------------------------------------------------
 
 
-def late_rank(extra: Sequence[dict[str, Any]]) -> CommOutliers:
+def last_rank(extra: Sequence[dict[str, Any]]) -> CommOutliers:
     """Rank 1 comes 10 ms after rank 0, having done ``extra`` on the way."""
     zero = trace([device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
     issued = host("cpu_op", "c10d::allreduce_", 19 * MS, MS)
@@ -452,11 +454,11 @@ def parts(result: CommOutliers, side: str) -> dict[str, int]:
 
 
 def test_the_stretch_runs_from_the_others_arrival_to_its_own() -> None:
-    assert late_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
+    assert last_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
 
 
 def test_time_outside_any_operator_is_the_annotations() -> None:
-    result = late_rank(
+    result = last_rank(
         [
             step(0, 0, 100 * MS),
             host("user_annotation", "train_step", 5 * MS, 90 * MS),
@@ -465,7 +467,7 @@ def test_time_outside_any_operator_is_the_annotations() -> None:
     )
     found = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
     assert parts(result, "host") == found
-    table = result.late_with_context()
+    table = result.delayed_with_context()
     assert table["host"].to_list() == [
         "train_step with no operator running 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"
     ]
@@ -473,7 +475,7 @@ def test_time_outside_any_operator_is_the_annotations() -> None:
 
 
 def test_the_innermost_event_counts() -> None:
-    result = late_rank(
+    result = last_rank(
         [
             host("python_function", "<module>", 0, 90 * MS),
             host("python_function", "train.py(3): main", 1 * MS, 80 * MS),
@@ -495,7 +497,7 @@ def test_the_innermost_event_counts() -> None:
 
 def test_other_threads_count_where_the_issuing_one_is_idle() -> None:
     """Autograd's thread issues the collective; before it wakes the main thread computes."""
-    result = late_rank(
+    result = last_rank(
         [
             step(0, 0, 100 * MS),
             host("cpu_op", "aten::conv2d", 11 * MS, 7 * MS),
@@ -513,20 +515,20 @@ def test_other_threads_count_where_the_issuing_one_is_idle() -> None:
 
 
 def test_device_parts_and_idle_time() -> None:
-    result = late_rank(
+    result = last_rank(
         [
             device(GEMM, 12 * MS, 3 * MS),
             device("Memcpy", 14 * MS, 2 * MS, kind="gpu_memcpy", stream=9),
         ]
     )
     assert parts(result, "device") == {"idle": 6 * MS, GEMM: 3 * MS, "Memcpy": 2 * MS}
-    assert result.late_with_context()["device"].to_list() == [
+    assert result.delayed_with_context()["device"].to_list() == [
         "idle 6 ms (60.0 %), " + GEMM + " 3 ms (30.0 %)"
     ]
 
 
 def test_what_was_not_recorded_is_said() -> None:
-    result = late_rank([])
+    result = last_rank([])
     assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
     without = replace(result, context=divide(result.windows, []))
     assert without.context.is_empty()
@@ -538,7 +540,7 @@ def test_how_late_it_came_into_the_step() -> None:
     zero = trace([step(0, 0, 50 * MS), device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
     one = trace([step(0, 9 * MS, 50 * MS), device(ALL_REDUCE, 20 * MS, MS, **WORLD)], rank=1)
     result = comm_outliers([zero, one])
-    assert result.late["into_step_ns"].to_list() == [9 * MS]
+    assert result.delayed["into_step_ns"].to_list() == [9 * MS]
     check_wording(result.verdict)
 
 
@@ -550,7 +552,7 @@ def test_host_parts_add_up_to_the_stretch(drawn: list[tuple[int, int, int]]) -> 
         host("cpu_op", f"op{i % 2}", at * MS // 3, dur * MS // 3, tid=tid)
         for i, (at, dur, tid) in enumerate(drawn)
     ]
-    assert sum(parts(late_rank([*issuing, *extra]), "host").values()) == 10 * MS
+    assert sum(parts(last_rank([*issuing, *extra]), "host").values()) == 10 * MS
 
 
 # --- invariants ------------------------------------------------------------------------------

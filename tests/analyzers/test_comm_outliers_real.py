@@ -206,7 +206,7 @@ def test_every_collective_matches_tracelens(shared: Path, dlrm: CommOutliers) ->
             int(row[f"rank_{r}_wait_time"]) * US for r in range(8)
         ]
         # theirs is the shortest duration, ours ends with the first rank that leaves
-        assert 0 <= int(row["comm_latency"]) * US - own["pure_ns"] <= 7 * US
+        assert 0 <= int(row["comm_latency"]) * US - own["transfer_ns"] <= 7 * US
 
 
 def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
@@ -241,10 +241,10 @@ def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name
 
 
 def test_the_late_rank_of_dlrm_is_named_and_its_victim_is_not(dlrm: CommOutliers) -> None:
-    (late,) = dlrm.late.iter_rows(named=True)
+    (late,) = dlrm.delayed.iter_rows(named=True)
     first = dlrm.collectives.row(0, named=True)
     assert late["instance"] == first["instance"], "the first SendRecv"
-    assert (late["late_rank"], late["collective"]) == (7, "all_to_all")
+    assert (late["last_rank"], late["collective"]) == (7, "all_to_all")
     longest = dlrm.outliers().row(0, named=True)
     assert (longest["rank"], longest["duration_ns"]) == (1, 7_635 * US)
     assert longest["cause"] == "waiting for rank 7"
@@ -271,12 +271,12 @@ def test_the_sleeping_rank_is_late_in_exactly_its_steps(shared: Path) -> None:
     """Rank 2 sleeps 50 ms before its first and fourth all_reduce."""
     folder = shared / "data/chrome/kineto_ddp_cpu/ddp4"
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(4)))
-    own = result.late_with_context().filter(pl.col("rank") == 2).sort("step")
+    own = result.delayed_with_context().filter(pl.col("rank") == 2).sort("step")
     assert own["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
-    order = result.collectives.filter(pl.col("late_rank") == 2)["first_arrival_ns"]
+    order = result.collectives.filter(pl.col("last_rank") == 2)["first_arrival_ns"]
     places = [result.collectives["first_arrival_ns"].to_list().index(at) for at in order]
     assert places == [0, 3]
-    assert own["late_ns"].min() > 45_000 * US
+    assert own["arrival_delay_ns"].min() > 45_000 * US
     for words in own["host"]:
         assert words.startswith("train_step with no operator running")
     slept = result.context.filter(name="train_step")["overlap_ns"].sort(descending=True)[:2]
@@ -289,7 +289,7 @@ def test_python_frames_show_the_sleep_and_the_loader(shared: Path) -> None:
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(2)))
     said = {
         (row["rank"], row["step"]): row["host"]
-        for row in result.late_with_context().iter_rows(named=True)
+        for row in result.delayed_with_context().iter_rows(named=True)
     }
     for number in (2, 5):
         assert said[1, f"ProfilerStep#{number}"].startswith(

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.device_work import (
     extent,
     measure_parts,
 )
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, DEVICE_WORK
 
 TIME = st.integers(0, 25)
 DEVICES = st.sampled_from([0, 1, None])
@@ -141,7 +141,7 @@ def test_parts_of_real_traces_sum_to_span(shared: Path) -> None:
     names = ("nccl_a100_rank0of2", "a100_rank3of8_sendrecv", "mi300_rank0of8_rccl")
     for name in names:
         path = shared / f"data/chrome/kineto/{name}.json.gz"
-        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_WORDS))
+        work = device_work(ta.read(path, kinds=DEVICE_WORK, names=COMMUNICATION_TERMS))
         span = extent(work)
         measured = measure_parts(work, span)
         total = measured.select(pl.sum_horizontal(f"{part}_ns" for part in PARTS)).to_series()

@@ -269,7 +269,7 @@ def test_steps_and_what_the_loader_took() -> None:
     assert result.steps["exposed_communication_ns"].to_list() == [0, 0]
     # the span begins with the first step
     assert result.units.select("start", "end").row(0) == (0, 1050 * US)
-    assert result.units["hidden_loader_ns"].to_list() == [50 * US]
+    assert result.units["overlapped_loader_ns"].to_list() == [50 * US]
     assert result.step_dataloading_frac == pytest.approx(350 / 980)
     assert result.verdict.count("Loader-bound: 35.7 % of step time the GPU waits") == 1
     check_wording(result.verdict)

@@ -28,7 +28,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import device_work, extent, measure_parts
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import COMMUNICATION_WORDS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
+from traceanalyzer.vocabulary import COMMUNICATION_TERMS, DEVICE_WORK, LAUNCH_KINDS, PROFILER_STEP
 
 SINGLE = (
     "nccl_a100_rank0of2",
@@ -58,7 +58,7 @@ def read(shared: Path, name: str, rank: int) -> Trace:
     return ta.read(
         trace_file(shared, name, rank),
         kinds=(*DEVICE_WORK, *LAUNCH_KINDS, "cuda_sync"),
-        names=(PROFILER_STEP, *COMMUNICATION_WORDS),
+        names=(PROFILER_STEP, *COMMUNICATION_TERMS),
     )
 
 

@@ -89,7 +89,7 @@ def package_of(file: str | None) -> str | None:
     return first if len(parts) > 1 or first in KNOWN_PACKAGES else None
 
 
-def is_own(name: str | None, file: str | None) -> bool:
+def is_own_code(name: str | None, file: str | None) -> bool:
     """Whether a frame is the user's own code: in a file that is not of a known library.
 
     Own code is outside the standard library, installed packages (``site-packages``, or

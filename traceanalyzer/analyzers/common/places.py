@@ -24,7 +24,7 @@ def places(frame: pl.DataFrame) -> pl.Series:
     several = frame.select(keys).unique()
     files = several.select("rank", "path").unique()
     parts = []
-    if files.height > 1 and not told_by_rank(files):
+    if files.height > 1 and not identified_by_rank(files):
         parts.append(short_paths(frame["path"]))
     if files["rank"].null_count() < files.height:
         parts.append(_label("rank", frame))
@@ -39,7 +39,7 @@ def at_start(place: str) -> str:
     return f"{place[:1].upper()}{place[1:]}" if _NO_FILE.fullmatch(place) else place
 
 
-def told_by_rank(frame: pl.DataFrame) -> bool:
+def identified_by_rank(frame: pl.DataFrame) -> bool:
     """Whether ranks identify the files: all are known, and each has one file."""
     files = frame.select("rank", "path").unique()
     return files["rank"].null_count() == 0 and files["rank"].n_unique() == files.height

@@ -68,7 +68,7 @@ def _places(trace: Trace) -> Places:
 def python_frames(
     trace: Trace,
     at: pl.DataFrame,
-    is_own_code: Callable[[str | None, str | None], bool] = libraries.is_own,
+    is_own_code: Callable[[str | None, str | None], bool] = libraries.is_own_code,
 ) -> pl.Series:
     """Return the innermost Python frame of own code at each row, else of any code with a line."""
     rows = _slices(trace, "python_function")

@@ -82,7 +82,7 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
         evidence=(*straggling.why(by_cause), *_of_late_rank(result, row)),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
-        confidence="high" if row["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
         rank=rank,
         step=only_step(waits),
         intervals=intervals_of(waits),
@@ -93,7 +93,7 @@ def _straggler(result: CommOutliers, answers: Answers, rank: int, total: int) ->
 def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
     """How often and how much it was late, which ranks it delayed, and what it did meanwhile."""
     last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
-    late = result.late_ranks().filter(pl.col("rank") == row["rank"])
+    late = result.stragglers().filter(pl.col("rank") == row["rank"])
     if late.is_empty():
         yield f"{last}."
         return
@@ -101,7 +101,7 @@ def _of_late_rank(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]
         yield victims
     worst = result.worst_of(row["rank"])
     yield (
-        f"{last}, at worst {format_ns(worst['late_ns'])} after the median of the others"
+        f"{last}, at worst {format_ns(worst['arrival_delay_ns'])} after the median of the others"
         f"{_at(worst['step'])}."
     )
     did = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
@@ -222,7 +222,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         size=size,
         title=f"{format_count(slow.height, 'collective')} of {result.n_collectives:,} took long "
         f"on all ranks after the last had arrived{_at_cost(answers, total)}.",
-        evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
+        evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
         confidence="high" if result.n_ranks > 1 else "medium",
@@ -366,7 +366,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield small
     top = found.groups.row(0, named=True) if found.groups.height else None
     if top is not None:
-        speed = top["pure_busbw_gbps"] or top["busbw_gbps"]
+        speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
         rate = f", at a bus bandwidth of {speed:.3g} GB/s" if speed else ""
         took = f"{top['n']:,} take {format_ns(top['total_ns'])}"
         yield f"Most time goes to {_what(top)}: {took}{rate}."

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 )
 from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.result import Confidence, Severity
@@ -152,7 +152,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file, so this is the main thread alone."
     elif result.work_lost:
-        yield CUT_OFF
+        yield TRUNCATED
     if rank is None and answers.one_job:
         yield from _idlest(result, cause)
     yield from _longest(result, cause)
@@ -236,7 +236,7 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
 
 def _loading(result: GpuIdle) -> Iterator[str]:
     """What was recognised as data loading, and the code that costs the time in it."""
-    hidden = int(result.units["hidden_loader_ns"].sum())
+    hidden = int(result.units["overlapped_loader_ns"].sum())
     if hidden:
         yield f"The loader took another {format_ns(hidden)} while the GPU was busy."
     if result.loader.height:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import is_whole
-from traceanalyzer.analyzers.common.libraries import is_own, package_of
+from traceanalyzer.analyzers.common.libraries import is_own_code, package_of
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.flamegraph.options import Options
 from traceanalyzer.analyzers.flamegraph.result import column
@@ -262,7 +262,9 @@ def known_functions(
         frames: ``name``, ``file``, ``first`` and ``last`` line.
         library: returns the highlighted library of a file, or None; None for the user's own code.
     """
-    is_code = partial(is_own, "") if library is None else lambda file: library(file) is not None
+    is_code = (
+        partial(is_own_code, "") if library is None else lambda file: library(file) is not None
+    )
     own_code = mapped(frames["file"], is_code, pl.Boolean).fill_null(value=False)
     if library is None:  # a module that was typed in
         typed_in = (frames["name"] == "<module>") & (frames["file"] == "<string>")

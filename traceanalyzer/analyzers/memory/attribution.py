@@ -242,7 +242,7 @@ def _is_in_program(name: str | None, file: str | None) -> bool:
 def _own_code_test(library_names: Sequence[str]) -> FrameTest:
     """Return the test for frames of the user's code, or of the given libraries."""
     match = libraries.by_component(library_names)
-    return (lambda _, file: match(file) is not None) if library_names else libraries.is_own
+    return (lambda _, file: match(file) is not None) if library_names else libraries.is_own_code
 
 
 def _is_python(file: str | None) -> bool:

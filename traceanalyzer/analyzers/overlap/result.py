@@ -10,7 +10,12 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.display import by_part, headings, sentences, stacked
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
-from traceanalyzer.analyzers.common.places import count_devices, places, short_paths, told_by_rank
+from traceanalyzer.analyzers.common.places import (
+    count_devices,
+    identified_by_rank,
+    places,
+    short_paths,
+)
 from traceanalyzer.analyzers.common.step_patterns import FOUND_BY_KERNELS
 from traceanalyzer.analyzers.overlap.options import By
 from traceanalyzer.analyzers.overlap.reasons import (
@@ -304,7 +309,7 @@ def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
     devices, frame = result.devices, getattr(result, name.removesuffix("_utilisation"))
     empty = "no steps are marked" if name == "steps" else "none"
     keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
-    if devices["path"].n_unique() > 1 and not told_by_rank(devices):
+    if devices["path"].n_unique() > 1 and not identified_by_rank(devices):
         frame = frame.with_columns(file=short_paths(frame["path"]))
         keys = {"file": "file", **keys}
     empty_columns = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION

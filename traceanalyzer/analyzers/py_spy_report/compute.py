@@ -234,7 +234,7 @@ def _library(distinct: pl.DataFrame, options: Options) -> intervals.Ints:
     """Return the index of the requested library of each frame, or :data:`ROOT`."""
     if not options.library_names:
         frames = zip(distinct["name"].to_list(), distinct["file"].to_list(), strict=True)
-        codes = [0 if libraries.is_own(*frame) else stack_weights.ROOT for frame in frames]
+        codes = [0 if libraries.is_own_code(*frame) else stack_weights.ROOT for frame in frames]
         return np.array(codes, np.int64)
     by = libraries.by_substring if options.match == "substring" else libraries.by_component
     match = by(options.library_names)

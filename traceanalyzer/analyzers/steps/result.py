@@ -345,7 +345,7 @@ def _common(result: Steps) -> Table:
 def _keys(result: Steps, frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
     """Return the columns that identify ranks if there are several."""
     known = {"rank": "rank"} if _has_data(result.ranks, "rank") else {}
-    if result.ranks.height == 1 or places.told_by_rank(result.ranks):
+    if result.ranks.height == 1 or places.identified_by_rank(result.ranks):
         return frame, known
     return frame.with_columns(file=places.short_paths(frame["path"])), {"file": "file", **known}
 
@@ -365,7 +365,7 @@ def _charts(result: Steps) -> tuple[Chart, ...]:
 
 def _times(result: Steps) -> Chart:
     each = result.steps.unique(["rank", "path", "number"], keep="first", maintain_order=True)
-    color = "rank" if places.told_by_rank(result.ranks) else "on"
+    color = "rank" if places.identified_by_rank(result.ranks) else "on"
     several = result.ranks.height > 1
     return Chart(
         name="times",

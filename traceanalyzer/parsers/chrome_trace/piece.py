@@ -29,7 +29,7 @@ _trailing = re.compile(r"trailing characters \(byte (\d+)\)")
 #: Flags of the scan for a category.
 _WANTED, _DEVICE, _OTHER = 1, 2, 64
 #: Parts of communication names: Python reads the arguments of host events with such names.
-_COMMUNICATION = [word.encode() for word in vocabulary.COMMUNICATION_WORDS]
+_COMMUNICATION = [word.encode() for word in vocabulary.COMMUNICATION_TERMS]
 #: How ``null`` begins.
 _NULL = ord("n")
 

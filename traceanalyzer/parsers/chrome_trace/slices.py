@@ -222,7 +222,7 @@ def _collective_columns(
 def _may_communicate(name: str) -> bool:
     """Whether a name may be that of communication; substrings, as every name is tested."""
     small = name.lower()
-    return any(word in small for word in vocabulary.COMMUNICATION_WORDS)
+    return any(word in small for word in vocabulary.COMMUNICATION_TERMS)
 
 
 def _collective(event: Event, args: Args) -> Collective | None:
