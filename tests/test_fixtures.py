@@ -68,7 +68,7 @@ def test_nccl_training_on_many_ranks(tmp_path: Path) -> None:
     assert len(files) == 34
     assert all(10_000 < len(data) < 15_000 for data in files.values())
     outliers = ta.comm_outliers(tmp_path)
-    assert outliers.late_ranks()["rank"].to_list() == [9]
+    assert outliers.stragglers()["rank"].to_list() == [9]
     assert outliers.instances["group_size"].unique().sort().to_list() == [2, 4, 34]
 
 

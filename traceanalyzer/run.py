@@ -729,8 +729,8 @@ def examine(
     questions = _Questions(asked)
     _measure_all(opened, questions)
     opened.require(any_part=bool(opened.read))
-    needed = {name for question in asked.values() if (name := question.analyzer.beside)}
-    collected = {name: [part for _, part in asked.pop(name).parts] for name in needed}
+    companions = {name for question in asked.values() if (name := question.analyzer.companion)}
+    collected = {name: [part for _, part in asked.pop(name).parts] for name in companions}
     reader = Reader(opened.items, opened.metas, how, collected)
     results: dict[str, Result] = {}
     missing: dict[str, str] = {}
@@ -786,5 +786,5 @@ class _Questions:
 def _asked(names: Iterable[str]) -> dict[str, _Asked]:
     """Return the analyzers with their default options, and those that they need parts of."""
     analyzers = [registry.ENTRIES[name].analyzer() for name in names]
-    needed = [registry.ENTRIES[one.beside].analyzer() for one in analyzers if one.beside]
-    return {one.name: _Asked(one, one.options()) for one in (*analyzers, *needed)}
+    companions = [registry.ENTRIES[one.companion].analyzer() for one in analyzers if one.companion]
+    return {one.name: _Asked(one, one.options()) for one in (*analyzers, *companions)}

@@ -1,4 +1,4 @@
-"""Which rank caused a wait, where a late rank was itself delayed in another process group."""
+"""Root ranks of wait times when the last rank was delayed in another process group."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ GATHER_NS, REDUCE_NS, GEMM_NS = 300 * US, 400 * US, MS
 
 
 def hybrid_shard(
-    extra: Mapping[tuple[int, int, int], int], *, hidden: int | None = None
+    extra: Mapping[tuple[int, int, int], int], *, overlapped: int | None = None
 ) -> list[Trace]:
     """Simulated hybrid sharding: gathers among four ranks, one reduction between pairs a step.
 
     Args:
         extra: by (rank, step, layer), nanoseconds that its compute takes longer.
-        hidden: compute beside all gathers of this rank, so that their waits delay nothing.
+        overlapped: rank with compute during all its gathers, so that their waits delay nothing.
     """
     now = dict.fromkeys(range(8), 0)
     events: dict[int, list[dict]] = {rank: [] for rank in range(8)}
@@ -42,7 +42,7 @@ def hybrid_shard(
                     "seq": number, "stream": 20,
                 }  # fmt: skip
                 events[rank].append(device(base, now[rank], end - now[rank], **about))
-                if rank == hidden and base == ALL_GATHER:
+                if rank == overlapped and base == ALL_GATHER:
                     events[rank].append(device(GEMM, now[rank], end - now[rank]))
                 now[rank] = end
 
@@ -66,23 +66,23 @@ def caused(traces: list[Trace]) -> dict[int, int]:
     return {rank: ns for rank, ns in result.ranks.select("rank", "imposed_ns").iter_rows() if ns}
 
 
-def test_ranks_delayed_by_a_straggler_are_its_victims() -> None:
+def test_delayed_ranks_are_victims_of_the_straggler() -> None:
     """Rank 5 computes 5 ms longer before the last gather: 4, 6, 7 reach their pairs late."""
     traces = hybrid_shard({(5, 1, 2): 5 * MS})
     result = ta.comm_outliers(traces)
     # three wait at the gather and 0, 1, 2, 3 at the reduction, 5 ms each
     assert caused(traces) == {5: 7 * 5 * MS}
-    late = result.late_ranks()
-    assert late["rank"].to_list() == [5]
-    assert late["victims"].to_list() == [[4, 6, 7]]
-    assert late["passed_ns"].to_list() == [3 * 5 * MS]
+    stragglers = result.stragglers()
+    assert stragglers["rank"].to_list() == [5]
+    assert stragglers["victims"].to_list() == [[4, 6, 7]]
+    assert stragglers["passed_ns"].to_list() == [3 * 5 * MS]
     assert set(result.outliers()["cause"].drop_nulls()) == {
         "waiting for rank 5",
         *(f"waiting for rank 5 (through rank {rank})" for rank in (4, 6, 7)),
     }
 
 
-def test_what_a_victim_adds_is_its_own() -> None:
+def test_additional_delay_of_a_victim_is_imposed_by_it() -> None:
     """Rank 4 is delayed 5 ms by rank 5 and then computes 2 ms longer: rank 0 waits for both.
 
     Ranks 0 and 4 leave the reduction 2 ms after the other pairs, so that three ranks of each shard
@@ -92,8 +92,8 @@ def test_what_a_victim_adds_is_its_own() -> None:
     assert caused(traces) == {5: 7 * 5 * MS, 4: 7 * 2 * MS}
 
 
-def test_what_is_removed_with_the_straggler_is_what_it_caused() -> None:
-    """The same run without the straggler's extra time waits less by what it is said to cause."""
+def test_imposed_time_equals_savings_without_the_straggler() -> None:
+    """The same run without the straggler's extra time waits less by its imposed time."""
     jitter = {
         (rank, number, layer): (rank * 37 + number * 11 + layer * 53) % 29 * US
         for rank in range(8) for number in range(STEPS) for layer in range(LAYERS)
@@ -103,16 +103,16 @@ def test_what_is_removed_with_the_straggler_is_what_it_caused() -> None:
     assert caused(with_it)[5] == pytest.approx(waits[0] - waits[1], rel=0.03)
 
 
-def test_a_wait_beside_compute_is_no_excuse() -> None:
-    """Rank 4 computed while it waited for rank 5: that it comes late to rank 0 is its compute."""
-    traces = hybrid_shard({(5, 1, 2): 5 * MS}, hidden=4)
+def test_wait_overlapped_by_compute_delays_nothing() -> None:
+    """Rank 4 computed while it waited for rank 5: its compute causes its delay at rank 0."""
+    traces = hybrid_shard({(5, 1, 2): 5 * MS}, overlapped=4)
     assert caused(traces) == {5: 6 * 5 * MS, 4: 5 * MS}
 
 
-@pytest.mark.skipif(not FSDP.is_dir(), reason="the shared sets of recordings are not there")
-def test_a_chain_over_two_groups() -> None:
+@pytest.mark.skipif(not FSDP.is_dir(), reason="the shared recordings are missing")
+def test_chain_over_two_groups() -> None:
     result = ta.comm_outliers(FSDP)
     totals = dict(result.ranks.select("rank", "imposed_ns").iter_rows())
-    assert result.late_ranks()["rank"].to_list() == [5]
+    assert result.stragglers()["rank"].to_list() == [5]
     assert totals[5] > 0.97 * result.total_wait_ns
-    assert set(pl.Series(result.late["root_rank"])) == {5}
+    assert set(pl.Series(result.delayed["root_rank"])) == {5}

@@ -1,4 +1,4 @@
-"""How far each rank's clock is ahead, from when collectives end."""
+"""Clock offsets of ranks from the ends of collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from traceanalyzer.analyzers.comm_outliers.arrivals import CLEAR_NS, clock_offsets
 
-#: When collectives end, far enough apart that what rank takes part in which matters.
+#: Ends of collectives, far enough apart that participation matters.
 ENDS = (0, 10**9, 10**10, 10**11, 10**12)
 
 
@@ -44,8 +44,8 @@ def test_offsets_are_from_the_lower_median_clock(ahead, expected):
     assert found(clocks, dict.fromkeys(clocks, ALL)) == dict(enumerate(expected))
 
 
-def test_ranks_that_were_recorded_for_less_time():
-    """Only what a rank has in common with others tells of its clock, not when it was there."""
+def test_short_recordings_do_not_shift_offsets():
+    """Only common collectives count for a clock, not the recorded time span."""
     clocks = {0: 0, 1: 0, 2: 0, 3: 250_000}
     taking_part = {0: ALL, 1: ALL, 2: ALL, 3: range(3, 5)}
     assert found(clocks, taking_part) == clocks
@@ -60,17 +60,17 @@ def test_a_small_offset_is_not_applied(ahead, applied):
 
 @pytest.mark.parametrize(("n", "applied"), [(1, False), (2, False), (3, True)])
 @pytest.mark.parametrize("host", ["host0", "host1"])
-def test_few_collectives_speak_for_no_offset_that_may_be_chance(n, applied, host):
+def test_offset_of_few_collectives_is_not_applied(n, applied, host):
     rows = matched({0: 0, 1: 98_000}, dict.fromkeys((0, 1), range(n)))
     long = rows.with_columns(duration_ns=98_000)
     hosts = {0: "host0", 1: host}
     assert clock_offsets(long, hosts)["applied"].to_list() == [False, applied and host == "host1"]
-    # who was done before the other had begun has another clock
+    # a rank that ends before the other begins has another clock
     short = rows.with_columns(duration_ns=97_999)
     assert clock_offsets(short, hosts)["applied"].to_list() == [False, True]
 
 
-def test_clocks_that_explain_all_leave_nothing_whoever_took_part():
+def test_exact_offsets_leave_no_residual():
     clocks = {0: 0, 1: 0, 2: 250_000, 3: 250_000}
     taking_part = {0: range(4), 1: range(4), 2: range(2, 4), 3: range(2, 4)}
     rows = matched(clocks, taking_part).with_columns(lane=pl.col("instance") // 2)

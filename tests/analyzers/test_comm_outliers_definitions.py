@@ -16,7 +16,7 @@ from traceanalyzer.analyzers.comm_outliers import arrivals, outliers
 modest = settings(max_examples=150, deadline=None)
 Row = dict[str, Any]
 
-# --- which durations stand out ---------------------------------------------------------------
+# --- outliers --------------------------------------------------------------------------------
 
 INSTANCES = {
     "collective": pl.String, "dtype": pl.String, "message_bytes": pl.Int64, "group": pl.String,
@@ -37,27 +37,27 @@ def gathered(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[int]]:
 
 
 def placed(rows: list[Row], like: dict[tuple[Any, ...], list[int]]) -> list[int | None]:
-    """The place of each row in its step, where the typical step has as many."""
+    """Return the position of each row in its step, if the step has the usual count."""
     found: list[int | None] = [None] * len(rows)
     if all(row["message_bytes"] is not None for row in rows):
         return found
-    for own in like.values():
-        inside = gathered([rows[i] for i in own], "rank", "step")
-        sizes = {own[i]: len(held) for held in inside.values() for i in held}
-        usual = median([sizes[i] for i in own])
-        for held in inside.values():
-            for place, i in enumerate(held):
-                row = rows[own[i]]
+    for members in like.values():
+        inside = gathered([rows[i] for i in members], "rank", "step")
+        sizes = {members[i]: len(in_step) for in_step in inside.values() for i in in_step}
+        usual = median([sizes[i] for i in members])
+        for in_step in inside.values():
+            for place, i in enumerate(in_step):
+                row = rows[members[i]]
                 unsized = row["message_bytes"] is None
-                if unsized and row["step"] is not None and len(held) == usual:
-                    found[own[i]] = place
+                if unsized and row["step"] is not None and len(in_step) == usual:
+                    found[members[i]] = place
     return found
 
 
 def slowness(rows: list[Row], link: dict[tuple[Any, ...], list[int]]) -> list[float | None]:
     found: list[float | None] = [None] * len(rows)
-    for own in link.values():
-        sized = [i for i in own if rows[i]["message_bytes"] is not None]
+    for members in link.values():
+        sized = [i for i in members if rows[i]["message_bytes"] is not None]
         took = {i: max(rows[i]["duration_ns"], 1) for i in sized}
         if not sized:
             continue
@@ -73,7 +73,7 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
     """(judged_by, factor, z, outlier) of each row."""
     like, link = gathered(rows, *outliers.GROUP), gathered(rows, *outliers.LINK)
     place, slow = placed(rows, like), slowness(rows, link)
-    like_of = {i: key for key, own in like.items() for i in own}
+    like_of = {i: key for key, members in like.items() for i in members}
     duration = [float(row["duration_ns"]) for row in rows]
     found: list[tuple[Any, ...]] = []
     for i, row in enumerate(rows):
@@ -84,15 +84,15 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
             if (rows[j]["message_bytes"] is not None) == sized
         ]  # fmt: skip
         here = [j for j in alike if place[j] == place[i]]
-        by, values, own = None, [], 0.0
+        by, values, measured = None, [], 0.0
         if sized and len(alike) >= 5:
-            by, values, own = "group", [duration[j] for j in alike], duration[i]
+            by, values, measured = "group", [duration[j] for j in alike], duration[i]
         elif sized and len(linked) >= 5:
-            by, values, own = "bandwidth", [slow[j] or 0.0 for j in linked], slow[i] or 0.0
+            by, values, measured = "bandwidth", [slow[j] or 0.0 for j in linked], slow[i] or 0.0
         elif place[i] is not None and len(here) >= 5:
-            by, values, own = "place", [duration[j] for j in here], duration[i]
+            by, values, measured = "place", [duration[j] for j in here], duration[i]
         elif not sized and len(alike) >= 5:
-            by, values, own = "kernel", [duration[j] for j in alike], duration[i]
+            by, values, measured = "kernel", [duration[j] for j in alike], duration[i]
         if by is None:
             found.append((None, None, None, False))
             continue
@@ -100,10 +100,10 @@ def plainly_judged(rows: list[Row], factor: float, z: float) -> list[tuple[Any, 
         away = [abs(value - middle) for value in values]
         mad, mean = median(away), sum(away) / len(away)
         spread = mad / 0.6745 if mad > 0 else mean * 1.253314
-        own_factor = own / middle if middle > 0 else None
-        own_z = (own - middle) / spread if spread > 0 else 0.0
-        stands_out = own_factor is not None and own_factor > factor and own_z > z
-        found.append((by, own_factor, own_z, stands_out))
+        ratio = measured / middle if middle > 0 else None
+        score = (measured - middle) / spread if spread > 0 else 0.0
+        stands_out = ratio is not None and ratio > factor and score > z
+        found.append((by, ratio, score, stands_out))
     for alike in like.values():
         by_kernel = [i for i in alike if found[i][0] == "kernel"]
         if by_kernel and sum(found[i][3] for i in by_kernel) > 0.1 * len(by_kernel):
@@ -133,10 +133,10 @@ def instances(draw: st.DrawFn) -> list[Row]:
 
 @modest
 @given(instances(), st.sampled_from([1.0, 3.0]), st.sampled_from([0.0, 3.5]))
-def test_outliers_are_those_of_the_definition(rows: list[Row], factor: float, z: float) -> None:
+def test_outliers_match_definition(rows: list[Row], factor: float, z: float) -> None:
     found = outliers.judge(pl.DataFrame(rows, schema=INSTANCES), factor, z)
-    told = found.select("judged_by", "factor", "z", "outlier").rows()
-    for row, expected in zip(told, plainly_judged(rows, factor, z), strict=True):
+    actual = found.select("judged_by", "factor", "z", "outlier").rows()
+    for row, expected in zip(actual, plainly_judged(rows, factor, z), strict=True):
         assert (row[0], row[3]) == (expected[0], expected[3])
         assert row[1] == pytest.approx(expected[1])
         assert row[2] == pytest.approx(expected[2])
@@ -144,7 +144,7 @@ def test_outliers_are_those_of_the_definition(rows: list[Row], factor: float, z:
 
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("like", ["group", "bandwidth", "place", "kernel"])
-def test_five_make_a_like(like: str, count: int) -> None:
+def test_comparison_group_needs_five_events(like: str, count: int) -> None:
     rows = [
         {
             "collective": "all_reduce", "dtype": "Float", "group": "0", "group_size": 4,
@@ -176,7 +176,7 @@ def test_a_z_score_must_be_above_the_threshold() -> None:
 # --- collectives by kind ---------------------------------------------------------------------
 
 JUDGED = {
-    **INSTANCES, "pure_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
+    **INSTANCES, "transfer_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
     "judged_by": pl.String,
     "link": pl.String,
     "link_gbps": pl.Float64,
@@ -196,7 +196,7 @@ def judged(draw: st.DrawFn) -> list[Row]:
             "duration_ns": st.integers(0, 9).map(lambda n: n * 1_000),
             "rank": st.sampled_from([0, 1]),
             "step": st.none(),
-            "pure_ns": st.sampled_from([None, 0, 500, 1_500]),
+            "transfer_ns": st.sampled_from([None, 0, 500, 1_500]),
             "compute_ns": st.sampled_from([None, 0, 700]),
             "outlier": st.booleans(),
             "judged_by": st.just("group"),
@@ -219,7 +219,7 @@ BUS = {"all_reduce": 1.0, "all_gather": 0.5, "broadcast": 1.0}  # of two ranks
 
 @modest
 @given(judged())
-def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
+def test_groups_match_definition(rows: list[Row]) -> None:
     spans = {0: 1_000_000, 1: 3_000_000}
     found = outliers.summarize(pl.DataFrame(rows, schema=JUDGED), spans)
     expected = gathered(rows, *outliers.GROUP)
@@ -230,25 +230,25 @@ def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
     ]
     assert keys == sorted(keys)
     for row in found.to_dicts():
-        own = [rows[i] for i in expected[tuple(row[n] for n in outliers.GROUP)]]
-        took = [r["duration_ns"] for r in own]
-        span = sum(spans[rank] for rank in {r["rank"] for r in own})
-        assert (row["n"], row["ranks"]) == (len(own), len({r["rank"] for r in own}))
+        members = [rows[i] for i in expected[tuple(row[n] for n in outliers.GROUP)]]
+        took = [r["duration_ns"] for r in members]
+        span = sum(spans[rank] for rank in {r["rank"] for r in members})
+        assert (row["n"], row["ranks"]) == (len(members), len({r["rank"] for r in members}))
         assert (row["max_ns"], row["total_ns"]) == (max(took), sum(took))
         shares = {"median_ns": 0.5, "p95_ns": 0.95, "p99_ns": 0.99}
         for name, share in shares.items():
             assert row[name] == pytest.approx(quantile(took, share), abs=1)
-        assert row["outliers"] == sum(r["outlier"] for r in own)
+        assert row["outliers"] == sum(r["outlier"] for r in members)
         assert row["share_frac"] == pytest.approx(sum(took) / span)
-        beside = [r["compute_ns"] for r in own if r["compute_ns"] is not None]
-        told = sum(beside) / sum(took) if beside and sum(took) else None
-        assert row["compute_frac"] == pytest.approx(told)
-        pure = [r["pure_ns"] for r in own if r["pure_ns"] is not None]
-        middle = median(pure) if pure else None
-        assert row["pure_ns"] == (None if middle is None else pytest.approx(middle, abs=1))
+        overlaps = [r["compute_ns"] for r in members if r["compute_ns"] is not None]
+        overlap_frac = sum(overlaps) / sum(took) if overlaps and sum(took) else None
+        assert row["compute_frac"] == pytest.approx(overlap_frac)
+        transfers = [r["transfer_ns"] for r in members if r["transfer_ns"] is not None]
+        middle = median(transfers) if transfers else None
+        assert row["transfer_ns"] == (None if middle is None else pytest.approx(middle, abs=1))
         size, kind = row["message_bytes"], row["collective"]
         factor = BUS[kind] if row["group_size"] or kind == "broadcast" else None
-        for time, prefix in (("median_ns", ""), ("pure_ns", "pure_")):
+        for time, prefix in (("median_ns", ""), ("transfer_ns", "transfer_")):
             speed = size / row[time] if size is not None and row[time] else None
             if not prefix:
                 assert row["algbw_gbps"] == pytest.approx(speed)
@@ -256,7 +256,7 @@ def test_groups_are_those_of_the_definition(rows: list[Row]) -> None:
             assert row[f"{prefix}busbw_gbps"] == pytest.approx(bus)
 
 
-# --- who came when ---------------------------------------------------------------------------
+# --- arrivals --------------------------------------------------------------------------------
 
 RUN = {
     "instance": pl.Int64, "rank": pl.Int32, "start": pl.Int64, "end": pl.Int64,
@@ -307,75 +307,75 @@ OFFSETS = st.dictionaries(st.integers(0, 4), st.sampled_from([-70_000, 30_000, 2
 
 @modest
 @given(runs(), OFFSETS)
-def test_arrivals_are_those_of_the_definition(rows: list[Row], offsets: dict[int, int]) -> None:
+def test_arrivals_match_definition(rows: list[Row], offsets: dict[int, int]) -> None:
     found = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
-    told = {(r["instance"], r["rank"]): r for r in found.to_dicts()}
-    assert len(told) == sum(row["instance"] is not None for row in rows)
-    for instance, own in together(rows).items():
-        came = {r["rank"]: r["start"] - offsets.get(r["rank"], 0) for r in own}
-        left = {r["rank"]: r["end"] - offsets.get(r["rank"], 0) for r in own}
+    actual = {(r["instance"], r["rank"]): r for r in found.to_dicts()}
+    assert len(actual) == sum(row["instance"] is not None for row in rows)
+    for instance, members in together(rows).items():
+        came = {r["rank"]: r["start"] - offsets.get(r["rank"], 0) for r in members}
+        left = {r["rank"]: r["end"] - offsets.get(r["rank"], 0) for r in members}
         first, last = min(came.values()), max(came.values())
-        culprit = min(rank for rank, at in came.items() if at == last)
-        step = first_known(sorted(own, key=lambda r: (came[r["rank"]], r["rank"])), "step")
+        straggler = min(rank for rank, at in came.items() if at == last)
+        step = first_known(sorted(members, key=lambda r: (came[r["rank"]], r["rank"])), "step")
         for rank in came:
-            row = told[instance, rank]
+            row = actual[instance, rank]
             assert (row["arrival"], row["leave"]) == (came[rank], left[rank])
             assert row["after_first_ns"] == came[rank] - first
             assert row["wait_ns"] == min(last, left[rank]) - came[rank]
-            assert row["is_last"] == (rank == culprit and last > first)
+            assert row["is_last"] == (rank == straggler and last > first)
             assert row["step"] == step
 
 
 @modest
 @given(runs(), OFFSETS)
-def test_collectives_are_those_of_the_definition(rows: list[Row], offsets: dict[int, int]) -> None:
+def test_collectives_match_definition(rows: list[Row], offsets: dict[int, int]) -> None:
     arrived = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), offsets)
     found = arrivals.collectives(arrived)
     assert found["first_arrival_ns"].is_sorted()
-    told = {row["instance"]: row for row in found.to_dicts()}
-    assert told.keys() == together(rows).keys()
-    for instance, own in together(arrived.to_dicts()).items():
-        row = told[instance]
-        own.sort(key=lambda r: (r["arrival"], r["rank"]))
-        first, last = own[0]["arrival"], own[-1]["arrival"]
-        late = [r for r in own if r["is_last"]]
-        others = [r["arrival"] for r in own if not r["is_last"]]
-        assert row["ranks"] == len(own)
-        assert row["first_rank"] == own[0]["rank"]
-        assert row["late_rank"] == (late[0]["rank"] if late else None)
+    actual = {row["instance"]: row for row in found.to_dicts()}
+    assert actual.keys() == together(rows).keys()
+    for instance, members in together(arrived.to_dicts()).items():
+        row = actual[instance]
+        members.sort(key=lambda r: (r["arrival"], r["rank"]))
+        first, last = members[0]["arrival"], members[-1]["arrival"]
+        stragglers = [r for r in members if r["is_last"]]
+        others = [r["arrival"] for r in members if not r["is_last"]]
+        assert row["ranks"] == len(members)
+        assert row["first_rank"] == members[0]["rank"]
+        assert row["last_rank"] == (stragglers[0]["rank"] if stragglers else None)
         assert (row["first_arrival_ns"], row["last_arrival_ns"]) == (first, last)
         assert row["skew_ns"] == last - first
-        assert row["late_ns"] == last - math.floor(median(others))
-        assert row["imposed_ns"] == sum(r["wait_ns"] for r in own)
-        ends = [r["leave"] for r in own]
-        assert row["pure_ns"] == max(min(ends) - last, 0)
+        assert row["arrival_delay_ns"] == last - math.floor(median(others))
+        assert row["imposed_ns"] == sum(r["wait_ns"] for r in members)
+        ends = [r["leave"] for r in members]
+        assert row["transfer_ns"] == max(min(ends) - last, 0)
         assert row["end_skew_ns"] == max(ends) - min(ends)
         for name in ("message_bytes", "group", "group_size", "kernel"):
-            assert row[name] == first_known(own, name)
+            assert row[name] == first_known(members, name)
         size = row["group_size"]
-        assert row["missing"] == (None if size is None else max(size - len(own), 0))
+        assert row["missing"] == (None if size is None else max(size - len(members), 0))
 
 
 @modest
 @given(runs())
-def test_a_rank_that_left_long_before_another_came_was_in_another_collective(
+def test_implausible_matches_are_dropped(
     rows: list[Row],
 ) -> None:
     arrived = arrivals.arrivals(pl.DataFrame(rows, schema=RUN), {})
     kept = {(r["instance"], r["rank"]) for r in arrivals.plausible(arrived).to_dicts()}
-    for instance, own in together(arrived.to_dicts()).items():
-        apart = max(r["arrival"] for r in own) - min(r["leave"] for r in own)
-        for row in own:
+    for instance, members in together(arrived.to_dicts()).items():
+        apart = max(r["arrival"] for r in members) - min(r["leave"] for r in members)
+        for row in members:
             stays = apart <= 100_000 or row["collective"] == "broadcast"
             assert ((instance, row["rank"]) in kept) == stays
 
 
-# --- whose clock is ahead --------------------------------------------------------------------
+# --- clock offsets ---------------------------------------------------------------------------
 
 
 @st.composite
 def ends(draw: st.DrawFn) -> list[Row]:
-    """Ranks of one group that all take part in every collective."""
+    """Draw ranks of one group that participate in every collective."""
     ranks = draw(st.integers(1, 4))
     ahead = [draw(st.sampled_from([0, 40_000, 60_000, 2_000_000])) for _ in range(ranks)]
     return [
@@ -390,7 +390,7 @@ def ends(draw: st.DrawFn) -> list[Row]:
 
 @modest
 @given(ends(), st.sampled_from(["one", "two", "unknown", "partly"]))
-def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> None:
+def test_clock_offsets_match_definition(rows: list[Row], where: str) -> None:
     ranks = sorted({row["rank"] for row in rows})
     names: dict[str, list[str | None]] = {
         "one": ["a"] * 4, "two": ["a", "b", "a", "b"],
@@ -398,7 +398,7 @@ def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> Non
     }  # fmt: skip
     hosts = {rank: names[where][rank] for rank in ranks}
     found = arrivals.clock_offsets(pl.DataFrame(rows).cast({"rank": pl.Int32}), hosts)
-    of_all = {i: median([r["end"] for r in own]) for i, own in together(rows).items()}
+    of_all = {i: median([r["end"] for r in members]) for i, members in together(rows).items()}
     behind = {
         rank: median([r["end"] - of_all[r["instance"]] for r in rows if r["rank"] == rank])
         for rank in ranks
@@ -406,23 +406,23 @@ def test_offsets_are_those_of_the_definition(rows: list[Row], where: str) -> Non
     zero = sorted(behind.values())[(len(ranks) - 1) // 2]
     offset = {rank: round(behind[rank] - zero) for rank in ranks}
     fixed = [{**r, "end": r["end"] - offset[r["rank"]]} for r in rows]
-    of_all = {i: median([r["end"] for r in own]) for i, own in together(fixed).items()}
+    of_all = {i: median([r["end"] for r in members]) for i, members in together(fixed).items()}
     one_host = set(hosts.values()) == {"a"}
     for row in found.to_dicts():
-        own = [r for r in fixed if r["rank"] == row["rank"]]
-        off = [r["end"] - of_all[r["instance"]] for r in own]
+        members = [r for r in fixed if r["rank"] == row["rank"]]
+        off = [r["end"] - of_all[r["instance"]] for r in members]
         residual = median([abs(value - median(off)) for value in off])
         size = abs(offset[row["rank"]])
-        assert row["n"] == len(own)
+        assert row["n"] == len(members)
         assert row["offset_ns"] == pytest.approx(offset[row["rank"]], abs=1)
         assert row["residual_ns"] == pytest.approx(residual, abs=1)
         clear = abs(row["offset_ns"]) > max(5 * row["residual_ns"], 50_000)
-        typical = median([r["duration_ns"] for r in own])
-        by_chance = one_host or len(own) < 3
+        typical = median([r["duration_ns"] for r in members])
+        by_chance = one_host or len(members) < 3
         assert row["applied"] == (clear and not (by_chance and size <= typical))
 
 
-def test_a_rank_without_an_offset_is_not_moved() -> None:
+def test_rank_without_offset_is_not_shifted() -> None:
     ranks = pl.DataFrame({"rank": [0, 1, 2]}).select(arrivals.offset_of(pl.col("rank"), {1: 7}))
     assert ranks.to_series().to_list() == [0, 7, 0]
 

@@ -1,4 +1,4 @@
-"""What is communication, and what is known about it: one rank."""
+"""Communication events of one rank and their descriptions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
 
 
-def extract(made: Trace, patterns: Sequence[str] = ()) -> Part:
-    return measure(made, Options(patterns=patterns))
+def extract(recording: Trace, patterns: Sequence[str] = ()) -> Part:
+    return measure(recording, Options(patterns=patterns))
 
 
-def told(made: Trace, *columns: str, patterns: tuple[str, ...] = ()) -> list[tuple[object, ...]]:
-    return extract(made, patterns).instances.select(columns).rows()
+def columns_of(
+    recording: Trace, *columns: str, patterns: tuple[str, ...] = ()
+) -> list[tuple[object, ...]]:
+    return extract(recording, patterns).instances.select(columns).rows()
 
 
 def test_arguments_of_the_kernel_come_first() -> None:
@@ -44,12 +46,12 @@ def test_arguments_of_the_kernel_come_first() -> None:
     (row,) = extract(trace([kernel])).instances.iter_rows(named=True)
     assert row["collective"] == "all_gather"
     assert (row["dtype"], row["group"], row["group_size"], row["seq"]) == ("bfloat16", "3", 8, 4)
-    assert row["message_bytes"] == 160, "the full message of an all_gather is what comes out"
+    assert row["message_bytes"] == 160, "the full message of an all_gather is its output"
 
 
-def test_a_name_tells_the_collective_where_nothing_else_does() -> None:
-    made = trace([device(ALL_REDUCE, 10, 5), device(GENERIC, 20, 5), device(GEMM, 30, 5)])
-    assert told(made, "collective", "message_bytes") == [
+def test_collective_is_derived_from_kernel_name() -> None:
+    recording = trace([device(ALL_REDUCE, 10, 5), device(GENERIC, 20, 5), device(GEMM, 30, 5)])
+    assert columns_of(recording, "collective", "message_bytes") == [
         ("all_reduce", None),
         ("ncclDevKernel_Generic", None),
     ]
@@ -67,9 +69,13 @@ def host_call(ts: int, **more: object) -> list[dict[str, object]]:
 
 
 def test_external_id_joins_a_kernel_to_its_host_call() -> None:
-    made = trace([*host_call(0, **CALL), device(GENERIC, 500, 5, external_id=12, correlation=3)])
-    assert told(made, "collective", "group", "message_bytes") == [("all_reduce", "0", 400)]
-    assert not extract(made).wants_launches
+    recording = trace(
+        [*host_call(0, **CALL), device(GENERIC, 500, 5, external_id=12, correlation=3)]
+    )
+    assert columns_of(recording, "collective", "group", "message_bytes") == [
+        ("all_reduce", "0", 400)
+    ]
+    assert not extract(recording).wants_launches
 
 
 def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None:
@@ -81,62 +87,64 @@ def test_correlation_joins_a_kernel_to_the_host_call_around_its_launch() -> None
     decoy = host("user_annotation", "nccl:broadcast", 90, 9, external_id=11)
     without = trace([called, decoy, kernel])
     assert extract(without).wants_launches
-    assert told(without, "collective", "message_bytes") == [("send_recv", None)]
-    made = trace([called, decoy, launch, kernel])
-    assert not extract(made).wants_launches
-    assert told(made, "collective", "message_bytes") == [("all_to_all", 24)]
+    assert columns_of(without, "collective", "message_bytes") == [("send_recv", None)]
+    recording = trace([called, decoy, launch, kernel])
+    assert not extract(recording).wants_launches
+    assert columns_of(recording, "collective", "message_bytes") == [("all_to_all", 24)]
 
 
-def test_a_launch_outside_any_call_joins_nothing() -> None:
+def test_launch_outside_host_calls_is_not_joined() -> None:
     launch = host("cuda_runtime", "cudaLaunchKernel", 60, 5, correlation=3)
-    made = trace([*host_call(0, **CALL), launch, device(GENERIC, 500, 5, correlation=3)])
-    assert told(made, "collective") == [("ncclDevKernel_Generic",)]
+    recording = trace([*host_call(0, **CALL), launch, device(GENERIC, 500, 5, correlation=3)])
+    assert columns_of(recording, "collective") == [("ncclDevKernel_Generic",)]
 
 
-def test_launches_are_not_asked_for_where_they_would_tell_nothing() -> None:
-    nothing_told = [*host_call(0), device(ALL_REDUCE, 500, 5, correlation=3)]
-    assert not extract(trace(nothing_told)).wants_launches
+def test_launch_calls_are_read_only_if_required() -> None:
+    undescribed = [*host_call(0), device(ALL_REDUCE, 500, 5, correlation=3)]
+    assert not extract(trace(undescribed)).wants_launches
     assert not extract(trace([device(GEMM, 0, 5)])).wants_launches
 
 
-def test_host_events_are_communication_only_where_no_device_does_it() -> None:
+def test_host_events_are_communication_only_without_device_communication() -> None:
     gloo = host("user_annotation", "gloo:all_reduce", 0, 9, dtype="float", elements_in=5)
     enqueued = host("user_annotation", "nccl:all_reduce", 0, 2)
-    assert told(trace([gloo, enqueued]), "name", "message_bytes") == [("gloo:all_reduce", 20)]
-    assert told(trace([gloo, device(ALL_REDUCE, 0, 3)]), "name") == [(ALL_REDUCE,)]
+    assert columns_of(trace([gloo, enqueued]), "name", "message_bytes") == [("gloo:all_reduce", 20)]
+    assert columns_of(trace([gloo, device(ALL_REDUCE, 0, 3)]), "name") == [(ALL_REDUCE,)]
 
 
 def test_projected_annotations_are_never_work() -> None:
     projected = device("nccl:all_reduce", 9, 7, kind="gpu_user_annotation")
-    assert told(trace([projected, device(ALL_REDUCE, 10, 5)]), "name") == [(ALL_REDUCE,)]
+    assert columns_of(trace([projected, device(ALL_REDUCE, 10, 5)]), "name") == [(ALL_REDUCE,)]
 
 
 def test_patterns_add_communication() -> None:
-    made = trace([device("my_exchange_kernel", 0, 5), device(GEMM, 10, 5)])
-    assert told(made, "name") == []
-    assert told(made, "name", patterns=("exchange",)) == [("my_exchange_kernel",)]
+    recording = trace([device("my_exchange_kernel", 0, 5), device(GEMM, 10, 5)])
+    assert columns_of(recording, "name") == []
+    assert columns_of(recording, "name", patterns=("exchange",)) == [("my_exchange_kernel",)]
     with raises_wording(OptionError):
-        extract(made, ["("])
+        extract(recording, ["("])
 
 
 def test_events_without_an_end_are_counted_and_left_out() -> None:
-    made = trace([device(ALL_REDUCE, 0, None), device(ALL_REDUCE, 5, -3), device(ALL_REDUCE, 9, 0)])
-    part = extract(made)
+    recording = trace(
+        [device(ALL_REDUCE, 0, None), device(ALL_REDUCE, 5, -3), device(ALL_REDUCE, 9, 0)]
+    )
+    part = extract(recording)
     assert (part.instances.height, part.unclosed) == (1, 2)
 
 
-def test_what_ran_beside() -> None:
-    made = trace(
+def test_overlapping_device_work() -> None:
+    recording = trace(
         [
             device(ALL_REDUCE, 100, 100),
-            device(GEMM, 50, 70, stream=8),  # 20 of it beside
+            device(GEMM, 50, 70, stream=8),  # overlaps 20
             device(GEMM, 110, 20, stream=9),  # overlaps the first by 10
             device("other", 150, 25, stream=8),
             device("Memcpy HtoD", 190, 30, kind="gpu_memcpy", stream=9),
             device(GEMM, 100, 100, device=1),
         ]
     )
-    assert told(made, "compute_ns", "memory_ns", "beside") == [(55, 10, GEMM)]
+    assert columns_of(recording, "compute_ns", "memory_ns", "overlapped_by") == [(55, 10, GEMM)]
 
 
 def test_busy_idle_and_overlap_of_the_device() -> None:
@@ -159,31 +167,31 @@ def test_devices_of_one_rank_add_up() -> None:
     assert (part.span_ns, part.busy_ns, part.comm_ns) == (30, 30, 20)
 
 
-def test_a_collective_belongs_to_the_step_that_asked_for_it() -> None:
+def test_collective_belongs_to_the_step_of_its_host_call() -> None:
     asked = host_call(5 * US, **CALL)
     late_kernel = device(GENERIC, 15 * US, 5, external_id=11, correlation=1)
     before = device(GENERIC, 1 * US, 5, correlation=2)
     steps = [step(1, 0, 10 * US), step(2, 10 * US, 10 * US)]
-    assert told(trace([*steps, *asked, late_kernel, before]), "step") == [
+    assert columns_of(trace([*steps, *asked, late_kernel, before]), "step") == [
         (None,),
         ("ProfilerStep#1",),
     ]
-    # nothing tells who asked: its own start counts
-    assert told(trace([*steps, late_kernel, before]), "step") == [
+    # without a host call the start of the kernel counts
+    assert columns_of(trace([*steps, late_kernel, before]), "step") == [
         ("ProfilerStep#1",),
         ("ProfilerStep#2",),
     ]
 
 
-def test_steps_may_be_the_users_own() -> None:
+def test_steps_of_user_annotations() -> None:
     marks = [
         host("user_annotation", "Iteration 3", 0, MS),
         host("user_annotation", "forward", 0, 9),
     ]
-    assert told(trace([*marks, device(ALL_REDUCE, 5, 5)]), "step") == [("Iteration 3",)]
+    assert columns_of(trace([*marks, device(ALL_REDUCE, 5, 5)]), "step") == [("Iteration 3",)]
 
 
-def test_the_first_reading_asks_for_few_kinds() -> None:
+def test_first_read_requires_few_kinds() -> None:
     dense = {"cpu_op", "python_function", "cuda_runtime", "cuda_driver", "gpu_user_annotation"}
     assert not NEEDS.kinds & dense
 
@@ -194,15 +202,17 @@ def test_absolute_times_are_exact() -> None:
     assert part.instances.schema["start"] == pl.Int64
 
 
-def test_collectives_of_the_host_have_no_device_beside_them() -> None:
+def test_host_collectives_have_no_overlapping_device_work() -> None:
     gloo = host("user_annotation", "gloo:all_reduce", 0, 9)
-    assert told(trace([gloo, device(GEMM, 0, 5)]), "compute_ns", "beside") == [(None, None)]
+    assert columns_of(trace([gloo, device(GEMM, 0, 5)]), "compute_ns", "overlapped_by") == [
+        (None, None)
+    ]
 
 
-def test_steps_of_one_name_are_told_apart() -> None:
+def test_steps_of_one_name_are_numbered() -> None:
     marks = [host("user_annotation", "## train_step ##", i * MS, MS) for i in range(2)]
-    made = trace([*marks, device(ALL_REDUCE, 5, 5), device(ALL_REDUCE, MS + 5, 5)])
-    assert told(made, "step") == [("## train_step ## [1]",), ("## train_step ## [2]",)]
+    recording = trace([*marks, device(ALL_REDUCE, 5, 5), device(ALL_REDUCE, MS + 5, 5)])
+    assert columns_of(recording, "step") == [("## train_step ## [1]",), ("## train_step ## [2]",)]
 
 
 # --- collectives that are operators, as PyTorch wrote them until 2021 ----------------------------
@@ -218,45 +228,47 @@ GLOO = [
     chrome_event("gloo:broadcast", 4, 30, 30, **{"Input Dims": [[500]], "Input type": ["float"]}),
     chrome_event("aten::add_", 2, 0, 5),
 ]
-BESIDE = {"cat": "Kernel", "device": 0, "stream": 7}
+ON_DEVICE = {"cat": "Kernel", "device": 0, "stream": 7}
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "Operator"])
-def test_a_file_whose_collectives_are_operators(tmp_path: Path, category: str) -> None:
+def test_collectives_recorded_as_operators(tmp_path: Path, category: str) -> None:
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps([{**event, "cat": category} for event in GLOO]))
-    found = ta.comm_outliers(path)
-    assert found.instances.select("name", "message_bytes").rows() == [
+    result = ta.comm_outliers(path)
+    assert result.instances.select("name", "message_bytes").rows() == [
         ("gloo:all_reduce", 4_000),
         ("gloo:broadcast", 2_000),
     ]
-    assert found.covered_ns == found.total_span_ns == 60_000
+    assert result.covered_ns == result.total_span_ns == 60_000
 
 
-def test_what_the_host_communicates_beside_a_device(tmp_path: Path) -> None:
+def test_host_communication_overlapped_by_kernels(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
-    gemm = chrome_event("gemm", 7, 20, 25, **BESIDE)
+    gemm = chrome_event("gemm", 7, 20, 25, **ON_DEVICE)
     path.write_text(json.dumps([*GLOO, gemm]))
-    found = ta.comm_outliers(path)
-    (rank,) = found.ranks.to_dicts()
-    # of 60 us of communication 25 lie beside the kernel
-    assert (found.covered_ns, found.total_span_ns) == (60_000, 60_000)
+    result = ta.comm_outliers(path)
+    (rank,) = result.ranks.to_dicts()
+    # the kernel overlaps 25 of 60 us of communication
+    assert (result.covered_ns, result.total_span_ns) == (60_000, 60_000)
     assert rank["overlap_frac"] == 25 / 60
     assert rank["idle_ns"] == 35_000
 
 
-def test_an_operator_tells_what_a_kernel_of_nccl_moved(tmp_path: Path) -> None:
+def test_message_size_is_taken_from_operator(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     dims = {"Input Dims": [[1000]], "Input type": ["float"], "External id": 5}
-    kernel = chrome_event(ALL_REDUCE, 7, 20, 25, **BESIDE, **{"External id": 5, "correlation": 9})
+    kernel = chrome_event(
+        ALL_REDUCE, 7, 20, 25, **ON_DEVICE, **{"External id": 5, "correlation": 9}
+    )
     path.write_text(json.dumps([chrome_event("nccl:all_reduce", 3, 0, 10, **dims), kernel]))
     assert ta.comm_outliers(path).instances["message_bytes"].to_list() == [4_000]
 
 
-def test_devices_of_a_rank_that_does_not_communicate_are_summed_up() -> None:
+def test_devices_without_communication_are_summed() -> None:
     work = [device(GEMM, 100 * n, 60, device=n) for n in range(2)]
     part = extract(trace(work))
     assert (part.span_ns, part.busy_ns, part.comm_ns, part.overlap_ns) == (120, 120, 0, 0)
     hosts = extract(trace([*work, host("user_annotation", "gloo:all_reduce", 40, 80)]))
-    # the devices count as one: 0 to 60 and 100 to 160, of which 20 and 20 beside the collective
+    # the devices count as one: 0 to 60 and 100 to 160, of which the collective overlaps 20 and 20
     assert (hosts.span_ns, hosts.busy_ns, hosts.comm_ns, hosts.overlap_ns) == (160, 120, 80, 40)

@@ -25,20 +25,20 @@ def nccl() -> CommOutliers:
     return comm_outliers(traces("nccl_8ranks"), baseline=traces("nccl_8ranks_isolated"))
 
 
-def test_the_rank_whose_batch_is_late_is_named(nccl: CommOutliers) -> None:
-    found = nccl.late_with_context().sort("step")
+def test_straggler_with_slow_loader_is_reported(nccl: CommOutliers) -> None:
+    found = nccl.delayed_with_context().sort("step")
     assert found.select("rank", "step", "collective").rows() == [
         (5, "ProfilerStep#12", "all_gather"),
         (5, "ProfilerStep#15", "all_gather"),
     ]
-    for words in found["host"]:
-        assert words.startswith("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    for words in found["device"]:
-        assert words.startswith("idle")
-    assert nccl.scalars["late_rank"] == 5
+    for text in found["host"]:
+        assert text.startswith("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    for text in found["device"]:
+        assert text.startswith("idle")
+    assert nccl.scalars["straggler"] == 5
 
 
-def test_the_slow_link_is_nobodys_fault(nccl: CommOutliers) -> None:
+def test_slow_collective_has_no_straggler(nccl: CommOutliers) -> None:
     slow = nccl.collectives.filter("slow")
     assert slow.select("step", "collective").rows() == [("ProfilerStep#13", "reduce_scatter")]
     assert slow["slow_factor"].item() == pytest.approx(9, rel=0.1)
@@ -56,7 +56,7 @@ def test_the_second_hosts_clock_runs_ahead(nccl: CommOutliers) -> None:
         assert abs(offset - expected) < 1_000
 
 
-def test_collectives_are_slower_beside_compute(nccl: CommOutliers) -> None:
+def test_collectives_overlapped_by_compute_are_slower(nccl: CommOutliers) -> None:
     assert nccl.baseline is not None
     ratios = dict(
         nccl.baseline.filter(pl.col("message_bytes") > 2**20)
@@ -72,10 +72,10 @@ def test_collectives_are_slower_beside_compute(nccl: CommOutliers) -> None:
 
 def test_a_real_recording_names_its_straggler() -> None:
     result = comm_outliers(traces("ddp_gloo_4ranks"))
-    found = result.late_with_context().filter(rank=3)
+    found = result.delayed_with_context().filter(rank=3)
     assert set(found["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
-    for words in found["host"]:
-        assert words.startswith("save_checkpoint with no operator running")
+    for text in found["host"]:
+        assert text.startswith("save_checkpoint with no operator running")
     # in step 2 two ranks start their two collectives in the other order
     assert result.n_matched == result.n_events == 4 * 4 * 2
-    assert set(result.ranks["late_frac"] <= 1) == {True}
+    assert set(result.ranks["straggler_frac"] <= 1) == {True}

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
-TOLD = {
+SIZED = {
     "dtype": "Float",
     "elements_in": 1_000,
     "elements_out": 1_000,
@@ -30,8 +30,8 @@ TOLD = {
 
 def kernels(durations: list[int], name: str = ALL_REDUCE, **more: Any) -> list[dict[str, Any]]:
     """One after the other, a millisecond apart."""
-    told = {**TOLD, **more}
-    return [device(name, i * 100 * MS, dur, **told) for i, dur in enumerate(durations)]
+    described = {**SIZED, **more}
+    return [device(name, i * 100 * MS, dur, **described) for i, dur in enumerate(durations)]
 
 
 def outliers(result: CommOutliers) -> list[int]:
@@ -65,7 +65,7 @@ def test_equal_durations_fall_back_to_the_mean_deviation() -> None:
     assert outliers(run(kernels([100] * 10))) == []
 
 
-def test_groups_are_kept_apart() -> None:
+def test_groups_are_separate() -> None:
     small, large = kernels([10] * 5), kernels([1_000] * 5, elements_in=10**6, elements_out=10**6)
     other = kernels([500] * 5, group="1")
     result = run([*small, *large, *other])
@@ -76,9 +76,9 @@ def test_groups_are_kept_apart() -> None:
 def test_few_events_are_judged_by_bandwidth() -> None:
     # latency 10 us, 100 GB/s: five sizes once each, and one that is ten times too slow
     sizes = [10**5, 10**6, 10**7, 10**8, 10**9]
-    told = [{"elements_in": s // 4, "elements_out": s // 4} for s in sizes]
-    fit = [kernels([10 * US + s // 100], **t)[0] for s, t in zip(sizes, told, strict=True)]
-    slow = kernels([10 * (10 * US + 10**7 // 100)], **told[2])
+    described = [{"elements_in": s // 4, "elements_out": s // 4} for s in sizes]
+    fit = [kernels([10 * US + s // 100], **t)[0] for s, t in zip(sizes, described, strict=True)]
+    slow = kernels([10 * (10 * US + 10**7 // 100)], **described[2])
     result = run([*fit, *slow])
     assert result.instances["judged_by"].to_list() == ["bandwidth"] * 6
     (row,) = result.outliers().iter_rows(named=True)
@@ -87,10 +87,10 @@ def test_few_events_are_judged_by_bandwidth() -> None:
     check_wording(*result.notes)
 
 
-def test_too_few_of_any_kind_are_not_judged() -> None:
+def test_small_groups_are_not_compared() -> None:
     result = run(kernels([10, 10, 10, 10_000]))
     assert outliers(result) == []
-    assert any("not judged" in note for note in result.notes)
+    assert any("not compared" in note for note in result.notes)
     assert result.instances["z"].null_count() == 4
 
 
@@ -105,7 +105,7 @@ def unsized(count: int, steps: int, slow: tuple[int, int] | None = None) -> list
     return events
 
 
-def test_unknown_sizes_are_judged_by_their_place_in_the_step() -> None:
+def test_unknown_sizes_are_compared_by_position_in_step() -> None:
     result = run(unsized(6, steps=5, slow=(3, 1)))
     assert set(result.instances["judged_by"]) == {"place"}
     (row,) = result.outliers().iter_rows(named=True)
@@ -123,7 +123,7 @@ def test_a_mixture_of_unknown_sizes_has_no_outliers() -> None:
     assert outliers(run(alike)) == [999 * US]
 
 
-def test_groups_hold_counts_times_and_bandwidth() -> None:
+def test_groups_have_counts_times_and_bandwidth() -> None:
     durations = [10 * US, 20 * US, 30 * US, 40 * US]
     compute = device(GEMM, 0, 5 * US, stream=8)
     result = run([*kernels(durations), compute])
@@ -140,8 +140,8 @@ def test_groups_hold_counts_times_and_bandwidth() -> None:
 
 
 def test_bandwidth_of_an_all_gather_is_that_of_its_output() -> None:
-    told = {"elements_in": 250, "elements_out": 1_000}
-    (row,) = run(kernels([1_000], ALL_GATHER, **told)).groups.iter_rows(named=True)
+    described = {"elements_in": 250, "elements_out": 1_000}
+    (row,) = run(kernels([1_000], ALL_GATHER, **described)).groups.iter_rows(named=True)
     assert row["algbw_gbps"] == pytest.approx(4.0)
     assert row["busbw_gbps"] == pytest.approx(3.0)
 
@@ -166,7 +166,7 @@ def test_baseline_ratio_of_medians_largest_first() -> None:
     assert result.tables[0].name == "baseline"
 
 
-def test_a_baseline_that_took_no_time_has_no_ratio_and_comes_last() -> None:
+def test_zero_baseline_has_no_ratio_and_is_last() -> None:
     sizes = [*kernels([10], elements_in=7), *kernels([20])]
     before = [*kernels([0], elements_in=7), *kernels([20])]
     result = run(sizes, baseline=trace(before))
@@ -174,31 +174,31 @@ def test_a_baseline_that_took_no_time_has_no_ratio_and_comes_last() -> None:
     assert result.baseline["ratio"].to_list() == [1.0, None]
 
 
-def test_baseline_of_unknown_sizes_goes_by_kernel() -> None:
+def test_baseline_of_unknown_sizes_is_joined_by_kernel() -> None:
     now = [device(GENERIC, i, 30) for i in range(3)] + [device(ALL_REDUCE, 0, 10)]
     result = run(now, baseline=trace([device(GENERIC, 0, 10)]))
     assert result.baseline is not None
     assert result.baseline.select("kernel", "ratio").rows() == [("ncclDevKernel_Generic", 3.0)]
 
 
-def test_what_cannot_be_judged_is_not_called_usual() -> None:
+def test_verdict_with_too_few_collectives() -> None:
     few = run(kernels([100, 100]))
     assert few.instances["judged_by"].null_count() == 2
     check_wording(few.verdict)
 
 
 @pytest.mark.parametrize(
-    ("beside", "total", "expected"),
+    ("overlap", "total", "expected"),
     [
         ((0.5, 0.1), (30, 10), 0.4),  # by time
         ((None, None), (30, 10), None),
         ((0.5, 0.5), (0, 0), None),
     ],
 )
-def test_groups_of_one_key_are_beside_compute_together(beside, total, expected) -> None:
+def test_groups_of_one_key_share_overlap(overlap, total, expected) -> None:
     groups = pl.DataFrame(
         {"collective": "all_reduce", "dtype": "Float", "message_bytes": 8, "group_size": 4,
-         "kernel": "k", "n": 1, "median_ns": [10, 20], "compute_frac": beside, "total_ns": total},
+         "kernel": "k", "n": 1, "median_ns": [10, 20], "compute_frac": overlap, "total_ns": total},
         schema_overrides={"compute_frac": pl.Float64},
     )  # fmt: skip
     (row,) = compare(groups, groups).iter_rows(named=True)
@@ -206,7 +206,7 @@ def test_groups_of_one_key_are_beside_compute_together(beside, total, expected) 
     assert row["compute_frac"] == row["compute_before_frac"] == pytest.approx(expected)
 
 
-def test_unknown_sizes_outside_of_steps_have_no_place_in_one() -> None:
+def test_unknown_sizes_outside_steps_are_compared_by_kernel() -> None:
     events = unsized(1, steps=6)
     twice = device(ALL_REDUCE, 51 * MS, 10 * US)  # in the last step, which is not like the others
     outside = device(ALL_REDUCE, 70 * MS, 10 * US)
@@ -214,15 +214,15 @@ def test_unknown_sizes_outside_of_steps_have_no_place_in_one() -> None:
     assert result.instances["judged_by"].to_list() == ["place"] * 5 + ["kernel"] * 3
 
 
-def test_an_equal_baseline_is_nothing_unusual() -> None:
-    made = trace(kernels([100] * 6))
-    result = comm_outliers(made, baseline=made)
+def test_equal_baseline_is_no_problem() -> None:
+    recording = trace(kernels([100] * 6))
+    result = comm_outliers(recording, baseline=recording)
     assert result.baseline is not None
     assert result.baseline["ratio"].to_list() == [1.0]
     check_wording(result.verdict)
 
 
-def test_no_communication_says_how_to_record_it() -> None:
+def test_missing_communication_error_names_recording_option() -> None:
     silent = trace([host("cpu_op", "aten::mm", 0, 5)], path="quiet.json")
     with raises_wording(MissingData):
         comm_outliers(silent)
@@ -236,13 +236,13 @@ def test_no_communication_says_how_to_record_it() -> None:
         comm_outliers(Trace(sources=silent.sources))
 
 
-def test_nothing_given_is_a_usage_error() -> None:
+def test_no_input_is_a_usage_error() -> None:
     with pytest.raises(OptionError, match="no input"):
         comm_outliers([])
 
 
 @pytest.mark.parametrize("options", [{"factor": 0}, {"z": -1}, {"min_wait_ns": -1}])
-def test_senseless_numbers_are_refused(options: dict[str, float]) -> None:
+def test_invalid_numbers_are_rejected(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         run(kernels([1]), **options)
 

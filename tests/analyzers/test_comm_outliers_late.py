@@ -1,24 +1,30 @@
-"""Which ranks are late by habit: a tenth of all steps' time, in two steps or more; and how late."""
+"""Repeated stragglers (10 % of step time in two steps or more) and delayed collectives."""
 
 from __future__ import annotations
 
 import polars as pl
 import pytest
 
-from traceanalyzer.analyzers.comm_outliers.arrivals import _habitual, late
+from traceanalyzer.analyzers.comm_outliers.arrivals import _repeated_stragglers, delayed
 
 
 def collectives(*delays: int) -> pl.DataFrame:
-    """Collectives that rank 1 entered last, so much later than the others."""
+    """Return collectives with these arrival delays of rank 1."""
     rows = [
-        {"instance": number, "late_rank": 1, "late_ns": delay, "imposed_ns": 5, "step": "s"}
+        {
+            "instance": number,
+            "last_rank": 1,
+            "arrival_delay_ns": delay,
+            "imposed_ns": 5,
+            "step": "s",
+        }
         for number, delay in enumerate(delays)
     ]
     return pl.DataFrame(rows)
 
 
 def steps(*costs: tuple[int | None, int]) -> pl.DataFrame:
-    """Steps of 100 ns: who was late, and what that cost."""
+    """Return steps of 100 ns with straggler and cost."""
     rows = [
         {"straggler": rank, "cost_ns": cost, "cost_frac": cost / 100, "step_ns": 100}
         for rank, cost in costs
@@ -37,20 +43,20 @@ def steps(*costs: tuple[int | None, int]) -> pl.DataFrame:
         ([(1, 20), (2, 20), (1, 20), (2, 20)], [1, 2]),
     ],
 )
-def test_habits(costs, expected):
-    assert sorted(_habitual(steps(*costs))) == expected
+def test_repeated_stragglers(costs, expected):
+    assert sorted(_repeated_stragglers(steps(*costs))) == expected
 
 
 @pytest.mark.parametrize(
     ("delays", "least", "chosen"),
     [
-        ((0, 1, 2), 1, [1, 2]),  # a rank that came with the others was not late
+        ((0, 1, 2), 1, [1, 2]),  # without a delay
         ((0, 1, 2), 0, [1, 2]),
         ((3, 4, 5), 4, [1, 2]),
         ((1, 2, 3, 4), 9, [0, 1, 2]),  # of many small delays three
     ],
 )
-def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int]) -> None:
+def test_delayed_collectives(delays: tuple[int, ...], least: int, chosen: list[int]) -> None:
     rows = pl.DataFrame(
         [
             {"instance": number, "path": "a", "device": 0, "is_last": True, "ts": 100}
@@ -59,15 +65,15 @@ def test_how_late_counts(delays: tuple[int, ...], least: int, chosen: list[int])
     )
     marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     habit = steps((1, 50), (1, 50)) if least > max(delays) else steps((1, 0))
-    found = late(collectives(*delays), rows, habit, marks, least)
+    found = delayed(collectives(*delays), rows, habit, marks, least)
     assert found["instance"].to_list() == chosen
     assert found["window_start_ns"].to_list() == [100 - delays[number] for number in chosen]
     assert found["into_step_ns"].to_list() == [7] * len(chosen)
 
 
-def test_what_others_waited_longest_for_comes_first() -> None:
+def test_delayed_collectives_are_sorted_by_imposed_time() -> None:
     imposed = pl.Series("imposed_ns", [5, 70, 6, 70])
-    found = late(
+    found = delayed(
         collectives(9, 9, 9, 9).with_columns(imposed),
         pl.DataFrame(
             [
@@ -82,7 +88,7 @@ def test_what_others_waited_longest_for_comes_first() -> None:
     assert found["instance"].to_list() == [1, 3, 2, 0]
 
 
-def test_small_delays_of_a_rank_without_the_habit_are_left_out() -> None:
+def test_small_delays_in_one_step_are_left_out() -> None:
     delays = (1, 2, 3)
     rows = pl.DataFrame(
         [
@@ -92,5 +98,5 @@ def test_small_delays_of_a_rank_without_the_habit_are_left_out() -> None:
     )
     marks = pl.DataFrame({"step": ["s", "s"], "rank": [0, 1], "arrival": [3, 10]})
     rare = steps((1, 90), (2, 0))
-    assert late(collectives(*delays), rows, rare, marks, least_ns=9).is_empty()
-    assert late(collectives(1, 9, 3), rows, rare, marks, least_ns=9)["instance"].to_list() == [1]
+    assert delayed(collectives(*delays), rows, rare, marks, least_ns=9).is_empty()
+    assert delayed(collectives(1, 9, 3), rows, rare, marks, least_ns=9)["instance"].to_list() == [1]

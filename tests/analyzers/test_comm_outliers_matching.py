@@ -1,4 +1,4 @@
-"""Two ranks' sequences of collectives set side by side."""
+"""Alignment of two ranks' sequences of collectives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def sequence(ends: np.ndarray, length: int = 500_000, kinds: int = 1) -> pl.Data
     return pl.DataFrame({"kind": kind, "start": ends - length, "end": ends})
 
 
-def test_sequences_that_meet_go_one_by_one() -> None:
+def test_overlapping_sequences_are_matched_in_order() -> None:
     near = sequence(ENDS + 400_000)
     assert align(sequence(ENDS), near).tolist() == list(range(400))
 
 
-def test_collectives_that_touch_meet() -> None:
+def test_adjacent_collectives_are_matched() -> None:
     """Each of the second rank starts where the first rank's ends, and its next is nearer."""
     ends = np.arange(1, 9) * 1_000_000
     assert align(sequence(ends), sequence(ends + 500_000)).tolist() == list(range(8))
@@ -32,22 +32,22 @@ def test_collectives_that_touch_meet() -> None:
 @pytest.mark.parametrize(
     ("first", "last"),
     [(0, 400), (5, 400), (60, 400), (150, 400), (0, 250), (0, 330), (150, 390)],
-    ids=lambda own: str(own),
+    ids=str,
 )
-def test_a_recording_that_began_later_or_ended_earlier(clock: int, first: int, last: int) -> None:
-    """Up to 64 places from either end a partner is found, whatever the clock says."""
-    own = sequence(ENDS[first:last] + clock)
-    assert align(sequence(ENDS), own).tolist() == list(range(first, last))
-    back = align(own, sequence(ENDS)).tolist()
+def test_shorter_recording_is_aligned(clock: int, first: int, last: int) -> None:
+    """Matches are found up to 64 places from either end, at any clock offset."""
+    part = sequence(ENDS[first:last] + clock)
+    assert align(sequence(ENDS), part).tolist() == list(range(first, last))
+    back = align(part, sequence(ENDS)).tolist()
     assert back == [-1] * first + list(range(last - first)) + [-1] * (400 - last)
 
 
-def test_each_place_is_taken_once_and_by_its_own_kind() -> None:
+def test_matches_are_unique_and_of_one_kind() -> None:
     reference = sequence(ENDS, kinds=3)
     found = align(reference, sequence(ENDS + 3_000_000_000, kinds=3)[1::2])
     assert found.tolist() == list(range(1, 400, 2))
 
 
-def test_nothing_like_it() -> None:
+def test_sequences_without_similar_events() -> None:
     other = sequence(ENDS[:5]).with_columns(kind=pl.lit("other"))
     assert align(sequence(ENDS), other).tolist() == [-1] * 5

@@ -1,4 +1,4 @@
-"""Slow collectives beside the memory of the device they ran on."""
+"""Slow collectives and the memory of their device."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def trace(path: Path, *more: Event, capacity: int | None = CAPACITY) -> Path:
 
 def snapshot(path: Path, changes: list[tuple[int, int]]) -> Path:
     """A snapshot of segments that come (bytes > 0) and go at a time in us after the epoch."""
-    events, held = [], {}
+    events, live = [], {}
     for number, (at, size) in enumerate(changes):
         action = "segment_alloc" if size > 0 else "segment_free"
-        address = number << 40 if size > 0 else next(a for a, s in held.items() if s == -size)
-        held = (
-            {**held, address: size} if size > 0 else {a: s for a, s in held.items() if a != address}
+        address = number << 40 if size > 0 else next(a for a, s in live.items() if s == -size)
+        live = (
+            {**live, address: size} if size > 0 else {a: s for a, s in live.items() if a != address}
         )
         events.append({"action": action, "addr": address, "size": abs(size), "stream": 0,
                        "time_us": EPOCH_NS // 1000 + at, "frames": []})  # fmt: skip
     segments = [
         {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_type": "large",
          "blocks": [{"address": address, "size": size, "state": "inactive", "frames": []}]}
-        for address, size in held.items()
+        for address, size in live.items()
     ]  # fmt: skip
     path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [events]}))
     return path
@@ -73,7 +73,7 @@ FULL_THEN = [(0, 40 * GIB), (4_000, 38 * GIB), (7_000, -38 * GIB)]
 FULL_LATER = [(0, 40 * GIB), (8_000, 38 * GIB)]
 
 
-def test_a_device_that_was_full_at_the_time(tmp_path: Path) -> None:
+def test_device_full_during_outlier(tmp_path: Path) -> None:
     found = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_THEN)
     )
@@ -82,10 +82,10 @@ def test_a_device_that_was_full_at_the_time(tmp_path: Path) -> None:
     assert (row["taken_bytes"], row["capacity_bytes"]) == (78 * GIB, CAPACITY)
     assert row["aligned"]
     check_wording(found.verdict)
-    assert "Memory of the device during outliers" in found.table()
+    assert "Device memory during outliers" in found.table()
 
 
-def test_one_that_was_full_later_only(tmp_path: Path) -> None:
+def test_device_full_after_outlier(tmp_path: Path) -> None:
     found = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", FULL_LATER)
     )
@@ -94,27 +94,27 @@ def test_one_that_was_full_later_only(tmp_path: Path) -> None:
     assert "nearly full" not in found.verdict
 
 
-def test_a_snapshot_among_the_inputs_is_taken_for_memory(tmp_path: Path) -> None:
+def test_snapshot_among_inputs_is_used_as_memory(tmp_path: Path) -> None:
     trace(tmp_path / "t.json")
     snapshot(tmp_path / "m.pickle", FULL_THEN)
     assert "nearly full" in ta.comm_outliers(tmp_path).verdict
     assert ta.comm_outliers(tmp_path / "t.json").memory is None
 
 
-def test_instants_of_the_trace_itself(tmp_path: Path) -> None:
+def test_memory_instants_of_the_trace(tmp_path: Path) -> None:
     more = [instant(100.0, 1, GIB, 40 * GIB), instant(4500.0, 2, GIB, 79 * GIB)]
     path = trace(tmp_path / "t.json", *more)
     check_wording(ta.comm_outliers(path, memory=path).verdict)
 
 
-def test_without_the_devices_memory_nothing_is_claimed(tmp_path: Path) -> None:
+def test_unknown_device_memory_is_noted(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.json", capacity=None)
     found = ta.comm_outliers(path, memory=snapshot(tmp_path / "m.pickle", FULL_THEN))
     assert "nearly full" not in found.verdict
     check_wording(*found.notes)
 
 
-def test_without_a_common_clock_the_most_of_all_counts(tmp_path: Path) -> None:
+def test_maximum_memory_counts_without_common_clock(tmp_path: Path) -> None:
     shifted = [(at + 10**9, size) for at, size in FULL_THEN]
     found = ta.comm_outliers(
         trace(tmp_path / "t.json"), memory=snapshot(tmp_path / "m.pickle", shifted)
@@ -124,7 +124,7 @@ def test_without_a_common_clock_the_most_of_all_counts(tmp_path: Path) -> None:
     check_wording(*found.notes)
 
 
-def test_a_trace_that_tells_nothing_of_memory(tmp_path: Path) -> None:
+def test_trace_without_memory_data_is_an_error(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.json")
     with pytest.raises(MissingData, match="profile_memory=True"):
         ta.comm_outliers(path, memory=path)

@@ -1,4 +1,4 @@
-"""Several ranks: matching, waits, who is late, clocks, and what the late rank was doing."""
+"""Several ranks: matching, wait times, stragglers, clocks, and the activity of stragglers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,18 @@ SIZED = {"dtype": "Float", "elements_in": 1_000, "elements_out": 1_000}
 WORLD = {**SIZED, "group": "0", "group_size": 4, "group_ranks": "[0, 1, 2, 3]"}
 
 
-def run(arrivals: Sequence[Sequence[int]], pure: int = 10 * US, **more: Any) -> list[Trace]:
-    """One trace a rank: ``arrivals[collective][rank]``; all leave ``pure`` after the last."""
-    told = {**WORLD, **more}
+def run(arrivals: Sequence[Sequence[int]], transfer: int = 10 * US, **more: Any) -> list[Trace]:
+    """Return one trace per rank: ``arrivals[collective][rank]``; all leave ``transfer`` later."""
+    described = {**WORLD, **more}
     return [
         trace(
             [
-                device(ALL_REDUCE, row[rank], max(row) + pure - row[rank], **{**told, "seq": seq})
+                device(
+                    ALL_REDUCE,
+                    row[rank],
+                    max(row) + transfer - row[rank],
+                    **{**described, "seq": seq},
+                )
                 for seq, row in enumerate(arrivals)
             ],
             rank=rank,
@@ -44,14 +49,14 @@ def by_rank(result: CommOutliers, column: str) -> dict[int, Any]:
     return dict(result.ranks.select("rank", column).iter_rows())
 
 
-def test_waits_arrivals_and_pure_communication() -> None:
+def test_wait_arrival_and_transfer_times() -> None:
     result = comm_outliers(run([[0, 5 * MS, 1 * MS, 2 * MS]]))
     (row,) = result.collectives.iter_rows(named=True)
-    assert (row["first_rank"], row["late_rank"], row["ranks"], row["missing"]) == (0, 1, 4, 0)
+    assert (row["first_rank"], row["last_rank"], row["ranks"], row["missing"]) == (0, 1, 4, 0)
     assert row["skew_ns"] == 5 * MS
-    assert row["late_ns"] == 4 * MS, "after the median of the others: 0, 1 and 2 ms"
+    assert row["arrival_delay_ns"] == 4 * MS, "after the median of the others: 0, 1 and 2 ms"
     assert row["imposed_ns"] == (5 + 4 + 3) * MS
-    assert row["pure_ns"] == 10 * US
+    assert row["transfer_ns"] == 10 * US
     assert row["end_skew_ns"] == 0
     assert by_rank(result, "wait_ns") == {0: 5 * MS, 1: 0, 2: 4 * MS, 3: 3 * MS}
     assert by_rank(result, "imposed_ns") == {0: 0, 1: 12 * MS, 2: 0, 3: 0}
@@ -59,26 +64,26 @@ def test_waits_arrivals_and_pure_communication() -> None:
     assert by_rank(result, "times_first") == {0: 1, 1: 0, 2: 0, 3: 0}
 
 
-def test_the_culprit_is_named_not_the_victim() -> None:
+def test_straggler_is_reported_not_the_victim() -> None:
     regular = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
     regular[5][2] += 6 * MS
     result = comm_outliers(run(regular))
     assert set(result.outliers()["rank"]) == {0, 1, 3}
     assert set(result.outliers()["cause"]) == {"waiting for rank 2"}
-    assert result.late["late_rank"].to_list() == [2]
-    assert result.scalars["late_rank"] == 2
+    assert result.delayed["last_rank"].to_list() == [2]
+    assert result.scalars["straggler"] == 2
     check_wording(result.verdict)
 
 
-def test_nobody_is_late_where_all_arrive_at_once() -> None:
+def test_simultaneous_arrivals_have_no_straggler() -> None:
     result = comm_outliers(run([[i * MS] * 4 for i in range(6)]))
-    assert result.collectives["late_rank"].to_list() == [None] * 6
-    assert result.late.is_empty()
+    assert result.collectives["last_rank"].to_list() == [None] * 6
+    assert result.delayed.is_empty()
     check_wording(result.verdict)
     assert set(by_rank(result, "times_first").values()) == {6}
 
 
-def test_slow_on_all_ranks_is_not_a_late_rank() -> None:
+def test_slow_on_all_ranks_is_not_a_straggler() -> None:
     traces = [
         trace(
             [device(ALL_REDUCE, i * MS, dur * US, **WORLD, seq=i) for i, dur in enumerate(durs)],
@@ -87,10 +92,10 @@ def test_slow_on_all_ranks_is_not_a_late_rank() -> None:
         for r, durs in enumerate([[10, 11, 10, 200, 9, 10]] * 4)
     ]
     result = comm_outliers(traces)
-    assert result.late.is_empty()
+    assert result.delayed.is_empty()
     check_wording(result.verdict)
     assert set(result.outliers()["cause"]) == {"slow on all ranks"}
-    assert "stand out" not in result.verdict
+    assert "outlier" not in result.verdict
 
 
 def test_the_root_of_a_broadcast_waits_no_longer_than_it_runs() -> None:
@@ -98,31 +103,35 @@ def test_the_root_of_a_broadcast_waits_no_longer_than_it_runs() -> None:
     other = trace([device(BROADCAST, 9 * MS, 5 * US, **WORLD)], rank=1)
     result = comm_outliers([root, other])
     assert by_rank(result, "wait_ns") == {0: 5 * US, 1: 0}
-    assert result.collectives["pure_ns"].to_list() == [0]
-    assert result.clocks.is_empty(), "a root may leave early: its end says nothing of the clock"
+    assert result.collectives["transfer_ns"].to_list() == [0]
+    assert result.clocks.is_empty(), "a root may leave early, so its end is not used for clocks"
 
 
 # --- steps -----------------------------------------------------------------------------------
 
 
-def stepped(late: dict[int, int], ranks: int = 4, steps: int = 6, by: int = 5 * MS) -> list[Trace]:
-    """A collective in each 20 ms step; ``late`` maps a step to its late rank."""
+def stepped(
+    stragglers: dict[int, int], ranks: int = 4, steps: int = 6, by: int = 5 * MS
+) -> list[Trace]:
+    """Return a collective per 20 ms step; ``stragglers`` maps a step to its straggler."""
     traces = run(
         [
-            [s * 20 * MS + 10 * MS + r * US + by * (late.get(s) == r) for r in range(ranks)]
+            [s * 20 * MS + 10 * MS + r * US + by * (stragglers.get(s) == r) for r in range(ranks)]
             for s in range(steps)
         ]
     )
     marks = [step(s, s * 20 * MS, 20 * MS) for s in range(steps)]
-    return [trace([*marks, *_events(made)], rank=rank) for rank, made in enumerate(traces)]
+    return [
+        trace([*marks, *_events(recording)], rank=rank) for rank, recording in enumerate(traces)
+    ]
 
 
-def _events(made: Trace) -> list[dict[str, Any]]:
-    told = made.collectives.with_columns(pl.col(pl.Categorical).cast(str))
-    events = made.events.with_columns(pl.col("name", "kind").cast(str)).with_row_index("event")
+def _events(recording: Trace) -> list[dict[str, Any]]:
+    described = recording.collectives.with_columns(pl.col(pl.Categorical).cast(str))
+    events = recording.events.with_columns(pl.col("name", "kind").cast(str)).with_row_index("event")
     return [
         {k: v for k, v in row.items() if k not in ("event", "rank", "category") and v is not None}
-        for row in events.join(told, on="event", how="left").iter_rows(named=True)
+        for row in events.join(described, on="event", how="left").iter_rows(named=True)
     ]
 
 
@@ -134,8 +143,8 @@ def test_stragglers_by_step() -> None:
     assert steps["ProfilerStep#1"]["cost_ns"] == 5 * MS + 1_500
     assert steps["ProfilerStep#1"]["cost_frac"] == pytest.approx(0.25, abs=0.001)
     assert steps["ProfilerStep#0"]["cost_frac"] < 0.001
-    assert by_rank(result, "late_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
-    assert result.late.sort("step").select("late_rank", "step").rows() == [
+    assert by_rank(result, "straggler_steps") == {0: 1, 1: 0, 2: 0, 3: 2}
+    assert result.delayed.sort("step").select("last_rank", "step").rows() == [
         (3, "ProfilerStep#1"),
         (3, "ProfilerStep#4"),
         (0, "ProfilerStep#5"),
@@ -144,11 +153,11 @@ def test_stragglers_by_step() -> None:
     check_wording(result.verdict)
 
 
-def test_a_habit_takes_two_steps() -> None:
+def test_cost_is_reported_from_two_steps() -> None:
     persistent = comm_outliers(stepped(dict.fromkeys(range(6), 1)))
     check_wording(persistent.verdict)
     once = comm_outliers(stepped({2: 1}, by=15 * MS))
-    assert by_rank(once, "late_frac")[1] > 0.1
+    assert by_rank(once, "straggler_frac")[1] > 0.1
     assert "It costs" not in once.verdict
     alone = comm_outliers(stepped({0: 1}, steps=1))
     check_wording(alone.verdict)
@@ -162,14 +171,16 @@ def test_many_small_delays_of_one_rank_add_up() -> None:
         for i in range(10)
     ]
     marks = [step(s, s * 20 * MS, 20 * MS) for s in range(4)]
-    traces = [trace([*marks, *_events(made)], rank=r) for r, made in enumerate(run(arrivals))]
+    traces = [
+        trace([*marks, *_events(recording)], rank=r) for r, recording in enumerate(run(arrivals))
+    ]
     result = comm_outliers(traces)
-    assert by_rank(result, "late_frac")[2] == pytest.approx(0.25)
-    assert result.late["late_rank"].to_list() == [2, 2, 2]
+    assert by_rank(result, "straggler_frac")[2] == pytest.approx(0.25)
+    assert result.delayed["last_rank"].to_list() == [2, 2, 2]
     check_wording(result.verdict)
 
 
-def test_a_rank_that_waits_twice_at_once_waits_once() -> None:
+def test_overlapping_waits_count_once() -> None:
     both = [
         [device(ALL_REDUCE, at, 10 * MS - at + US, **WORLD, stream=s, seq=s) for s in (7, 8)]
         for at in (0, 9 * MS)
@@ -183,18 +194,18 @@ def test_a_rank_that_waits_twice_at_once_waits_once() -> None:
 # --- matching --------------------------------------------------------------------------------
 
 
-def test_process_groups_are_kept_apart() -> None:
+def test_process_groups_are_separate() -> None:
     """Tensor-parallel pairs of one name, and a data-parallel group of all."""
     traces = []
     for rank in range(4):
         pair = f"[{rank // 2 * 2}, {rank // 2 * 2 + 1}]"
-        own = {**SIZED, "group": "tp", "group_size": 2, "group_ranks": pair}
+        described = {**SIZED, "group": "tp", "group_size": 2, "group_ranks": pair}
         at = 100 * MS * (rank // 2)
         traces.append(
             trace(
                 [
-                    device(ALL_REDUCE, at, MS, **own, seq=0),
-                    device(ALL_REDUCE, at + 2 * MS, MS, **own, seq=1),
+                    device(ALL_REDUCE, at, MS, **described, seq=0),
+                    device(ALL_REDUCE, at + 2 * MS, MS, **described, seq=1),
                     device(ALL_REDUCE, 300 * MS, MS, **WORLD, seq=0),
                 ],
                 rank=rank,
@@ -206,7 +217,7 @@ def test_process_groups_are_kept_apart() -> None:
     assert result.total_wait_ns == 0
 
 
-def test_without_numbers_the_order_counts() -> None:
+def test_matching_by_order_without_sequence_numbers() -> None:
     traces = [
         trace([device(ALL_REDUCE, i * MS + r * US, 20 * US) for i in range(5)], rank=r)
         for r in range(3)
@@ -217,9 +228,9 @@ def test_without_numbers_the_order_counts() -> None:
     check_wording(*result.notes)
 
 
-@pytest.mark.parametrize("lost", [(0,), (4,), (9,), (0, 1, 2), (3, 7)])
-def test_missing_events_do_not_shift_the_rest(lost: tuple[int, ...]) -> None:
-    """Rank 1 lacks some of ten like collectives; its clock runs 700 ms ahead."""
+@pytest.mark.parametrize("dropped", [(0,), (4,), (9,), (0, 1, 2), (3, 7)])
+def test_missing_events_do_not_shift_the_rest(dropped: tuple[int, ...]) -> None:
+    """Rank 1 lacks some of ten equal collectives; its clock is 700 ms ahead."""
     rng = random.Random(1)  # noqa: S311 - not a secret
     starts = [i * 10 * MS + rng.randrange(MS) for i in range(10)]
     waits = [rng.randrange(300 * US) for _ in range(10)]
@@ -227,20 +238,21 @@ def test_missing_events_do_not_shift_the_rest(lost: tuple[int, ...]) -> None:
     one = [
         device(ALL_REDUCE, at + wait + 700 * MS, 20 * US)
         for i, (at, wait) in enumerate(zip(starts, waits, strict=True))
-        if i not in lost
+        if i not in dropped
     ]
     result = comm_outliers([trace(zero, rank=0), trace(one, rank=1)])
-    assert result.n_collectives == 10 - len(lost)
+    assert result.n_collectives == 10 - len(dropped)
     assert result.clocks["offset_ns"].to_list() == [0, 700 * MS]
-    expected = sum(wait for i, wait in enumerate(waits) if i not in lost)
+    expected = sum(wait for i, wait in enumerate(waits) if i not in dropped)
     assert by_rank(result, "wait_ns") == {0: expected, 1: 0}
     assert any(
-        f"{len(lost)} of {20 - len(lost)} collectives have no partner" in n for n in result.notes
+        f"{len(dropped)} of {20 - len(dropped)} collectives have no match" in n
+        for n in result.notes
     )
 
 
 def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
-    """As many like events on both, but rank 1's recording starts and ends one later."""
+    """Both have the same number of events, but rank 1's recording starts and ends one later."""
     traces = run([[i * 3 * MS, i * 3 * MS + 40 * US] for i in range(8)], group=None, seq=None)
     zero, one = (
         trace([{**e, "seq": None} for e in _events(t)[k : k + 7]], rank=k)
@@ -252,8 +264,8 @@ def test_recordings_cut_at_other_ends_are_matched_by_time() -> None:
 
 
 @pytest.mark.parametrize(("collective", "matched"), [("all_to_all", 9), ("all_gather", 0)])
-def test_experts_of_other_sizes_are_one_all_to_all(collective: str, matched: int) -> None:
-    """No number tells which belong together, and each rank has data of another size."""
+def test_all_to_all_of_different_sizes_is_matched(collective: str, matched: int) -> None:
+    """Collectives have no sequence number, and each rank has another message size."""
     kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
     traces = [
         trace(
@@ -273,8 +285,8 @@ def test_experts_of_other_sizes_are_one_all_to_all(collective: str, matched: int
     assert result.n_collectives == matched
     assert by_rank(result, "wait_ns") == {0: 6 * MS if matched else 0, 1: 0}
     assert ("Rank 1 is a straggler" in result.verdict) == (matched > 0)
-    assert ("no collective of one rank was found on another" in result.verdict) == (matched == 0)
-    assert "Nothing unusual" not in result.verdict
+    assert ("No collective could be matched" in result.verdict) == (matched == 0)
+    assert "No problem found" not in result.verdict
 
 
 def test_kinds_in_another_order_are_matched_by_kind() -> None:
@@ -291,7 +303,7 @@ def test_kinds_in_another_order_are_matched_by_kind() -> None:
     ]
 
 
-def test_ranks_of_unknown_groups_that_never_meet_are_left_out() -> None:
+def test_ranks_of_unknown_groups_without_overlap_are_left_out() -> None:
     far = [
         trace(
             [device(ALL_REDUCE, (r * 50 + i * 100) * MS, US) for i in range(4)], rank=r, host=None
@@ -309,10 +321,10 @@ def test_ranks_of_unknown_groups_that_never_meet_are_left_out() -> None:
 
 def test_sends_are_matched_in_pairs_only() -> None:
     def pair(size: int) -> list[Trace]:
-        told = {"group": "pp", "group_size": size}
+        described = {"group": "pp", "group_size": size}
         return [
             trace(
-                [device("ncclDevKernel_SendRecv()", r * 9, 50 - r * 9, collective=c, **told)],
+                [device("ncclDevKernel_SendRecv()", r * 9, 50 - r * 9, collective=c, **described)],
                 rank=r,
             )
             for r, c in enumerate(["send", "recv"])
@@ -337,7 +349,7 @@ def test_a_rank_without_communication_is_named() -> None:
     assert by_rank(result, "n") == {0: 1, 1: 1, 2: 0}
 
 
-def test_ranks_nobody_tells_are_numbered_by_name() -> None:
+def test_files_without_rank_are_numbered_by_name() -> None:
     def unnamed(path: str, at: int) -> Trace:
         return trace([device(ALL_REDUCE, at, 50 - at)], rank=None, path=path)
 
@@ -346,7 +358,7 @@ def test_ranks_nobody_tells_are_numbered_by_name() -> None:
     check_wording(*result.notes)
 
 
-def test_one_file_given_twice_counts_once() -> None:
+def test_duplicate_file_counts_once() -> None:
     traces = run([[0, 5, 3, 1]])
     assert comm_outliers([*traces, traces[2]]).to_dict() == comm_outliers(traces).to_dict()
 
@@ -366,11 +378,11 @@ def ahead(
 ) -> list[Trace]:
     return [
         trace(
-            [{**event, "ts": event["ts"] + by} for event in _events(made)],
-            rank=made.meta.rank,
+            [{**event, "ts": event["ts"] + by} for event in _events(recording)],
+            rank=recording.meta.rank,
             host=name,
         )
-        for made, by, name in zip(traces, offsets, hosts, strict=True)
+        for recording, by, name in zip(traces, offsets, hosts, strict=True)
     ]
 
 
@@ -378,25 +390,27 @@ ARRIVALS = [[i * 10 * MS + (i * 7 + r * 13) % 5 * 100 * US for r in range(4)] fo
 
 
 @pytest.mark.parametrize("hosts", [("a", "a", "b", "b"), (None, None, None, None)])
-def test_clock_offsets_between_hosts_are_taken_off(hosts: tuple[str | None, ...]) -> None:
+def test_clock_offsets_between_hosts_are_corrected(hosts: tuple[str | None, ...]) -> None:
     straight = comm_outliers(run(ARRIVALS))
     result = comm_outliers(ahead(run(ARRIVALS), [0, 0, 3 * MS, 3 * MS], hosts))
     assert result.clocks["offset_ns"].to_list() == [0, 0, 3 * MS, 3 * MS]
     assert result.clocks["applied"].to_list() == [False, False, True, True]
     assert by_rank(result, "wait_ns") == by_rank(straight, "wait_ns")
-    assert result.collectives["pure_ns"].to_list() == straight.collectives["pure_ns"].to_list()
+    assert (
+        result.collectives["transfer_ns"].to_list() == straight.collectives["transfer_ns"].to_list()
+    )
     check_wording(*result.notes)
 
 
 def test_one_host_has_one_clock() -> None:
-    """Ends that differ by 60 us all the time are how the kernels end, not the clock."""
+    """A constant difference of 60 us between ends is no clock offset."""
     result = comm_outliers(ahead(run(ARRIVALS), [0, 0, 0, 60 * US], ["a"] * 4))
     assert result.clocks["offset_ns"].to_list() == [0, 0, 0, 60 * US]
     assert not result.clocks["applied"].any()
 
 
-def test_hosts_are_joined_through_groups_they_share() -> None:
-    """Pairs within a host agree with themselves; only the pairs across hosts show the offset."""
+def test_hosts_are_joined_through_common_groups() -> None:
+    """Only the pairs across hosts show the offset."""
     traces = []
     for rank in range(4):
         late_clock = 5 * MS * (rank // 2)
@@ -407,15 +421,17 @@ def test_hosts_are_joined_through_groups_they_share() -> None:
         events = []
         for i in range(20):
             name = "dp" if i % 5 == 4 else "tp"
-            told = {"group": name, "group_size": 2, "group_ranks": str(groups[name])}
-            events.append(device(ALL_REDUCE, i * 10 * MS + late_clock, MS, **SIZED, **told, seq=i))
+            described = {"group": name, "group_size": 2, "group_ranks": str(groups[name])}
+            events.append(
+                device(ALL_REDUCE, i * 10 * MS + late_clock, MS, **SIZED, **described, seq=i)
+            )
         traces.append(trace(events, rank=rank, host=f"host{rank // 2}"))
     result = comm_outliers(traces)
     assert result.clocks["offset_ns"].to_list() == [0, 0, 5 * MS, 5 * MS]
     assert result.total_wait_ns == 0
 
 
-def test_a_file_without_absolute_time_finds_its_clock() -> None:
+def test_file_without_absolute_time_is_aligned() -> None:
     epoch = 1_790_857_026_000_000_000
     traces = run(ARRIVALS)
     known = [trace(_events(t), rank=t.meta.rank, epoch_ns=epoch) for t in traces[:3]]
@@ -424,22 +440,22 @@ def test_a_file_without_absolute_time_finds_its_clock() -> None:
     assert by_rank(result, "wait_ns") == by_rank(comm_outliers(traces), "wait_ns")
 
 
-def test_charts_show_all_events_and_ring_what_stands_out() -> None:
-    late = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
-    late[5][2] += 6 * MS
-    durations, arrived = comm_outliers(run(late)).charts
+def test_charts_circle_outliers() -> None:
+    arrivals = [[i * 10 * MS + r * US for r in range(4)] for i in range(8)]
+    arrivals[5][2] += 6 * MS
+    durations, arrived = comm_outliers(run(arrivals)).charts
     assert (durations.frame.height, durations.frame["outlier"].sum()) == (32, 3)
-    assert arrived.frame.filter("late").select("rank", "after_first_ns").rows() == [
+    assert arrived.frame.filter("straggler").select("rank", "after_first_ns").rows() == [
         ("rank 2", 6 * MS + 2 * US)
     ]
     assert arrived.frame["at_ns"].min() == 0
 
 
-# --- what the late rank did ------------------------------------------------------------------
+# --- activity of the straggler ---------------------------------------------------------------
 
 
-def late_rank(extra: Sequence[dict[str, Any]]) -> CommOutliers:
-    """Rank 1 comes 10 ms after rank 0, having done ``extra`` on the way."""
+def with_straggler(extra: Sequence[dict[str, Any]]) -> CommOutliers:
+    """Return a result in which rank 1 arrives 10 ms after rank 0, with events ``extra``."""
     zero = trace([device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
     issued = host("cpu_op", "c10d::allreduce_", 19 * MS, MS)
     one = trace([device(ALL_REDUCE, 20 * MS, MS, **WORLD), issued, *extra], rank=1, epoch_ns=0)
@@ -451,12 +467,12 @@ def parts(result: CommOutliers, side: str) -> dict[str, int]:
     return dict(rows.select("name", "overlap_ns").iter_rows())
 
 
-def test_the_stretch_runs_from_the_others_arrival_to_its_own() -> None:
-    assert late_rank([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
+def test_window_is_from_median_arrival_to_last_arrival() -> None:
+    assert with_straggler([]).windows == (Window("rank1.json", 1, 10 * MS, 20 * MS, 0),)
 
 
-def test_time_outside_any_operator_is_the_annotations() -> None:
-    result = late_rank(
+def test_time_outside_operators_belongs_to_annotation() -> None:
+    result = with_straggler(
         [
             step(0, 0, 100 * MS),
             host("user_annotation", "train_step", 5 * MS, 90 * MS),
@@ -465,15 +481,15 @@ def test_time_outside_any_operator_is_the_annotations() -> None:
     )
     found = {"train_step": 7 * MS, "aten::mm": 2 * MS, "c10d::allreduce_": MS}
     assert parts(result, "host") == found
-    table = result.late_with_context()
+    table = result.delayed_with_context()
     assert table["host"].to_list() == [
-        "train_step with no operator running 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"
+        "train_step 7 ms (70.0 %) outside any operator, aten::mm in train_step 2 ms (20.0 %)"
     ]
     check_wording(result.verdict)
 
 
 def test_the_innermost_event_counts() -> None:
-    result = late_rank(
+    result = with_straggler(
         [
             host("python_function", "<module>", 0, 90 * MS),
             host("python_function", "train.py(3): main", 1 * MS, 80 * MS),
@@ -493,9 +509,9 @@ def test_the_innermost_event_counts() -> None:
     }
 
 
-def test_other_threads_count_where_the_issuing_one_is_idle() -> None:
+def test_other_threads_count_if_the_issuing_thread_is_idle() -> None:
     """Autograd's thread issues the collective; before it wakes the main thread computes."""
-    result = late_rank(
+    result = with_straggler(
         [
             step(0, 0, 100 * MS),
             host("cpu_op", "aten::conv2d", 11 * MS, 7 * MS),
@@ -513,44 +529,44 @@ def test_other_threads_count_where_the_issuing_one_is_idle() -> None:
 
 
 def test_device_parts_and_idle_time() -> None:
-    result = late_rank(
+    result = with_straggler(
         [
             device(GEMM, 12 * MS, 3 * MS),
             device("Memcpy", 14 * MS, 2 * MS, kind="gpu_memcpy", stream=9),
         ]
     )
     assert parts(result, "device") == {"idle": 6 * MS, GEMM: 3 * MS, "Memcpy": 2 * MS}
-    assert result.late_with_context()["device"].to_list() == [
+    assert result.delayed_with_context()["device"].to_list() == [
         "idle 6 ms (60.0 %), " + GEMM + " 3 ms (30.0 %)"
     ]
 
 
-def test_what_was_not_recorded_is_said() -> None:
-    result = late_rank([])
+def test_unrecorded_time_is_reported() -> None:
+    result = with_straggler([])
     assert parts(result, "host") == {"nothing recorded": 9 * MS, "c10d::allreduce_": MS}
     without = replace(result, context=divide(result.windows, []))
     assert without.context.is_empty()
-    assert "Meanwhile" not in without.verdict
+    assert "During that delay" not in without.verdict
     assert without.tables[0].frame["host"].to_list() == [None]
 
 
-def test_how_late_it_came_into_the_step() -> None:
+def test_delay_at_the_start_of_the_step() -> None:
     zero = trace([step(0, 0, 50 * MS), device(ALL_REDUCE, 10 * MS, 11 * MS, **WORLD)], rank=0)
     one = trace([step(0, 9 * MS, 50 * MS), device(ALL_REDUCE, 20 * MS, MS, **WORLD)], rank=1)
     result = comm_outliers([zero, one])
-    assert result.late["into_step_ns"].to_list() == [9 * MS]
+    assert result.delayed["into_step_ns"].to_list() == [9 * MS]
     check_wording(result.verdict)
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60), st.integers(1, 3)), max_size=12))
-def test_host_parts_add_up_to_the_stretch(drawn: list[tuple[int, int, int]]) -> None:
+def test_host_parts_add_up_to_the_window(drawn: list[tuple[int, int, int]]) -> None:
     issuing = [host("cpu_op", "c10d::allreduce_", i, 1, tid=i) for i in (1, 2, 3)]
     extra = [
         host("cpu_op", f"op{i % 2}", at * MS // 3, dur * MS // 3, tid=tid)
         for i, (at, dur, tid) in enumerate(drawn)
     ]
-    assert sum(parts(late_rank([*issuing, *extra]), "host").values()) == 10 * MS
+    assert sum(parts(with_straggler([*issuing, *extra]), "host").values()) == 10 * MS
 
 
 # --- invariants ------------------------------------------------------------------------------
@@ -568,10 +584,10 @@ def spaced(arrivals: list[list[int]]) -> list[list[int]]:
 
 @settings(max_examples=12, deadline=None)
 @given(some_arrivals, st.booleans())
-def test_waits_are_not_negative_and_somebody_imposed_them(
-    arrivals: list[list[int]], told: bool
+def test_waits_are_not_negative_and_equal_imposed_time(
+    arrivals: list[list[int]], grouped: bool
 ) -> None:
-    more = {} if told else {"group": None, "group_size": None, "group_ranks": None}
+    more = {} if grouped else {"group": None, "group_size": None, "group_ranks": None}
     result = comm_outliers(run(spaced(arrivals), **more))
     expected = [sum(max(row) - row[rank] for row in arrivals) for rank in range(len(arrivals[0]))]
     assert by_rank(result, "wait_ns") == dict(enumerate(expected))
@@ -603,19 +619,17 @@ def test_the_order_of_ranks_and_rows_does_not_matter(
     assert comm_outliers(concat(traces)).ranks.equals(one.ranks)
 
 
-def test_parts_may_be_made_elsewhere() -> None:
+def test_combining_measured_parts_gives_the_same_verdict() -> None:
     traces = run(ARRIVALS)
     assert combine([measure(t, Options()) for t in traces], Options()).verdict == (
         comm_outliers(traces).verdict
     )
 
 
-def test_two_files_of_one_rank_are_told() -> None:
+def test_two_files_of_one_rank_are_noted() -> None:
     early, late, other = (
         trace([device(ALL_REDUCE, at * MS, US)], rank=rank, path=f"{at}.json")
         for at, rank in ((0, 0), (50, 0), (0, 1))
     )
-    told = [n for n in comm_outliers([early, late, other]).notes if n.startswith("More than one")]
-    assert len(told) == 1
-    assert told[0].startswith("More than one file is of rank 0: taken for parts of one run.")
-    check_wording(*comm_outliers([early, other]).notes)
+    (note,) = [n for n in comm_outliers([early, late, other]).notes if "of rank 0" in n]
+    check_wording(note, *comm_outliers([early, other]).notes)

@@ -40,7 +40,7 @@ BYTES = {"Float": 4, "float": 4, "int": 4, "BFloat16": 2, "Long": 8, "long int":
 
 
 def extracted(path: Path) -> Part:
-    """As little as the analysis needs, in one reading or two."""
+    """Measure a file with one read, or two if launch calls are required."""
     part = measure(ta.read(path, kinds=NEEDS.kinds, names=NEEDS.names), Options())
     if part.wants_launches:
         part = measure(ta.read(path, kinds=LAUNCHES.kinds, names=LAUNCHES.names), Options())
@@ -48,13 +48,13 @@ def extracted(path: Path) -> Part:
 
 
 def analyse(*paths: Path) -> CommOutliers:
-    """The whole analysis as the command does it: only the stretches in question are read again."""
+    """Run the whole analysis like the command: only the required intervals are read again."""
     result = combine([extracted(path) for path in paths], Options())
-    stretches: dict[str, list[tuple[int, int]]] = {}
+    windows: dict[str, list[tuple[int, int]]] = {}
     for window in result.windows:
-        stretches.setdefault(window.path, []).append((window.start_ns, window.end_ns))
-    found = [ta.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in stretches.items()]
-    return replace(result, context=divide(result.windows, found))
+        windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
+    traces = [ta.read(p, kinds=CONTEXT.kinds, windows=w) for p, w in windows.items()]
+    return replace(result, context=divide(result.windows, traces))
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
     path = shared / KINETO / f"{name}.json.gz"
     named = re.compile("^nccl|multimem_all_reduce")
     kernels = [e for e in events_of(path) if e["cat"] == "kernel" and named.search(e["name"])]
-    words = Counter(word for e in kernels for word in FILES[name] if word in e["name"])
-    assert words == FILES[name], "what the names say"
+    counts = Counter(part for e in kernels for part in FILES[name] if part in e["name"])
+    assert counts == FILES[name], "the names"
     durations = [ns(e["dur"]) for e in kernels]
     result = analyse(path)
     assert result.n_events == len(kernels)
@@ -101,7 +101,7 @@ def test_counts_and_totals_are_exact(shared: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nccl_a100_rank0of2", "b200_rank0of8_eager"])
-def test_groups_are_those_of_the_kernels_arguments(shared: Path, name: str) -> None:
+def test_groups_match_kernel_arguments(shared: Path, name: str) -> None:
     path = shared / KINETO / f"{name}.json.gz"
     expected: Counter[tuple[object, ...]] = Counter()
     for e in events_of(path):
@@ -112,11 +112,11 @@ def test_groups_are_those_of_the_kernels_arguments(shared: Path, name: str) -> N
             expected[size, a["Process Group Name"], int(a["Group size"]), ns(e["dur"])] += 1
     columns = ["message_bytes", "group", "group_size", "duration_ns"]
     # the all-reduces of PyTorch's symmetric memory, in one of them, have no such arguments
-    told = analyse(path).instances.filter(pl.col("group").is_not_null())
-    assert Counter(told.select(columns).rows()) == expected
+    instances = analyse(path).instances.filter(pl.col("group").is_not_null())
+    assert Counter(instances.select(columns).rows()) == expected
 
 
-def test_generic_kernels_are_told_by_their_host(shared: Path) -> None:
+def test_generic_kernels_are_described_by_host_calls(shared: Path) -> None:
     """RCCL's kernels have no arguments and one name; five were issued before the recording."""
     path = shared / KINETO / "mi300_rank0of8_rccl.json.gz"
     events = events_of(path)
@@ -161,7 +161,7 @@ def test_sizes_come_from_the_host_through_correlation(shared: Path) -> None:
     assert Counter(analyse(path).instances.select(columns).rows()) == expected
 
 
-def test_unknown_sizes_point_at_the_step_that_differs(shared: Path) -> None:
+def test_outliers_of_unknown_size_are_in_one_step(shared: Path) -> None:
     result = analyse(shared / KINETO / "v100_rank1of2_2020_allreduce.json.gz")
     assert set(result.instances["judged_by"]) == {"place"}
     assert set(result.outliers()["step"]) == {"ProfilerStep#6"}
@@ -184,40 +184,40 @@ def dlrm(shared: Path) -> CommOutliers:
 
 
 def test_waits_match_tracelens(shared: Path, dlrm: CommOutliers) -> None:
-    """Start-based, as TraceLens has it: the last arrival less the own start."""
+    """Wait times by start, as in TraceLens: the last arrival less the start of the rank."""
     ranks = {row["rank"]: row for row in dlrm.ranks.iter_rows(named=True)}
     for row in oracle(shared, "dlrm_8ranks/tracelens/straggler_summary.csv"):
-        own = ranks[int(row["rank"])]
-        assert abs(own["wait_ns"] - int(row["total_wait_time_us"]) * US) <= US
-        assert own["times_last"] == int(row["times_arrived_last"])
-        assert own["comm_ns"] == int(row["total_nccl_dur_us"]) * US
+        ours = ranks[int(row["rank"])]
+        assert abs(ours["wait_ns"] - int(row["total_wait_time_us"]) * US) <= US
+        assert ours["times_last"] == int(row["times_arrived_last"])
+        assert ours["comm_ns"] == int(row["total_nccl_dur_us"]) * US
         # of ranks that arrive together TraceLens counts one as first, we count all
-        assert own["times_first"] >= int(row["times_arrived_first"])
+        assert ours["times_first"] >= int(row["times_arrived_first"])
 
 
 def test_every_collective_matches_tracelens(shared: Path, dlrm: CommOutliers) -> None:
     rows = oracle(shared, "dlrm_8ranks/tracelens/implicit_sync_detailed.csv")
     assert dlrm.n_collectives == len(rows) == 8
-    for row, own in zip(rows, dlrm.collectives.iter_rows(named=True), strict=True):
-        assert own["skew_ns"] == int(row["skew in start time"]) * US
-        assert own["end_skew_ns"] == int(row["skew in end time"]) * US
-        waits = dlrm.arrivals.filter(pl.col("instance") == own["instance"]).sort("rank")
+    for row, ours in zip(rows, dlrm.collectives.iter_rows(named=True), strict=True):
+        assert ours["skew_ns"] == int(row["skew in start time"]) * US
+        assert ours["end_skew_ns"] == int(row["skew in end time"]) * US
+        waits = dlrm.arrivals.filter(pl.col("instance") == ours["instance"]).sort("rank")
         assert waits["wait_ns"].to_list() == [
             int(row[f"rank_{r}_wait_time"]) * US for r in range(8)
         ]
         # theirs is the shortest duration, ours ends with the first rank that leaves
-        assert 0 <= int(row["comm_latency"]) * US - own["pure_ns"] <= 7 * US
+        assert 0 <= int(row["comm_latency"]) * US - ours["transfer_ns"] <= 7 * US
 
 
 def test_idle_and_overlap_match_hta(shared: Path, dlrm: CommOutliers) -> None:
     ranks = {row["rank"]: row for row in dlrm.ranks.iter_rows(named=True)}
     for row in oracle(shared, "dlrm_8ranks/hta/temporal_breakdown.csv"):
-        own = ranks[int(row["rank"])]
-        assert abs(own["idle_ns"] - float(row["idle_time(us)"]) * US) <= US
-        assert abs(own["span_ns"] - float(row["kernel_time(us)"]) * US) <= US
+        ours = ranks[int(row["rank"])]
+        assert abs(ours["idle_ns"] - float(row["idle_time(us)"]) * US) <= US
+        assert abs(ours["span_ns"] - float(row["kernel_time(us)"]) * US) <= US
     for row in oracle(shared, "dlrm_8ranks/hta/comm_comp_overlap.csv"):
-        own = ranks[int(row["rank"])]
-        assert 100 * own["overlap_frac"] == pytest.approx(
+        ours = ranks[int(row["rank"])]
+        assert 100 * ours["overlap_frac"] == pytest.approx(
             float(row["comp_comm_overlap_pctg"]), abs=0.01
         )
 
@@ -240,16 +240,16 @@ def test_single_ranks_match_hta_once_the_last_step_is_dropped(shared: Path, name
     assert share == pytest.approx(float(both["comp_comm_overlap_pctg"]), abs=0.01)
 
 
-def test_the_late_rank_of_dlrm_is_named_and_its_victim_is_not(dlrm: CommOutliers) -> None:
-    (late,) = dlrm.late.iter_rows(named=True)
+def test_dlrm_straggler_is_reported_not_its_victim(dlrm: CommOutliers) -> None:
+    (delayed,) = dlrm.delayed.iter_rows(named=True)
     first = dlrm.collectives.row(0, named=True)
-    assert late["instance"] == first["instance"], "the first SendRecv"
-    assert (late["late_rank"], late["collective"]) == (7, "all_to_all")
+    assert delayed["instance"] == first["instance"], "the first SendRecv"
+    assert (delayed["last_rank"], delayed["collective"]) == (7, "all_to_all")
     longest = dlrm.outliers().row(0, named=True)
     assert (longest["rank"], longest["duration_ns"]) == (1, 7_635 * US)
     assert longest["cause"] == "waiting for rank 7"
     check_wording(dlrm.verdict)
-    assert late["into_step_ns"] == 4_523 * US, "most of its 4,669 us it had when the step began"
+    assert delayed["into_step_ns"] == 4_523 * US, "most of its 4,669 us at the start of the step"
 
 
 def test_one_host_needs_no_clock_correction(dlrm: CommOutliers) -> None:
@@ -257,7 +257,7 @@ def test_one_host_needs_no_clock_correction(dlrm: CommOutliers) -> None:
     assert not dlrm.clocks["applied"].any()
 
 
-def test_half_of_the_ranks_give_the_same_collectives(shared: Path) -> None:
+def test_half_of_the_ranks_have_the_same_collectives(shared: Path) -> None:
     files = sorted((shared / KINETO / "dlrm_8ranks").glob("*.gz"))
     result = analyse(*files[1::2])
     assert (result.n_ranks, result.n_collectives, result.n_matched) == (4, 8, 32)
@@ -267,18 +267,18 @@ def test_half_of_the_ranks_give_the_same_collectives(shared: Path) -> None:
 # --- gloo on CPUs: a known straggler ---------------------------------------------------------
 
 
-def test_the_sleeping_rank_is_late_in_exactly_its_steps(shared: Path) -> None:
+def test_sleeping_rank_is_straggler_in_its_steps(shared: Path) -> None:
     """Rank 2 sleeps 50 ms before its first and fourth all_reduce."""
     folder = shared / "data/chrome/kineto_ddp_cpu/ddp4"
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(4)))
-    own = result.late_with_context().filter(pl.col("rank") == 2).sort("step")
-    assert own["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
-    order = result.collectives.filter(pl.col("late_rank") == 2)["first_arrival_ns"]
+    straggler = result.delayed_with_context().filter(pl.col("rank") == 2).sort("step")
+    assert straggler["step"].to_list() == ["ProfilerStep#2", "ProfilerStep#5"]
+    order = result.collectives.filter(pl.col("last_rank") == 2)["first_arrival_ns"]
     places = [result.collectives["first_arrival_ns"].to_list().index(at) for at in order]
     assert places == [0, 3]
-    assert own["late_ns"].min() > 45_000 * US
-    for words in own["host"]:
-        assert words.startswith("train_step with no operator running")
+    assert straggler["arrival_delay_ns"].min() > 45_000 * US
+    for text in straggler["host"]:
+        assert text.startswith("train_step ")
     slept = result.context.filter(name="train_step")["overlap_ns"].sort(descending=True)[:2]
     assert (slept > 45_000 * US).all()
     check_wording(result.verdict)
@@ -287,13 +287,13 @@ def test_the_sleeping_rank_is_late_in_exactly_its_steps(shared: Path) -> None:
 def test_python_frames_show_the_sleep_and_the_loader(shared: Path) -> None:
     folder = shared / "data/chrome/kineto_ddp_cpu/ddp4_stack"
     result = analyse(*(folder / f"rank{r}.json.gz" for r in range(2)))
-    said = {
+    host = {
         (row["rank"], row["step"]): row["host"]
-        for row in result.late_with_context().iter_rows(named=True)
+        for row in result.delayed_with_context().iter_rows(named=True)
     }
     for number in (2, 5):
-        assert said[1, f"ProfilerStep#{number}"].startswith(
+        assert host[1, f"ProfilerStep#{number}"].startswith(
             "<built-in function sleep> in train_step"
         )
     for number in (3, 4, 6):
-        assert "enumerate(DataLoader)" in said[0, f"ProfilerStep#{number}"]
+        assert "enumerate(DataLoader)" in host[0, f"ProfilerStep#{number}"]

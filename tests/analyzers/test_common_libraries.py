@@ -6,7 +6,7 @@ from traceanalyzer.analyzers.common.libraries import (
     STANDARD_LIBRARY,
     by_component,
     by_substring,
-    is_own_code as is_code,
+    is_own_code,
     package_of,
 )
 
@@ -14,7 +14,7 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
 
 
 @pytest.mark.parametrize(
-    ("file", "package", "is_own_code"),
+    ("file", "package", "expected"),
     [
         ("train.py", None, True),
         ("toytrain/model.py", "toytrain", True),
@@ -52,14 +52,14 @@ VENV = "/home/ada/itwinai/venv/lib/python3.11"
     ],
 )
 def test_package_and_own_code_of_file(
-    file: str | None, package: str | None, is_own_code: bool
+    file: str | None, package: str | None, expected: bool
 ) -> None:
     assert package_of(file) == package
-    assert is_code("f", file) is is_own_code
+    assert is_own_code("f", file) is expected
 
 
 def test_module_of_python_c_is_own_code() -> None:
-    assert is_code("<module>", "<string>")
+    assert is_own_code("<module>", "<string>")
 
 
 @pytest.mark.parametrize(

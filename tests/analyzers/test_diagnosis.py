@@ -99,7 +99,8 @@ def test_wait_time_belongs_to_cause_of_delay(late: ta.Diagnosis) -> None:
     assert all(not one.advice for one in loading.effects)
     slow = comm.collectives.filter("slow").rows(named=True)
     over = sum(
-        (row["pure_ns"] - row["pure_ns"] / row["slow_factor"]) * row["ranks"] for row in slow
+        (row["transfer_ns"] - row["transfer_ns"] / row["slow_factor"]) * row["ranks"]
+        for row in slow
     )
     cost = find(late, "slow-collectives").cost_ns
     assert cost == pytest.approx(over / idle.steps.height, rel=1e-3)

@@ -23,7 +23,7 @@ def idle_by_cause(result: GpuIdle) -> dict[str, int]:
     return {cause: ns // US for cause, ns in result.idle_by_cause.items() if ns}
 
 
-def test_one_launch_is_enough_to_know_launches() -> None:
+def test_one_launch_is_sufficient() -> None:
     bare = device(GEMM, 300 * US, 100 * US)
     found = gpu_idle(trace([*work(1, 0, 100), bare]))
     assert found.launches_known
@@ -52,15 +52,15 @@ def test_the_profiler_counts_strictly_between_first_and_last_work(
     assert idle_by_cause(result).get("profiler_overhead", 0) == (inside if counts else 0)
 
 
-def test_overhead_of_one_process_is_not_another_ones() -> None:
+def test_overhead_counts_for_its_process_only() -> None:
     flush = host("overhead", "Buffer Flush", 120 * US, 100 * US, pid=2, tid=9)
     pieces = [*work(1, 0, 100, pid=1), *work(2, 300, 400, pid=1)]
     assert "profiler_overhead" not in idle_by_cause(gpu_idle(trace([*pieces, flush])))
-    own = {**flush, "pid": 1}
-    assert idle_by_cause(gpu_idle(trace([*pieces, own])))["profiler_overhead"] == 100
+    same_process = {**flush, "pid": 1}
+    assert idle_by_cause(gpu_idle(trace([*pieces, same_process])))["profiler_overhead"] == 100
 
 
-def test_a_file_without_process_ids_is_one_process_s() -> None:
+def test_file_without_process_ids_is_one_process() -> None:
     pieces = [{**event, "pid": None} for event in [*work(1, 0, 100), *work(2, 300, 400)]]
     loading = host("user_annotation", "enumerate(DataLoader)#_X.__next__", 110 * US, 180 * US)
     bare = {**loading, "pid": None}
@@ -69,7 +69,7 @@ def test_a_file_without_process_ids_is_one_process_s() -> None:
     assert idle_by_cause(gpu_idle(trace([*pieces, gather])))["waiting_for_peer"] == 180
 
 
-def test_the_thread_that_marks_steps_counts_beside_those_that_launch() -> None:
+def test_thread_that_marks_steps_counts() -> None:
     launching = [{**event, "tid": 2} for event in [*work(1, 0, 100), *work(2, 300, 400)]]
     loading = host("user_annotation", "enumerate(DataLoader)#_X.__next__", 110 * US, 180 * US)
     other = idle_by_cause(gpu_idle(trace([*launching, loading])))
@@ -80,7 +80,7 @@ def test_the_thread_that_marks_steps_counts_beside_those_that_launch() -> None:
     assert "dataloading" not in idle_by_cause(gpu_idle(trace([*launching, *elsewhere])))
 
 
-def test_each_device_s_time_is_from_its_first_work_to_its_last_and_the_steps() -> None:
+def test_span_is_first_to_last_work_and_steps() -> None:
     pieces = [
         *work(1, 100, 200), *work(2, 300, 400), *work(3, 150, 160, device=1),
         *work(4, 180, 190, device=1),
@@ -91,7 +91,7 @@ def test_each_device_s_time_is_from_its_first_work_to_its_last_and_the_steps() -
     assert marked.select("start", "end").rows() == [(50_000, 550_000)] * 2
 
 
-def test_how_often_and_how_long_a_cause_holds() -> None:
+def test_count_and_duration_of_causes() -> None:
     pieces = [*work(1, 0, 100), *work(2, 200, 300), *work(3, 500, 600), *work(4, 601, 700)]
     sync = [
         host("cuda_runtime", "cudaStreamSynchronize", 100 * US, 97 * US),
@@ -105,7 +105,7 @@ def test_how_often_and_how_long_a_cause_holds() -> None:
     assert result.gap_count == 2
 
 
-def test_a_range_explains_only_the_gap_in_which_it_begins() -> None:
+def test_range_explains_only_the_gap_of_its_start() -> None:
     pieces = [*work(1, 0, 1000), *work(2, 1200, 1300), *work(3, 1500, 1600)]
     waits = [
         host("cuda_runtime", "cudaStreamSynchronize", start * US, (end - start) * US)
@@ -117,7 +117,7 @@ def test_a_range_explains_only_the_gap_in_which_it_begins() -> None:
     assert (found["synchronisation"], found["host_code"]) == (202, 195)
 
 
-def test_steps_found_by_kernels_are_those_of_the_device() -> None:
+def test_steps_by_kernels_are_on_the_device() -> None:
     """The host launches all steps at once; they run one after the other."""
     events, number = [], 0
     for begin in range(0, 6_000, 1_000):

@@ -1,4 +1,4 @@
-"""What fills a gap, once more in plain Python, on generated slices of the host."""
+"""Slices that fill a gap, compared with a plain Python definition on generated slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START, END = 100, 180
 
 
 def work(number: int, start: int, end: int, name: str = GEMM, **more: Any) -> list[Event]:
-    """A kernel and its call, whose thread feeds the device; times in us."""
+    """Return a kernel and its launch call; times in us."""
     call = host("cuda_runtime", "cudaLaunchKernel", (start - 1) * US, 10, correlation=number)
     return [device(name, start * US, (end - start) * US, correlation=number, **more), call]
 
@@ -28,7 +28,7 @@ WORK = [*work(1, 0, START, "before()"), *work(2, END, 1000, "after()")]
 
 @st.composite
 def slices(draw: st.DrawFn) -> list[Event]:
-    """Calls of one thread, each within another or apart; names tell their place."""
+    """Draw nested or separate calls of one thread, numbered by name."""
     found = []
     lows = draw(st.lists(st.integers(0, 16), min_size=1, max_size=6))
     for number, low in enumerate(lows):
@@ -42,18 +42,18 @@ def slices(draw: st.DrawFn) -> list[Event]:
 def innermost(events: list[Event], *kinds: str) -> str | None:
     """The shortest that fills half of the gap or more and runs in its middle; the last to start."""
     middle = (START + END) // 2 * US
-    held = []
+    matches = []
     for event in events:
         start, end = event["ts"], event["ts"] + event["dur"]
         shared = min(end, END * US) - max(start, START * US)
         if event["kind"] in kinds and start <= middle < end and 2 * shared >= (END - START) * US:
-            held.append((event["dur"], -start, event["name"]))
-    return min(held)[2] if held else None
+            matches.append((event["dur"], -start, event["name"]))
+    return min(matches)[2] if matches else None
 
 
 @modest
 @given(slices())
-def test_what_fills_a_gap_is_the_innermost_that_runs_for_half_of_it(events: list[Event]) -> None:
+def test_innermost_slice_of_half_the_gap_is_reported(events: list[Event]) -> None:
     (gap,) = gpu_idle(trace([*WORK, *events])).gaps.to_dicts()
     assert gap["host_event"] == innermost(events, "cpu_op", "user_annotation")
     assert gap["python"] == innermost(events, "python_function")
@@ -80,22 +80,22 @@ def test_half_of_a_gap_and_its_middle(start: int, length: int, fills: bool) -> N
     assert gap["host_event"] == ("op" if fills else None)
 
 
-def test_of_several_pieces_of_work_beside_a_gap_the_first_by_name_is_told() -> None:
-    beside = [
+def test_adjacent_work_is_the_first_by_name() -> None:
+    adjacent = [
         *work(3, 50, START, "a()", stream=8), *work(4, 60, START - 1, "0()", stream=9),
         *work(5, END, 300, "aa()", stream=8), *work(6, END + 1, 300, "1()", stream=9),
     ]  # fmt: skip
-    (gap,) = gpu_idle(trace([*WORK, *beside])).gaps.to_dicts()
+    (gap,) = gpu_idle(trace([*WORK, *adjacent])).gaps.to_dicts()
     assert (gap["before"], gap["after"]) == ("a()", "aa()")
 
 
-def test_a_gap_is_of_the_step_of_its_middle() -> None:
+def test_gap_belongs_to_the_step_of_its_middle() -> None:
     steps = [step(1, 0, 139 * US), step(2, 140 * US, 860 * US)]
     (gap,) = gpu_idle(trace([*WORK, *steps])).gaps.to_dicts()
     assert gap["step"] == "ProfilerStep#2"
 
 
-def test_gaps_of_one_length_are_told_from_the_first_on() -> None:
+def test_gaps_of_one_length_are_in_order_of_time() -> None:
     pieces = [work(n, n * 200, n * 200 + 100 + n % 2) for n in range(8)]
     found = gpu_idle(trace([event for piece in pieces for event in piece])).gaps
     lengths = (found["end"] - found["start"]).to_list()
@@ -106,7 +106,7 @@ def test_gaps_of_one_length_are_told_from_the_first_on() -> None:
     assert len(long) == 4
 
 
-def test_of_two_causes_the_one_that_takes_more_of_a_gap_is_its_cause() -> None:
+def test_longest_cause_is_the_main_cause() -> None:
     gap = [*work(1, 0, 100), *work(2, 300, 1000)]
     sync = host("cuda_runtime", "cudaStreamSynchronize", 100 * US, 120 * US)
     alloc = host("cuda_runtime", "cudaMalloc", 220 * US, 79 * US)
@@ -117,7 +117,7 @@ def test_of_two_causes_the_one_that_takes_more_of_a_gap_is_its_cause() -> None:
     assert (row["cause"], row["cause_ns"]) == ("memory_management", 129 * US)
 
 
-def test_two_hundred_gaps_are_looked_into() -> None:
+def test_two_hundred_gaps_are_analysed() -> None:
     pieces = [event for n in range(260) for event in work(n, n * 200, n * 200 + 100)]
     longer = work(999, 260 * 200 + 50, 260 * 200 + 90)
     found = gpu_idle(trace([*pieces, *longer])).gaps

@@ -171,19 +171,19 @@ def test_idle_time_breakdown(shared: Path, name: str, rank: int) -> None:
     rows = [row for row in oracle(shared, name, "idle_time_breakdown_0") if of(row, name, rank)]
     assert {(row["stream"], row["idle_category"]) for row in rows} == set(ours)
     for row in rows:
-        own = ours[row["stream"], row["idle_category"]]
-        assert float(row["idle_time"]) * NS_PER_US == own["gap"]
+        expected = ours[row["stream"], row["idle_category"]]
+        assert float(row["idle_time"]) * NS_PER_US == expected["gap"]
     for row in oracle(shared, name, "idle_time_breakdown_1"):
         if of(row, name, rank):
-            own = ours[row["stream"], row["idle_category"]]
-            assert float(row["count"]) == own["n"]
-            assert float(row["max"] or 0) * NS_PER_US == (own["longest"] or 0)
+            expected = ours[row["stream"], row["idle_category"]]
+            assert float(row["count"]) == expected["n"]
+            assert float(row["max"] or 0) * NS_PER_US == (expected["longest"] or 0)
 
 
 # --- where the product's numbers differ ------------------------------------------------------
 
 
-def test_the_overlap_of_nccl_a100_is_smaller_there_for_whole_microseconds_alone(
+def test_overlap_of_nccl_a100_differs_only_by_rounding(
     shared: Path,
 ) -> None:
     trace = read(shared, "nccl_a100_rank0of2", 0)
@@ -199,7 +199,7 @@ def test_the_overlap_of_nccl_a100_is_smaller_there_for_whole_microseconds_alone(
     assert lost == [[3_473_000, 24_278_000], [3_585_679, 24_289_050]]
 
 
-def test_the_product_keeps_the_last_step_and_the_nanoseconds(shared: Path) -> None:
+def test_last_step_and_nanoseconds_are_kept(shared: Path) -> None:
     trace = read(shared, "nccl_a100_rank0of2", 0)
     work = device_work(trace)
     row = measure_parts(work, extent(work)).row(0, named=True)

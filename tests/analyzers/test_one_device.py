@@ -14,7 +14,7 @@ ABOUT = {"dtype": "float", "elements_in": 4096, "elements_out": 4096}
 
 
 def data_parallel(rank: int | None, late: int = 5 * MS) -> Trace:
-    """One process drives two GPUs; GPU 1 is late to every fourth reduction."""
+    """Return one process with two GPUs; GPU 1 is the straggler of every fourth reduction."""
     rows = []
     for i in range(8):
         for gpu in (0, 1):
@@ -48,7 +48,7 @@ def test_several_ranks_in_one_file_are_matched() -> None:
     ]
     result = ta.comm_outliers(trace(rows))
     assert (result.n_ranks, result.n_collectives) == (2, 8)
-    assert "add the others" not in result.verdict
+    assert "pass all ranks" not in result.verdict
 
 
 def shared_gpu() -> Trace:
@@ -61,7 +61,7 @@ def shared_gpu() -> Trace:
     return trace(rows, None, path="shared.json")
 
 
-def test_a_gpu_that_processes_share_is_one_device() -> None:
+def test_gpu_shared_by_processes_is_one_device() -> None:
     one = shared_gpu()
     assert ta.overlap(one).devices.select("busy_ns", "span_ns").rows() == [(90 * MS, 99 * MS)]
     assert ta.kernels(one).busy_ns == 90 * MS
@@ -105,7 +105,7 @@ def test_recordings_of_one_device_are_one_device() -> None:
     check_wording(ta.overlap(both).verdict, ta.kernels(both).verdict, ta.gpu_idle(both).verdict)
 
 
-def test_files_without_a_rank_stay_apart() -> None:
+def test_files_without_rank_are_separate() -> None:
     assert ta.overlap([cycle(0, None), cycle(1, None)]).devices.height == 2
 
 
@@ -119,7 +119,7 @@ def capture(*more: str) -> Trace:
     return trace([*rows, *kernels], 0, path="capture_8_decode.json")
 
 
-def test_a_recording_of_graph_capture_says_nothing_about_idle_time() -> None:
+def test_graph_capture_is_left_out() -> None:
     with raises_wording(MissingData):
         ta.gpu_idle(capture())
     result = ta.gpu_idle([capture(), cycle(0)])
@@ -127,5 +127,5 @@ def test_a_recording_of_graph_capture_says_nothing_about_idle_time() -> None:
     check_wording(*result.notes)
 
 
-def test_a_program_that_launches_its_graphs_is_judged() -> None:
+def test_program_with_graph_launches_is_analysed() -> None:
     assert ta.gpu_idle(capture("cudaGraphLaunch")).units.height == 1

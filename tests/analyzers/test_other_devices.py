@@ -1,4 +1,4 @@
-"""Devices that are not CUDA's: their runtime's calls launch and wait as CUDA's do."""
+"""Other devices than CUDA's: calls of their runtimes launch and wait like CUDA's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.common.kernel_names import family
 from traceanalyzer.analyzers.cuda_api.findings import sorted_out
 
-#: What CUDA's calls are called elsewhere.
+#: Names of CUDA's calls in another runtime.
 NAMES = {"cudaLaunchKernel": "urEnqueueKernelLaunch", "cudaDeviceSynchronize": "urQueueFinish"}
 
 
@@ -33,8 +33,8 @@ def training(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def told(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[str, Any]]]]:
-    """All tables, calls and their kind put into CUDA's words."""
+def normalized(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return all tables with calls and their kind renamed to CUDA's."""
     theirs = {**{new: old for old, new in NAMES.items()}, kind: "cuda_runtime"}
     return [
         (table.name, sorted(({k: theirs.get(v, v) for k, v in r.items()} for r in rows), key=str))
@@ -46,15 +46,17 @@ def told(result: ta.Result, kind: str = "") -> list[tuple[str, list[dict[str, An
 @pytest.mark.parametrize(
     "analysis",
     [ta.gpu_idle, ta.launches, ta.annotations, ta.cuda_api, ta.kernels, ta.operators, ta.overlap],
-    ids=lambda own: own.__name__,
+    ids=lambda function: function.__name__,
 )
 @pytest.mark.parametrize("kind", ["xpu_runtime", "privateuse1_runtime"])
-def test_every_runtime_s_calls_are_understood(analysis: Any, kind: str) -> None:
+def test_calls_of_every_runtime_are_supported(analysis: Any, kind: str) -> None:
     renamed = [{**row, "name": NAMES.get(row["name"], row["name"])} for row in training(kind)]
-    assert told(analysis(trace(renamed)), kind) == told(analysis(trace(training("cuda_runtime"))))
+    assert normalized(analysis(trace(renamed)), kind) == normalized(
+        analysis(trace(training("cuda_runtime")))
+    )
 
 
-def test_what_intel_s_calls_do() -> None:
+def test_categories_of_intel_calls() -> None:
     found = sorted_out(
         [
             "urEnqueueKernelLaunch", "urEnqueueUSMMemcpy", "urQueueFinish", "urEventWait",

@@ -23,7 +23,7 @@ def worked(rank: int) -> list[dict]:
 
 
 def idle(rank: int) -> dict:
-    """A rank of which only a wait for the system was recorded."""
+    """Return a rank with only a system call."""
     return host("osrt", "poll", 0, 10 * MS, rank=rank, pid=10 + rank)
 
 
@@ -37,8 +37,8 @@ def rows(found: ta.Result) -> list[tuple[str, int]]:
     return [(table.name, table.frame.height) for table in found.tables]
 
 
-@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
-def test_a_rank_that_lacks_what_is_needed_is_left_out_alone(analysis):
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda function: function.__name__)
+def test_rank_without_required_data_is_left_out(analysis):
     both = trace([*worked(0), idle(1)], None, path="node.json")
     alone = trace(worked(0), None, path="node.json")
     found = analysis(both)
@@ -48,13 +48,13 @@ def test_a_rank_that_lacks_what_is_needed_is_left_out_alone(analysis):
     assert lines[0].startswith("Skipped: node.json, rank 1: ")
 
 
-@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda own: own.__name__)
-def test_nothing_is_answered_where_all_lack_it(analysis):
+@pytest.mark.parametrize("analysis", ANALYSES, ids=lambda function: function.__name__)
+def test_missing_data_on_all_ranks_is_an_error(analysis):
     with pytest.raises(MissingData, match=r"node\.json"):
         analysis(trace([idle(0), idle(1)], None, path="node.json"))
 
 
-def test_all_questions_asked_at_once_name_the_rank():
+def test_report_names_the_skipped_rank():
     both = trace([*worked(0), idle(1)], None, path="node.json")
     lacking = [note for note in examine(both).results["kernels"].notes if "Skipped" in note]
     assert len(lacking) == 1

@@ -1,4 +1,4 @@
-"""What was not recorded: the error names the option of the profiler that wrote the file."""
+"""Errors about missing data name the option of the profiler that wrote the file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def on_device(meta: Meta) -> Trace:
 
 
 def with_a_range(meta: Meta, *more: dict[str, Any]) -> Trace:
-    made = [host("nvtx", "forward", 0, 100), *more]
-    return replace(traced(made), sources=(meta,))
+    events = [host("nvtx", "forward", 0, 100), *more]
+    return replace(traced(events), sources=(meta,))
 
 
 ASKED = {
@@ -86,7 +86,7 @@ ASKED = {
 
 
 def with_no_shapes(meta):
-    """Read with the column of input shapes, in which there is nothing."""
+    """Return a trace with an empty column of input shapes."""
     trace = with_a_range(meta)
     column = next(c for c in schema.EVENTS if c.name == "input_dims")
     return replace(
@@ -95,7 +95,7 @@ def with_no_shapes(meta):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_profilers_own_option_is_named(name):
+def test_option_of_the_profiler_is_named(name):
     ask, of_nsys, of_others = ASKED[name]
     with pytest.raises(MissingData) as raised:
         ask(NSYS)
@@ -115,41 +115,41 @@ def test_the_profilers_own_option_is_named(name):
         ({"sort_by": "self_device_memory"}, "profile_memory=True"),
     ],
 )
-def test_what_nsys_does_not_record_needs_the_other_profiler(option, of_others):
+def test_options_nsys_lacks_name_torch_profiler(option, of_others):
     with pytest.raises(MissingData, match=f"; record with torch.profiler {of_others}$") as raised:
         ta.operators(with_no_shapes(CHROME), **option)
     assert "nsys" not in str(raised.value)
-    said = rf"(nsys|emit_nvtx).*; record with torch.profiler {of_others}$"
-    with pytest.raises(MissingData, match=said):
+    pattern = rf"(nsys|emit_nvtx).*; record with torch.profiler {of_others}$"
+    with pytest.raises(MissingData, match=pattern):
         ta.operators(with_no_shapes(NSYS), **option)
 
 
-def test_what_gpu_idle_would_like_to_know():
+def test_gpu_idle_notes_name_options():
     for meta, of_work, of_steps in (
         (NSYS, "--trace=cuda,nvtx,osrt", "NVTX"),
         (CHROME, "ProfilerActivity.CUDA", r"profiler\.step\(\)"),
     ):
         alone = " ".join(ta.gpu_idle(on_device(meta)).notes)
-        assert re.search(f"Nothing of the host was recorded.*{re.escape(of_work)}", alone)
+        assert re.search(f"No host activity was recorded.*{re.escape(of_work)}", alone)
         assert re.search(f"For shares of steps.*{of_steps}.*--step-name", alone)
         call = host("cuda_runtime", "cudaLaunchKernel", 0, 1, correlation=9)
         loose = replace(traced([call, device(GEMM, 2, 5)]), sources=(meta,))
-        assert any("No launch call" in n and of_work in n for n in ta.gpu_idle(loose).notes)
+        assert any("launch calls" in n and of_work in n for n in ta.gpu_idle(loose).notes)
 
 
-def test_what_shows_the_code_that_nobody_named():
+def test_hint_for_code_outside_ranges():
     work = [device(GEMM, at, 5, correlation=at) for at in (10_000, 2_000_000)]
     calls = [
         host("cuda_runtime", "cudaLaunchKernel", at, 1, correlation=at)
         for at in (10_000, 2_000_000)
     ]
-    for meta, said in (
+    for meta, text in (
         (NSYS, "more NVTX ranges, or py-spy"),
         (CHROME, "with_stack=True, or py-spy, shows"),
     ):
-        assert said in ta.operators(with_a_range(meta)).verdict
-        made = replace(traced([*calls, *work]), sources=(meta,))
-        assert said in ta.gpu_idle(made).verdict
+        assert text in ta.operators(with_a_range(meta)).verdict
+        recording = replace(traced([*calls, *work]), sources=(meta,))
+        assert text in ta.gpu_idle(recording).verdict
 
 
 def test_kernels_by_annotation():
@@ -160,8 +160,8 @@ def test_kernels_by_annotation():
             ta.kernels(trace, by="annotation")
 
 
-def test_options_are_those_that_info_names():
-    """The parser tells which tables are missing; both must say the same."""
+def test_options_match_those_of_info():
+    """Hints name the same options as the parser's notes on missing tables."""
     known = {recording.option for recording in tables.RECORDINGS}
     named = set()
     for what in (*KINDS, *ASKED_FOR):
@@ -180,6 +180,6 @@ def test_a_trace_converted_to_parquet_keeps_its_profiler(tmp_path):
         ta.py_spy_report(tmp_path / "a.parquet")
 
 
-def test_nothing_is_said_where_nothing_is_known():
+def test_unknown_kind_has_no_hint():
     with raises_wording(MissingData):
         on_device(CHROME).require("glow_runtime")

@@ -53,7 +53,7 @@ def test_the_note_names_both_files() -> None:
     check_wording(note)
 
 
-def test_a_recording_inside_another_is_left_out() -> None:
+def test_recording_within_another_is_left_out() -> None:
     both = [A, recorded("b.json", 2, 8)]
     assert ta.kernels(both).busy_ns == 50 * MS
     check_wording(*ta.kernels(both).input_notes)
@@ -81,7 +81,7 @@ def test_another_device_of_the_rank_is_added() -> None:
     assert result.busy_ns == 100 * MS
 
 
-def test_a_copy_of_a_file_is_named_and_ignored(tmp_path: Path) -> None:
+def test_copy_of_a_file_is_noted_and_ignored(tmp_path: Path) -> None:
     copy = tmp_path / "copy_of_rank0.json"
     copy.write_bytes(gzip.decompress(RANK.read_bytes()))
     for function in (ta.kernels, ta.operators, ta.comm_outliers, ta.diagnose):
@@ -92,7 +92,7 @@ def test_a_copy_of_a_file_is_named_and_ignored(tmp_path: Path) -> None:
     assert ta.kernels([RANK, copy]).busy_ns == ta.kernels(RANK).busy_ns
 
 
-def test_a_copy_that_another_worker_reads_is_found(tmp_path: Path) -> None:
+def test_copy_read_by_another_worker_is_detected(tmp_path: Path) -> None:
     kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5}
     for rank in range(26):
         job = {"rank": rank, "world_size": 26, "backend": "nccl"}

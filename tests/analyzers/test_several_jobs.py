@@ -1,4 +1,4 @@
-"""Files of different jobs in one folder: told apart by what they record, and not compared."""
+"""Files of different jobs in one folder are detected and not compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB: dict[str, Any] = {"world_size": 2, "backend": "nccl", "epoch_ns": NOON, "de
 
 
 def rank(number: int | None, pid: int = 1, late: int = 0, **meta: Any) -> Trace:
-    """Two steps, an all-reduce in each; ``late`` ranks keep others waiting in the second."""
+    """Return two steps with an all-reduce each; ``late`` is the delay in the second one."""
     rows = []
     for i in range(2):
         at, more = i * 100 * MS, late * i
@@ -49,7 +49,7 @@ OTHER_JOBS = {
 def test_ranks_of_different_jobs_are_not_compared(differ: str) -> None:
     traces = [rank(0), OTHER_JOBS[differ]]
     result = ta.comm_outliers(traces)
-    assert (result.n_matched, result.late.height) == (0, 0)
+    assert (result.n_matched, result.delayed.height) == (0, 0)
     assert all(one.meta.path in result.notes[0] for one in traces)
     diagnosis = ta.diagnose(traces)
     assert result.notes[0] in diagnosis.notes
@@ -71,13 +71,13 @@ ONE_JOB = {
 
 
 @pytest.mark.parametrize("name", ONE_JOB)
-def test_what_may_be_one_job_is_one(name: str) -> None:
+def test_possible_single_jobs(name: str) -> None:
     assert several_jobs(recording(one) for one in ONE_JOB[name]) == ""
 
 
-def test_a_late_rank_of_one_job_is_named() -> None:
+def test_straggler_of_one_job_is_reported() -> None:
     result = ta.comm_outliers([rank(0), rank(1, 2, late=50 * MS)])
-    assert result.late["root_rank"].to_list() == [1]
+    assert result.delayed["root_rank"].to_list() == [1]
 
 
 def test_the_ranks_of_a_job_stay_together() -> None:

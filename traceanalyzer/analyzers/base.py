@@ -191,7 +191,7 @@ class Analyzer(Generic[O, P, R]):
         take: extract the data for ``measure`` from a trace, so that the trace can be freed.
         more: return the data of a second read of a file if its parts require one.
         refine: complete the result with more data from the inputs.
-        beside: analyzer whose parts of the same inputs are passed to ``refine`` in a report.
+        companion: analyzer whose parts of the same inputs are passed to ``refine`` in a report.
         base: option with the inputs of the run to compare with.
         split_ranks: measure each rank of a file separately.
         every_file: whether files are described: copies and repeated recordings are kept.
@@ -211,7 +211,7 @@ class Analyzer(Generic[O, P, R]):
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Any], R] | None = None
-    beside: str | None = None
+    companion: str | None = None
     base: str | None = None
     split_ranks: bool = True
     every_file: bool = False

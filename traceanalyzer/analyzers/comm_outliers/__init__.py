@@ -1,10 +1,10 @@
-"""Which collectives stand out, which rank is late, and what it was doing meanwhile.
+"""Outliers among collectives, stragglers, and what stragglers did while others waited.
 
-``compute`` takes each rank's collectives (``collectives`` says which events those are) and compares
-the ranks: ``matching`` finds the same collective on each, ``arrivals`` who came when and who is
-late, ``outliers`` which durations stand out. ``context`` looks at what late ranks did and how full
-devices were. ``result`` holds the numbers and says what is wrong, ``tables`` shows them,
-``notes`` says what was not counted.
+``compute`` extracts each rank's collectives (``collectives`` defines which events those are) and
+compares the ranks: ``matching`` joins the events of one collective across ranks, ``arrivals`` has
+arrival times, wait times and stragglers, ``outliers`` the outlying durations. ``context`` has what
+stragglers did and how full devices were. ``result`` has the numbers and the verdict, ``tables``
+the tables and charts, ``notes`` the notes on missing data.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ def comm_outliers(
     min_wait_ns: int | None = None,
     **reading: Unpack[Reading],
 ) -> CommOutliers:
-    """Which collectives took unusually long, which rank was late, and what it was doing meanwhile.
+    """Which collectives took unusually long, which rank is the straggler, and what did it do?
 
-    Of files no more is read than needed: device work and annotations of every file, launch calls
-    where they alone tell which collective a kernel belongs to, and host events only of late ranks,
-    only in the stretches in which the others waited. One file is in memory at a time.
+    Files are read only as far as needed: device work and annotations of every file, launch calls
+    if they are required to join kernels to collectives, and host events only of stragglers in the
+    intervals in which other ranks waited. One file is in memory at a time.
 
     Args:
-        inputs: a trace, a file or a folder, or several of them, a rank each. Memory snapshots among
-            them are taken for ``memory``.
-        baseline: the same of another run, to compare each group's median with.
+        inputs: a trace, a file or a folder, or several of them, one per rank. Memory snapshots
+            among them are used as ``memory``.
+        baseline: traces of another run, to compare each group's median with.
         memory: memory snapshots, or traces with ``[memory]`` instants: was the device nearly full
             when collectives were slow?
-        factor: an outlier lasts longer than this many times its group's median ...
+        factor: an outlier takes longer than this many times its group's median ...
         z: ... and has a modified z-score above this.
         patterns: regular expressions of further kernel names that are communication.
-        min_wait_ns: lateness worth naming; default a tenth of the median step, 1 ms without steps.
+        min_wait_ns: smallest reported arrival delay; default a tenth of the median step, 1 ms
+            without steps.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: nothing can be read.
-        MissingData: no communication in the inputs, or in the baseline; nothing about memory in
-            what was given for it.
-        OptionError: a pattern or a number makes no sense.
+        MissingData: no communication in the inputs or in the baseline, or no memory data in the
+            inputs of ``memory``.
+        OptionError: a pattern or a number is invalid.
     """
     from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
     from traceanalyzer.reading import each, without_snapshots

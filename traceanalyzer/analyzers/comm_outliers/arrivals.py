@@ -1,26 +1,25 @@
-"""Who came when to each collective, who waited, for whom, and which rank is late.
+"""Arrival times, wait times and stragglers of matched collectives, and clock offsets of ranks.
 
-Within one matched collective: a rank *arrives* when its kernel starts. It *waits* from then until
-the last rank arrives, or until its own kernel ends if that is sooner (the root of a broadcast need
-not wait): ``wait = min(last arrival, end) - start``. What follows the last arrival is the
-communication itself: ``pure = min(end) - last arrival`` over the ranks, never below 0. The last
-rank is *late by* its distance from the median arrival of the others, and *imposes* the sum of the
-others' waits, so the waits of all ranks and what late ranks impose have the same total.
+Within one matched collective: a rank *arrives* when its kernel starts. Its *wait time* is from then
+to the arrival of the last rank, or to the end of its kernel if that is sooner (the root of a
+broadcast need not wait): ``wait = min(last arrival, end) - start``. The *transfer time* follows the
+last arrival: ``transfer = min(end) - last arrival`` over the ranks, at least 0. The *arrival delay*
+of the last rank is relative to the median arrival of the others; the rank *imposes* the sum of the
+others' wait times, so wait times and imposed times have the same total over all ranks.
 
-The wait is TraceLens' definition too. What a rank takes beyond the shortest of the ranks,
-``dur - min(dur)``, agrees with it only as far as all kernels end at once: on the 8-rank DLRM trace
-it is up to 7 us off in a collective and 14 us in a rank's total.
+TraceLens defines wait time in the same way. The time beyond the shortest rank, ``dur - min(dur)``,
+is the same only if all kernels end at once: on the 8-rank DLRM trace it differs by up to 7 us in a
+collective and 14 us in a rank's total.
 
-How far apart the ranks' clocks are is known from collectives that end everywhere at once. Every
-lane (process group) gives each of its ranks a distance from the lane's median end; the ranks' clock
-offsets are those that fit all lanes best (least squares over the lanes' medians), so that hosts
-that share only some groups are joined through them. Collectives with a root are left out: there a
-rank may be done early.
+Clock offsets are derived from collectives that end at the same time on all ranks. Every lane
+(process group) gives each of its ranks a distance from the lane's median end; the offsets fit all
+lanes best (least squares over the lanes' medians), so that hosts that share only some groups are
+joined through them. Collectives with a root are excluded: there a rank may finish early.
 
-An offset is *applied* only where it is clearly there (more than five times the residual and 50 us)
-and cannot be the ordinary skew of ends: three collectives or more speak for it and the hosts differ
-or are not known, or it exceeds the typical duration of the collectives. On one host it should be a
-few microseconds.
+An offset is *applied* only if it is clear (more than five times the residual and 50 us) and cannot
+be the normal skew of ends: it is derived from three collectives or more and the hosts differ or are
+unknown, or it exceeds the typical duration of the collectives. On one host it should be a few
+microseconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,14 +34,14 @@ from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import NS_PER_MS
 
-#: Ends that lie so far before the last arrival cannot be the end of the same collective.
+#: An end this far before the last arrival cannot be of the same collective.
 _SLACK_NS = 100_000
 
 CLEAR_RESIDUALS = 5
 
 CLEAR_NS = 50_000
 
-#: Of fewer collectives a residual says little: ends may differ by chance.
+#: With fewer collectives ends may differ by chance, so the residual is not reliable.
 FEW = 3
 
 _TYPES = {
@@ -53,29 +52,29 @@ _TYPES = {
     "applied": pl.Boolean,
 }
 
-#: A straggler's share of the step from which it is worth a warning, and more than that (traceml).
+#: A straggler's share of the step for a warning, and for a critical finding (as in traceml).
 WARN_FRAC = 0.10
 
 CRITICAL_FRAC = 0.20
 
-#: A rank that is late in one step only may have had bad luck.
+#: A straggler in one step only may be chance.
 WARN_STEPS = 2
 
-#: What counts as late where no step tells how much matters.
+#: Smallest reported arrival delay without steps.
 _DEFAULT_NS = NS_PER_MS
 
-#: Collectives shown of a rank that is late a little in many of them.
+#: Reported collectives of a rank with many small arrival delays.
 _SAMPLES = 3
 
-#: So many stretches are looked into; each may need a part of a file read again.
+#: Analysed intervals; each may require another read of a part of a file.
 _WINDOWS = 20
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of one rank during which others waited for it, on its own trace's clock.
+    """An interval of one rank during which others waited for it, on the clock of its trace.
 
-    ``device`` is the one of its collective, None where that is the host's.
+    ``device`` is that of its collective, None for a collective on the host.
     """
 
     path: str
@@ -86,12 +85,12 @@ class Window:
 
 
 def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFrame:
-    """One row a rank in each matched collective, on one clock.
+    """Return one row per rank of each matched collective, on one clock.
 
-    Adds to the instances' columns ``arrival`` (start less the rank's applied clock offset),
-    ``leave`` (end, likewise), ``after_first_ns``, ``wait_ns`` and ``is_last``. Of ranks that arrive
-    at the same last moment the lowest counts; where all arrive at once nobody is late. ``step`` is
-    that of the first to arrive: a late rank may start in the step after.
+    Adds ``arrival`` (start less the rank's applied clock offset), ``leave`` (end, likewise),
+    ``after_first_ns``, ``wait_ns`` and ``is_last``. If several ranks arrive last, the lowest is the
+    last rank; if all arrive at once, there is none. ``step`` is that of the first rank to arrive: a
+    straggler may start in the next step.
     """
     shift = offset_of(pl.col("rank"), offsets)
     rows = instances.filter(pl.col("instance").is_not_null()).with_columns(
@@ -99,49 +98,50 @@ def arrivals(instances: pl.DataFrame, offsets: Mapping[int, int]) -> pl.DataFram
     )
     first = pl.col("arrival").min().over("instance")
     last = pl.col("arrival").max().over("instance")
-    culprit = pl.col("rank").filter(pl.col("arrival") == pl.col("arrival").max()).min()
+    straggler = pl.col("rank").filter(pl.col("arrival") == pl.col("arrival").max()).min()
     step = pl.col("step").sort_by("arrival", "rank").drop_nulls().first()
     return rows.with_columns(
         step.over("instance"),
         after_first_ns=pl.col("arrival") - first,
         wait_ns=pl.min_horizontal(last, "leave") - pl.col("arrival"),
-        is_last=(pl.col("rank") == culprit.over("instance")) & (last > first),
+        is_last=(pl.col("rank") == straggler.over("instance")) & (last > first),
     )
 
 
 def plausible(rows: pl.DataFrame) -> pl.DataFrame:
-    """Only the collectives whose ranks can have been in it together.
+    """Drop collectives that a rank left well before another one arrived.
 
-    One that some rank left well before another arrived is a wrong match: the ranks are in groups
-    that the file does not tell apart, or events are missing. Collectives with a root are exempt.
+    Such a match is wrong: the ranks are in groups that the file does not distinguish, or events are
+    missing. Collectives with a root are exempt.
     """
     apart = pl.col("arrival").max().over("instance") - pl.col("leave").min().over("instance")
     return rows.filter((apart <= _SLACK_NS) | pl.col("collective").is_in(ROOTED))
 
 
 def collectives(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row for each matched collective, in order of time.
+    """Return one row per matched collective, in order of time.
 
-    ``late_rank`` is null where all arrived at once. ``late_ns`` is the last arrival less the
+    ``last_rank`` is null if all arrived at once. ``arrival_delay_ns`` is the last arrival less the
     median arrival of the others; ``skew_ns`` the last less the first; ``imposed_ns`` the sum of the
-    waits. ``missing`` is how many ranks of the group are not there (null if its size is not known).
+    wait times; ``transfer_ns`` the transfer time. ``missing`` is the number of ranks of the group
+    without an event (null if the group's size is unknown).
     """
     by_arrival = rows.sort("instance", "arrival", "rank")
-    late = pl.col("is_last")
+    is_last = pl.col("is_last")
     last, first = pl.col("arrival").max(), pl.col("arrival").min()
-    others = pl.col("arrival").filter(~late).median().floor().cast(pl.Int64)
+    others = pl.col("arrival").filter(~is_last).median().floor().cast(pl.Int64)
     described = ["collective", "dtype", "message_bytes", "group", "group_size", "kernel", "step"]
     table = by_arrival.group_by("instance", maintain_order=True).agg(
         *(pl.col(name).drop_nulls().first() for name in described),
         pl.len().alias("ranks"),
         pl.col("rank").first().alias("first_rank"),
-        pl.col("rank").filter(late).first().alias("late_rank"),
+        pl.col("rank").filter(is_last).first().alias("last_rank"),
         first.alias("first_arrival_ns"),
         last.alias("last_arrival_ns"),
-        (last - others).alias("late_ns"),
+        (last - others).alias("arrival_delay_ns"),
         (last - first).alias("skew_ns"),
         pl.col("wait_ns").sum().alias("imposed_ns"),
-        (pl.col("leave").min() - last).clip(lower_bound=0).alias("pure_ns"),
+        (pl.col("leave").min() - last).clip(lower_bound=0).alias("transfer_ns"),
         (pl.col("leave").max() - pl.col("leave").min()).alias("end_skew_ns"),
     )
     missing = (pl.col("group_size") - pl.col("ranks").cast(pl.Int64)).clip(lower_bound=0)
@@ -154,12 +154,12 @@ def with_waits(
     collectives: pl.DataFrame,
     offsets: dict[int, int],
 ) -> pl.DataFrame:
-    """Adds what is known of the collective (null if unmatched), and ``at_ns``.
+    """Add columns of the collective (null if unmatched), and ``at_ns``.
 
-    That is ``wait_ns``, ``late_rank``, ``root_rank``, ``pure_ns`` and ``slow``.
+    These are ``wait_ns``, ``last_rank``, ``root_rank``, ``transfer_ns`` and ``slow``.
     """
     waits = rows.select("id", "wait_ns")
-    of_collective = collectives.select("instance", "late_rank", "root_rank", "pure_ns", "slow")
+    of_collective = collectives.select("instance", "last_rank", "root_rank", "transfer_ns", "slow")
     at = pl.col("start") - offset_of(pl.col("rank"), offsets)
     return (
         instances.join(waits, on="id", how="left", maintain_order="left")
@@ -169,16 +169,16 @@ def with_waits(
     )
 
 
-# --- who is late ---------------------------------------------------------------------------
+# --- stragglers ----------------------------------------------------------------------------
 
 
 def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """One row a step: its straggler and what it costs.
+    """Return one row per step: its straggler and the cost.
 
-    The straggler is the rank that waited least in the step. ``cost_ns`` is the ranks' median wait
-    less its own: what the typical rank would have been spared; ``cost_frac`` is that over the
-    median length of the step (below 10 % not worth attention, from 10 % a warning, from 20 %
-    critical). A rank that waits in two collectives at once waits once here.
+    The straggler is the rank with the least wait time in the step. ``cost_ns`` is the median wait
+    time of the ranks less that of the straggler: the saving of the typical rank; ``cost_frac`` is
+    its share of the median step time (from 10 % a warning, from 20 % critical). Wait times of a
+    rank that overlap count once.
 
     Args:
         rows: arrivals of all matched collectives.
@@ -220,14 +220,15 @@ def ranks(
     steps: pl.DataFrame,
     roots: pl.DataFrame,
 ) -> pl.DataFrame:
-    """One row a rank, the root of most wait time first.
+    """Return one row per rank, most imposed wait time first.
 
-    ``comm_ns`` is the summed duration of its collectives; ``wait_ns`` the part of it spent waiting
-    in matched ones; ``imposed_ns`` the wait time of which it is the root (``roots``, of
-    :func:`~.chains.roots`), also where a rank that it had delayed was last; ``times_first`` counts
-    every rank that nobody preceded. ``late_steps`` are the steps it cost at least 10 %,
-    ``late_frac`` what it cost in those over all steps' time. ``busy_ns``, ``idle_ns`` and
-    ``overlap_frac`` (communication hidden by compute) are of its device, over ``span_ns``.
+    ``comm_ns`` is the summed duration of its collectives; ``wait_ns`` the wait time in matched
+    ones; ``imposed_ns`` the wait time of which it is the root (``roots``, of
+    :func:`~.chains.roots`), also if a rank that it had delayed arrived last; ``times_first`` counts
+    every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
+    which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps.
+    ``busy_ns``, ``idle_ns`` and ``overlap_frac`` (communication overlapped by compute) are of its
+    device, over ``span_ns``.
     """
     total = instances.group_by("rank").agg(
         pl.len().alias("n"),
@@ -241,10 +242,10 @@ def ranks(
         pl.col("is_last").sum().alias("times_last"),
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
-    late = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
-    cost = late.group_by(rank="straggler").agg(
-        pl.len().alias("late_steps"),
-        (pl.col("cost_ns").sum() / steps["step_ns"].sum()).alias("late_frac"),
+    costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
+    cost = costly.group_by(rank="straggler").agg(
+        pl.len().alias("straggler_steps"),
+        (pl.col("cost_ns").sum() / steps["step_ns"].sum()).alias("straggler_frac"),
     )
     table = devices = _devices(parts)
     for other in (total, met, imposed, cost):
@@ -273,66 +274,67 @@ def _devices(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def threshold(steps: pl.DataFrame) -> int:
-    """Lateness worth naming, in ns: a tenth of the median step, 1 ms where no steps are marked."""
+    """Return the smallest reported arrival delay in ns: 10 % of the median step, else 1 ms."""
     typical = steps["step_ns"].median()
     return round(WARN_FRAC * typical) if isinstance(typical, float) else _DEFAULT_NS
 
 
-def late(
+def delayed(
     collectives: pl.DataFrame,
     rows: pl.DataFrame,
     steps: pl.DataFrame,
     marks: pl.DataFrame,
     least_ns: int,
 ) -> pl.DataFrame:
-    """The collectives whose last rank was at least ``least_ns`` late, most imposed waiting first.
+    """Return collectives with an arrival delay of at least ``least_ns``, most imposed time first.
 
-    Also the three worst of a rank that has none of those, but costs at least 10 % of the steps'
-    time over two steps or more by many small delays. ``into_step_ns`` says how much later than
-    the median of the others it had entered the step already (null where unknown). ``path``,
-    ``window_start_ns`` and ``window_end_ns`` are the stretch between the others' median arrival
-    and its own, on the clock of its trace.
+    Also the three worst of a rank that has none of those, but costs at least 10 % of step time over
+    two steps or more by many small delays. ``into_step_ns`` is its delay at the start of the step,
+    relative to the median of the others (null if unknown). ``path``, ``window_start_ns`` and
+    ``window_end_ns`` are the interval between the others' median arrival and the last arrival, on
+    the clock of its trace.
     """
-    worst = collectives.filter(pl.col("late_rank").is_not_null(), pl.col("late_ns") > 0).sort(
-        "imposed_ns", "instance", descending=[True, False]
-    )
-    order = pl.int_range(pl.len()).over("late_rank")
-    enough = pl.col("late_ns") >= least_ns
-    creeping = pl.col("late_rank").is_in(_habitual(steps)) & ~enough.any().over("late_rank")
-    chosen = worst.filter(enough | (creeping & (order < _SAMPLES)))
+    worst = collectives.filter(
+        pl.col("last_rank").is_not_null(), pl.col("arrival_delay_ns") > 0
+    ).sort("imposed_ns", "instance", descending=[True, False])
+    order = pl.int_range(pl.len()).over("last_rank")
+    enough = pl.col("arrival_delay_ns") >= least_ns
+    repeated = pl.col("last_rank").is_in(_repeated_stragglers(steps))
+    small = repeated & ~enough.any().over("last_rank")
+    chosen = worst.filter(enough | (small & (order < _SAMPLES)))
     last = rows.filter("is_last").select(
         "instance", "path", window_device="device", window_end_ns="ts"
     )
     return (
         chosen.join(last, on="instance", how="left", maintain_order="left")
-        .with_columns(window_start_ns=pl.col("window_end_ns") - pl.col("late_ns"))
+        .with_columns(window_start_ns=pl.col("window_end_ns") - pl.col("arrival_delay_ns"))
         .join(_entered(chosen, marks), on="instance", how="left", maintain_order="left")
     )
 
 
-def windows(late: pl.DataFrame) -> tuple[Window, ...]:
-    """The stretches of the worst rows of :func:`late`, longest imposed waiting first."""
-    columns = ("path", "late_rank", "window_start_ns", "window_end_ns", "window_device")
-    return tuple(Window(*row) for row in late.head(_WINDOWS).select(columns).iter_rows())
+def windows(delayed: pl.DataFrame) -> tuple[Window, ...]:
+    """Return the intervals of the first rows of :func:`delayed`."""
+    columns = ("path", "last_rank", "window_start_ns", "window_end_ns", "window_device")
+    return tuple(Window(*row) for row in delayed.head(_WINDOWS).select(columns).iter_rows())
 
 
-def _habitual(steps: pl.DataFrame) -> list[int]:
-    """Ranks that cost at least a tenth of all steps' time, in two steps or more."""
-    late = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
+def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:
+    """Return ranks that cost at least 10 % of the time of all steps, in two steps or more."""
+    costly = steps.filter(pl.col("cost_frac") >= WARN_FRAC)
     share = pl.col("cost_ns").sum() / steps["step_ns"].sum()
-    by_rank = late.group_by("straggler").agg(pl.len().alias("n"), share.alias("share"))
+    by_rank = costly.group_by("straggler").agg(pl.len().alias("n"), share.alias("share"))
     often = by_rank.filter(pl.col("n") >= WARN_STEPS, pl.col("share") >= WARN_FRAC)
     return often["straggler"].to_list()
 
 
 def _entered(chosen: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """``instance``, ``into_step_ns``: the late rank's step entry after the others' median entry."""
+    """Return ``instance``, ``into_step_ns``: the last rank's delay at the start of the step."""
     entries = marks.group_by("step", "rank").agg(pl.col("arrival").min())
-    is_late = pl.col("rank") == pl.col("late_rank")
-    entered = pl.col("arrival").filter(is_late).first()
-    others = pl.col("arrival").filter(~is_late).median().floor().cast(pl.Int64)
+    is_last = pl.col("rank") == pl.col("last_rank")
+    entered = pl.col("arrival").filter(is_last).first()
+    others = pl.col("arrival").filter(~is_last).median().floor().cast(pl.Int64)
     return (
-        chosen.select("instance", "step", "late_rank")
+        chosen.select("instance", "step", "last_rank")
         .join(entries, on="step")
         .group_by("instance")
         .agg((entered - others).alias("into_step_ns"))
@@ -343,15 +345,15 @@ def _entered(chosen: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
 
 
 def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None]) -> pl.DataFrame:
-    """One row a rank: collectives used, offset, residual (MAD) in ns, and whether it is applied.
+    """Return one row per rank: collectives used, offset, residual (MAD) in ns, and ``applied``.
 
-    A positive offset says that the rank's clock is ahead of the (lower) median rank's. Empty where
-    no collective can tell.
+    A positive offset means that the rank's clock is ahead of the (lower) median rank's. Empty
+    without suitable collectives.
 
     Args:
         matched: rows with ``instance``, ``lane``, ``rank``, ``collective``, ``end``,
             ``duration_ns``.
-        hosts: host name by rank, None where it is not known.
+        hosts: host name by rank, None if unknown.
     """
     rows = matched.filter(
         pl.col("instance").is_not_null(), ~pl.col("collective").is_in(ROOTED)
@@ -365,7 +367,7 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
         .with_columns(off=(pl.col("end") - pl.col("end").median().over("instance")))
     )
     residual = (pl.col("off") - pl.col("off").median()).abs().median()
-    found = corrected.group_by("rank").agg(
+    offsets = corrected.group_by("rank").agg(
         pl.len().alias("n"),
         pl.col("offset_ns").first(),
         residual.round().cast(pl.Int64).alias("residual_ns"),
@@ -373,19 +375,19 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
     )
     one_host = len(set(hosts.values())) == 1 and None not in hosts.values()
     return (
-        found.with_columns(applied=_applies(one_host=one_host))
+        offsets.with_columns(applied=_applies(one_host=one_host))
         .sort("rank")
         .select(pl.col(name).cast(dtype) for name, dtype in _TYPES.items())
     )
 
 
-def applied(found: pl.DataFrame) -> dict[int, int]:
-    """The offset in ns of each rank whose clock is to be corrected."""
-    return dict(found.filter("applied").select("rank", "offset_ns").iter_rows())
+def applied(clocks: pl.DataFrame) -> dict[int, int]:
+    """Return the offset in ns of each rank whose clock is corrected."""
+    return dict(clocks.filter("applied").select("rank", "offset_ns").iter_rows())
 
 
 def offset_of(rank: pl.Expr, offsets: Mapping[int, int]) -> pl.Expr:
-    """Each rank's offset, 0 where it has none."""
+    """Return each rank's offset, 0 if it has none."""
     return rank.replace_strict(offsets, default=0, return_dtype=pl.Int64)
 
 
@@ -397,9 +399,9 @@ def _applies(*, one_host: bool) -> pl.Expr:
 
 
 def _fit(medians: pl.DataFrame) -> pl.DataFrame:
-    """``rank`` and ``offset_ns`` that explain every lane's medians best; their lower median is 0.
+    """Return ``rank`` and ``offset_ns`` that fit every lane's medians best; lower median 0.
 
-    A rank's own offset, not the mean of two, is the zero: so one of two hosts keeps its clock.
+    Zero is the offset of one rank, not the mean of two: so one of two hosts keeps its clock.
     """
     ranks = medians["rank"].unique().sort()
     row = {rank: i for i, rank in enumerate(ranks)}
@@ -410,8 +412,8 @@ def _fit(medians: pl.DataFrame) -> pl.DataFrame:
         centre = np.eye(len(at)) - 1 / len(at)
         normal[np.ix_(at, at)] += centre
         right[at] += centre @ lane["behind"].to_numpy()
-    found = np.linalg.lstsq(normal, right, rcond=None)[0]
-    zero = np.sort(found)[(len(found) - 1) // 2]
-    return pl.DataFrame({"rank": ranks, "offset_ns": np.rint(found - zero)}).cast(
+    fitted = np.linalg.lstsq(normal, right, rcond=None)[0]
+    zero = np.sort(fitted)[(len(fitted) - 1) // 2]
+    return pl.DataFrame({"rank": ranks, "offset_ns": np.rint(fitted - zero)}).cast(
         {"offset_ns": pl.Int64}
     )

@@ -1,16 +1,16 @@
-"""Which rank caused the wait at each collective: arrival delays are followed back to their origin.
+"""Root ranks of wait times: arrival delays are followed back to the rank that caused them.
 
-The last rank of a collective may be late only because it left an earlier collective, of another
-process group, late: there it waited for somebody else. For each collective with last rank L and
-longest waiting rank W, both are compared since the last collective that they had in common::
+The last rank of a collective may be delayed only because it left an earlier collective of another
+process group late, where it waited for another rank. For each collective with last rank L and
+longest waiting rank W, both are compared since their last common collective::
 
     delay = arrival(L) - arrival(W)
     inherited = min(max(waits(L) - waits(W), 0), delay)
 
 ``waits`` is the wait time since then. The inherited part belongs to the root ranks for
-which L waited longer than W, in proportion to how much longer; the rest is L's. This is the delay
-analysis of Scalasca (Boehme et al., ICPP 2010) on the kernels of a trace. A wait with compute
-running beside it delays nothing, unless the next collective was queued behind it on its stream.
+which L waited longer than W, in proportion to the difference; the rest is due to L. This is the
+delay analysis of Scalasca (Boehme et al., ICPP 2010) on the kernels of a trace. A wait that compute
+overlaps delays nothing, unless the next collective was queued behind it on its stream.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import polars as pl
 
-#: A collective that starts so soon after the one before it on the stream was queued behind it.
+#: A collective that starts this soon after the previous one on its stream was queued behind it.
 _QUEUED_NS = 20_000
 
-#: So many collectives of a rank are looked at for the last one in common.
+#: Collectives of a rank that are searched for the last common one.
 _REACH = 1_000
 
-#: Roots of less are dropped, so that long chains stay short.
+#: Roots with a smaller share are dropped to keep chains short.
 _SMALL_FRAC = 0.005
 
 _SCHEMA = {"instance": pl.UInt32, "root_rank": pl.Int32, "root_ns": pl.Int64}
@@ -45,7 +45,7 @@ class _Visit:
 
 @dataclass(frozen=True)
 class _Chains:
-    """What is known while collectives are followed in order of their last arrival."""
+    """State while collectives are followed in order of their last arrival."""
 
     visits: dict[int, list[_Visit]]
     places: dict[tuple[int, int], int]
@@ -54,18 +54,18 @@ class _Chains:
 
 
 def roots(rows: pl.DataFrame) -> pl.DataFrame:
-    """The ranks that caused the waits of each collective.
+    """Return the ranks that caused the waits of each collective.
 
     Args:
         rows: arrivals of matched collectives: instance, lane, rank, stream, arrival, leave,
-            wait_ns, is_last, compute_ns (compute beside it, null where not known).
+            wait_ns, is_last, compute_ns (overlapping compute, null if unknown).
 
     Returns:
-        instance, root_rank, root_ns: the part of all waits there that goes back to this rank, the
+        instance, root_rank, root_ns: the part of the collective's waits caused by this rank,
         largest first. The parts of one collective add up to the sum of its waits.
     """
     chains = _chains(rows)
-    found = []
+    parts: list[tuple[int, int, int]] = []
     summed = rows.group_by("instance").agg(
         pl.col("arrival").max(),
         pl.col("wait_ns").sum().alias("imposed"),
@@ -76,13 +76,13 @@ def roots(rows: pl.DataFrame) -> pl.DataFrame:
     for instance, _, imposed, last, first in waited.iter_rows():
         shares = _shares(chains, instance, last, first)
         chains.roots[instance] = shares
-        found += [(instance, *part) for part in _parts(shares, imposed)]
-    return pl.DataFrame(found, schema=_SCHEMA, orient="row")
+        parts += [(instance, *part) for part in _parts(shares, imposed)]
+    return pl.DataFrame(parts, schema=_SCHEMA, orient="row")
 
 
-def with_roots(collectives: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
-    """Adds the rank that caused most of each collective's waits, ``root_rank``, and ``root_ns``."""
-    largest = found.unique("instance", keep="first", maintain_order=True)
+def with_roots(collectives: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:
+    """Add the rank that caused most of each collective's waits, ``root_rank``, and ``root_ns``."""
+    largest = roots.unique("instance", keep="first", maintain_order=True)
     return collectives.join(largest, on="instance", how="left", maintain_order="left")
 
 
@@ -100,10 +100,12 @@ def _chains(rows: pl.DataFrame) -> _Chains:
 
 
 def _shares(chains: _Chains, instance: int, last: int, first: int) -> dict[int, float]:
-    """The share of each root rank in the wait of one collective; they add up to 1."""
-    late, early = (chains.visits[rank][chains.places[instance, rank]] for rank in (last, first))
+    """Return the share of each root rank in the wait of one collective; shares add up to 1."""
+    at_last, at_first = (
+        chains.visits[rank][chains.places[instance, rank]] for rank in (last, first)
+    )
     waits, others = _waits(chains, instance, last, first), _waits(chains, instance, first, last)
-    delay = late.arrival - early.arrival
+    delay = at_last.arrival - at_first.arrival
     longer = sum(waits.values()) - sum(others.values())
     inherited = min(max(longer, 0), delay) / delay if delay else 0.0
     excess = {root: max(wait - others.get(root, 0), 0) for root, wait in waits.items()}
@@ -116,7 +118,7 @@ def _shares(chains: _Chains, instance: int, last: int, first: int) -> dict[int, 
 
 
 def _waits(chains: _Chains, instance: int, rank: int, other: int) -> dict[int, float]:
-    """How long ``rank`` waited since it last met ``other``, by root rank."""
+    """Return the wait time of ``rank`` since its last collective with ``other``, by root rank."""
     waits: dict[int, float] = defaultdict(float)
     visits, place = chains.visits[rank], chains.places[instance, rank]
     arrival, stream = visits[place].arrival, visits[place].stream
@@ -133,7 +135,7 @@ def _waits(chains: _Chains, instance: int, rank: int, other: int) -> dict[int, f
 
 
 def _parts(shares: dict[int, float], imposed: int) -> list[tuple[int, int]]:
-    """Whole nanoseconds of each root, the largest first; what rounding leaves is the largest's."""
+    """Return whole ns of each root, largest first; the largest gets the rounding difference."""
     ordered = sorted(shares.items(), key=lambda share: (-share[1], share[0]))
     parts = [(root, int(share * imposed)) for root, share in ordered]
     root, largest = parts[0]

@@ -1,9 +1,9 @@
-"""Which events of a rank are communication, what is known about each, and what ran beside it.
+"""The communication events of a rank, their descriptions, and the device work that overlaps them.
 
-A kernel's description comes from, in this order: its own arguments; its name; the host event that
-issued it (``record_param_comms`` or ``nccl:*``), found by External id, or through the launch call
-that shares the kernel's correlation id and lies inside the host event. ``gpu_user_annotation``
-rows are projections and never work.
+A kernel is described by, in this order: its arguments; its name; the host event that issued it
+(``record_param_comms`` or ``nccl:*``), joined by External id, or by the launch call with the
+kernel's correlation id inside the host event. ``gpu_user_annotation`` rows are projections and
+never work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ INSTANCES: dict[str, type[pl.DataType]] = {
     "step": pl.String,
     "compute_ns": pl.Int64,
     "memory_ns": pl.Int64,
-    "beside": pl.String,
+    "overlapped_by": pl.String,
 }
 
 
@@ -53,7 +53,7 @@ class Part:
     """One file's communication.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, None if not recorded.
         path: the file.
         host: host name, or None.
         world_size: ranks in the job, or None.
@@ -61,20 +61,20 @@ class Part:
         epoch_known: those are absolute times, so that parts can be compared.
         instances: one row per collective, columns :data:`INSTANCES`, absolute times.
         steps: the steps' annotations, columns :data:`STEPS`, absolute times.
-        span_ns: first start to last end of device work, and of communication where that is the
-            host's; of all events read where there is no device work.
+        span_ns: first start to last end of device work, and of host communication; of all read
+            events without device work.
         busy_ns: union of all device work, over all streams; None without device work.
         comm_ns: union of the communication, over all streams.
-        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device; on any
-            where the communication is the host's.
+        overlap_ns: part of ``comm_ns`` during which compute kernels ran on the same device (on any
+            device for host communication).
         unclosed: communication events without an end, which are not counted.
-        wants_launches: reading the launch calls too would tell more about its collectives.
-        rank_known: False once a rank was made up for a file that does not tell.
-        record_hint: how collectives are recorded with the profiler that wrote the file.
-        by_device: span, busy, communication and overlap of each device, where several communicate.
+        wants_launches: launch calls, not read yet, would complete the descriptions.
+        rank_known: False if the rank was assigned to a file without one.
+        record_hint: how to record collectives with the profiler that wrote the file.
+        by_device: span, busy, communication and overlap of each device, if several communicate.
         gpu: name of the GPU that communicates, or None.
-        node_gpus: GPUs that the file lists, 0 where it lists none or only one.
-        recording: what the file records about its job.
+        node_gpus: GPUs listed in the file, 0 if none or only one.
+        recording: the file's metadata of its job.
     """
 
     rank: int | None
@@ -102,29 +102,33 @@ class Part:
 def communication(
     trace: Trace, work: pl.DataFrame, patterns: Sequence[str] = ()
 ) -> tuple[pl.DataFrame, bool]:
-    """The communication events of one rank, each with what is known about it.
+    """Return the communication events of one rank with their descriptions.
 
-    Device work where there is any; else, as in CPU runs, the host events that run a collective
-    (``gloo:*``, ``mpi:*``, ``ucc:*``, calls of MPI). ``patterns`` are regular expressions of
-    further names. ``issued`` is the time at which the host asked for it, null where the trace does
-    not tell.
+    These are device work if there is any; otherwise, as in CPU runs, the host events that run a
+    collective (``gloo:*``, ``mpi:*``, ``ucc:*``, MPI calls). ``issued`` is the time of the host
+    call, null if not recorded.
 
-    The second value says whether reading the launch calls too would tell more: kernels lack their
-    message size, some host events describe collectives that no kernel is joined to, and no launch
-    call has been read.
+    Args:
+        trace: one rank.
+        work: rows of :func:`device_work`.
+        patterns: regular expressions of further names.
+
+    Returns:
+        The events; and whether to read the launch calls too: kernels lack their message size, some
+        host events describe collectives without a joined kernel, and no launch call has been read.
 
     Raises:
         OptionError: a pattern is not a regular expression.
     """
     by_name = names.named(work, [vocabulary.COMMUNICATION_PATTERN, *patterns])
     described = pl.col("event").is_in(trace.collectives["event"].implode())
-    found, wants_launches = _rows(trace, work.filter(by_name | described)["event"]), False
-    if found.is_empty():
-        found = _host_communication(trace, patterns).with_columns(issued="ts")
+    rows, wants_launches = _rows(trace, work.filter(by_name | described)["event"]), False
+    if rows.is_empty():
+        rows = _host_communication(trace, patterns).with_columns(issued="ts")
     else:
-        found, wants_launches = _with_host_descriptions(found, trace)
-    dtype = names.mapped(found["dtype"], _plain_dtype)
-    return found.with_columns(dtype=dtype, message_bytes=_message_bytes(found)), wants_launches
+        rows, wants_launches = _with_host_descriptions(rows, trace)
+    dtype = names.mapped(rows["dtype"], _plain_dtype)
+    return rows.with_columns(dtype=dtype, message_bytes=_message_bytes(rows)), wants_launches
 
 
 def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
@@ -137,9 +141,9 @@ def _host_communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 
 
 def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
-    """These rows of ``events`` with their numbers, words as text.
+    """Return these rows of ``events`` with row numbers and the columns of ``collectives``.
 
-    Beside them is what ``collectives`` says, null where it says nothing.
+    Categorical columns are cast to text; without a description they are null.
     """
     events = trace.events[event].insert_column(0, event)
     rows = events.join(trace.collectives, on="event", how="left", maintain_order="left")
@@ -147,19 +151,19 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
 
 
 def gpu_name(trace: Trace, device: int | None) -> str | None:
-    """The name of a device; of another one of the node where this one is not listed."""
+    """Return the name of a device; that of another GPU of the node if it is not listed."""
     gpus = {gpu.id: gpu.name for gpu in trace.meta.devices if gpu.name}
     return gpus.get(device if device is not None else -1, next(iter(gpus.values()), None))
 
 
-# --- the host's side -----------------------------------------------------------------------
+# --- host calls ----------------------------------------------------------------------------
 
 
 def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.DataFrame, bool]:
-    """Fills what a kernel's own row leaves open from the host call that issued it.
+    """Complete the descriptions of kernels by those of the host calls that issued them.
 
-    A kernel named SendRecv may be any of all_to_all, send and recv: there the host knows better.
-    Also says whether there are kernels and calls that launch calls, not yet read, might join.
+    A kernel named SendRecv may be all_to_all, send or recv: there the host call takes precedence.
+    The second value is whether launch calls, not read yet, might join more kernels and calls.
     """
     calls = _host_calls(trace)
     by_id = _by_external_id(kernels, calls)
@@ -186,11 +190,11 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> tuple[pl.Dat
 
 
 def _host_calls(trace: Trace) -> pl.DataFrame:
-    """One row per call that issued a collective: where it ran and what it tells.
+    """Return one row per call that issued a collective, with its thread and description.
 
-    ``record_param_comms`` encloses ``nccl:*`` and NCCL's own range, and each knows things that
-    the other does not: rows that overlap on one thread are one call, described by whichever tells
-    first. Columns: call, pid, tid, ts, end, external_ids, and the description.
+    ``record_param_comms`` encloses ``nccl:*`` and NCCL's range, each with other details: rows that
+    overlap on one thread are one call, described by the first known value of each column. Columns:
+    call, pid, tid, ts, end, external_ids, and the description.
     """
     issuing = names.starting_with(
         vocabulary.PARAM_COMMS, *vocabulary.NCCL_ANNOTATION_PREFIXES, vocabulary.NCCL_CALL
@@ -219,31 +223,31 @@ def _host_calls(trace: Trace) -> pl.DataFrame:
 
 
 def _by_external_id(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """``event`` and ``call`` of each kernel that shares an External id with a host call.
+    """Return ``event`` and ``call`` of each kernel that shares an External id with a host call.
 
-    Recordings of 2022 and 2023 repeat the correlation id as External id: that joins nothing.
+    Recordings of 2022 and 2023 repeat the correlation id as External id, which is ignored.
     """
     ids = calls.select("call", external_id="external_ids").explode("external_id")
     differs = pl.col("external_id") != pl.col("correlation").fill_null(-1)
-    asking = kernels.select("event", external_id=pl.when(differs).then("external_id"))
-    return _pairs(linking.link(ids, asking, ["external_id"]), ids, asking)
+    linked = kernels.select("event", external_id=pl.when(differs).then("external_id"))
+    return _pairs(linking.link(ids, linked, ["external_id"]), ids, linked)
 
 
 def _by_correlation(
     kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
 ) -> pl.DataFrame:
-    """``event`` and ``call`` of each kernel whose launch call lies inside a host call."""
+    """Return ``event`` and ``call`` of each kernel with its launch call inside a host call."""
     spans = calls.rename({"ts": "start"})
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
     called = inside.select("correlation", call=spans["call"].gather(inside["slice"]))
     return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
 
 
-def _pairs(found: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+def _pairs(links: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(
         {
-            "event": kernels["event"].gather(found["right"]),
-            "call": calls["call"].gather(found["left"]),
+            "event": kernels["event"].gather(links["right"]),
+            "call": calls["call"].gather(links["left"]),
         }
     )
 
@@ -252,7 +256,7 @@ def _pairs(found: pl.DataFrame, calls: pl.DataFrame, kernels: pl.DataFrame) -> p
 
 
 def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
-    """Bytes of the full message: what comes out of an all_gather, what goes in otherwise."""
+    """Return the bytes of the full message: the output of an all_gather, the input otherwise."""
     gathers = pl.col("collective") == "all_gather"
     whole = pl.coalesce("elements_out", pl.col("elements_in") * pl.col("group_size"))
     elements = pl.when(gathers).then(whole).otherwise("elements_in")
@@ -260,18 +264,15 @@ def _message_bytes(rows: pl.DataFrame) -> pl.Expr:
 
 
 def _plain_dtype(dtype: str) -> str:
-    """One spelling: ``c10::BFloat16``, ``BFloat16`` -> ``bfloat16``."""
+    """Return the short lower-case name: ``c10::BFloat16``, ``BFloat16`` -> ``bfloat16``."""
     return dtype.removeprefix("c10::").lower()
 
 
-# --- what else the device did --------------------------------------------------------------
+# --- other device work ---------------------------------------------------------------------
 
 
 def device_work(trace: Trace) -> pl.DataFrame:
-    """All device work as intervals: ``event``, device, kind, name, ``start``, ``end``.
-
-    What has no end has no ``end`` here.
-    """
+    """Return all device work: ``event``, device, kind, name, ``start``, ``end`` (may be null)."""
     end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
     return (
         trace.events.select("device", "kind", "name", start="ts", end=end)
@@ -281,7 +282,7 @@ def device_work(trace: Trace) -> pl.DataFrame:
 
 
 def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of :func:`device_work` that are not communication, and have an end."""
+    """Return the kernels of :func:`device_work` with an end that are not communication."""
     kernels = work.filter(pl.col("kind") == "kernel", pl.col("end").is_not_null())
     return kernels.join(communication, on="event", how="anti")
 
@@ -289,17 +290,16 @@ def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataF
 def activity(
     trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
 ) -> Activity:
-    """Span, busy time, communication and its overlap with compute, in ns: sums over the devices.
+    """Return span, busy time, communication and its overlap with compute in ns, over all devices.
 
-    Where communication is the host's, the rank's devices count as one, and the span takes in the
-    communication too. Without device work the span is that of all events, and nothing is busy or
-    overlaps.
+    For communication on the host the rank's devices count as one, and the span includes the
+    communication. Without device work the span is that of all events; busy and overlap are None.
 
     busy is the union of all device work over all streams, so idle = span - busy; overlap is the
     union of communication intersected with the union of compute kernels. Copies and memsets are
     neither.
     """
-    if communication.height and _of_host(communication):
+    if communication.height and _on_host(communication):
         one = pl.lit(0, pl.Int32).alias("device")
         communication, work, compute = (f.with_columns(one) for f in (communication, work, compute))
     comm = intervals.union(communication, ["device"])
@@ -317,7 +317,7 @@ def activity(
 def by_device(
     trace: Trace, work: pl.DataFrame, communication: pl.DataFrame, compute: pl.DataFrame
 ) -> dict[int, Activity]:
-    """:func:`activity` of each device that communicates; empty where fewer than two do."""
+    """Return :func:`activity` of each device that communicates; empty if fewer than two do."""
     devices = communication["device"].drop_nulls().unique().sort()
     if len(devices) < 2:
         return {}
@@ -327,7 +327,7 @@ def by_device(
     }
 
 
-def _of_host(communication: pl.DataFrame) -> bool:
+def _on_host(communication: pl.DataFrame) -> bool:
     return communication["device"].null_count() == communication.height
 
 
@@ -335,45 +335,45 @@ def _length(rows: pl.DataFrame) -> int:
     return int((rows["end"] - rows["start"]).sum())
 
 
-def with_work_beside(
+def with_overlapping_work(
     communication: pl.DataFrame, work: pl.DataFrame, compute: pl.DataFrame
 ) -> pl.DataFrame:
-    """Adds what ran on the same device meanwhile: ``compute_ns``, ``memory_ns``, ``beside``.
+    """Add overlapping work on the same device: ``compute_ns``, ``memory_ns``, ``overlapped_by``.
 
-    The times are unions; ``beside`` is the kernel, copy or set, by name, with the largest sum of
-    overlaps (ties by name). All null where the communication is the host's.
+    The times are unions; ``overlapped_by`` is the name of the kernel, copy or memset with the
+    largest sum of overlaps (ties by name). All are null for communication on the host.
     """
-    if _of_host(communication):
-        blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "beside": pl.String}
+    if _on_host(communication):
+        blank = {"compute_ns": pl.Int64, "memory_ns": pl.Int64, "overlapped_by": pl.String}
         return communication.with_columns(pl.lit(None, t).alias(n) for n, t in blank.items())
     memory = work.filter(pl.col("kind") != "kernel", pl.col("end").is_not_null())
-    found = communication
+    rows = communication
     for name, windows in (("compute_ns", compute), ("memory_ns", memory)):
-        found = intervals.overlap_with(found, windows, ["device"]).rename({"overlap": name})
-    busiest = _busiest(communication, pl.concat([compute, memory]))
-    return found.join(busiest, on="event", how="left", maintain_order="left")
+        rows = intervals.overlap_with(rows, windows, ["device"]).rename({"overlap": name})
+    names = _overlapped_by(communication, pl.concat([compute, memory]))
+    return rows.join(names, on="event", how="left", maintain_order="left")
 
 
-def _busiest(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    """``event`` and ``beside``: the name that shares most time with each collective."""
+def _overlapped_by(communication: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """Return ``event`` and ``overlapped_by``: the name with the largest overlap per collective."""
     comm = communication.select("event", "device", "start", "end")
-    found = [
-        _shared(mine, others.filter(pl.col("device") == mine["device"][0]))
-        for mine in comm.drop_nulls("device").partition_by("device", maintain_order=True)
+    pairs = [
+        _shared(rows, others.filter(pl.col("device") == rows["device"][0]))
+        for rows in comm.drop_nulls("device").partition_by("device", maintain_order=True)
     ]
-    none = pl.DataFrame(schema={"event": pl.UInt32, "beside": pl.String, "shared": pl.Int64})
+    none = pl.DataFrame(schema={"event": pl.UInt32, "overlapped_by": pl.String, "shared": pl.Int64})
     return (
-        pl.concat([none, *found])
-        .group_by("event", "beside")
+        pl.concat([none, *pairs])
+        .group_by("event", "overlapped_by")
         .agg(pl.col("shared").sum())
-        .sort("shared", "beside", descending=[True, False])
+        .sort("shared", "overlapped_by", descending=[True, False])
         .unique("event", keep="first", maintain_order=True)
-        .select("event", "beside")
+        .select("event", "overlapped_by")
     )
 
 
 def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
-    """``event``, ``beside``, ``shared``: every pair that overlaps on one device, and for how long.
+    """Return ``event``, ``overlapped_by``, ``shared`` (in ns) of all pairs that overlap.
 
     With the collectives in order of start, those that overlap another interval are a run of rows
     between the first whose predecessors have not all ended and the last that has started.
@@ -390,7 +390,7 @@ def _shared(comm: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "event": comm["event"].gather(mine),
-            "beside": others["name"].gather(other).cast(pl.String),
+            "overlapped_by": others["name"].gather(other).cast(pl.String),
             "shared": shared,
         }
     ).filter(pl.col("shared") > 0)

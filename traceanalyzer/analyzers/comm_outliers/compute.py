@@ -1,10 +1,10 @@
-"""From the collectives of each rank to what stands out, who is late, and what it was doing.
+"""Outliers, stragglers and what stragglers did, from the collectives of each rank.
 
-A file is read up to three times, each time for as little as possible: :data:`NEEDS` (device work,
-annotations and the host rows that describe collectives); :data:`LAUNCHES`, only where a
-:class:`Part` wants them, because older recordings join a communication kernel to its description
-through the launch call alone, and those are many; :data:`CONTEXT`, only of the files and stretches
-in which a late rank kept others waiting.
+A file is read up to three times, each time as little as possible: :data:`NEEDS` (device work,
+annotations and the host rows that describe collectives); :data:`LAUNCHES`, only if a :class:`Part`
+requires them, because older recordings join a communication kernel to its description only through
+the launch call, and those are many; :data:`CONTEXT`, only of the files and intervals in which ranks
+waited for a straggler.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from traceanalyzer.trace import Trace, record_hint
 if TYPE_CHECKING:
     from traceanalyzer.run import Reader
 
-#: Until 2021 PyTorch recorded collectives, and its own marks of steps, as operators.
+#: Until 2021 PyTorch recorded collectives and steps as operators.
 _AS_OPERATORS = (
     vocabulary.PARAM_COMMS,
     *vocabulary.HOST_COLLECTIVE_PREFIXES,
@@ -55,12 +55,12 @@ CONTEXT = Needs(LAUNCHES.kinds | {"cpu_op", "python_function", "osrt"})
 
 
 def needs(_options: Options) -> Needs:
-    """What the first reading is for."""
+    """Return what the first read requires."""
     return NEEDS
 
 
 def measure(trace: Trace, options: Options) -> Part:
-    """One rank's collectives, its steps, and how busy its device was.
+    """Return one rank's collectives, steps and busy time.
 
     Raises:
         OptionError: a pattern is not a regular expression.
@@ -71,15 +71,15 @@ def measure(trace: Trace, options: Options) -> Part:
 
 def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
-    found, wants_launches = collectives.communication(trace, work, options.patterns)
-    closed = found.filter(pl.col("dur") >= 0).with_columns(
+    rows, wants_launches = collectives.communication(trace, work, options.patterns)
+    closed = rows.filter(pl.col("dur") >= 0).with_columns(
         start="ts", end=pl.col("ts") + pl.col("dur")
     )
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
     steps = step_marks.step_marks(trace).select("step", "start", "end")
-    instances = collectives.with_work_beside(_in_steps(closed, steps), work, compute)
+    instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
     span_ns, busy_ns, comm_ns, overlap_ns = collectives.activity(trace, work, closed, compute)
     return Part(
         rank=meta.rank,
@@ -94,7 +94,7 @@ def _measure(trace: Trace, options: Options) -> Part:
         busy_ns=busy_ns,
         comm_ns=comm_ns,
         overlap_ns=overlap_ns,
-        unclosed=found.height - closed.height,
+        unclosed=rows.height - closed.height,
         wants_launches=wants_launches,
         record_hint=record_hint(meta, "collective"),
         gpu=collectives.gpu_name(trace, instances["device"].drop_nulls().first()),  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def _measure(trace: Trace, options: Options) -> Part:
 
 
 def measure_for_report(trace: Trace, options: Options) -> Part:
-    """As :func:`measure`; what has neither communication nor a device is no rank.
+    """Return :func:`measure` of a trace with communication or device work.
 
     Raises:
         MissingData: the trace has neither.
@@ -118,17 +118,17 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
 
 
 def more(parts: Sequence[Part], _options: Options) -> Needs | None:
-    """A second reading with launch calls, where they tell more about the collectives."""
+    """Return a second read with launch calls if they are required to describe collectives."""
     return LAUNCHES if any(part.wants_launches for part in parts) else None
 
 
 def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) -> CommOutliers:
-    """The ranks compared, and the medians of their groups with those of another run.
+    """Compare the ranks, and the medians of their groups with those of another run.
 
-    Files of different jobs are judged each by itself.
+    Files of different jobs are analysed separately.
 
     Raises:
-        MissingData: there is no communication in any part, or in the other run.
+        MissingData: no communication in any part, or in the other run.
     """
     parts = matching.ordered(matching.devices_apart(parts))
     several = jobs.several_jobs(part.recording for part in parts if part.recording)
@@ -154,7 +154,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     least = options.min_wait_ns
     if least is None:
         least = arrivals.threshold(steps)
-    late = arrivals.late(each, rows, steps, marks, least)
+    delayed = arrivals.delayed(each, rows, steps, marks, least)
     return CommOutliers(
         n_events=instances.height,
         n_ranks=len({part.rank for part in parts}),
@@ -167,7 +167,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         covered_ns=sum(part.comm_ns for part in parts),
         total_span_ns=sum(part.span_ns for part in parts),
         min_wait_ns=least,
-        late=late,
+        delayed=delayed,
         ranks=ranks,
         baseline=outliers.compare(groups, combine(base, options).groups) if base else None,
         instances=instances,
@@ -176,7 +176,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
         arrivals=rows,
         steps=steps,
         clocks=clocks,
-        windows=arrivals.windows(late),
+        windows=arrivals.windows(delayed),
         remarks=(several,)
         if several
         else remarks(parts, instances, each, clocks, met.height - rows.height),
@@ -185,7 +185,7 @@ def combine(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
 
 
 def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutliers:
-    """Adds what late ranks did, and how full devices were where their memory is known."""
+    """Add what stragglers did, and how full devices were if memory data is available."""
     windows: dict[str, list[tuple[int, int]]] = {}
     for window in result.windows:
         windows.setdefault(window.path, []).append((window.start_ns, window.end_ns))
@@ -193,7 +193,7 @@ def refine(result: CommOutliers, options: Options, reader: Reader) -> CommOutlie
     result = replace(result, context=context.divide(result.windows, traces))
     if not (options.memory or reader.collected):
         return result
-    memory = registry.ENTRIES["memory_fill"].analyzer()  # loaded for the few that ask
+    memory = registry.ENTRIES["memory_fill"].analyzer()  # imported only on request
     parts = reader.collect(memory, options.memory, memory.options())
     fills = [fill for part in parts for fill in part]
     if not fills:
@@ -209,7 +209,7 @@ COMM_OUTLIERS = Analyzer(
     combine,
     more=more,
     refine=refine,
-    beside="memory_fill",
+    companion="memory_fill",
     base="baseline",
     report_measure=measure_for_report,
 )
@@ -219,7 +219,7 @@ COMM_OUTLIERS = Analyzer(
 
 
 def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
-    """Exactly the columns of :data:`INSTANCES`; a collective without name has its kernel's."""
+    """Return the columns of :data:`INSTANCES`; a collective without a name has its kernel's."""
     kernel = names.mapped(instances["name"], kernel_names.function)
     return instances.with_columns(
         pl.col("start", "end") + shift, collective=pl.coalesce("collective", kernel)
@@ -227,14 +227,14 @@ def _shaped(instances: pl.DataFrame, shift: int) -> pl.DataFrame:
 
 
 def _in_steps(instances: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Adds the step in which the host asked for each collective; null between steps.
+    """Add the step in which the host issued each collective; null between steps.
 
-    Where the trace does not tell when that was, the collective's own start counts, which on a
-    device that lags behind its host may lie in the step after; but those that ran before the first
-    one it tells of were asked for before the recording began.
+    If the host call is not recorded, the start of the collective counts, which may lie in the next
+    step on a device that lags behind its host; but collectives before the first one with a host
+    call were issued before the recording began.
     """
     first_known = instances.filter(pl.col("issued").is_not_null())["start"].min()
     known = pl.col("issued").is_not_null() | (pl.col("start") >= (first_known or 0))
-    asked = pl.when(known).then(pl.coalesce("issued", "start"))
-    found = linking.enclosing(instances.with_columns(ts=asked), steps)
-    return found.with_columns(step=steps["step"].gather(found["slice"]))
+    issued = pl.when(known).then(pl.coalesce("issued", "start"))
+    rows = linking.enclosing(instances.with_columns(ts=issued), steps)
+    return rows.with_columns(step=steps["step"].gather(rows["slice"]))

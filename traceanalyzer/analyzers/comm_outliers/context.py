@@ -1,18 +1,17 @@
-"""What a late rank did while the others waited, and how full devices were during outliers.
+"""Activity of a straggler while others waited, and memory of devices during outliers.
 
-Each stretch is divided up, on host and device. Host: at every moment the innermost event counts, on
-the thread that issued the collective; where that thread has none, on the thread that marks steps,
-then on the others that issue collectives. So an operator is not hidden by the annotation or the
-Python frame around it, and time inside an annotation with no operator running (Python, or waiting
-for something that is not recorded) is shown as the annotation's own; ``within`` names the
-annotation around. The host parts of a stretch, ``nothing recorded`` among them, add up to it
-exactly.
+Each interval is divided by host and device activity. Host: at every moment the innermost event
+counts, on the thread that issued the collective; without one, on the thread that marks steps, then
+on the other threads that issue collectives. So an operator takes precedence over the annotation or
+Python frame around it, and time inside an annotation outside any operator (Python, or an unrecorded
+wait) belongs to the annotation; ``within`` is the enclosing annotation. The host parts of an
+interval, including ``nothing recorded``, add up to it exactly.
 
-Device: each kernel, copy or set by the sum of its overlaps, and ``idle``, when none ran. Streams
-run side by side, so these parts may exceed the stretch.
+Device: the sum of overlaps of each kernel, copy or memset, and ``idle`` when none ran. Streams run
+in parallel, so these parts may exceed the interval.
 
-NCCL allocates its buffers on the device, beside PyTorch's allocator. Where next to nothing is left,
-it makes do with small ones, or fails; the allocator itself stops the device to give memory back.
+NCCL allocates buffers on the device, outside PyTorch's allocator. On a nearly full device it uses
+small buffers, or fails; the allocator stops the device to free memory.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ IDLE = "idle"
 
 NOTHING = "nothing recorded"
 
-#: Parts shown of each stretch, on each side.
+#: Reported parts of each interval, on each side.
 _TOP = 5
 
-#: Share of a stretch from which its second largest part is named too.
+#: Share of an interval from which its second largest part is named too.
 _WORTH = 0.1
 
-#: Kinds that show what a host thread is at, outermost last in what they tell.
+#: Kinds of host activity, most specific first.
 _HOST_KINDS = (
     "cpu_op",
     "user_annotation",
@@ -89,28 +88,28 @@ TYPES: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 
 
 def divide(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
-    """The largest parts of every stretch: window (its number), side, kind, name, overlap.
+    """Return the largest parts of every interval: window (its number), side, kind, name, overlap.
 
-    A stretch whose rank is not among ``traces`` has no rows, one whose trace holds no host events
-    (or no device work) none of that side.
+    An interval of a rank without a trace has no rows; without host events (or device work) in the
+    trace, no rows of that side.
     """
-    found = []
+    parts = []
     for number, window in enumerate(windows):
         trace = _trace_of(window, traces)
         if trace is not None:
-            found += [part.with_columns(window=number) for part in _sides(window, trace)]
+            parts += [part.with_columns(window=number) for part in _sides(window, trace)]
     rows = [
         pl.DataFrame(schema=_TYPES),
-        *(f.select(pl.col(n).cast(t) for n, t in _TYPES.items()) for f in found),
+        *(f.select(pl.col(n).cast(t) for n, t in _TYPES.items()) for f in parts),
     ]
     return pl.concat(rows)
 
 
 def labels(parts: pl.DataFrame, side: str) -> pl.DataFrame:
-    """``window`` and a column named for the side: its largest parts, as people say it.
+    """Return ``window`` and a column named after the side with the text of its largest parts.
 
-    ``train_step with no operator running 46.9 ms (99.8 %)``; the second part too if it is a tenth
-    of the stretch or more.
+    ``train_step 46.9 ms (99.8 %) outside any operator``; the second part too if it is a tenth of
+    the interval or more.
     """
     order = pl.int_range(pl.len()).over("window")
     rows = parts.filter(pl.col("side") == side).with_columns(order=order)
@@ -125,21 +124,22 @@ def labels(parts: pl.DataFrame, side: str) -> pl.DataFrame:
 
 
 def _label(part: Mapping[str, Any]) -> str:
-    what = _short(part["name"])
+    what, outside = _short(part["name"]), ""
     if part["side"] == "host" and part["kind"] in _ANNOTATIONS:
-        what += " with no operator running"
+        outside = " outside any operator"
     elif part["within"] is not None:
         what += f" in {_short(part['within'])}"
-    return f"{what} {format_ns(part['overlap_ns'])} ({format_frac(part['overlap_frac'])})"
+    time = f"{format_ns(part['overlap_ns'])} ({format_frac(part['overlap_frac'])})"
+    return f"{what} {time}{outside}"
 
 
 def _short(name: str) -> str:
-    """A name that leaves room for how long it took; tables have it whole."""
+    """Return a name short enough for texts; tables have the full name."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
 
 
 def _trace_of(window: Window, traces: Sequence[Trace]) -> Trace | None:
-    """The trace of the window's rank; a file's only one may have another rank, see ``device``."""
+    """Return the trace of the window's rank; the only trace of a file may have another rank."""
     of_file = [trace for trace in traces if trace.meta.path == window.path]
     for trace in of_file:
         if trace.meta.rank in (None, window.rank):
@@ -169,7 +169,7 @@ def _sides(window: Window, trace: Trace) -> list[pl.DataFrame]:
 
 
 def _largest(parts: pl.DataFrame, side: str, rest: str, left: int, length: int) -> pl.DataFrame:
-    """The parts by name, and what they leave of the stretch; the largest first."""
+    """Return the parts by name and the rest of the interval, largest first."""
     remainder = pl.DataFrame({"name": [rest], "overlap_ns": [left]})
     named = pl.col("name").str.replace(ADDRESS, "")
     return (
@@ -196,7 +196,7 @@ def _parts(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _threads(trace: Trace, window: Window) -> list[int]:
-    """Threads to look at, the most telling first; empty if none issues collectives or steps."""
+    """Return the threads to analyse, most relevant first; empty if none issues or marks steps."""
     names = trace.events["name"].drop_nulls().unique().cast(pl.String)
     hosts = trace.events.filter(pl.col("tid").is_not_null())
     issuing = hosts.filter(pl.col("name").is_in(_matching(names, _ISSUING)))
@@ -210,32 +210,32 @@ def _matching(names: pl.Series, pattern: str) -> list[str]:
 
 
 def _host(events: pl.DataFrame, threads: Sequence[int]) -> pl.DataFrame:
-    """The innermost events and how long each was that; no moment is counted twice."""
-    found = [pl.DataFrame(schema={name: _TYPES[name] for name in _PART})]
+    """Return the innermost events and their time; no moment is counted twice."""
+    parts = [pl.DataFrame(schema={name: _TYPES[name] for name in _PART})]
     covered = events.select("start", "end").clear()
     for tid in threads or events["tid"].unique().sort().to_list():
         on_thread = events.filter(pl.col("tid") == tid)
         pieces = intervals.overlap_with(_innermost(on_thread), covered)
         free = pl.col("end") - pl.col("start") - pl.col("overlap")
-        found.append(_parts(pieces.with_columns(overlap_ns=free)))
+        parts.append(_parts(pieces.with_columns(overlap_ns=free)))
         covered = pl.concat([covered, on_thread.select("start", "end")])
-    return pl.concat(found)
+    return pl.concat(parts)
 
 
 def _innermost(events: pl.DataFrame) -> pl.DataFrame:
-    """One thread's time in pieces between starts and ends, each with its innermost event.
+    """Divide one thread's time at starts and ends, each piece with its innermost event.
 
-    ``within`` is the innermost annotation around that event, other than the step's.
+    ``within`` is the innermost annotation around that event, except the step's.
     """
     edges = pl.concat([events["start"], events["end"]]).unique().sort()
     pieces = pl.DataFrame({"ts": edges, "start": edges, "end": edges.shift(-1)}).drop_nulls()
-    found = linking.enclosing(pieces, events).drop_nulls("slice")
-    inner = found.with_columns(events[name].gather(found["slice"]) for name in ("kind", "name"))
+    rows = linking.enclosing(pieces, events).drop_nulls("slice")
+    inner = rows.with_columns(events[name].gather(rows["slice"]) for name in ("kind", "name"))
     ranges = events.filter(
         pl.col("kind").is_in(_ANNOTATIONS),
         ~pl.col("name").cast(pl.String).str.contains(vocabulary.steps_pattern()),
     )
-    around = linking.enclosing(found.select("ts"), ranges)["slice"]
+    around = linking.enclosing(rows.select("ts"), ranges)["slice"]
     is_range = pl.col("kind").is_in(_ANNOTATIONS)
     return inner.with_columns(
         within=pl.when(~is_range).then(ranges["name"].cast(pl.String).gather(around))
@@ -248,19 +248,18 @@ def _innermost(events: pl.DataFrame) -> pl.DataFrame:
 def fullness(
     outliers: pl.DataFrame, metas: Mapping[str, Meta], fills: Sequence[Fill]
 ) -> pl.DataFrame:
-    """How full the device was during each outlier, where its memory is known.
+    """Return how full the device was during each outlier with memory data.
 
     Args:
         outliers: rows of ``CommOutliers.outliers()``.
-        metas: of the traces, by path.
-        fills: what is known of devices' memory. One belongs to the outliers of its rank and device;
-            one whose file tells no rank to those of the only rank there is.
+        metas: metadata of the traces, by path.
+        fills: memory of devices over time. Each belongs to the outliers of its rank and device;
+            without a rank, to those of the only rank.
 
     Returns:
-        A row an outlier: id, rank, device, collective, step, duration_ns, taken_bytes (the most
-        that was taken of the device meanwhile), capacity_bytes (null where the trace does not tell
-        the device's memory), taken_frac, aligned (whether that was at the same time; else it is the
-        most of the whole history) and near_full.
+        A row per outlier: id, rank, device, collective, step, duration_ns, taken_bytes (maximum
+        during the outlier), capacity_bytes (null if not recorded), taken_frac, aligned (whether
+        that is at the same time; otherwise it is the maximum of the whole history) and near_full.
     """
     alone = outliers["rank"].n_unique() == 1
     rows = []
@@ -287,15 +286,15 @@ def fullness(
 
 
 def _of(row: Mapping[str, Any], fills: Sequence[Fill], alone: bool) -> Fill | None:
-    """What is known of the memory of an outlier's device."""
+    """Return the memory of an outlier's device."""
     of_rank = [f for f in fills if f.rank == row["rank"] or (f.rank is None and alone)]
     exact = [f for f in of_rank if row["device"] is not None and f.device == row["device"]]
-    # a process that sees one device only calls it 0, whichever it is
+    # a process with one visible device numbers it 0
     return exact[0] if exact else of_rank[0] if len(of_rank) == 1 else None
 
 
 def _capacity(meta: Meta, device: int | None) -> int | None:
-    """Memory of a device; where all are alike, of any."""
+    """Return the memory of a device; if all devices have the same, that of any."""
     known = {one.id: one.total_bytes for one in meta.devices if one.total_bytes}
     if device in known:
         return known[device]

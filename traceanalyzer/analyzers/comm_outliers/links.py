@@ -1,8 +1,8 @@
-"""What the link between the ranks of a process group can carry, to compare bus bandwidth with.
+"""Peak bandwidth of the link between the ranks of a process group.
 
-Peaks are in 10^9 bytes a second, per GPU and direction. Sources: the vendors' public data sheets,
+Peaks are in 10^9 bytes per second, per GPU and direction. Sources: the vendors' public data sheets,
 which state both directions together (V100, A100, H100, H200, B200, MI300X); PCIe x16 by generation.
-A bus bandwidth near the peak is reached by messages of 16 MiB and more only.
+Only messages of 16 MiB and more reach a bus bandwidth near the peak.
 """
 
 import re
@@ -13,16 +13,16 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 
-#: Smaller messages are bound by latency.
+#: Smaller messages are latency-bound.
 LARGE_BYTES = 16 * 2**20
 
-#: What takes longer after the last rank has arrived is not bound by latency, even between nodes.
+#: A longer transfer time is not latency-bound, even between nodes.
 NO_LATENCY_NS = 1_000_000
 
 #: The slowest usual network between GPUs: 10 Gbit/s.
 LEAST_GBPS = 1.25
 
-#: By device name, the first that matches: the link between GPUs of one node.
+#: The link between GPUs of one node by device name; the first match counts.
 _LINKS: tuple[tuple[str, str, float], ...] = (
     (r"V100-SXM", "NVLink 2", 150),
     (r"A100-SXM", "NVLink 3", 300),
@@ -39,7 +39,7 @@ _LINKS: tuple[tuple[str, str, float], ...] = (
 #: Between nodes, per GPU: 200 Gbit/s, the slowest usual network. Rings use all GPUs' adapters.
 NETWORK, _NETWORK_GBPS = "network", 25.0
 
-#: GPUs of a node where the file does not list them.
+#: GPUs of a node if the file does not list them.
 _USUAL_GPUS = 8
 
 _TYPES = {"link": pl.String, "link_gbps": pl.Float64}
@@ -55,31 +55,31 @@ class _Place:
 
 
 def with_links(instances: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
-    """Adds ``link`` and ``link_gbps``: what joins the group's ranks, and its peak per direction.
+    """Add ``link`` and ``link_gbps``: the link between the group's ranks, its peak per direction.
 
-    A group lies within a node if its ranks have one host name; where host names are not known, if
-    it has no more ranks than the node has GPUs and they are of one block of that many. Otherwise it
-    is joined by the network, of 25 GB/s for each of its ranks in a node. Null where the device, or
-    the group's size, is not known.
+    A group is within a node if its ranks have one host name; without host names, if it has no more
+    ranks than the node has GPUs and they are of one block of that size. Otherwise the link is the
+    network, with 25 GB/s for each of its ranks in a node. Null if the device or the group's size is
+    unknown.
     """
     places = {part.rank: _Place(part.host, part.gpu, part.node_gpus) for part in parts}
     keys = ["rank", "group_size", "group_ranks"]
     groups = instances.select(keys).unique()
-    found = [_link(places, *row) for row in groups.iter_rows()]
-    links = pl.DataFrame(found, schema=_TYPES, orient="row")
+    rows = [_link(places, *row) for row in groups.iter_rows()]
+    links = pl.DataFrame(rows, schema=_TYPES, orient="row")
     joined = pl.concat([groups, links], how="horizontal")
     return instances.join(joined, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
 def local_link(gpu: str | None) -> tuple[str | None, float | None]:
-    """The link between GPUs of one node, by the device's name; None where it is not known."""
+    """Return the link between GPUs of one node by the device's name; None if unknown."""
     for pattern, name, gbps in _LINKS:
         if gpu and re.search(pattern, gpu):
             return name, gbps
     return None, None
 
 
-#: Groups of more ranks are not placed rank by rank; a file may name any size.
+#: Larger groups are not placed rank by rank; a file may record any size.
 _MOST_RANKS = 1 << 16
 
 

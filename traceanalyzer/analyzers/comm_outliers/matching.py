@@ -1,10 +1,10 @@
-"""Which collectives of different ranks are one and the same, on one clock.
+"""Match the events of one collective across ranks, on one clock.
 
-Ranks that record the group's running number (``Seq``) are matched by it. The others are matched by
-order: the n-th of one rank is the n-th of another, where name, dtype and size agree and they end
-together. Where that fails, because a recording started later, lost events, or has another clock,
-the distance of the ends that most pairs of like events agree on is the clocks' (a collective ends
-everywhere at once), and each event goes to the like one that ends nearest.
+Ranks that record the group's sequence number (``Seq``) are matched by it. The others are matched by
+order: the n-th of one rank is the n-th of another, if name, dtype and size agree and they overlap.
+Where that fails, because a recording started later, dropped events, or has another clock, the most
+frequent distance between the ends of similar events is the clock offset (a collective ends at the
+same time on all ranks), and each event is matched to the similar one with the nearest end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,52 +18,52 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common import kernel_names, names
 from traceanalyzer.errors import MissingData
 
-#: One process group; where no group is recorded, one stream. ``group_ranks`` keeps apart groups
+#: One process group; without a recorded group, one stream. ``group_ranks`` distinguishes groups
 #: of one name on different ranks.
 LANE = ("group", "group_ranks", "stream_key")
 
-#: What has to agree between two ranks' records of one collective; the size where all have one.
+#: Columns that agree between two ranks' events of one collective; the size if all have one.
 KIND = ("collective", "dtype", "message_bytes")
 
-#: Collectives in which a rank may be done before the last one arrives.
+#: Collectives in which a rank may finish before the last one arrives.
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 
-#: The collective in which each rank may have data of another size, as experts get theirs.
+#: The collective in which message sizes may differ between ranks (mixture of experts).
 _UNEVEN = "all_to_all"
 
 _POINT_TO_POINT = ("send", "recv")
 
 _PAIR = 2
 
-#: How far apart in the two sequences a pair is looked for.
+#: Largest distance in the two sequences of a pair.
 _SHIFTS = 64
 
-#: How well ends have to agree, in ns: kernels to microseconds, collectives on CPUs to milliseconds.
+#: Tolerances of ends in ns: microseconds for kernels, milliseconds for collectives on CPUs.
 _AGREEMENTS = (20_000, 100_000, 1_000_000, 10_000_000)
 
-#: A distance that this share of the most votes speaks for is as good: then the smallest counts,
-#: because even collectives at even intervals are seldom a whole interval apart.
+#: Of distances with this share of the most votes the smallest counts: collectives at regular
+#: intervals are seldom a whole interval apart.
 _ALMOST = 0.75
 
-_NO_DEVICE = "{where}: no communication was recorded, nor any work of a GPU; {hint}"
+_NO_DEVICE = "{where}: neither communication nor GPU work was recorded; {hint}"
 
 _NO_COLLECTIVE = (
-    "{where}: GPU work was recorded, but no kernel of it is communication (a job on one GPU has "
-    "none); kernels with other names are found with --comm-pattern"
+    "{where}: GPU work was recorded, but no kernel is communication (a job on one GPU has none); "
+    "--comm-pattern REGEX selects kernels with other names"
 )
 
 _Ints = npt.NDArray[np.int64]
 
 
-# --- the ranks put together ----------------------------------------------------------------
+# --- joining the ranks ---------------------------------------------------------------------
 
 
 def ordered(parts: Sequence[Part]) -> list[Part]:
-    """The parts by rank and time, on one clock that begins with the first collective.
+    """Return the parts by rank and time, on one clock that begins with the first collective.
 
-    Ranks that no file tells get the lowest free numbers, in order of the files' names. A file
-    without an absolute time among files that have one is moved so that all begin together: its
-    clock is then found from the collectives' ends. Of two parts that say the same the first stays.
+    Files without a rank get the lowest free ranks, in order of their names. A file without absolute
+    times among files that have them is shifted so that all begin together: its clock is then
+    derived from the ends of collectives. Of two equal parts the first is kept.
     """
     named = _with_ranks(parts)
     begun = {id(part): _begin(part) for part in named}
@@ -82,9 +82,9 @@ def ordered(parts: Sequence[Part]) -> list[Part]:
 
 
 def devices_apart(parts: Sequence[Part]) -> list[Part]:
-    """The parts; where all are of one rank with several GPUs, a part for each GPU.
+    """Return the parts; if all are of one rank with several GPUs, a part per GPU.
 
-    One process then drives several GPUs, as in DataParallel: the number of a GPU is its rank here.
+    One process then uses several GPUs, as in DataParallel: the number of a GPU is its rank here.
     """
     if len({part.rank for part in parts}) > 1 or not any(part.by_device for part in parts):
         return [replace(part, by_device={}) for part in parts]
@@ -131,7 +131,7 @@ def _moved(part: Part, by: int) -> Part:
 
 
 def _same(one: Part, other: Part) -> bool:
-    """One file given twice, perhaps once compressed."""
+    """Return whether both are the same file, for example once compressed."""
     return (
         one.rank == other.rank
         and one.instances.height > 0
@@ -140,10 +140,10 @@ def _same(one: Part, other: Part) -> bool:
 
 
 def joined(parts: Sequence[Part]) -> pl.DataFrame:
-    """All collectives in order of (rank, start), numbered by ``id``; ``ts`` on the file's clock.
+    """Return all collectives by (rank, start), numbered by ``id``; ``ts`` on the file's clock.
 
     Raises:
-        MissingData: there are none.
+        MissingData: there are no collectives.
     """
     frames = [
         part.instances.with_columns(
@@ -169,7 +169,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
 
 
 def marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
-    """The steps of all ranks, with ``rank`` and ``arrival`` (start less the clock offset)."""
+    """Return the steps of all ranks with ``rank`` and ``arrival`` (start less clock offset)."""
     return pl.concat(
         part.steps.with_columns(
             rank=pl.lit(part.rank, pl.Int32),
@@ -183,13 +183,13 @@ def marks(parts: Sequence[Part], offsets: Mapping[int, int]) -> pl.DataFrame:
 
 
 def match(frame: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``instance`` and ``lane``, equal for the rows of one collective and of one group.
+    """Add ``instance`` and ``lane``, equal for the rows of one collective and of one group.
 
     Both are null for a row without a partner.
 
     Args:
         frame: collectives of all ranks in order of (rank, ts), with ``id``, ``rank`` and
-            ``end``; ``group``, ``group_ranks`` and ``seq`` null where not recorded.
+            ``end``; ``group``, ``group_ranks`` and ``seq`` null if not recorded.
     """
     candidates = _candidates(frame)
     if candidates["rank"].n_unique() < _PAIR:
@@ -200,19 +200,19 @@ def match(frame: pl.DataFrame) -> pl.DataFrame:
     placed = pl.concat([p.with_columns(lane=pl.lit(i, pl.UInt32)) for i, p in enumerate(pieces)])
     shared = placed.filter(pl.col("rank").n_unique().over("lane", "place") >= _PAIR)
     first = shared.select("lane", "place").unique().sort("lane", "place").with_row_index("instance")
-    found = shared.join(first, on=["lane", "place"]).select("id", "instance", "lane")
-    return frame.join(found, on="id", how="left", maintain_order="left")
+    matches = shared.join(first, on=["lane", "place"]).select("id", "instance", "lane")
+    return frame.join(matches, on="id", how="left", maintain_order="left")
 
 
 def unmatched(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows of :func:`match` where no row has a partner."""
+    """Return the frame with the columns of :func:`match`, no row with a partner."""
     return frame.with_columns(pl.lit(None, pl.UInt32).alias(n) for n in ("instance", "lane"))
 
 
 def _candidates(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows that can have a partner, with the columns of :data:`LANE`.
+    """Return the rows that can have a partner, with the columns of :data:`LANE`.
 
-    A send or recv can be matched only in a group of two: elsewhere the file does not say with whom.
+    A send or recv can be matched only in a group of two: otherwise the peer is not recorded.
     """
     pointwise = pl.col("collective").is_in(_POINT_TO_POINT)
     alone = (pl.col("group_size") < _PAIR).fill_null(value=False)
@@ -224,7 +224,7 @@ def _candidates(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stream_key(frame: pl.DataFrame) -> pl.Expr:
-    """The stream where no group is recorded and all ranks use the same streams; else null."""
+    """Return the stream if no group is recorded and all ranks use the same streams; else null."""
     unknown = frame.filter(pl.col("group").is_null(), pl.col("stream").is_not_null())
     streams = unknown.group_by("rank").agg(pl.col("stream").unique().sort())
     if streams["stream"].n_unique() != 1:
@@ -233,13 +233,13 @@ def _stream_key(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _lanes(candidates: pl.DataFrame) -> list[pl.DataFrame]:
-    """One frame a lane, in the lanes' order, so that the result does not depend on the rows'."""
+    """Return one frame per lane, in an order that does not depend on that of the rows."""
     groups = candidates.partition_by(*LANE, as_dict=True)
     return [groups[key] for key in sorted(groups, key=repr)]
 
 
 def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:
-    """``place`` by (collective, seq); several rows of one number count up."""
+    """Return ``place`` by (collective, seq); rows with one number are counted."""
     key = ["collective", "seq"]
     again = pl.int_range(pl.len()).over("rank", *key)
     places = pl.struct(*key, again.alias("again")).rank("dense").cast(pl.Int64)
@@ -247,7 +247,7 @@ def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_order(lane: pl.DataFrame) -> pl.DataFrame:
-    """``place`` in the sequence of the rank that recorded most."""
+    """Return ``place`` in the sequence of the rank with most rows."""
     even = pl.col("collective").ne_missing(_UNEVEN)
     lane = lane.with_columns(message_bytes=pl.when(even).then("message_bytes"))
     kinds = lane.select(*KIND).unique(maintain_order=True).with_row_index("kind")
@@ -265,9 +265,9 @@ def _by_order(lane: pl.DataFrame) -> pl.DataFrame:
 
 
 def align(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
-    """The row of ``reference`` that each row of ``own`` belongs to; -1 where there is none.
+    """Return the row of ``reference`` that matches each row of ``other``; -1 without a match.
 
-    Both hold ``kind`` (what has to agree), ``start`` and ``end``, in order of time.
+    Both have ``kind`` (equal for a match), ``start`` and ``end``, in order of time.
     """
     same = reference["kind"].to_list() == other["kind"].to_list()
     if same and _meet(reference, other):
@@ -277,14 +277,14 @@ def align(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
 
 
 def _meet(reference: pl.DataFrame, other: pl.DataFrame) -> bool:
-    """Whether most rows overlap in time, one by one."""
+    """Return whether most pairs of rows overlap in time."""
     started = np.maximum(reference["start"].to_numpy(), other["start"].to_numpy())
     ended = np.minimum(reference["end"].to_numpy(), other["end"].to_numpy())
     return float(np.mean(started <= ended)) > 1 / 2
 
 
 def _clock_distance(reference: pl.DataFrame, other: pl.DataFrame) -> int | None:
-    """How far ``own``'s ends lie behind, by the vote of all near pairs; None without a pair."""
+    """Return the clock offset of ``other`` by the votes of all near pairs; None without a pair."""
     behind = np.sort(_pair_distances(reference, other))
     if not behind.size:
         return None
@@ -299,22 +299,22 @@ def _clock_distance(reference: pl.DataFrame, other: pl.DataFrame) -> int | None:
 
 
 def _pair_distances(reference: pl.DataFrame, other: pl.DataFrame) -> _Ints:
-    """End less end of all like events whose places differ little, from either end."""
+    """Return end less end of similar events at near places, counted from either end."""
     ref_kind, ref_end = reference["kind"].to_numpy(), reference["end"].to_numpy()
     kind, end = other["kind"].to_numpy(), other["end"].to_numpy()
     n, m = len(ref_kind), len(kind)
     shifts = {*range(-_SHIFTS, _SHIFTS + 1), *range(n - m - _SHIFTS, n - m + _SHIFTS + 1)}
-    found = [np.empty(0, np.int64)]
+    distances = [np.empty(0, np.int64)]
     for shift in sorted(shifts):
         lo, hi = max(0, -shift), min(m, n - shift)
         if lo < hi:
             alike = kind[lo:hi] == ref_kind[lo + shift : hi + shift]
-            found.append((end[lo:hi] - ref_end[lo + shift : hi + shift])[alike])
-    return np.concatenate(found)
+            distances.append((end[lo:hi] - ref_end[lo + shift : hi + shift])[alike])
+    return np.concatenate(distances)
 
 
 def _nearest(reference: pl.DataFrame, other: pl.DataFrame, offset: int) -> _Ints:
-    """Each event to the like one that ends nearest, each of those to one only."""
+    """Match each event to the similar one with the nearest end, one to one."""
     ends = other.select("kind", row=pl.int_range(pl.len()), when=pl.col("end") - offset)
     theirs = reference.select("kind", place=pl.int_range(pl.len()), there="end")
     pairs = (

@@ -1,4 +1,4 @@
-"""What was not counted, assumed or missing."""
+"""Notes on uncounted events, assumptions and missing data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.units import format_ns
 
-#: Ranks or steps named in the verdict before the rest is counted.
+#: Ranks or steps named in the verdict; the rest is counted.
 _NAMED = 5
 
-#: The same in notes.
+#: Ranks named in notes.
 _RANKS = 8
 
 
@@ -22,23 +22,23 @@ def remarks(
     clocks: pl.DataFrame,
     misplaced: int,
 ) -> tuple[str, ...]:
-    """Everything the reader has to know to judge the numbers; empty when there is nothing.
+    """Return the notes of a result.
 
     Args:
-        parts: what was read.
-        instances: all collectives, judged.
+        parts: the files.
+        instances: all collectives, compared with their group.
         collectives: those matched across ranks.
         clocks: the ranks' offsets.
-        misplaced: collectives whose match by order was undone.
+        misplaced: collectives with an implausible match by order.
     """
-    notes = [*_given(parts), *_events(parts, instances)]
+    notes = [*_inputs(parts), *_events(parts, instances)]
     if len({part.rank for part in parts}) > 1:
         notes += [*_matching(instances, misplaced), _clocks(clocks), _partial(collectives)]
     return tuple(note for note in notes if note)
 
 
-def _given(parts: Sequence[Part]) -> list[str]:
-    given = {part.rank for part in parts}
+def _inputs(parts: Sequence[Part]) -> list[str]:
+    ranks = {part.rank for part in parts}
     world = max(part.world_size or 0 for part in parts)
     unnamed = sum(not part.rank_known for part in parts) if len(parts) > 1 else 0
     silent = sorted({part.rank or 0 for part in parts if part.instances.is_empty()})
@@ -47,20 +47,20 @@ def _given(parts: Sequence[Part]) -> list[str]:
     by_device = sum(bool(part.by_device) for part in parts)
     return [
         _if(
-            by_device and len(given) > 1,
-            f"One rank uses {by_device} GPUs: each is compared as a rank, numbered as the device.",
+            by_device and len(ranks) > 1,
+            f"One rank uses {by_device} GPUs: each is compared as a rank, numbered by device.",
         ),
         _if(
-            len(given) < world,
-            f"Ranks given: {len(given)} of {world}. Lateness is judged among those only.",
+            len(ranks) < world,
+            f"Inputs of {len(ranks)} of {world} ranks: stragglers are searched among those only.",
         ),
-        _if(unnamed, f"{unnamed} files do not tell their rank; numbered in order of their names."),
+        _if(unnamed, f"{unnamed} files have no rank: they are numbered in order of their names."),
         _if(
             again,
-            f"More than one file is of rank {listed(again, _RANKS)}: taken for parts of one run. "
-            "Files of several runs belong into folders of their own.",
+            f"Several files of rank {listed(again, _RANKS)} are treated as parts of one run. "
+            "Put files of several runs in separate folders.",
         ),
-        _if(silent, f"No communication was recorded in rank {listed(silent, _RANKS)}."),
+        _if(silent, f"No communication was recorded on rank {listed(silent, _RANKS)}."),
     ]
 
 
@@ -74,24 +74,24 @@ def _events(parts: Sequence[Part], instances: pl.DataFrame) -> list[str]:
         _if(unclosed, f"{unclosed:,} communication events without an end were not counted."),
         _if(
             unsized,
-            f"The message size of {unsized:,} of {instances.height:,} collectives is not known: "
-            "they have no bandwidth and are grouped by kernel. Newer PyTorch records it with each "
-            "kernel, older ones with record_shapes=True.",
+            f"{unsized:,} of {instances.height:,} collectives have no recorded message size: they "
+            "have no bandwidth and are grouped by kernel. Newer PyTorch records the size with each "
+            "kernel, older versions with record_shapes=True.",
         ),
         _if(
             small,
-            f"{small:,} of {instances.height:,} collectives are in kinds of fewer than five: "
-            "judged against their bandwidth over all sizes.",
+            f"{small:,} of {instances.height:,} collectives are in groups of fewer than five: "
+            "compared by their bandwidth over all sizes.",
         ),
         _if(
             placed,
-            f"{placed:,} of {instances.height:,} collectives are judged against the same place in "
-            "the other steps.",
+            f"{placed:,} of {instances.height:,} collectives are compared with those at the same "
+            "position in the other steps.",
         ),
         _if(
             unjudged,
-            f"{unjudged:,} of {instances.height:,} collectives were not judged: fewer than five "
-            "are like them, or they vary as different sizes would.",
+            f"{unjudged:,} of {instances.height:,} collectives were not compared: fewer than five "
+            "in their group, or durations that vary like those of different sizes.",
         ),
     ]
 
@@ -102,71 +102,68 @@ def _matching(instances: pl.DataFrame, misplaced: int) -> list[str]:
     return [
         _if(
             alone,
-            f"{alone:,} of {instances.height:,} collectives have no partner on another rank "
-            "(another group, a send or recv, or not recorded there): they count towards no wait.",
+            f"{alone:,} of {instances.height:,} collectives have no match on another rank (another "
+            "group, a send or recv, or not recorded there) and no wait time.",
         ),
         _if(
             misplaced,
-            f"{misplaced:,} collectives count towards no wait: matched by order they would not "
-            "overlap in time (groups that the files do not tell apart, or drifting clocks).",
+            f"{misplaced:,} collectives have no wait time: matched by order they would not overlap "
+            "in time (groups that the files do not distinguish, or drifting clocks).",
         ),
         _if(
             unknown,
             f"The process group of {unknown:,} collectives is not recorded: they were matched "
-            "across ranks by their order, taking all ranks for one group.",
+            "across ranks by order, with all ranks as one group.",
         ),
     ]
 
 
 def _clocks(clocks: pl.DataFrame) -> str:
     if clocks.is_empty():
-        return "No collective tells how far apart the ranks' clocks are: taken as they are."
+        return "Clock offsets of the ranks could not be determined and were not corrected."
     largest = format_ns(max(abs(offset) for offset in clocks["offset_ns"]))
     corrected = clocks.filter("applied")["rank"].to_list()
     if corrected:
-        return (
-            f"Clock offsets of up to {largest} were taken off, of rank {listed(corrected, _RANKS)}."
-        )
-    return (
-        f"By the ends of collectives the ranks' clocks agree within {largest}: taken as they are."
-    )
+        which = f"rank{'s' * (len(corrected) > 1)} {listed(corrected, _RANKS)}"
+        return f"Clock offsets of up to {largest} were corrected on {which}."
+    return f"The clocks of the ranks agree within {largest} (ends of collectives): not corrected."
 
 
 def _partial(collectives: pl.DataFrame) -> str:
     partial = collectives.filter(pl.col("missing") > 0).height
     return _if(
         partial,
-        f"In {partial:,} of {collectives.height:,} collectives not all ranks of the group are "
-        "there.",
+        f"{partial:,} of {collectives.height:,} collectives lack events of some ranks of their "
+        "group.",
     )
 
 
 def memory_notes(memory: pl.DataFrame | None) -> tuple[str, ...]:
-    """What keeps the memory of devices from being told during outliers."""
+    """Return notes on missing memory data of devices during outliers."""
     if memory is None:
         return ()
     if memory.is_empty():
-        return ("Memory was given of no rank and device that an outlier is of.",)
+        return ("No memory data for the devices with outliers.",)
     return tuple(
         note
         for note in (
             _if(
                 memory["capacity_bytes"].null_count(),
-                "The trace does not tell how much memory the device has, so it is not known how "
-                "full it was.",
+                "The trace does not record the size of the device's memory, so its fill level is "
+                "unknown.",
             ),
             _if(
                 not memory["aligned"].all(),
-                "Where memory and collectives do not share a clock, the most that was taken in the "
-                "whole history counts.",
+                "Without a common clock of memory and collectives, the maximum of the whole memory "
+                "history counts.",
             ),
         )
         if note
     )
 
 
-def _if(found: object, note: str) -> str:
-    return note if found else ""
+def _if(condition: object, note: str) -> str:
+    return note if condition else ""
 
 
 def listed(items: Sequence[object], most: int = _NAMED) -> str:

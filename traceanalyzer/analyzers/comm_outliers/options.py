@@ -14,24 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options(AnalyzerOptions):
-    """Which communication took unusually long, and which rank the others waited for.
+    """Which collectives took unusually long, and which rank is the straggler?
 
     PATH is a trace of one rank, several of them, or a folder of all ranks' traces.
     """
 
     baseline: Inputs | None = option(
-        None, help="Compare with the same groups in OTHER.", metavar="OTHER", inputs=True
+        None,
+        help="Compare with the same kinds of collectives in OTHER.",
+        metavar="OTHER",
+        inputs=True,
     )
     memory: Inputs = option(
         (),
         help="Memory snapshots, or traces with [memory] instants: was the device nearly full when "
-        "collectives were slow? Snapshots among PATH... are found by themselves. Repeatable.",
+        "collectives were slow? Snapshots among PATH... are used too. Repeatable.",
         metavar="PATH",
         inputs=True,
     )
     factor: float = option(
         3.0,
-        help="An outlier lasts longer than this many medians of its group.",
+        help="An outlier takes longer than this many medians of its group.",
         metavar="X",
         above=1,
         show_default=True,
@@ -41,5 +44,5 @@ class Options(AnalyzerOptions):
         3.5, help="The modified z-score of an outlier.", minimum=0, command_line=False
     )
     min_wait_ns: int | None = option(
-        None, help="Lateness worth naming.", minimum=0, command_line=False
+        None, help="Smallest reported arrival delay.", minimum=0, command_line=False
     )

@@ -1,4 +1,4 @@
-"""Which durations stand out from their like; and collectives by kind: how often, long and fast."""
+"""Outliers among durations; and collectives by kind: count, duration and bandwidth."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ from traceanalyzer.analyzers.common import columns
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.vocabulary import bus_factor
 
-#: Collectives that should take equally long: same operation, size and group. Where the size is
-#: not recorded the kernel stands in for it, because NCCL picks it by size.
+#: Collectives of equal expected duration: same operation, size and group. Without a recorded size
+#: the kernel replaces it, because NCCL chooses it by size.
 GROUP = ("collective", "dtype", "message_bytes", "group", "group_size", "kernel")
 
-#: Collectives that share a bandwidth, whatever their size.
+#: Collectives with a common bandwidth, at any size.
 LINK = ("collective", "group", "group_size")
 
-#: With fewer events a group has no spread worth the name.
+#: With fewer events the spread of a group is not reliable.
 FEW = 5
 
-#: Where more than this share stands out, the "group" is a mixture of sizes.
+#: With a larger share of outliers the "group" is a mixture of sizes.
 MIXED_FRAC = 0.1
 
 #: The modified z-score's constants (Iglewicz and Hoaglin 1993): 0.6745 scales the MAD, and
@@ -35,29 +35,29 @@ _BASELINE_KEYS = (
 
 
 def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
-    """Adds ``factor``, ``z``, ``judged_by`` and ``outlier`` to every collective.
+    """Add ``factor``, ``z``, ``judged_by`` and ``outlier`` to every collective.
 
-    An outlier lasts longer than ``factor`` times the median of its like *and* has a modified
-    z-score 0.6745 (x - median) / MAD above ``z``. Where more than half of them are equal, so that
-    MAD = 0, the mean absolute deviation takes its place: (x - median) / (1.253314 MeanAD).
-    ``judged_by`` names the like that it was compared with, five events at least:
+    An outlier takes longer than ``factor`` times the median of its comparison group *and* has a
+    modified z-score 0.6745 (x - median) / MAD above ``z``. If more than half of the durations are
+    equal, so that MAD = 0, the mean absolute deviation replaces it: (x - median) / (1.253314
+    MeanAD). ``judged_by`` is the comparison group, of at least five events:
 
     - ``group``: same collective, dtype, size and process group.
-    - ``bandwidth``, for groups of fewer than five: each duration is divided by what its size should
-      take, the shortest duration plus bytes over the highest bandwidth seen for this collective
-      and process group at any size, and those ratios are compared over all sizes.
-    - ``place``, where the size is not known: the events at the same place in every step, which a
+    - ``bandwidth``, for groups of fewer than five: each duration is divided by the expected one,
+      the shortest duration plus bytes over the highest bandwidth of this collective and process
+      group at any size, and those ratios are compared over all sizes.
+    - ``place``, without a recorded size: the events at the same position in every step, which a
       training loop repeats.
-    - ``kernel``, where there is no such place: the same kernel. If then more than a tenth stand
-      out they are of many sizes, and none is judged.
+    - ``kernel``, without such a position: the same kernel. If more than a tenth are outliers, they
+      are of many sizes and none is compared.
 
-    Null: too few of its like; nothing is called an outlier there.
+    Null: too few events to compare with; no outliers there.
 
     Args:
         instances: in order of time within each rank, with the columns of :data:`GROUP`,
             ``duration_ns``, ``rank`` and ``step``.
-        factor: least factor of the median.
-        z: least modified z-score.
+        factor: smallest factor of the median.
+        z: smallest modified z-score.
     """
     place = _place() if instances["message_bytes"].has_nulls() else pl.lit(None, pl.Int64)
     judged = (
@@ -73,8 +73,8 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
     }
     used = [like for like in by_like if (judged["judged_by"] == like).any()]
     for name, measure in (("factor", _factor), ("z", _z)):
-        found = [pl.when(judged_by=like).then(measure(*by_like[like])) for like in used]
-        judged = judged.with_columns(pl.coalesce(pl.lit(None, pl.Float64), *found).alias(name))
+        values = [pl.when(judged_by=like).then(measure(*by_like[like])) for like in used]
+        judged = judged.with_columns(pl.coalesce(pl.lit(None, pl.Float64), *values).alias(name))
     stands_out = ((pl.col("factor") > factor) & (pl.col("z") > z)).fill_null(value=False)
     judged = judged.with_columns(outlier=stands_out)
     crowd = pl.col("outlier").mean().over("like", "judged_by") > MIXED_FRAC
@@ -86,8 +86,8 @@ def judge(instances: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
 
 
 def slow(collectives: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
-    """Adds ``slow_factor`` and ``slow``: the communication itself is an outlier of its group."""
-    whole = collectives.with_columns(duration_ns=pl.col("pure_ns"), rank=pl.lit(0))
+    """Add ``slow_factor`` and ``slow``: the transfer time is an outlier of its group."""
+    whole = collectives.with_columns(duration_ns=pl.col("transfer_ns"), rank=pl.lit(0))
     judged = judge(whole, factor, z)
     return judged.rename({"factor": "slow_factor", "outlier": "slow"}).drop(
         "duration_ns", "rank", "z", "judged_by"
@@ -95,9 +95,9 @@ def slow(collectives: pl.DataFrame, factor: float, z: float) -> pl.DataFrame:
 
 
 def _numbered(instances: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``like`` and ``link``, the numbers of :data:`GROUP` and :data:`LINK`.
+    """Add ``like`` and ``link``, the numbers of :data:`GROUP` and :data:`LINK`.
 
-    Grouping by one number is many times as quick as by six columns, and is done often here.
+    Grouping by one number is many times as fast as by six columns.
     """
     _, (like,) = group_numbers(GROUP, instances)
     _, (link,) = group_numbers(LINK, instances)
@@ -109,7 +109,7 @@ def _unsized() -> pl.Expr:
 
 
 def _place() -> pl.Expr:
-    """Which of its kernel's events in the step this is, where the typical step has as many."""
+    """Return the position among its kernel's events of the step, if their count is the usual."""
     inside = ("rank", "step", "like")
     count = pl.len().over(inside)
     regular = count == count.median().over("like")
@@ -129,7 +129,7 @@ def _judged_by() -> pl.Expr:
 
 
 def _slowness() -> pl.Expr:
-    """Duration over the expected one: latency + bytes / bandwidth, both at their best seen."""
+    """Return duration over the best one of its size: lowest latency + bytes / best bandwidth."""
     duration = pl.col("duration_ns").clip(lower_bound=1)
     latency = duration.min().over("link", _unsized())
     best = (pl.col("message_bytes") / duration).max().over("link")
@@ -154,22 +154,21 @@ def _z(value: pl.Expr, by: tuple[str | pl.Expr, ...]) -> pl.Expr:
 
 
 def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
-    """One row a group (all ranks together), the largest total first.
+    """Return one row per group (all ranks together), largest total first.
 
     Percentiles interpolate linearly. ``share_frac`` is the summed duration over the summed spans
-    of the ranks that take part. ``algbw_gbps`` is message bytes over the median duration, waiting
-    included, in 10^9 bytes a second; ``busbw_gbps`` is that times the bus factor of nccl-tests.
-    They are null where the size, or the group's size, is not known. ``compute_frac`` is the share
-    of the duration during which compute kernels ran on the same device (null without a device).
-    With several ranks ``pure_ns`` is the median time after the last arrival, and
-    ``pure_busbw_gbps`` the bus bandwidth in it. ``link`` is what joins the group's ranks and
-    ``link_gbps`` its peak per direction (:mod:`~.links`); ``link_frac`` is ``pure_busbw_gbps``
-    (``busbw_gbps`` where that is null) over the peak, for messages of 16 MiB or more, and
-    smaller ones that take 1 ms or more after the last arrival, at less than a quarter of 10 Gbit/s
-    (which stands for the link where that is not known).
+    of the participating ranks. ``algbw_gbps`` is message bytes over the median duration, wait time
+    included, in 10^9 bytes per second; ``busbw_gbps`` is that times the bus factor of nccl-tests.
+    They are null if the size or the group's size is unknown. ``compute_frac`` is the share of the
+    duration during which compute kernels ran on the same device (null without a device). With
+    several ranks ``transfer_ns`` is the median transfer time, and ``transfer_busbw_gbps`` the bus
+    bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak per
+    direction (:mod:`~.links`); ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``)
+    over the peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms
+    or more at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
 
     Args:
-        instances: judged collectives, with ``duration_ns`` and ``pure_ns``.
+        instances: rows of :func:`judge`, with ``duration_ns`` and ``transfer_ns``.
         spans: each rank's span in ns.
     """
     duration = pl.col("duration_ns")
@@ -184,7 +183,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
         duration.max().alias("max_ns"),
         duration.sum().alias("total_ns"),
         pl.col("rank").unique().replace_strict(spans, return_dtype=pl.Int64).sum().alias("span"),
-        columns.whole(pl.col("pure_ns").median()).alias("pure_ns"),
+        columns.whole(pl.col("transfer_ns").median()).alias("transfer_ns"),
         columns.sum_if_known("compute_ns").alias("compute"),
         pl.col("outlier").sum().alias("outliers"),
         pl.col("judged_by").first(),
@@ -196,37 +195,37 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
             columns.ratio(pl.col("compute"), pl.col("total_ns")).alias("compute_frac"),
             *_speed("median_ns", ""),
         )
-        .with_columns(*_speed("pure_ns", "pure_"))
+        .with_columns(*_speed("transfer_ns", "pure_"))
         .with_columns(link_frac=_of_link())
-        .drop("span", "compute", "pure_algbw_gbps")
+        .drop("span", "compute", "transfer_algbw_gbps")
         .sort("total_ns", *GROUP, descending=[True, *(False for _ in GROUP)], nulls_last=True)
     )
 
 
 def _of_link() -> pl.Expr:
-    """Bus bandwidth over the link's peak; null where latency explains it, or it is not known."""
-    rate = pl.col("message_bytes") / pl.col("pure_ns")
-    speed = pl.coalesce("pure_busbw_gbps", "busbw_gbps", rate)
+    """Return bus bandwidth over the link's peak; null if latency-bound or unknown."""
+    rate = pl.col("message_bytes") / pl.col("transfer_ns")
+    speed = pl.coalesce("transfer_busbw_gbps", "busbw_gbps", rate)
     large = (pl.col("message_bytes") >= LARGE_BYTES) & pl.col("link_gbps").is_not_null()
-    long = (pl.col("pure_ns") >= NO_LATENCY_NS) & pl.col("compute").is_not_null()
+    long = (pl.col("transfer_ns") >= NO_LATENCY_NS) & pl.col("compute").is_not_null()
     slower = long & (speed < LEAST_GBPS / 4)
     return pl.when(large | slower).then(speed / pl.coalesce("link_gbps", LEAST_GBPS))
 
 
 def compare(groups: pl.DataFrame, baseline: pl.DataFrame) -> pl.DataFrame:
-    """Ratio of medians to the same group of a baseline, the largest first.
+    """Return the ratio of medians to the same group of a baseline, largest first.
 
     Groups are the same by (collective, dtype, size, group size); those of unknown size by
     (collective, kernel). Several groups of one key (other process groups) count as one, by the
-    median of their medians. Groups that the other side does not have are left out.
+    median of their medians. Groups of one run only are left out.
     """
-    found = [
+    joined = [
         _pooled(groups, key).join(
             _pooled(baseline, key), on=key, suffix="_baseline", nulls_equal=True
         )
         for key in _BASELINE_KEYS
     ]
-    both = pl.concat(found, how="diagonal")
+    both = pl.concat(joined, how="diagonal")
     ratio = columns.ratio(pl.col("median_ns"), pl.col("median_ns_baseline"))
     names = ("collective", "dtype", "message_bytes", "group_size", "kernel")
     values = ("n", "median_ns", "compute_frac")
@@ -244,12 +243,12 @@ def _pooled(groups: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
     sized = pl.col("message_bytes").is_not_null()
     wanted = groups.filter(sized if "message_bytes" in key else ~sized)
     median = columns.whole(pl.col("median_ns").median())
-    beside = (pl.col("compute_frac") * pl.col("total_ns")).sum() / pl.col("total_ns").sum()
+    overlapped = (pl.col("compute_frac") * pl.col("total_ns")).sum() / pl.col("total_ns").sum()
     known = pl.col("compute_frac").is_not_null().any() & (pl.col("total_ns").sum() > 0)
     return wanted.group_by(key).agg(
         pl.col("n").sum(),
         median.alias("median_ns"),
-        pl.when(known).then(beside).alias("compute_frac"),
+        pl.when(known).then(overlapped).alias("compute_frac"),
     )
 
 

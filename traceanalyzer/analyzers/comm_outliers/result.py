@@ -1,4 +1,4 @@
-"""Who is late, what stands out, and the tables and charts of it."""
+"""Result of the communication analysis: stragglers, outliers, verdict, tables and charts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,64 +16,64 @@ from traceanalyzer.analyzers.common.kernel_names import function
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
-#: Medians that grew by less are the ordinary difference between two runs.
+#: Smaller ratios of medians are the normal difference between two runs.
 SLOWER = 1.5
 
-#: More compute beside a collective than that much is worth telling.
+#: Smallest reported increase of the overlap with compute.
 _MORE_FRAC = 0.05
 
-#: What an outlier was compared with, in words.
+#: Text for the comparison group of an outlier.
 _USUAL = {
     "group": "the median",
-    "bandwidth": "the usual for its size",
-    "place": "the median of its place in the step",
-    "kernel": "its kernel's median",
+    "bandwidth": "the typical duration for its size",
+    "place": "the median at its position in the step",
+    "kernel": "the median of its kernel",
 }
 
-#: Slower than this share of the link's peak is worth naming.
+#: A smaller share of the link's peak is reported.
 SLOW_LINK_FRAC = 0.25
 
-#: A collective with less than this, or shorter where its size is not known, is bound by latency.
+#: Smaller collectives, or shorter ones of unknown size, are latency-bound.
 SMALL_BYTES, SHORT_NS = 2**20, 50_000
 
-#: So many small collectives a step and rank are many.
+#: Small collectives per step and rank that are reported.
 MANY = 50
 
-#: From this share on one thing explains another.
+#: From this share one time explains another.
 _MOST = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CommOutliers(Result):
-    """Which collectives stand out, who is late, and what it was doing meanwhile.
+    """Outliers among collectives, stragglers, and what stragglers did while others waited.
 
     Attributes:
-        n_events: communication events counted, over all ranks.
-        n_ranks: ranks given.
+        n_events: communication events of all ranks.
+        n_ranks: ranks in the inputs.
         world_size: ranks in the job, or None.
-        n_matched: events that have a partner on another rank.
-        n_collectives: collectives those make.
-        n_outliers: events whose duration stands out.
+        n_matched: events with a match on another rank.
+        n_collectives: collectives of the matched events.
+        n_outliers: events with an outlying duration.
         total_comm_ns: summed duration of the events.
-        total_wait_ns: part of it spent waiting for the last rank.
+        total_wait_ns: wait time in it.
         covered_ns: time with at least one collective running, summed over the ranks.
         total_span_ns: summed recorded span of the ranks.
-        min_wait_ns: lateness from which a collective is listed in ``late``.
-        late: collectives with a late rank, most imposed waiting first.
-        ranks: one row a rank, most imposed waiting first.
-        baseline: ratio of medians to another run; None if there was none to compare.
-        instances: one row an event, with its group's judgement and its wait.
-        groups: one row a kind of collective, largest total first.
-        collectives: one row a matched collective, in order of time.
-        arrivals: one row a rank in each matched collective.
-        steps: one row a step, with its straggler.
-        clocks: one row a rank: clock offset and residual.
-        windows: the stretches in which the rows of ``late`` kept others waiting.
-        remarks: what was not counted, assumed or missing.
-        context: what the late rank did in each of ``windows``, by number.
-        memory: how full the device was during each outlier, as :func:`~.context.fullness` has it;
-            None where nobody asked.
-        one_job: whether all files can be of one job; ranks are compared only then.
+        min_wait_ns: smallest arrival delay of the collectives in ``delayed``.
+        delayed: collectives with a straggler, most imposed wait time first.
+        ranks: one row per rank, most imposed wait time first.
+        baseline: ratio of medians to another run; None without a baseline.
+        instances: one row per event, with its comparison and its wait time.
+        groups: one row per kind of collective, largest total first.
+        collectives: one row per matched collective, in order of time.
+        arrivals: one row per rank of each matched collective.
+        steps: one row per step, with its straggler.
+        clocks: one row per rank: clock offset and residual.
+        windows: the intervals of ``delayed`` in which ranks waited for the straggler.
+        remarks: notes on uncounted events, assumptions and missing data.
+        context: what the straggler did in each of ``windows``, by number.
+        memory: how full the device was during each outlier, rows of :func:`~.context.fullness`;
+            None unless requested.
+        one_job: whether all files can be of one job; otherwise ranks are not compared.
     """
 
     n_events: int
@@ -87,7 +87,7 @@ class CommOutliers(Result):
     covered_ns: int
     total_span_ns: int
     min_wait_ns: int
-    late: pl.DataFrame
+    delayed: pl.DataFrame
     ranks: pl.DataFrame
     baseline: pl.DataFrame | None
     instances: pl.DataFrame
@@ -103,49 +103,49 @@ class CommOutliers(Result):
     one_job: bool = True
 
     def view(self) -> View:
-        """Who is late, what stands out, and the numbers behind it."""
-        late = self.late_ranks()
+        """Return stragglers, outliers and their numbers."""
+        stragglers = self.stragglers()
         numbers = [one.name for one in fields(self) if one.type in (int, int | None)]
         return View(
-            title="Which collectives stand out, and which rank is late?",
+            title="Which collectives are slow, and which rank is the straggler?",
             verdict=_verdict(self),
             notes=(*self.remarks, *notes.memory_notes(self.memory)),
             tables=_tables(self),
             scalars={
                 **self.numbers(*numbers),
-                "late_rank": late["rank"][0] if late.height else None,
+                "straggler": stragglers["rank"][0] if stragglers.height else None,
             },
-            charts=partial(tables.charts, self.instances, self.arrivals, self.late),
+            charts=partial(tables.charts, self.instances, self.arrivals, self.delayed),
         )
 
-    def late_ranks(self) -> pl.DataFrame:
-        """The root ranks in ``late``, the root of most wait time in the whole recording first.
+    def stragglers(self) -> pl.DataFrame:
+        """Return the root ranks in ``delayed``, most imposed wait time in the recording first.
 
-        rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, the steps in ``late``,
-        ``victims`` (ranks that arrived last because this one had delayed them) and ``passed_ns``
-        (wait time at those collectives).
+        Columns: rank, ``imposed_ns``, ``times_last`` of ``matched`` collectives, the steps in
+        ``delayed``, ``victims`` (ranks that arrived last because this one had delayed them) and
+        ``passed_ns`` (wait time at those collectives).
         """
         steps = pl.col("step").drop_nulls().unique(maintain_order=True).alias("steps")
-        passed = pl.col("late_rank") != pl.col("root_rank")
-        victims = pl.col("late_rank").filter(passed).unique().sort().alias("victims")
+        passed = pl.col("last_rank") != pl.col("root_rank")
+        victims = pl.col("last_rank").filter(passed).unique().sort().alias("victims")
         passed_ns = pl.col("root_ns").filter(passed).sum().alias("passed_ns")
-        rows = self.late.sort("last_arrival_ns", "instance")
+        rows = self.delayed.sort("last_arrival_ns", "instance")
         listed = rows.group_by(rank="root_rank").agg(steps, victims, passed_ns)
         totals = self.ranks.select("rank", "imposed_ns", "times_last", "matched")
         return totals.join(listed, on="rank").sort("imposed_ns", "rank", descending=[True, False])
 
     def outliers(self) -> pl.DataFrame:
-        """The events that stand out, the most time lost first; ``cause`` where partners tell.
+        """Return the outliers, most lost time first; ``cause`` is known for matched events.
 
-        ``over_ns`` is what it took beyond the usual, duration - duration / factor. ``waiting for
-        rank R``: at least half of that was waiting, ``(through rank V)`` where R had delayed V,
-        which arrived last; ``slow on all ranks``: the communication itself was an outlier.
+        ``over_ns`` is the time beyond the typical, duration - duration / factor. Cause ``waiting
+        for rank R``: at least half of that was wait time, ``(through rank V)`` if R had delayed V,
+        which arrived last; ``slow on all ranks``: the transfer time was an outlier.
         """
         usual = pl.col("duration_ns") / pl.col("factor")
         over = (pl.col("duration_ns") - usual).round().cast(pl.Int64)
         root = pl.format("waiting for rank {}", "root_rank")
-        through = pl.format(" (through rank {})", "late_rank")
-        direct = pl.col("late_rank") == pl.col("root_rank")
+        through = pl.format(" (through rank {})", "last_rank")
+        direct = pl.col("last_rank") == pl.col("root_rank")
         waited = pl.concat_str(root, pl.when(direct).then(pl.lit("")).otherwise(through))
         cause = (
             pl.when(2 * pl.col("wait_ns") >= over)
@@ -161,27 +161,27 @@ class CommOutliers(Result):
 
     @property
     def slow_links(self) -> pl.DataFrame:
-        """The rows of ``groups`` that use little of their link, the largest total time first."""
+        """The rows of ``groups`` with a small share of their link's peak, largest total first."""
         return self.groups.filter(pl.col("link_frac") < SLOW_LINK_FRAC)
 
-    def late_with_context(self) -> pl.DataFrame:
-        """``late`` with the largest parts of each stretch as text: ``host`` and ``device``.
+    def delayed_with_context(self) -> pl.DataFrame:
+        """Return ``delayed`` with the text of the largest activities: ``host`` and ``device``.
 
-        ``rank`` is the root rank, ``late_rank`` the rank that arrived last.
+        ``rank`` is the root rank, ``last_rank`` the rank that arrived last.
         """
-        table = self.late.rename({"root_rank": "rank"}).with_row_index("window")
+        table = self.delayed.rename({"root_rank": "rank"}).with_row_index("window")
         for side in ("host", "device"):
             column = labels(self.context, side)
             table = table.join(column, on="window", how="left", maintain_order="left")
         return table
 
     def worst_of(self, rank: int) -> dict[str, Any]:
-        """The row of :meth:`late_with_context` in which this straggler cost most.
+        """Return the row of :meth:`delayed_with_context` with the largest cost of this straggler.
 
         Collectives at which it arrived last itself come first.
         """
-        rows = self.late_with_context().filter(pl.col("rank") == rank)
-        passed = pl.col("late_rank") != rank
+        rows = self.delayed_with_context().filter(pl.col("rank") == rank)
+        passed = pl.col("last_rank") != rank
         return rows.sort(passed, maintain_order=True).row(0, named=True)
 
 
@@ -189,8 +189,8 @@ class CommOutliers(Result):
 
 
 def _verdict(result: CommOutliers) -> str:
-    """What is wrong, the gravest first, with numbers; else that nothing is."""
-    found = sentences(
+    """Return the problems, most severe first, with numbers; otherwise a summary."""
+    problems = sentences(
         _slower(result.baseline),
         _stragglers(result),
         _slow_everywhere(result),
@@ -200,18 +200,16 @@ def _verdict(result: CommOutliers) -> str:
     )
     more = ""
     if result.n_ranks > 1 and not result.n_matched:
-        more = (
-            "Whether a rank is late cannot be told: no collective of one rank was found on another."
-        )
+        more = "No collective could be matched across ranks, so stragglers are unknown."
     if result.n_ranks == 1 and result.world_size != 1:
-        more = "One rank cannot tell waiting from slow communication: add the others' files."
+        more = "Wait time and transfer time cannot be separated on one rank: pass all ranks' files."
     if not result.one_job:
         more = "The files are of different jobs, so ranks are not compared."
-    return sentences(found or _nothing(result), _filled(result.memory), more)
+    return sentences(problems or _nothing(result), _filled(result.memory), more)
 
 
 def _filled(memory: pl.DataFrame | None) -> str:
-    """Whether the device was nearly full while collectives were slow."""
+    """Report outliers during which the device was nearly full."""
     full = None if memory is None else memory.filter("near_full")
     if memory is None or full is None or full.is_empty():
         return ""
@@ -219,9 +217,9 @@ def _filled(memory: pl.DataFrame | None) -> str:
     return (
         f"The device was nearly full during {full.height:,} of {memory.height:,} outliers: "
         f"{format_bytes(worst['taken_bytes'])} of {format_bytes(worst['capacity_bytes'])} "
-        f"({format_frac(worst['taken_frac'])}) on rank {worst['rank']}. That leaves NCCL small "
-        "buffers, and the allocator stops the device to give memory back: keep some free, with a "
-        "smaller batch, or torch.cuda.memory.set_per_process_memory_fraction(0.9)."
+        f"({format_frac(worst['taken_frac'])}) on rank {worst['rank']}. NCCL then uses small "
+        "buffers, and the allocator stops the device to free memory: keep some memory free, with a "
+        "smaller batch or torch.cuda.memory.set_per_process_memory_fraction(0.9)."
     )
 
 
@@ -231,53 +229,52 @@ def _slower(baseline: pl.DataFrame | None) -> str:
         return ""
     worst = slower.row(0, named=True)
     now, before = worst["compute_frac"], worst["compute_before_frac"]
-    beside = (
-        f" Compute kernels run beside it for {format_frac(now)} of its time, not "
-        f"{format_frac(before)}."
+    overlap = (
+        f" Compute overlaps {format_frac(now)} of its duration (baseline: {format_frac(before)})."
         if now is not None and before is not None and now - before >= _MORE_FRAC
         else ""
     )
     return (
-        f"Slower than the baseline: {_what(worst)} takes {format_ns(worst['median_ns'])} (median), "
-        f"not {format_ns(worst['baseline_ns'])}, {worst['ratio']:.3g} times as long; "
+        f"Slower than the baseline: {_what(worst)} takes {format_ns(worst['median_ns'])} (median) "
+        f"instead of {format_ns(worst['baseline_ns'])}, {worst['ratio']:.3g} times as long; "
         f"{slower.height} of {baseline.height} kinds of collective take at least {SLOWER:g} times "
-        f"as long.{beside}"
+        f"as long.{overlap}"
     )
 
 
-# --- late ranks ----------------------------------------------------------------------------
+# --- stragglers ----------------------------------------------------------------------------
 
 
 def _stragglers(result: CommOutliers) -> str:
-    late = result.late_ranks()
-    if late.is_empty():
+    stragglers = result.stragglers()
+    if stragglers.is_empty():
         return ""
-    worst, *others = late.iter_rows(named=True)
+    worst, *others = stragglers.iter_rows(named=True)
     rank = worst["rank"]
     more = (
-        _meanwhile(result, rank),
+        _activity(result, rank),
         passed_on(worst),
-        _habit(result, rank),
-        _late_too(others),
+        _cost(result, rank),
+        _others(others),
         _victim(result),
     )
-    return sentences(_late_rank(result, worst), *more)
+    return sentences(_straggler(result, worst), *more)
 
 
-def _late_rank(result: CommOutliers, row: Mapping[str, Any]) -> str:
+def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
     worst = result.worst_of(row["rank"])
     share = _share(row["imposed_ns"], result.total_wait_ns)
-    steps = f", most of all in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
+    steps = f", mainly in {notes.listed(row['steps'])}" if len(row["steps"]) > 1 else ""
     return (
         f"Rank {row['rank']} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
-        f"total for it, {share} of all wait time{steps}. It arrived last at {row['times_last']} of "
-        f"{format_count(row['matched'], 'collective')}, at worst {format_ns(worst['late_ns'])} "
-        f"after the median of the others, at {_what(worst)}{_at(worst['step'])}."
+        f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
+        f"{format_count(row['matched'], 'collective')}; the most costly arrival delay is "
+        f"{format_ns(worst['arrival_delay_ns'])}, at {_what(worst)}{_at(worst['step'])}."
     )
 
 
 def passed_on(row: Mapping[str, Any]) -> str:
-    """The ranks that a row of ``late_ranks`` delayed, so that others waited for them too."""
+    """Report the ranks that a row of ``stragglers`` delayed, so that others waited for them."""
     if not row["victims"]:
         return ""
     ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {notes.listed(row['victims'])}"
@@ -287,32 +284,32 @@ def passed_on(row: Mapping[str, Any]) -> str:
     )
 
 
-def _meanwhile(result: CommOutliers, rank: int) -> str:
-    """What the rank did in its worst stretch, and whether it was late into the step already."""
-    late = result.worst_of(rank)
-    did = [f"{side}: {late[side]}" for side in ("host", "device") if late[side] is not None]
-    text = f"Meanwhile on its {'; on its '.join(did)}." if did else ""
-    into = late["into_step_ns"]
-    if into is not None and into >= _MOST * late["late_ns"]:
-        text += f" It had entered the step {format_ns(into)} after the others already."
+def _activity(result: CommOutliers, rank: int) -> str:
+    """Report what the rank did during its worst delay, and its delay at the start of the step."""
+    worst = result.worst_of(rank)
+    sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
+    text = f"During that delay, {'; '.join(sides)}." if sides else ""
+    into = worst["into_step_ns"]
+    if into is not None and into >= _MOST * worst["arrival_delay_ns"]:
+        text += f" It was already {format_ns(into)} late at the start of the step."
     return text.strip()
 
 
-def _habit(result: CommOutliers, rank: int) -> str:
-    """How much of the steps' time the rank costs, once two steps show it."""
+def _cost(result: CommOutliers, rank: int) -> str:
+    """Report the rank's share of step time, from two steps on."""
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     if result.steps.height < arrivals.WARN_STEPS:
-        return "With fewer than two steps recorded this may be chance."
-    if row["late_steps"] < arrivals.WARN_STEPS or row["late_frac"] < arrivals.WARN_FRAC:
+        return "Fewer than two steps were recorded, so this may be chance."
+    if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
-    level = "critical" if row["late_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
+    level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
-        f"It costs {format_frac(row['late_frac'])} of all steps' time, in {row['late_steps']} of "
-        f"{result.steps.height} steps ({level})."
+        f"It costs {format_frac(row['straggler_frac'])} of step time, in "
+        f"{row['straggler_steps']} of {result.steps.height} steps ({level})."
     )
 
 
-def _late_too(others: list[dict[str, Any]]) -> str:
+def _others(others: list[dict[str, Any]]) -> str:
     if not others:
         return ""
     named = [
@@ -324,15 +321,15 @@ def _late_too(others: list[dict[str, Any]]) -> str:
 
 
 def _victim(result: CommOutliers) -> str:
-    """The longest collective is usually the one that waited longest: say so."""
+    """Report that the longest collective is mostly wait time, if it is."""
     order = result.instances.sort("duration_ns", "id", descending=[True, False])
     longest = order.row(0, named=True)
     wait, took = longest["wait_ns"], longest["duration_ns"]
     if wait is None or wait < _MOST * took:
         return ""
     return (
-        f"The longest, {format_ns(took)} of {_what(longest)} on rank {longest['rank']}, is "
-        f"{format_ns(wait)} of waiting for rank {longest['root_rank']}."
+        f"The longest collective, {_what(longest)} on rank {longest['rank']} ({format_ns(took)}), "
+        f"is {format_ns(wait)} wait time for rank {longest['root_rank']}."
     )
 
 
@@ -346,33 +343,34 @@ def _slow_everywhere(result: CommOutliers) -> str:
         return ""
     worst = slow.row(0, named=True)
     return (
-        f"{slow.height} of {format_count(result.n_collectives, 'collective')} took long on all "
-        f"ranks after the last had arrived (bandwidth, not a late rank): {_what(worst)}"
-        f"{_at(worst['step'])} took {format_ns(worst['pure_ns'])}, {worst['slow_factor']:.3g} "
-        "times the usual."
+        f"{slow.height} of {format_count(result.n_collectives, 'collective')} "
+        f"{'was' if slow.height == 1 else 'were'} slow after every rank had joined (a bandwidth "
+        f"problem, not a straggler): {_what(worst)}{_at(worst['step'])} has a transfer time of "
+        f"{format_ns(worst['transfer_ns'])}, {worst['slow_factor']:.3g} times the usual."
     )
 
 
 def _unexplained(result: CommOutliers) -> str:
-    """Outliers that neither a late rank nor a slow collective explains."""
+    """Report outliers that neither a straggler nor a slow collective explains."""
     outliers = result.outliers().filter(pl.col("cause").is_null())
     if outliers.is_empty():
         return ""
     worst = outliers.row(0, named=True)
     ranks = outliers["rank"].n_unique()
     where = f"rank {worst['rank']}" if ranks == 1 else f"{ranks} ranks"
-    beside = f", beside {function(worst['beside'])}" if worst["beside"] else ""
+    kernel = worst["overlapped_by"]
+    overlap = f", overlapped by {function(kernel)}" if kernel else ""
     return (
         f"{outliers.height} of {format_count(result.n_events, 'collective')} "
-        f"{'stands' if outliers.height == 1 else 'stand'} out, in {where}"
-        f"{_mostly(outliers)}: at worst {_what(worst)}{_at(worst['step'])} took "
+        f"{'is an outlier' if outliers.height == 1 else 'are outliers'}, on {where}"
+        f"{_mostly(outliers)}; the worst, {_what(worst)}{_at(worst['step'])}, took "
         f"{format_ns(worst['duration_ns'])}, {worst['factor']:.3g} times "
-        f"{_USUAL[worst['judged_by']]}{beside}."
+        f"{_USUAL[worst['judged_by']]}{overlap}."
     )
 
 
 def _mostly(outliers: pl.DataFrame) -> str:
-    """The step that most of them are in."""
+    """Return the step with most of the outliers."""
     steps = outliers["step"].drop_nulls().value_counts(sort=False, name="n")
     if outliers.height < arrivals.WARN_STEPS or steps.is_empty():
         return ""
@@ -385,63 +383,66 @@ def _mostly(outliers: pl.DataFrame) -> str:
 def _nothing(result: CommOutliers) -> str:
     share = _share(result.covered_ns, result.total_span_ns)
     waiting = _share(result.total_wait_ns, result.total_comm_ns)
-    of_it = f", {waiting} of it waiting for one another," if result.n_matched else ""
+    wait = f" ({waiting} wait time)" if result.n_matched else ""
     over = f" on {result.n_ranks} ranks" if result.n_ranks > 1 else ""
-    late = " and no rank is a straggler" if result.n_matched else ""
+    stragglers = ", no stragglers" if result.n_matched else ""
     judged = result.n_events - result.instances["judged_by"].null_count()
-    alone = result.n_ranks > 1 and not result.n_matched
-    opening = "Too little to judge by"
+    unmatched = result.n_ranks > 1 and not result.n_matched
+    opening = "Too few collectives to compare"
     if judged or result.n_matched:
-        opening = "No outlier" if alone else "Nothing unusual"
-    kind = (
-        f"{format_count(result.n_outliers, 'outlier')} of its kind, explained by wait time or slow "
-        "on every rank,"
+        opening = "No outliers" if unmatched else "No problem found"
+    outliers = (
+        f"{format_count(result.n_outliers, 'outlier')}, explained by wait time or slow on all ranks"
         if result.n_outliers
-        else "none is an outlier of its kind"
+        else "no outliers"
         if judged == result.n_events
-        else f"of {judged:,} that could be judged none is an outlier"
+        else f"no outliers among the {judged:,} that could be compared"
         if judged
-        else "none has enough of its kind to tell whether it is an outlier"
+        else "too few of each kind to detect outliers"
     )
     return (
         f"{opening}: {format_count(result.n_events, 'collective')}{over} took "
-        f"{format_ns(result.total_comm_ns)} in all{of_it} and ran during {share} of the recorded "
-        f"time; {kind}{late}."
+        f"{format_ns(result.total_comm_ns)} in total{wait} and ran during {share} of the recorded "
+        f"time; {outliers}{stragglers}."
     )
 
 
 def slow_links(result: CommOutliers) -> list[str]:
-    """Kinds of collective that use little of their link, the largest total time first."""
+    """Report kinds of collective with a small share of their link's peak, largest total first."""
     waiting = "" if result.n_matched else " (wait time included)"
-    found, groups = [], result.groups["group"].drop_nulls().n_unique()
+    texts, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
-        speed = row["busbw_gbps"] if row["pure_busbw_gbps"] is None else row["pure_busbw_gbps"]
+        speed = (
+            row["busbw_gbps"] if row["transfer_busbw_gbps"] is None else row["transfer_busbw_gbps"]
+        )
         if row["link_gbps"] is None:
-            took = f"{_what(row)} takes {format_ns(row['pure_ns'])} after the last rank has arrived"
-            found.append(f"{took}: less bandwidth than a network of 10 Gbit/s has.")
+            time = format_ns(row["transfer_ns"])
+            texts.append(
+                f"{_what(row)} has a transfer time of {time}: slower than a 10 Gbit/s network."
+            )
             continue
         network = row["link"] == NETWORK
-        where = "between nodes" if network else f"on a machine with {row['link']}"
-        usual = ", at the usual 200 Gbit/s per GPU" if network else ""
+        where = "between nodes" if network else f"over {row['link']}"
+        assumed = " (assuming 200 Gbit/s per GPU)" if network else ""
         what = _what(row)
         if groups > 1:
             what += f" of {_group_text(result, row['group'])}"
-        found.append(
-            f"{what} runs at {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of "
-            f"its {row['link_gbps']:g} GB/s per direction{usual}{waiting}."
+        texts.append(
+            f"{what} reaches {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of the peak "
+            f"of {row['link_gbps']:g} GB/s per direction{assumed}{waiting}."
         )
-    return found
+    return texts
 
 
 def _group_text(result: CommOutliers, group: str | None) -> str:
-    """The ranks of a process group where they are recorded, else its name."""
+    """Return the ranks of a process group if recorded, otherwise its name."""
     rows = result.instances.filter(pl.col("group").eq_missing(group))
     ranks = rows["group_ranks"].drop_nulls()
     return f"ranks {ranks[0].strip('[]')}" if ranks.len() else f"group {group}"
 
 
 def small_collectives(result: CommOutliers) -> str:
-    """That many collectives a step are too small to use the link; empty if they are not."""
+    """Report many small collectives per step; empty if there are few."""
     small = result.instances.filter(_is_small())
     steps = result.instances["step"].drop_nulls().n_unique()
     per_step = small.height / result.n_ranks / max(steps, 1)
@@ -461,16 +462,16 @@ def small_collectives(result: CommOutliers) -> str:
 
 
 def _is_small() -> pl.Expr:
-    """Small by message size, or by duration where the size is not recorded."""
+    """Return whether a collective is small by message size, or by duration without a size."""
     short = pl.col("duration_ns") < SHORT_NS
     return (pl.col("message_bytes") < SMALL_BYTES).fill_null(short)
 
 
-# --- pieces of sentences -------------------------------------------------------------------
+# --- parts of sentences --------------------------------------------------------------------
 
 
 def _what(row: Mapping[str, Any]) -> str:
-    """``all_reduce of 25 MiB``."""
+    """Return for example ``all_reduce of 25 MiB``."""
     size = row["message_bytes"]
     name = str(row["collective"])
     return name if size is None else f"{name} of {format_bytes(size)}"
@@ -488,26 +489,26 @@ def _share(part: int, whole: int) -> str:
 
 
 def _tables(result: CommOutliers) -> tuple[Table, ...]:
-    """Late ranks, ranks, baseline, outliers, groups, collectives, steps, context, clocks.
+    """Return delayed collectives, ranks, baseline, outliers, groups, collectives, steps and others.
 
-    What compares ranks is left out where there is one rank only.
+    Tables that compare ranks are left out for a single rank.
     """
     worst = result.collectives.sort("imposed_ns", "instance", descending=[True, False])
-    stretches = result.late.with_row_index("window").select("window", "step", rank="late_rank")
-    context = result.context.join(stretches, on="window", how="left", maintain_order="left")
-    alone = (
+    windows = result.delayed.with_row_index("window").select("window", "step", rank="last_rank")
+    context = result.context.join(windows, on="window", how="left", maintain_order="left")
+    single = (
         *(() if result.baseline is None else (tables.table("baseline", result.baseline),)),
         tables.table("outliers", result.outliers()),
         *(() if result.memory is None else (tables.table("memory", result.memory),)),
         tables.table("groups", result.groups),
     )
     if result.n_ranks == 1:
-        return (*alone, tables.table("ranks", result.ranks, several=False))
-    more = f" (late by {format_ns(result.min_wait_ns)} or more)"
+        return (*single, tables.table("ranks", result.ranks, several=False))
+    more = f" (arrival delay of {format_ns(result.min_wait_ns)} or more)"
     return (
-        tables.table("late", result.late_with_context(), more),
+        tables.table("delayed", result.delayed_with_context(), more),
         tables.table("ranks", result.ranks),
-        *alone,
+        *single,
         tables.table("collectives", worst),
         tables.table("steps", result.steps),
         tables.table("context", context),

@@ -7,78 +7,79 @@ from traceanalyzer.result import Chart, Table
 
 _KIND = "collective, dtype, message_bytes: message"
 
-#: Title, columns with their headings, and what is said where there are no rows.
+#: Title, columns with their headings, and the text without rows.
 _TABLES = {
-    "late": (
-        "Who kept the others waiting",
-        """rank: straggler, late_rank: last, step, collective, message_bytes: message,
-        late_ns: late by, imposed_ns: others waited, host: host meanwhile,
-        device: device meanwhile""",
-        "nobody",
+    "delayed": (
+        "Collectives delayed by stragglers",
+        """rank: straggler, last_rank: last rank, step, collective, message_bytes: message,
+        arrival_delay_ns: arrival delay, imposed_ns: wait of others, host: host activity,
+        device: device activity""",
+        "no stragglers",
     ),
     "ranks": (
         "Ranks",
-        """rank, host, n: collectives, comm_ns: communication, wait_ns: waited,
-        imposed_ns: others waited for it, times_last: last, late_steps: late steps, late_frac: cost,
-        outliers, idle_ns: device idle, overlap_frac: hidden by compute""",
+        """rank, host, n: collectives, comm_ns: communication, wait_ns: wait time,
+        imposed_ns: wait of others, times_last: times last, straggler_steps: straggler steps,
+        straggler_frac: cost, outliers, idle_ns: device idle, overlap_frac: overlapped""",
         "none",
     ),
     "baseline": (
-        "Medians against the baseline",
-        f"""{_KIND}, kernel, n, median_ns: median, n_before: n before,
-        baseline_ns: median before, ratio, compute_frac: compute beside,
-        compute_before_frac: before""",
-        "no kind of collective is in both",
+        "Medians compared with the baseline",
+        f"""{_KIND}, kernel, n, median_ns: median, n_before: baseline n,
+        baseline_ns: baseline median, ratio, compute_frac: overlapped,
+        compute_before_frac: baseline overlapped""",
+        "no kind of collective in both runs",
     ),
     "outliers": (
         "Outliers",
-        """rank, step, collective, message_bytes: message, at_ns: at, duration_ns: duration,
-        factor: x usual, z, cause, compute_ns: compute beside, beside: busiest beside""",
+        """rank, step, collective, message_bytes: message, at_ns: time, duration_ns: duration,
+        factor, z, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
         "none",
     ),
     "memory": (
-        "Memory of the device during outliers",
-        """rank, step, collective, duration_ns: duration, taken_bytes: memory taken,
-        capacity_bytes: of, taken_frac: full""",
-        "not known",
+        "Device memory during outliers",
+        """rank, step, collective, duration_ns: duration, taken_bytes: used memory,
+        capacity_bytes: device memory, taken_frac: used""",
+        "unknown",
     ),
     "groups": (
         "Collectives by kind",
         f"""{_KIND}, group, kernel, n, median_ns: median, p95_ns: p95, p99_ns: p99, max_ns: max,
-        total_ns: total, share_frac: of span, algbw_gbps: algbw, busbw_gbps: busbw,
-        link, link_frac: of its peak, outliers""",
+        total_ns: total, share_frac: share of span, algbw_gbps: algbw, busbw_gbps: busbw,
+        link, link_frac: share of peak, outliers""",
         "none",
     ),
     "collectives": (
-        "Collectives across ranks, most waiting first",
-        f"""step, {_KIND}, group, first_rank: first, late_rank: last, skew_ns: arrival skew,
-        late_ns: last after median, imposed_ns: waited in all, pure_ns: pure,
-        end_skew_ns: end skew, ranks""",
-        "none could be matched across ranks",
+        "Collectives across ranks, longest wait time first",
+        f"""step, {_KIND}, group, first_rank: first rank, last_rank: last rank,
+        skew_ns: arrival skew, arrival_delay_ns: arrival delay, imposed_ns: total wait time,
+        transfer_ns: transfer time, end_skew_ns: end skew, ranks""",
+        "no matches across ranks",
     ),
     "steps": (
         "Stragglers by step",
-        """step, straggler, cost_ns: costs, cost_frac: of the step, step_ns: step, collectives""",
+        """step, straggler, cost_ns: cost, cost_frac: share of step, step_ns: step time,
+        collectives""",
         "no steps are marked",
     ),
     "context": (
-        "What late ranks did while the others waited",
-        """rank: late rank, step, side: on, name: what, within, kind, overlap_ns: time,
-        overlap_frac: of the stretch""",
-        "nothing to look into",
+        "What stragglers did while others waited",
+        """rank: straggler, step, side, name: activity, within, kind, overlap_ns: time,
+        overlap_frac: share of delay""",
+        "no stragglers",
     ),
     "clocks": (
-        "Clocks",
-        "rank, n: collectives, offset_ns: ahead by, residual_ns: residual, applied: corrected",
-        "no collective can tell",
+        "Clock offsets",
+        "rank, n: collectives, offset_ns: offset, residual_ns: residual, applied: corrected",
+        "unknown",
     ),
 }
 
-#: Shown in detail only.
+#: Tables printed only in detail.
 DETAILS = ("collectives", "steps", "context", "clocks")
 
 #: Columns that compare ranks.
-_COMPARING = ("wait_ns", "imposed_ns", "times_last", "late_steps", "late_frac")
+_COMPARING = ("wait_ns", "imposed_ns", "times_last", "straggler_steps", "straggler_frac")
 
 _RANK = pl.format("rank {}", "rank").alias("rank")
 
@@ -86,13 +87,13 @@ _TIME = "time since the first collective"
 
 
 def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = True) -> Table:
-    """One of the tables.
+    """Return one of the tables.
 
     Args:
-        name: which.
+        name: its name.
         frame: its rows.
-        more: what the title says besides.
-        several: there are several ranks to compare.
+        more: suffix of the title.
+        several: whether there are several ranks to compare.
     """
     title, text, empty = _TABLES[name]
     columns = headings(text)
@@ -104,19 +105,19 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
 # --- charts --------------------------------------------------------------------------------
 
 
-def charts(instances: pl.DataFrame, met: pl.DataFrame, late: pl.DataFrame) -> tuple[Chart, ...]:
-    """Durations over time, and with several ranks who arrived how much after the first."""
+def charts(instances: pl.DataFrame, met: pl.DataFrame, delayed: pl.DataFrame) -> tuple[Chart, ...]:
+    """Return durations over time and, with several ranks, arrivals after the first rank."""
     durations = _durations(instances)
-    return (durations,) if met.is_empty() else (durations, _arrivals(met, late))
+    return (durations,) if met.is_empty() else (durations, _arrivals(met, delayed))
 
 
 def _durations(instances: pl.DataFrame) -> Chart:
-    """How long every collective took, by time and rank, the outliers ringed."""
+    """Return the duration of every collective by time and rank, outliers circled."""
     return Chart(
         name="durations",
         title="Duration of each collective",
         mark="scatter",
-        # a logarithm needs more than 0
+        # the axis is logarithmic
         frame=instances.select("at_ns", _RANK, pl.col("duration_ns").clip(1), "outlier"),
         x="at_ns",
         y="duration_ns",
@@ -129,25 +130,25 @@ def _durations(instances: pl.DataFrame) -> Chart:
     )
 
 
-def _arrivals(met: pl.DataFrame, late: pl.DataFrame) -> Chart:
-    """How long after the first rank every rank came to each collective, the late ones ringed."""
+def _arrivals(met: pl.DataFrame, delayed: pl.DataFrame) -> Chart:
+    """Return every rank's arrival after the first rank at each collective, stragglers circled."""
     first = pl.col("arrival").min()
-    named = pl.col("instance").is_in(late["instance"].implode())
+    listed = pl.col("instance").is_in(delayed["instance"].implode())
     return Chart(
         name="arrivals",
-        title="How long after the first rank each rank arrived",
+        title="Arrival of each rank after the first",
         mark="scatter",
         frame=met.select(
             (first.over("instance") - first).alias("at_ns"),
             _RANK,
             "after_first_ns",
-            (pl.col("is_last") & named).alias("late"),
+            (pl.col("is_last") & listed).alias("straggler"),
         ),
         x="at_ns",
         y="after_first_ns",
         x_label=_TIME,
         y_label="arrival after the first rank",
         color="rank",
-        emphasis="late",
-        emphasis_label="late rank",
+        emphasis="straggler",
+        emphasis_label="straggler",
     )

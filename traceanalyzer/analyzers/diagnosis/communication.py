@@ -83,7 +83,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         evidence=(*straggling.why(by_cause), *_arrivals(result, row)),
         advice=straggling.advice(answers, rank, by_cause),
         total_ns=round(total * left) if left >= _MUCH_LEFT else total,
-        confidence="high" if row["late_steps"] >= WARN_STEPS or not time.in_steps else "low",
+        confidence="high" if row["straggler_steps"] >= WARN_STEPS or not time.in_steps else "low",
         rank=rank,
         step=only_step(waits),
         intervals=intervals_of(waits),
@@ -94,7 +94,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
 def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
     """Yield arrival delays of a straggler, delayed ranks, and its activity during the delay."""
     last = f"It arrived last at {row['times_last']:,} of {row['matched']:,} collectives"
-    late = result.late_ranks().filter(pl.col("rank") == row["rank"])
+    late = result.stragglers().filter(pl.col("rank") == row["rank"])
     if late.is_empty():
         yield f"{last}."
         return
@@ -102,7 +102,7 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
         yield victims
     worst = result.worst_of(row["rank"])
     yield (
-        f"{last}, at most {format_ns(worst['late_ns'])} after the median of the other ranks"
+        f"{last}, at most {format_ns(worst['arrival_delay_ns'])} after the median of the other ranks"
         f"{_at(worst['step'])}."
     )
     sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]
@@ -221,7 +221,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         title=f"{slow.height:,} of {format_count(result.n_collectives, 'collective')} "
         f"{'was' if slow.height == 1 else 'were'} slow after every rank had arrived"
         f"{_at_cost(answers, total)}.",
-        evidence=(_worst(worst, worst["pure_ns"], worst["slow_factor"]),),
+        evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
         confidence="high" if result.n_ranks > 1 else "medium",
@@ -364,7 +364,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield small
     top = comm.groups.row(0, named=True) if comm.groups.height else None
     if top is not None:
-        speed = top["pure_busbw_gbps"] or top["busbw_gbps"]
+        speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
         rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
         calls = format_count(top["n"], "call")
         yield f"Most time: {_what(top)}, {format_ns(top['total_ns'])} in {calls}{rate}."

@@ -397,7 +397,7 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
         each wait: ``from_frac`` and ``to_frac``.
     """
     late = comm.collectives.filter(pl.col("imposed_ns") > 0, pl.col("root_rank").is_not_null())
-    direct = late.filter(pl.col("root_rank") == pl.col("late_rank"))
+    direct = late.filter(pl.col("root_rank") == pl.col("last_rank"))
     excess = _shares(_excess(_before_arrival(comm, direct, windows, lost), lost), direct)
     weights = excess.join(direct.select("instance", "root_rank", "imposed_ns"), on="instance")
     typical = (
@@ -436,11 +436,11 @@ def _before_arrival(
     rows = rows.join(begun, on=DEVICE, how="left", nulls_equal=True)
     start = pl.coalesce("start", "begun")
     rows = rows.with_columns(start, arrived=start + pl.col("arrival") - pl.col("ts"))
-    pairs = direct.select("instance", "late_rank", "first_rank")
+    pairs = direct.select("instance", "last_rank", "first_rank")
     both = rows.join(pairs, on="instance").filter(
-        (pl.col("rank") == pl.col("late_rank")) | (pl.col("rank") == pl.col("first_rank"))
+        (pl.col("rank") == pl.col("last_rank")) | (pl.col("rank") == pl.col("first_rank"))
     )
-    is_late = pl.col("rank") == pl.col("late_rank")
+    is_late = pl.col("rank") == pl.col("last_rank")
     known = both.with_columns(is_late=is_late).filter(pl.col("end") >= pl.col("start"))
     return known.filter(pl.len().over("instance") == 2)
 

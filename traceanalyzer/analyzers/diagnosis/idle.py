@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.diagnosis.device_time import (
 )
 from traceanalyzer.analyzers.diagnosis.rule import IDLE_RULES, Answers, Measured, Rule
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.result import CUT_OFF, GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle
 from traceanalyzer.analyzers.launches.calls import DEVICE, SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.result import Confidence, Severity
@@ -150,7 +150,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, rank: int | None) -
     if result.work_lost and result.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.work_lost:
-        yield CUT_OFF
+        yield TRUNCATED
     if rank is None and answers.one_job:
         yield from _idlest(result, cause)
     yield from _longest(result, cause)
@@ -234,7 +234,7 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
 
 def _loading(result: GpuIdle) -> Iterator[str]:
     """Yield overlapped data loading, the matched ranges, and the code with the most time."""
-    overlapped = int(result.units["hidden_loader_ns"].sum())
+    overlapped = int(result.units["overlapped_loader_ns"].sum())
     if overlapped:
         yield f"Another {format_ns(overlapped)} of data loading is overlapped with GPU work."
     if result.loader.height:

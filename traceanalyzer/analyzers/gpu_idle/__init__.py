@@ -1,8 +1,8 @@
 """Why the GPU is idle: each gap by its cause, data loading first.
 
-``host`` takes of a rank's trace what its device and the threads that feed it were at, and when each
-cause applies; ``compute`` divides the gaps of each device among the causes and joins all ranks;
-``causes`` names and describes causes; ``result`` holds the numbers and what is shown of them.
+``host`` extracts the work of a rank's devices, the activity of the threads that launch it, and when
+each cause applies; ``compute`` divides the gaps of each device among the causes and joins all
+ranks; ``causes`` names and describes the causes; ``result`` has the numbers and their display.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ def gpu_idle(
 ) -> GpuIdle:
     """Why is the GPU idle, and what does waiting for the data loader cost?
 
-    A gap is a maximal stretch of a device's span in which none of its work runs, on any stream.
-    Each moment of it has one cause: what the threads that launch the device's kernels were at, the
-    first that fits of :data:`~traceanalyzer.analyzers.gpu_idle.causes.CAUSES`; so the causes add up
-    to the idle time. The span reaches from the first start to the last end of the device's work,
-    and takes in the marked steps.
+    A gap is a maximal interval of a device's span in which no work runs on any of its streams.
+    Each moment of it has one cause, the first of
+    :data:`~traceanalyzer.analyzers.gpu_idle.causes.CAUSES` that matches the activity of the threads
+    that launch the device's kernels; so the causes add up to the idle time. The span is from the
+    first start to the last end of the device's work, extended to the marked steps.
 
-    Where no device work was recorded, the thread that marks steps (else the one with most time in
-    operators) is looked at instead: it is busy in operators that are not part of loading data.
+    Without recorded device work, the thread that marks steps (otherwise the one with most time in
+    operators) is analysed: it is busy in operators that are not part of data loading.
 
     Args:
-        inputs: a trace, a file or a folder, or several of them, a rank each.
-        min_gap_ns: shorter gaps count as ``short_gap``, the ordinary distance of kernels.
+        inputs: a trace, a file or a folder, or several of them, one per rank.
+        min_gap_ns: shorter gaps count as ``short_gap``, the normal distance between kernels.
         dataloader: regular expressions of the host slices that are data loading, in place of
             :data:`~traceanalyzer.analyzers.gpu_idle.causes.DATALOADER`.
         patterns: regular expressions of further kernels that are communication.
-        by: ``device``; ``process``: each process's part of a device; ``step``: steps come first.
-        library_names: whose innermost Python frame is told of each gap; none: the user's own code.
+        by: ``device``; ``process``: a row per process on a device; ``step``: list steps first.
+        library_names: libraries whose innermost Python frame is reported for each gap; none: the
+            user's own code.
         step_name: a regular expression of the slices that are steps.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
     Raises:
         InputError: no file can be read.
         MissingData: neither device work nor operators were recorded.
-        OptionError: an option makes no sense.
+        OptionError: an option is invalid.
     """
     from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE
     from traceanalyzer.run import run

@@ -1,7 +1,7 @@
-"""Why a device may be idle, how each cause is recognised, what it is called and what may help.
+"""Causes of idle time: how each is recognised, its heading and its advice.
 
-A moment of idleness that fits several causes belongs to the first of them. What the host was at is
-judged by the names of the slices that were running on the threads that launch the device's kernels.
+An idle moment that matches several causes belongs to the first of them. Host activity is classified
+by the names of the slices that run on the threads that launch the device's kernels.
 """
 
 import polars as pl
@@ -23,7 +23,7 @@ LAUNCH = "launch_overhead"
 HOST_CODE = "host_code"
 UNKNOWN = "unknown"
 
-#: Causes of idleness and their headings in tables; the first that fits counts.
+#: Causes of idle time and their headings in tables; the first that matches counts.
 NAMES = {
     PROFILER: "profiler overhead",
     SHORT_GAP: "short gaps",
@@ -42,14 +42,14 @@ NAMES = {
 CAUSES = tuple(NAMES)
 CAUSE = pl.Enum(CAUSES)
 
-#: Communication without compute: time that a device loses although it is busy.
+#: Communication without compute: lost time of a busy device.
 EXPOSED = "exposed_communication"
-#: Copies and sets beside which no kernel runs.
+#: Copies and memsets that no kernel overlaps.
 COPIES = "exposed_copies"
 LOSS = pl.Enum([*CAUSES, EXPOSED, COPIES])
 
-#: Work that starts later than this after its launch call although the device is idle waits for
-#: something: an event, another process, another device. Less is the latency of a launch.
+#: Work that starts later than this after its launch call on an idle device waits for an event,
+#: another process or another device. A shorter delay is the latency of a launch.
 LAUNCH_LATENCY_NS = 20_000
 
 _LOADING = (
@@ -59,9 +59,9 @@ _LOADING = (
     r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline"
 )
 
-#: Slices in which a thread waits for its data loader: PyTorch's own annotation of the iterator, the
-#: modules of known loaders in a Python stack, and functions and ranges that are named for loading.
-#: Folders of a path do not count by their names: models and kernels are loaded too.
+#: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
+#: of known loaders in a Python stack, and functions and ranges with names such as load_batch.
+#: Names of folders do not count: models and kernels are loaded too.
 DATALOADER = (
     r"^enumerate\((?:DataLoader|DataPipe)\)#",
     r"(?:^|[/\\])(?:torch[/\\]utils[/\\]data|torchdata|webdataset|ffcv|nvidia[/\\]dali)[/\\]",
@@ -73,17 +73,17 @@ DATALOADER = (
     r"DataLoader(?:$|[^a-z])",
 )
 
-#: Kinds of slices whose name may say that they are dataloading.
+#: Kinds of slices that are matched with the patterns of data loading.
 DATALOADER_KINDS = ("cpu_op", "user_annotation", "python_function", "nvtx", "other")
 
-#: Operators around the copy of a batch to the device, the outermost first.
+#: Operators around the copy of a batch to the device, outermost first.
 COPY_OPERATORS = ("aten::to", "aten::_to_copy", "aten::copy_")
 
-#: Overhead of CUDA itself, which is there without a profiler too: it loads or compiles the code of
-#: kernels when they are first used.
+#: Overhead of CUDA itself, also without a profiler: it loads or compiles the code of kernels at
+#: their first use.
 LOADS_CODE = r"(?i)(?:Module|Function) Loading|Driver Compiler|JIT compiler"
 
-#: Overhead that is none: a launch call waits for room in the launch queue, so the device has work.
+#: Not overhead: a launch call waits for room in the launch queue, so the device has work.
 QUEUE_FULL = r"(?i)Command Buffer Full"
 
 #: Copies from the host to a device, as CUPTI, ROCm, Intel's PTI and nsys name them.
@@ -98,14 +98,14 @@ BATCH_BYTES = 64 * 1024
 #: Calls and operators in which the host waits for the device.
 SYNCHRONISING = (*SYNCHRONISING_CALLS, r"^aten::(?:item|_local_scalar_dense|is_nonzero)$")
 
-#: Calls that get memory from the driver or give it back.
+#: Calls that allocate or free memory of the driver.
 MANAGING_MEMORY = (
     r"^(?:cuda|hip)(?:Ext)?(?:Malloc|Free|Host(?:Alloc|Free|Malloc|Register|Unregister)|MemPool)",
     r"^cuMem(?:Alloc|Free|Create|Map|Unmap|Release|Address|SetAccess|HostAlloc|HostRegister)",
     r"^(?:(?:ur|pi)(?:ext)?USM(?:\w*Alloc|Free)|zeMem(?:Alloc|Free))",
 )
 
-#: Slices in which a model is saved or loaded, or a file written.
+#: Slices that save or load a model, or write a file.
 SAVING = (
     r"(?i)(?:save|load|write|store)[ _-]?(?:model|checkpoint|ckpt|state|(?:\w+_)?weights)",
     r"(?i)(?:save|from)_pretrained",
@@ -114,18 +114,18 @@ SAVING = (
     r"^(?:fsync|fdatasync|write|pwrite64|fwrite)$",
 )
 
-#: Parts of names that only PyTorch's operators, kernels and annotations have.
+#: Substrings of names that only PyTorch's operators, kernels and annotations have.
 OF_PYTORCH = ("aten::", "at::", "c10::", "torch", "ProfilerStep#", "DataLoader")
 
-#: Calls of the OS runtime that access files; reads and writes of pipes and sockets too.
+#: Calls of the OS runtime that access files, pipes or sockets.
 FILE_CALLS = (
     r"^(?:p?(?:read|write)(?:v2?|64)?|f(?:read|write|open|open64|close|flush|gets|sync|datasync)"
     r"|open(?:at)?(?:64)?|creat(?:64)?|close|f?l?stat(?:64)?|statx|getdents(?:64)?|readdir(?:64)?"
     r"|lseek(?:64)?|aio_\w+|sendfile(?:64)?|copy_file_range)$"
 )
 
-#: Names of operators, as opposed to ranges that people or optimisers mark, which PyTorch recorded
-#: under the same category until 2021.
+#: Names of operators. Until 2021 PyTorch recorded ranges of users and optimisers under the same
+#: category.
 OPERATOR = r"::|Backward\d*$|^triton_"
 
 
@@ -133,84 +133,84 @@ OPERATOR = r"::|Backward\d*$|^triton_"
 
 #: Causes in a sentence: "the largest part is waiting for the data loader".
 WAITING = {
-    PROFILER: "the profiler's own overhead, which is not there without it",
-    SHORT_GAP: "the ordinary pause between kernels",
+    PROFILER: "waiting for the profiler (overhead of the recording)",
+    SHORT_GAP: "waiting for the next kernel in short gaps",
     DEVICE_WAIT: "waiting on the device side although the next work is queued",
     DATALOADING: "waiting for the data loader",
     BATCH_COPY: "waiting while the host copies batches to the GPU",
-    MODULE_LOADING: "waiting while CUDA loads the code of kernels that are used for the first time",
+    MODULE_LOADING: "waiting while CUDA loads the code of kernels at their first use",
     SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
-    MEMORY_MANAGEMENT: "waiting while the host gets or frees device memory",
+    MEMORY_MANAGEMENT: "waiting while the host allocates or frees device memory",
     CHECKPOINT_IO: "waiting for checkpoints or files",
     PEER: "waiting for other ranks",
     LAUNCH: "waiting for the host to launch kernels",
-    HOST_CODE: "waiting for other code of the host",
-    UNKNOWN: "waiting for something that was not recorded",
+    HOST_CODE: "waiting for other host code",
+    UNKNOWN: "waiting for an unknown cause (no host activity recorded)",
 }
-#: The same of all causes of lost time.
-LOSING = {**WAITING, EXPOSED: "communication alone", COPIES: "copying while no kernel runs"}
+#: The same for all causes of lost time.
+LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
-#: What may help. ``code`` is what shows code that nothing was recorded of.
+#: Advice by cause; " would save ... at most." follows.
 _ADVICE = {
     PROFILER: "Recording less (fewer kinds of events, fewer steps)",
     SHORT_GAP: "Fewer, larger kernels (torch.compile, CUDA graphs, fused optimizers)",
     DATALOADING: "More loader workers (num_workers, prefetch_factor, persistent_workers), "
     "cheaper transforms or faster storage",
     BATCH_COPY: "Pinned memory (DataLoader(pin_memory=True)) and .to(device, "
-    "non_blocking=True) let copies run beside kernels, which",
-    MODULE_LOADING: "Loading code before the part that counts (warm-up steps, "
+    "non_blocking=True) overlap copies with kernels, which",
+    MODULE_LOADING: "Loading kernels before the timed part (warm-up steps, "
     "CUDA_MODULE_LOADING=EAGER)",
-    SYNCHRONISATION: "Not asking for values in the loop (.item(), .cpu(), print of a "
+    SYNCHRONISATION: "Avoiding synchronisation in the loop (.item(), .cpu(), print of a "
     "tensor, torch.cuda.synchronize) lets the host run ahead, which",
-    MEMORY_MANAGEMENT: "A steady pattern of allocations (no empty_cache in the loop, "
+    MEMORY_MANAGEMENT: "A steady allocation pattern (no empty_cache in the loop, "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoids these calls, which",
     CHECKPOINT_IO: "Loading before the loop, and saving asynchronously or less often "
     "(torch.distributed.checkpoint.async_save),",
     PEER: "comm-outliers with the traces of all ranks shows the straggler; removing its delay",
-    LAUNCH: "Launching less (CUDA graphs, torch.compile, larger batches, fused optimizers)",
+    LAUNCH: "Fewer launches (CUDA graphs, torch.compile, larger batches, fused optimizers)",
     HOST_CODE: "Moving this code off the main thread",
 }
-#: The same where nothing of PyTorch was recorded, as far as it differs.
+#: Other advice for programs without PyTorch.
 _ADVICE_ELSEWHERE = {
     SHORT_GAP: "Fewer, larger kernels (fusion, CUDA graphs)",
-    DATALOADING: "More loader threads, reading further ahead, or faster storage",
-    BATCH_COPY: "Pinned host memory (cudaMallocHost) and cudaMemcpyAsync on a separate stream let "
-    "copies run beside kernels, which",
+    DATALOADING: "More loader threads, more prefetching, or faster storage",
+    BATCH_COPY: "Pinned host memory (cudaMallocHost) and cudaMemcpyAsync on a separate stream "
+    "overlap copies with kernels, which",
     SYNCHRONISATION: "Fewer calls that wait for the device (cudaDeviceSynchronize, "
     "cudaStreamSynchronize, synchronous copies) let the host run ahead, which",
     MEMORY_MANAGEMENT: "Allocating once before the loop, or from a pool (cudaMallocAsync), avoids "
     "these calls, which",
     CHECKPOINT_IO: "Reading files before the loop, and writing them from another thread,",
-    LAUNCH: "Launching less (CUDA graphs, larger kernels, fusion)",
+    LAUNCH: "Fewer launches (CUDA graphs, larger kernels, fusion)",
 }
-#: The same for copies that are not from pageable memory.
+#: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
-    "The host memory is pinned or managed already: copying the next batch ahead on a stream of its "
-    "own (.to(device, non_blocking=True)) lets copies run beside kernels, which would save {saves} "
-    "at most."
+    "The host memory is pinned or managed already: copying the next batch ahead on a separate "
+    "stream (.to(device, non_blocking=True)) overlaps copies with kernels, which would save "
+    "{saves} at most."
 )
 _WITHOUT_GAIN = {
-    DEVICE_WAIT: "The next work was launched before the wait began: fewer synchronising calls or "
-    "faster launches do not shorten it. Check what the stream waits for: an event of another "
+    DEVICE_WAIT: "The next work was launched before the wait began, so fewer synchronising calls "
+    "or faster launches do not shorten it. Check what the stream waits for: an event of another "
     "stream (cudaStreamWaitEvent), another GPU, or another process on this GPU.",
-    UNKNOWN: "Host activity was not recorded: {code} shows the code that runs in these gaps.",
+    UNKNOWN: "No host activity was recorded: {code} shows the code that runs in these gaps.",
 }
 
 
 def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
-    """What may help against a cause of idle time, and the most that it can save.
+    """Return the advice for a cause of idle time, with the maximum saving.
 
     Args:
         cause: one of :data:`CAUSES`.
         saves: the idle time of the cause, as text.
-        code: what to record to see more code; empty where Python stacks were recorded.
-        pytorch: the program uses PyTorch, as far as is known.
+        code: what to record to see more code; empty if Python stacks were recorded.
+        pytorch: whether the program is known to use PyTorch.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
     where = ""
     if cause == HOST_CODE:
-        where = "The longest gaps (gpu-idle lists them) show where. "
+        where = "gpu-idle lists the longest gaps. "
         where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     return f"{where}{texts[cause]} would save {saves} at most."

@@ -1,4 +1,4 @@
-"""From the gaps of each rank's devices to the idle time of all ranks, by cause."""
+"""Idle time by cause: the gaps of each rank's devices, joined over all ranks."""
 
 from __future__ import annotations
 
@@ -21,57 +21,56 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import DEVICE_WORK
 
-#: Columns of times: what ran, then idleness by cause. They add up to end - start.
+#: Columns of times: busy, then idle time by cause. They add up to end - start.
 TIMES = tuple(f"{sort}_ns" for sort in (BUSY, *CAUSES))
 
-#: Those, and how long the loader took, how long copies of batches took, how much of the loader was
-#: hidden behind a busy device, communication without compute, and the part of short gaps in which
-#: the next work was not launched yet.
+#: Those, time in the loader, in copies of batches, in the loader while the device was busy, exposed
+#: communication, and the part of short gaps in which the next work was not launched yet.
 MEASURES = (
-    *TIMES, "loader_ns", "copy_ns", "hidden_loader_ns", "exposed_communication_ns",
+    *TIMES, "loader_ns", "copy_ns", "overlapped_loader_ns", "exposed_communication_ns",
     "short_launch_ns",
 )  # fmt: skip
 _UNIT = ["unit"]
 
-#: Causes that more evidence may explain.
+#: Causes for which more evidence is read.
 _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHECKPOINT_IO]
 
 
 def needs(_options: Options) -> Needs:
-    """Device work, and all that shows what the host was at."""
+    """Return the kinds to read: device work and host activity."""
     kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}
     return Needs(kinds, unused=("external_id",))
 
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's devices, or its main thread where no device work was recorded.
+    """One rank's devices, or its main thread without recorded device work.
 
     Attributes:
-        rank: global rank, or None where the file does not tell.
+        rank: global rank, None if not recorded.
         path: the file.
-        on_host: there was no device work: the unit is the main thread, busy in operators.
-        work_lost: the file is cut off; or there is no device work, yet some was launched.
+        on_host: no device work was recorded: the unit is the main thread, busy in operators.
+        work_lost: the file is truncated, or work was launched but none recorded.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
         stacks_known: Python functions or sampled stacks were read.
-        unread_samples: the file has sampled stacks, which were not read, and a gap lacks a cause.
-        unread_targets: a gap is a device-side wait, and what streams wait for was not read.
+        unread_samples: the file has unread sampled stacks, and a gap lacks a cause.
+        unread_targets: a gap is a device-side wait, and the targets of stream waits were not read.
         units: unit (number), device, pid, start, end and :data:`MEASURES`.
-        causes: unit, cause, gaps (stretches of idleness in which it occurs), idle_ns, longest_ns.
-        lost: unit, cause, start, end: all idle time, communication without compute, and copies
-            without either; None where nobody asked for it.
+        causes: unit, cause, gaps (idle intervals with the cause), idle_ns, longest_ns.
+        lost: unit, cause, start, end: all idle time, exposed communication and exposed copies;
+            None unless requested.
         steps: unit, step, start, end and :data:`MEASURES`.
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
+        steps_by_kernels: steps are not marked but detected by repeating kernels.
         gaps: rows of :func:`~.longest_gaps.longest`.
         loader: rows of :func:`~.host.loader_slices`.
         loader_code: rows of :func:`~.host.loader_code`.
         file_calls: rows of :func:`~.host.file_calls`, in idle time whose cause they may show.
-        gap_count: idle stretches that are not short.
+        gap_count: number of idle gaps that are not short.
         pytorch: operators or kernels of PyTorch were recorded.
-        copies_pinned: no batch is copied from pageable memory, as far as names show.
-        hints: how the profiler that wrote the file records what it lacks.
-        by_device: the same with one unit a device, where processes are told apart.
+        copies_pinned: no copy of a batch is named as one from pageable memory.
+        hints: how to record missing data with the profiler that wrote the file.
+        by_device: the same with one unit per device, if units are processes.
     """
 
     rank: int | None
@@ -100,12 +99,12 @@ class Part:
 
 
 def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> Part:
-    """One rank's idleness by cause.
+    """Return one rank's idle time by cause.
 
     Args:
-        excerpt: of one rank's trace.
-        options: of the analysis.
-        with_lost: also when each cause applies, :attr:`Part.lost`.
+        excerpt: one rank.
+        options: options of the analysis.
+        with_lost: whether to add :attr:`Part.lost`.
 
     Raises:
         OptionError: a pattern is not a regular expression.
@@ -119,16 +118,16 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     idle = with_launches(excerpt, idle)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     gaps = idle.filter(~short)
-    # most slices run while the device is busy: only the others can tell why it is not
+    # most slices run while the device is busy and explain no gap
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     why = [*_explained(near, gaps, loader, copies), host.extents(excerpt)]
     divided = _divided(gaps, why, drained(near, gaps, busy))
     pieces = [busy, profiler, idle.filter(short), *divided]
     caused = _with_causes(pieces[1:])
-    unfed = pl.col("launched") > pl.col("start")
-    exposed, unfed_gaps = _exposed(excerpt), idle.filter(short, unfed)
-    hidden = intervals.intersect(loader, busy, _UNIT)
-    windows = [*pieces, loader, copies, hidden, exposed, unfed_gaps]
+    not_launched = pl.col("launched") > pl.col("start")
+    exposed, late_launches = _exposed(excerpt), idle.filter(short, not_launched)
+    overlapped = intervals.intersect(loader, busy, _UNIT)
+    windows = [*pieces, loader, copies, overlapped, exposed, late_launches]
     marked = host.steps_of_units(excerpt, units)
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     longest = longest_gaps.longest(excerpt, gaps, caused, options.library_names)
@@ -146,7 +145,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         unread_targets=excerpt.unread_targets and (longest["cause"] == causes.DEVICE_WAIT).any(),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=_lost([*pieces[1:], exposed, *_copies(excerpt)], unfed_gaps) if with_lost else None,
+        lost=_lost([*pieces[1:], exposed, *_copies(excerpt)], late_launches) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         steps_by_kernels=step_patterns.by_kernels(excerpt.steps),
         gaps=longest,
@@ -162,7 +161,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
-    """As :func:`measure`, with the intervals of all lost time.
+    """Return :func:`measure` with the intervals of all lost time.
 
     Raises:
         MissingData: neither device work nor operators were recorded.
@@ -172,7 +171,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 
 
 def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
-    """The idle time of all ranks by cause."""
+    """Join the idle time of all ranks by cause."""
     units = _joined(parts, "units")
     loader, loader_code, file_calls = (
         pl.concat(getattr(part, table) for part in parts)
@@ -219,7 +218,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 
 
 def more(parts: Sequence[Part], options: Options) -> Needs | None:
-    """What explains a long gap: sampled stacks, or arguments that name what a stream waits for."""
+    """Return what to read to explain long gaps: sampled stacks, or targets of stream waits."""
     samples = any(part.unread_samples for part in parts)
     targets = any(part.unread_targets for part in parts)
     if not samples and not targets:
@@ -241,11 +240,11 @@ GPU_IDLE = Analyzer(
 )
 
 
-# --- when it is ------------------------------------------------------------------------------
+# --- busy time and spans ---------------------------------------------------------------------
 
 
 def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
-    """When each unit's work runs; when a main thread is in operators, not loading or saving."""
+    """Return when each unit's work runs; for a main thread, operators outside loading or saving."""
     if not excerpt.on_host:
         return _of_whole_devices(excerpt)
     waiting = pl.concat([loader, host.saving(excerpt)])
@@ -253,7 +252,7 @@ def _busy(excerpt: Excerpt, loader: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_whole_devices(excerpt: Excerpt) -> pl.DataFrame:
-    """When each unit's device is busy: of processes that share a device, with work of any."""
+    """Return when each unit's device is busy, with the work of any process on it."""
     devices = excerpt.units.select("unit", "device")
     if devices["device"].n_unique() == devices.height:
         return intervals.union(excerpt.work, _UNIT)
@@ -263,7 +262,7 @@ def _of_whole_devices(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def _spans(excerpt: Excerpt) -> pl.DataFrame:
-    """The units with start and end: from their first work to their last, and the marked steps."""
+    """Return the units with start and end: first to last work, extended to the marked steps."""
     active = (
         host.extents(excerpt) if excerpt.on_host else excerpt.work.select("unit", "start", "end")
     )
@@ -273,13 +272,13 @@ def _spans(excerpt: Excerpt) -> pl.DataFrame:
     return excerpt.units.join(ends, on="unit", maintain_order="left")
 
 
-# --- why it is -------------------------------------------------------------------------------
+# --- causes ----------------------------------------------------------------------------------
 
 
 def _explained(
     near: Excerpt, gaps: pl.DataFrame, loader: pl.DataFrame, copies: pl.DataFrame
 ) -> list[pl.DataFrame]:
-    """When each cause from the device-side wait to launch overhead applies, in their order."""
+    """Return when each cause from device-side wait to launch overhead applies, in order."""
     launched = queued(gaps)
     waits, prompt = (launched.filter(which).drop("waits") for which in ("waits", ~pl.col("waits")))
     launching = pl.concat([host.launching(near), prompt])
@@ -287,7 +286,7 @@ def _explained(
 
 
 def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
-    """When each cause between those of the input and launch overhead applies, in their order."""
+    """Return when each cause between the input's and launch overhead applies, in order."""
     return [
         excerpt.code_loading,
         pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)]),
@@ -298,31 +297,31 @@ def _other_causes(excerpt: Excerpt) -> list[pl.DataFrame]:
 
 
 def _divided(
-    gaps: pl.DataFrame, why: Sequence[pl.DataFrame], unhidden: pl.DataFrame
+    gaps: pl.DataFrame, why: Sequence[pl.DataFrame], after_wait: pl.DataFrame
 ) -> list[pl.DataFrame]:
-    """The gaps in pieces, by the first cause that applies; the last of the list: by none.
+    """Divide the gaps by the first cause that applies; the last frame of the list has none.
 
-    Launching and other host code in ``unhidden`` gaps count as synchronisation.
+    Launching and other host code in ``after_wait`` gaps count as synchronisation.
     """
     known = len(why) - 2
-    pieces = intervals.first_running([*why[:known], unhidden, *why[known:]], gaps, _UNIT)
+    pieces = intervals.first_running([*why[:known], after_wait, *why[known:]], gaps, _UNIT)
     first = pl.col("first")
     place = pl.when(first == known).then(_SYNCHRONISATION).otherwise(first - (first > known))
     pieces = pieces.with_columns(first=place.cast(pl.Int64))
-    found = pieces.partition_by("first", as_dict=True, include_key=False, maintain_order=True)
+    by_cause = pieces.partition_by("first", as_dict=True, include_key=False, maintain_order=True)
     none = pieces.drop("first").clear()
-    return [found.get((place,), none) for place in (*range(len(why)), None)]
+    return [by_cause.get((place,), none) for place in (*range(len(why)), None)]
 
 
 #: The place of synchronisation among the causes of :func:`_divided`, which begin after short gaps.
 _SYNCHRONISATION = CAUSES.index(causes.SYNCHRONISATION) - CAUSES.index(causes.DEVICE_WAIT)
 
 
-# --- how much --------------------------------------------------------------------------------
+# --- times -----------------------------------------------------------------------------------
 
 
 def _exposed(excerpt: Excerpt) -> pl.DataFrame:
-    """When communication runs without compute."""
+    """Return when communication runs without compute."""
     communication, compute = (
         excerpt.work.filter(pl.col("sort") == sort) for sort in (COMMUNICATION, COMPUTE)
     )
@@ -330,7 +329,7 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """When copies and sets run without kernels: of checkpoints and files, and all others."""
+    """Return when copies and memsets run without kernels: of checkpoints and files, and others."""
     is_copy = pl.col("sort") == MEMORY
     copies, kernels = (excerpt.work.filter(which) for which in (is_copy, ~is_copy))
     alone = intervals.subtract(copies, kernels, _UNIT)
@@ -339,12 +338,12 @@ def _copies(excerpt: Excerpt) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _of_causes(pieces: Sequence[pl.DataFrame], chosen: Sequence[str]) -> list[pl.DataFrame]:
-    """The pieces of idle time of some causes."""
+    """Return the idle intervals of some causes."""
     return [idle for cause, idle in zip(CAUSES, pieces[1:], strict=True) if cause in chosen]
 
 
 def _with_causes(idle: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The pieces of idle time, a frame for each of :data:`CAUSES`: unit, start, end, cause."""
+    """Return idle intervals, a frame per row of :data:`CAUSES`, as unit, start, end, cause."""
     cause = np.repeat(np.arange(len(idle)), [pieces.height for pieces in idle])
     rows = pl.concat([pieces[["unit", "start", "end"]] for pieces in idle])
     return rows.with_columns(cause=pl.Series(CAUSES, dtype=CAUSE)[cause])
@@ -357,28 +356,28 @@ def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _lost(pieces: Sequence[pl.DataFrame], unfed: pl.DataFrame) -> pl.DataFrame:
-    """All pieces with their cause; a short gap whose next work was not launched is launch-bound.
+def _lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.DataFrame:
+    """Return all lost intervals with their cause; short gaps before a late launch are launch-bound.
 
     Args:
         pieces: idle time by each of :data:`CAUSES`, exposed communication, :func:`_copies`.
-        unfed: short gaps whose next work was not launched when they began.
+        late_launches: short gaps at whose start the next work was not launched.
     """
     *idle, exposed, saved, copies = (frame.select("unit", "start", "end") for frame in pieces)
     named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
     frames = dict(named)
     frames[causes.CHECKPOINT_IO] = pl.concat([frames[causes.CHECKPOINT_IO], saved])
-    unfed = unfed.select("unit", "start", "end")
-    frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(unfed, on=unfed.columns, how="anti")
-    frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], unfed])
-    found = pl.concat(
+    launch = late_launches.select("unit", "start", "end")
+    frames[causes.SHORT_GAP] = frames[causes.SHORT_GAP].join(launch, on=launch.columns, how="anti")
+    frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
+    rows = pl.concat(
         frame.with_columns(cause=pl.lit(cause, LOSS)) for cause, frame in frames.items()
     )
-    return found.sort("unit", "start")
+    return rows.sort("unit", "start")
 
 
 def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows with :data:`MEASURES`: how much of each is which."""
+    """Add :data:`MEASURES` to the rows."""
     keys = rows.select("unit", "start", "end")
     times = intervals.overlaps(keys, windows, _UNIT)
     return rows.with_columns(time.alias(name) for name, time in zip(MEASURES, times, strict=True))
@@ -388,14 +387,14 @@ def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFra
 
 
 def _numbered(parts: Sequence[Part], table: str) -> pl.DataFrame:
-    """One table of all parts, with the number of the part that each row is of."""
+    """Return one table of all parts, with the part's number in each row."""
     frames: list[pl.DataFrame] = [getattr(part, table) for part in parts]
     number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
     return pl.concat(frames).with_columns(part=pl.Series(number))
 
 
 def _joined(parts: Sequence[Part], table: str) -> pl.DataFrame:
-    """One table of all parts, with rank, path, device and pid in place of the unit's number.
+    """Return one table of all parts, with rank, path, device and pid in place of the unit.
 
     ``start_ns`` counts from the beginning of the unit's span.
     """

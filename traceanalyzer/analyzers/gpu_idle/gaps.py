@@ -1,4 +1,4 @@
-"""Gaps of a device: which work ends them, and whether a synchronisation made them."""
+"""Idle gaps of a device: the work that ends them, and whether a synchronisation caused them."""
 
 import polars as pl
 
@@ -9,58 +9,57 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 
 def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
-    """Gaps with ``launched``: when the first launch call of the work that ends the gap returned.
+    """Add ``launched``: when the first launch call of the work that ends the gap returned.
 
-    Null where no launch call belongs to that work.
+    Null if that work has no launch call.
     """
     begun = excerpt.work.select("unit", end="start")[excerpt.launched["work"]]
     calls = begun.with_columns(excerpt.launched["end"].alias("launched"))
-    found = gaps.with_row_index("gap").join(
+    rows = gaps.with_row_index("gap").join(
         calls, on=["unit", "end"], how="left", maintain_order="left"
     )
-    if found.height > gaps.height:  # several pieces of work start when a gap ends
-        found = found.with_columns(pl.col("launched").min().over("gap")).unique(
+    if rows.height > gaps.height:  # several kernels or copies start when a gap ends
+        rows = rows.with_columns(pl.col("launched").min().over("gap")).unique(
             "gap", keep="first", maintain_order=True
         )
-    return found.drop("gap")
+    return rows.drop("gap")
 
 
 def queued(gaps: pl.DataFrame) -> pl.DataFrame:
-    """When the work that ends a gap was launched already: from the end of its launch call.
+    """Return when the work that ends a gap was queued: from the end of its launch call.
 
     Args:
         gaps: rows of :func:`with_launches`.
 
     Returns:
-        unit, start, end, at most one a gap; waits (the work was launched before the gap began, or
-        takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
+        unit, start, end, at most one row per gap; waits (the work was launched before the gap
+        began, or takes longer than :data:`~.causes.LAUNCH_LATENCY_NS` to start).
     """
-    late = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
+    delayed = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
     rows = gaps.drop_nulls("launched").select(
         "unit",
         start=pl.max_horizontal("start", "launched"),
         end="end",
-        waits=late | (pl.col("launched") <= pl.col("start")),
+        waits=delayed | (pl.col("launched") <= pl.col("start")),
     )
     return rows.filter(pl.col("start") < pl.col("end"))
 
 
 def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.DataFrame:
-    """The gaps that are there because the host waited for the device before, instead of launching.
+    """Return the gaps caused by a synchronisation before them.
 
-    Such a gap begins when a synchronising call or blocking copy ends, that is with an empty launch
-    queue. Without the call the host would have used its wait to get ahead: each gap that is not
-    longer than what is left of the last waits is due to them. A longer one has its cause in what
-    the host does, and so has one of which a range that begins in it covers half: that is what was
-    waited for.
+    Such a gap begins when a synchronising call or blocking copy ends, with an empty launch queue.
+    Without the call the host would have used its wait to get ahead: a gap that is not longer than
+    the rest of the last waits is due to them. A longer gap is caused by the host's activity, and so
+    is a gap that is half covered by a range that begins in it.
 
     Args:
-        excerpt: of one rank.
+        excerpt: one rank.
         gaps: unit, start, end.
         busy: unit, start, end: when each unit's work runs.
 
     Returns:
-        The gaps of this kind: unit, start, end.
+        unit, start, end.
     """
     waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
     waits = intervals.union(waits, ["unit"])
@@ -70,17 +69,17 @@ def drained(excerpt: Excerpt, gaps: pl.DataFrame, busy: pl.DataFrame) -> pl.Data
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
     latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
     begun = gaps.select("unit", "start", "end", latest=latest).sort("latest")
-    found = begun.join_asof(
+    after_wait = begun.join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     ).filter(pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS)
-    fitting = found.filter(_ahead(found)).select("unit", "start", "end")
+    fitting = after_wait.filter(_ahead(after_wait)).select("unit", "start", "end")
     ranges = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
     marked = excerpt.of_units(ranges)
     return fitting.filter(~_mostly_covered(fitting, marked))
 
 
 def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
-    """Which gaps are covered by half or more by ranges that begin in them."""
+    """Return which gaps are covered by half or more by ranges that begin in them."""
     begun = linking.label_by_interval(ranges.rename({"start": "ts"}), gaps, ["unit"])
     begun = begun.drop_nulls("interval")
     gap_end = gaps["end"].gather(begun["interval"])
@@ -90,7 +89,7 @@ def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
 
 
 def _ahead(gaps: pl.DataFrame) -> pl.Series:
-    """Which gaps the time that the host waited before them could have filled."""
+    """Return which gaps are not longer than the host's spare wait time before them."""
     left: dict[int, int] = {}
     fits = []
     length = pl.col("end") - pl.col("start")

@@ -1,4 +1,4 @@
-"""A rank's devices, the host threads that feed them, and when each cause of idleness applies."""
+"""A rank's devices, the host threads that launch their work, and when each cause applies."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, record_hint
 from traceanalyzer.vocabulary import HOST_COLLECTIVE_PREFIXES, LAUNCH_KINDS
 
-#: Host slices that say what a thread was doing.
+#: Host slices that show the activity of a thread.
 HOST = ("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS, "nvtx", "osrt", "other")
 
 _GRAPH_CAPTURE = (
-    "{path}: a recording of CUDA graph capture: kernels are captured, not run, so its idle time "
-    "says nothing; give the recording of the replays"
+    "{path}: a recording of CUDA graph capture: kernels are captured, not run, so it has no idle "
+    "time; pass the recording of the replays"
 )
 
 _ON_HOST = pl.col("kind").is_in(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
 
-#: What held up the host: the profiler, or CUDA while it loads code.
+#: What blocked the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
 
 _RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
 
-#: Calls that make a stream wait for what is on another one.
+#: Calls that make a stream wait for another one.
 _STREAM_WAIT = r"^(?:cuda|hip|cu)StreamWait(?:Event|Value)"
 
-#: The column of arguments, which is read on request.
+#: The column of arguments, read on request.
 _ARGS = "args"
 
 _UNIT = {"unit": pl.UInt32, "device": pl.Int32, "pid": pl.Int64}
 _LANE = ["pid", "tid"]
 _THREAD = ["thread"]
 
-#: What may be missing, in the words of :func:`record_hint`.
+#: Data that may be missing, as named by :func:`record_hint`.
 _MAY_LACK = ("device work", "step", "other code")
 
 
@@ -55,25 +55,25 @@ class Excerpt:
         rank: global rank, or None.
         path: the file.
         steps: rows of :func:`~traceanalyzer.analyzers.common.step_patterns.steps`.
-        units: unit (number), device, pid: what can be idle; pid where processes are told apart.
-            Without device work one unit, the main thread.
+        units: unit (number), device, pid: what can be idle; pid if units are processes. Without
+            device work one unit, the main thread.
         work: unit, kind, name, bytes, sort, start, end: device work.
         launched: work (row), thread, start, end: its launch calls.
-        threads: unit, thread: the threads that feed each unit.
-        slices: kind, name, thread, start, end: what ran on those threads.
-        samples: thread, ts, stack: sampled stacks of those threads, where they were read.
-        stacks: the table of that name, which the samples point into.
+        threads: unit, thread: the threads that launch each unit's work.
+        slices: kind, name, thread, start, end: slices on those threads.
+        samples: thread, ts, stack: sampled stacks of those threads, if they were read.
+        stacks: the trace's table of stacks, which the samples refer to.
         samples_recorded: the file has sampled stacks, read or not.
         stream_waits: rows of :func:`_stream_waits`.
-        unread_targets: the file says what streams wait for, in arguments that were not read.
-        names: all distinct names, those of slices among them.
-        work_lost: the file is cut off; or there is no device work, yet some was launched.
+        unread_targets: the file has the targets of stream waits, in unread arguments.
+        names: all distinct names, including those of slices.
+        work_lost: the file is truncated, or work was launched but none recorded.
         collectives: unit, start, end: when the host itself ran one, on any thread.
-        overhead: unit, start, end: when the profiler held up a process that uses the unit, between
+        overhead: unit, start, end: when the profiler blocked a process that uses the unit, between
             the unit's first work and its last.
         code_loading: unit, start, end: when CUDA loaded the code of kernels, in the same range.
-        hints: how the profiler that wrote the file records what it lacks.
-        by_device: the same with one unit a device, where processes are told apart.
+        hints: how to record missing data with the profiler that wrote the file.
+        by_device: the same with one unit per device, if units are processes.
     """
 
     rank: int | None
@@ -109,14 +109,14 @@ class Excerpt:
         return functions or self.samples.height > 0
 
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Slices as intervals of the units that their thread feeds: unit, start, end."""
+        """Return slices as intervals of the units of their thread: unit, start, end."""
         if rows.is_empty():
             return pl.DataFrame(schema={"unit": pl.UInt32, "start": pl.Int64, "end": pl.Int64})
         return rows.join(self.threads, on="thread").select("unit", "start", "end")
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
-    """What is needed of one rank's trace.
+    """Extract one rank's devices and host threads from its trace.
 
     Raises:
         MissingData: neither device work nor operators were recorded, or only the capture of graphs.
@@ -134,14 +134,14 @@ def take(trace: Trace, options: Options) -> Excerpt:
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
     calls = launches(trace, work)
     work = work.with_columns(pl.Series("unit", number, dtype=pl.UInt32))
-    feeding = _feeding(trace, units, work, calls, steps.drop_nulls("tid"))
-    known = feeding.select("pid", "tid", "thread").unique("thread")
+    threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
+    known = threads.select("pid", "tid", "thread").unique("thread")
     launched = calls.select("work", *_LANE, start="launch_start", end="launch_end").join(
         known, on=_LANE, how="left", nulls_equal=True, maintain_order="left"
     )
     launched = launched.select("work", "thread", "start", "end")
     del calls  # of millions of calls, before the slices are taken
-    pids = feeding.select("unit", "pid").unique()
+    pids = threads.select("unit", "pid").unique()
     names = distinct(trace.events)
     runs = _host_slices(trace).filter(named(names, [_RUNS_COLLECTIVE])).collect()
     return Excerpt(
@@ -151,7 +151,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         units=units.select("unit", "device", pid="pid" if by_process else pl.lit(None, pl.Int64)),
         work=work.select("unit", "kind", "name", "bytes", "sort", "start", "end"),
         launched=launched,
-        threads=feeding.select("unit", "thread"),
+        threads=threads.select("unit", "thread"),
         slices=_slices(trace, known),
         samples=_samples(trace, known),
         stacks=trace.stacks,
@@ -177,10 +177,10 @@ def _overhead(
     *,
     others: bool = False,
 ) -> pl.DataFrame:
-    """Overhead by name, strictly between the first work and the last: unit, start, end.
+    """Return overhead by name, strictly between the first work and the last: unit, start, end.
 
-    The names are those that match a pattern, or with ``others`` those that match none. A file that
-    does not tell the process of device work is one process's.
+    The names are those that match a pattern, or with ``others`` those that match none. A file
+    without the process of device work counts as one process.
     """
     end = pl.col("ts") + pl.col("dur")
     rows = trace.events.filter(pl.col("kind") == OVERHEAD, pl.col("dur") >= 0)
@@ -190,31 +190,32 @@ def _overhead(
     rows = rows.filter(~matches if others else matches).select("pid", start="ts", end=end)
     ends = work.group_by("unit").agg(first=pl.col("start").min(), last=pl.col("end").max())
     if work["pid"].null_count():
-        own = rows.join(ends, how="cross")
+        of_units = rows.join(ends, how="cross")
     else:
-        own = rows.join(pids, on="pid").join(ends, on="unit")
+        of_units = rows.join(pids, on="pid").join(ends, on="unit")
     inside = (pl.col("start") > pl.col("first")) & (pl.col("end") < pl.col("last"))
-    return own.filter(inside).select("unit", "start", "end")
+    return of_units.filter(inside).select("unit", "start", "end")
 
 
-# --- threads of the host -------------------------------------------------------------------
+# --- host threads ----------------------------------------------------------------------------
 
 
 def _host_slices(trace: Trace) -> pl.LazyFrame:
-    """Slices on threads of the host: kind, name, pid, tid, start, end."""
+    """Return slices on host threads: kind, name, pid, tid, start, end."""
     end = pl.col("ts") + pl.col("dur")
     columns = ("kind", "name", *_LANE)
     return trace.events.lazy().filter(_ON_HOST).select(*columns, start="ts", end=end)
 
 
 def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
-    """Slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
-    found = [np.zeros(0, np.uint32)]
-    for pid, tid in threads.select(_LANE).iter_rows():  # they are few
-        own = pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid)
-        found.append(trace.events.select(_ON_HOST & own).to_series().arg_true().to_numpy())
-    rows = np.concatenate(found)
-    thread = threads["thread"].to_numpy().repeat([own.size for own in found[1:]])
+    """Return slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
+    by_thread = [np.zeros(0, np.uint32)]
+    for pid, tid in threads.select(_LANE).iter_rows():  # few rows
+        on_thread = pl.col("pid").eq_missing(pid) & pl.col("tid").eq_missing(tid)
+        matches = trace.events.select(_ON_HOST & on_thread).to_series()
+        by_thread.append(matches.arg_true().to_numpy())
+    rows = np.concatenate(by_thread)
+    thread = threads["thread"].to_numpy().repeat([part.size for part in by_thread[1:]])
     order = np.argsort(rows, kind="stable")
     return trace.events.select("kind", "name", "ts", "dur")[rows[order]].select(
         "kind", "name", pl.Series("thread", thread[order]),
@@ -223,7 +224,7 @@ def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
-    """Sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
+    """Return sampled stacks of these threads (pid, tid, thread): thread, ts, stack."""
     if "stack" not in trace.events.columns:
         return pl.DataFrame(schema={"thread": pl.UInt32, "ts": pl.Int64, "stack": pl.UInt32})
     rows = trace.events.lazy().filter(pl.col("kind") == "sample").drop_nulls(["stack", "ts"])
@@ -235,10 +236,10 @@ def _samples(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
-    """Calls of these threads that make a stream wait: thread, start, waits_for.
+    """Return calls of these threads that make a stream wait: thread, start, waits_for.
 
-    ``waits_for`` is the call, with the stream of the event that it waits for where ``cuda_sync``
-    rows and their arguments were read.
+    ``waits_for`` is the call, with the stream of the event that it waits for if ``cuda_sync`` rows
+    and their arguments were read.
     """
     is_wait = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, [_STREAM_WAIT])
     columns = (*_LANE, "correlation", "name")
@@ -259,53 +260,53 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_operator(events: pl.DataFrame | Sequence[str]) -> pl.Expr:
-    """Whether a slice is an operator, not a range around some; see :func:`named`."""
+    """Return whether a slice is an operator, not a range around operators; see :func:`named`."""
     return (pl.col("kind") == "cpu_op") & named(events, [causes.OPERATOR])
 
 
-def _feeding(
+def _threads(
     trace: Trace,
     units: pl.DataFrame,
     work: pl.DataFrame,
     calls: pl.DataFrame,
     steps: pl.DataFrame,
 ) -> pl.DataFrame:
-    """unit, pid, tid, thread (number): the threads that launch each unit's kernels or mark steps.
+    """Return the threads that launch each unit's kernels or mark steps: unit, pid, tid, thread.
 
     The thread of the training loop, which marks the steps, may leave launching to others. Threads
-    that launch only copies, such as those that fetch batches ahead, do not feed the device.
-    Without correlation ids they are the threads that call launches at all, else those with
-    operators. Without device work it is the one that marks steps, else has most operators' time.
+    that launch only copies, such as prefetching threads, do not count. Without correlation ids:
+    the threads with launch calls, otherwise those with operators. Without device work: the thread
+    that marks steps, otherwise the one with most time in operators.
 
     Raises:
         MissingData: neither device work nor operators were recorded.
     """
     if work.is_empty():
-        found = units.select("unit").join(_training(trace, steps), how="cross")
+        threads = units.select("unit").join(_training(trace, steps), how="cross")
     else:
-        found = _launching(calls, work)
-        if found.is_empty():
-            found = units.select("unit").join(_unlinked(trace), how="cross")
-        looping = found.select("unit", "pid").join(
+        threads = _launching(calls, work)
+        if threads.is_empty():
+            threads = units.select("unit").join(_unlinked(trace), how="cross")
+        looping = threads.select("unit", "pid").join(
             steps.select(_LANE).unique(), on="pid", nulls_equal=True
         )
-        found = pl.concat([found, looping]).unique()
+        threads = pl.concat([threads, looping]).unique()
     if "pid" in units.columns and work.height:
         process = units.select("unit", process="pid")
         same = (pl.col("pid") == pl.col("process")).fill_null(value=True)
-        found = found.join(process, on="unit").filter(same).drop("process")
+        threads = threads.join(process, on="unit").filter(same).drop("process")
     number = pl.struct(_LANE).rank("dense").cast(pl.UInt32)
-    return found.sort("unit", *_LANE).with_columns(thread=number)
+    return threads.sort("unit", *_LANE).with_columns(thread=number)
 
 
 def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    made = calls.select(*_LANE).with_columns(work.select("unit", "kind")[calls["work"]])
-    kernels = made.filter(pl.col("kind") == "kernel")
-    return (kernels if kernels.height else made).select("unit", *_LANE).unique()
+    launched = calls.select(*_LANE).with_columns(work.select("unit", "kind")[calls["work"]])
+    kernels = launched.filter(pl.col("kind") == "kernel")
+    return (kernels if kernels.height else launched).select("unit", *_LANE).unique()
 
 
 def _calling(trace: Trace) -> pl.DataFrame:
-    """The threads that call a launch, joined to device work or not: pid, tid."""
+    """Return the threads with launch calls, joined to device work or not: pid, tid."""
     launch = pl.col("kind").is_in(LAUNCH_KINDS) & named(trace.events, ["Launch"])
     return _host_slices(trace).filter(launch).select(*_LANE).unique().collect()
 
@@ -336,23 +337,23 @@ def _training(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def loading(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
-    """Slices in which a feeding thread waits for its data loader: kind, name, thread, start, end.
+    """Return slices in which a thread waits for its data loader: kind, name, thread, start, end.
 
-    By the patterns, or without any by those of :data:`~.causes.DATALOADER`.
+    Matched by the patterns, by default :data:`~.causes.DATALOADER`.
     """
-    named_so = excerpt.slices.filter(named(excerpt.names, patterns or causes.DATALOADER))
-    return named_so.filter(pl.col("kind").is_in(causes.DATALOADER_KINDS))
+    matches = excerpt.slices.filter(named(excerpt.names, patterns or causes.DATALOADER))
+    return matches.filter(pl.col("kind").is_in(causes.DATALOADER_KINDS))
 
 
 def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
-    """What was recognised as data loading: name, n, total_ns; nested slices count in each other."""
+    """Return the slices of data loading by name: name, n, total_ns (of nested slices both)."""
     rows = loading.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
     total = (pl.col("end") - pl.col("start")).sum()
     return rows.group_by("name").agg(n=pl.len().cast(pl.Int64), total_ns=total)
 
 
 def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
-    """The functions and operators that run inside data loading: name, self_ns."""
+    """Return the functions and operators inside data loading: name, self_ns."""
     inside = linking.label_by_interval(
         excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op"))).with_columns(
             ts="start"
@@ -366,20 +367,20 @@ def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
 
 
 def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
-    """When a feeding thread is in a call or an operator whose name matches a pattern."""
+    """Return when a thread is in a call or an operator whose name matches a pattern."""
     return _in(excerpt, (*LAUNCH_KINDS, "cpu_op"), patterns)
 
 
 def saving(excerpt: Excerpt) -> pl.DataFrame:
-    """When a feeding thread saves or loads a model, or writes a file."""
+    """Return when a thread saves or loads a model, or writes a file."""
     kinds = ("user_annotation", "python_function", "nvtx", "osrt", "other")
     return _in(excerpt, kinds, causes.SAVING)
 
 
 def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
-    """How long feeding threads access files while their unit is idle, by call: name, idle_ns.
+    """Return how long threads access files while their unit is idle, by call: name, idle_ns.
 
-    The row without a name is the time of any of them.
+    The row without a name is the union of all calls.
 
     Args:
         excerpt: one rank.
@@ -388,53 +389,54 @@ def file_calls(excerpt: Excerpt, idle: pl.DataFrame) -> pl.DataFrame:
     calls = excerpt.slices.filter(
         pl.col("kind") == "osrt", named(excerpt.names, [causes.FILE_CALLS])
     )
-    rows = [("", calls)] + [(str(name), own) for (name,), own in calls.group_by("name")]
+    by_name = [("", calls)] + [(str(name), rows) for (name,), rows in calls.group_by("name")]
     times = [
-        (name, intervals.intersect(excerpt.of_units(own), idle, ["unit"])) for name, own in rows
+        (name, intervals.intersect(excerpt.of_units(rows), idle, ["unit"]))
+        for name, rows in by_name
     ]
     length = (pl.col("end") - pl.col("start")).sum()
-    found = [(name or None, shared.select(length).item()) for name, shared in times]
+    totals = [(name or None, shared.select(length).item()) for name, shared in times]
     types = {"name": pl.String, "idle_ns": pl.Int64}
-    return pl.DataFrame(found, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
+    return pl.DataFrame(totals, schema=types, orient="row").filter(pl.col("idle_ns") > 0)
 
 
 def running(excerpt: Excerpt) -> pl.DataFrame:
-    """When a feeding thread runs an operator."""
+    """Return when a thread runs an operator."""
     return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names)))
 
 
 def copying(excerpt: Excerpt) -> pl.DataFrame:
-    """When a feeding thread copies a batch to the device: the call, and the operator around it."""
+    """Return when a thread copies a batch to the device: the call, and the operator around it."""
     copies = _batches(excerpt)
     left = excerpt.launched.filter(pl.col("work").is_in(copies["work"].implode()))
-    found = [left.select(*_THREAD, "start", "end")]
+    slices = [left.select(*_THREAD, "start", "end")]
     left = left.with_columns(ts="start")
     for name in causes.COPY_OPERATORS:
         around = excerpt.slices.filter(pl.col("name") == name)
         if around.is_empty():
             continue
         left = linking.enclosing(left, around, _THREAD)
-        held = left["slice"].drop_nulls().unique()
-        found.append(around[held].select(*_THREAD, "start", "end"))
+        enclosing = left["slice"].drop_nulls().unique()
+        slices.append(around[enclosing].select(*_THREAD, "start", "end"))
         left = left.filter(pl.col("slice").is_null()).drop("slice")
-    return excerpt.of_units(pl.concat(found))
+    return excerpt.of_units(pl.concat(slices))
 
 
 def _batches(excerpt: Excerpt) -> pl.DataFrame:
-    """Copies of batches to the device: rows of :attr:`Excerpt.work` with their number, work."""
+    """Return copies of batches to the device: rows of :attr:`Excerpt.work` with their number."""
     batch = (pl.col("bytes") >= causes.BATCH_BYTES) & (pl.col("kind") == "gpu_memcpy")
     copies = excerpt.work.with_row_index("work").filter(batch)
     return copies.filter(named(copies, [causes.HOST_TO_DEVICE]))
 
 
 def copies_pinned(excerpt: Excerpt) -> bool:
-    """Whether all copies of batches are from pinned or managed memory."""
+    """Return whether all copies of batches are from pinned or managed memory."""
     names = _batches(excerpt)["name"].cast(pl.String)
     return bool(names.str.contains(r"\((?:Pinned|Managed)").fill_null(value=False).all())
 
 
 def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
-    """When a feeding thread is in the call of a copy from a device, and returns after the copy."""
+    """Return when a thread is in a call that copies from a device and returns after the copy."""
     from_device = pl.col("kind") == "gpu_memcpy"
     copies = excerpt.work.select("kind", "name", copied="end")[excerpt.launched["work"]]
     calls = pl.concat([excerpt.launched, copies], how="horizontal").filter(from_device)
@@ -443,15 +445,14 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
 
 
 def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
-    """When each step runs on each unit: step, start, end, unit.
+    """Return when each step runs on each unit: step, start, end, unit.
 
-    That is its time on the host; of steps that were found by kernels it is that on the device.
-    Where the first work of a step starts half a step or more after its launch, so that the host's
-    steps say nothing of the device's, a step begins with the first work that it launched, and ends
-    when the next step begins.
+    That is its time on the host; for steps detected by kernels, on the device. If the first work of
+    a step starts half a step or more after its launch, the device's steps differ from the host's: a
+    step begins with the first work that it launched, and ends when the next step begins.
 
     Args:
-        excerpt: of one rank.
+        excerpt: one rank.
         units: unit, start, end.
     """
     marks = excerpt.steps.select("step", "start", "end").sort("start")
@@ -462,8 +463,8 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
         return marked
     work = excerpt.work.select("unit", begun="start", ended="end")[excerpt.launched["work"]]
     calls = excerpt.launched.select(ts="start").hstack(work)
-    found = linking.label_by_interval(calls.select("ts"), marks)["interval"]
-    launched = calls.with_columns(number=found).drop_nulls("number").group_by("unit", "number")
+    number = linking.label_by_interval(calls.select("ts"), marks)["interval"]
+    launched = calls.with_columns(number=number).drop_nulls("number").group_by("unit", "number")
     delay = (pl.col("begun") - pl.col("ts")).sort_by("ts").first()
     of_step = launched.agg(start=pl.col("begun").min(), last=pl.col("ended").max(), delay=delay)
     ahead = of_step.filter(pl.col("delay") > _LAG_FRAC * usual)["unit"].unique().implode()
@@ -478,16 +479,15 @@ def steps_of_units(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([marked.filter(~pl.col("unit").is_in(ahead)), on_device])
 
 
-#: A device that lags behind its host by this share of a step has its own steps.
+#: From this lag behind the host, as a share of a step, the device has separate steps.
 _LAG_FRAC = 0.5
 
 
 def launching(excerpt: Excerpt) -> pl.DataFrame:
-    """When work is being launched.
+    """Return when work is being launched.
 
-    In launch calls, and in operators that launch something: the outermost, with all they do before
-    and after. Where no operators were recorded, the time from one call to the next counts if it is
-    short.
+    That is in launch calls and in the outermost operators that launch something, for their whole
+    duration. Without recorded operators, short times between launch calls count too.
     """
     slices = excerpt.slices.select("thread", "start", "end")
     is_call, is_operator = excerpt.slices.select(
@@ -498,29 +498,29 @@ def launching(excerpt: Excerpt) -> pl.DataFrame:
         launch_calls = pl.concat([launch_calls, _between_launches(excerpt)])
     runs = intervals.union(operators, _THREAD)
     points = excerpt.launched.select(*_THREAD, ts="start")
-    held = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    return excerpt.of_units(pl.concat([launch_calls, runs[held]]))
+    launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
+    return excerpt.of_units(pl.concat([launch_calls, runs[launch]]))
 
 
 def _between_launches(excerpt: Excerpt) -> pl.DataFrame:
-    """The time from one launch of device work to the next on a thread, where it is short."""
+    """Return the short times from one launch call to the next on a thread."""
     calls = excerpt.launched.select("thread", "start", "end").sort("thread", "start")
     pauses = calls.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
     length = pl.col("end") - pl.col("start")
     return pauses.filter(length > 0, length <= _BETWEEN_LAUNCHES_NS)
 
 
-#: Between launches that are not further apart the host prepares the next one.
+#: In a pause between launches up to this, the host prepares the next launch.
 _BETWEEN_LAUNCHES_NS = 100_000
 
 
 def extents(excerpt: Excerpt) -> pl.DataFrame:
-    """From the first slice to the last of each feeding thread."""
+    """Return the time from the first slice to the last of each thread."""
     spans = excerpt.slices.group_by(_THREAD).agg(pl.col("start").min(), pl.col("end").max())
     return excerpt.of_units(spans)
 
 
 def _in(excerpt: Excerpt, kinds: Sequence[str], patterns: Sequence[str]) -> pl.DataFrame:
-    """When a feeding thread is in a slice of these kinds whose name matches a pattern."""
+    """Return when a thread is in a slice of these kinds whose name matches a pattern."""
     of_kind = pl.col("kind").is_in(kinds)
     return excerpt.of_units(excerpt.slices.filter(of_kind & named(excerpt.names, patterns)))

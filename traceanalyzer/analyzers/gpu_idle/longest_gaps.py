@@ -1,4 +1,4 @@
-"""The longest idle gaps of a rank, with all that was recorded of what the host did meanwhile."""
+"""The longest idle gaps of a rank, with the recorded host activity."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.gpu_idle.host import Excerpt
 from traceanalyzer.frames import linking
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
-#: Gaps of a rank that are looked into.
+#: Gaps of a rank that are analysed.
 MOST = 200
 
 
@@ -22,81 +22,81 @@ def longest(
     caused: pl.DataFrame,
     libraries: Sequence[str],
 ) -> pl.DataFrame:
-    """The longest gaps, in order of length.
+    """Return the longest gaps, longest first.
 
     Returns:
-        unit, start, end, step (in which its middle lies), cause (that fills most of it), cause_ns,
-        before and after (names of the device work on either side), waits_for (the call that made
-        the stream of the next work wait), sampled (the leaf function of most of the stacks that
-        were sampled in the gap) and sampled_frac, and, where one ran for half of the gap or more,
-        the innermost host_event, the innermost python frame, the innermost frame of the libraries
-        (own_code), and the innermost annotation that is no step.
+        unit, start, end, step (around its middle), cause (of most of it), cause_ns, before and
+        after (names of the device work on either side), waits_for (the call that makes the stream
+        of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
+        the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
+        host_event, the innermost python frame, the innermost frame of the libraries (own_code), and
+        the innermost annotation that is not a step.
     """
     length = pl.col("end") - pl.col("start")
     long = gaps.filter(length >= length.top_k(MOST).min())
     top = long.sort(length, "unit", "start", descending=[True, False, False]).head(MOST)
     middle = top.select("unit", "start", "end", ts=pl.col("start") + length // 2)
     within = linking.enclosing(middle.select("ts"), excerpt.steps)["slice"]
-    known = _between(_caused(top, caused), excerpt.work).with_columns(
+    rows = _between(_caused(top, caused), excerpt.work).with_columns(
         step=excerpt.steps["step"].gather(within)
     )
-    evidence = [known, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
-    return pl.concat([*evidence, _stream_waits(known, excerpt)], how="horizontal")
+    evidence = [rows, _on_host(middle, excerpt, libraries), _sampled(top, excerpt)]
+    return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
 
 
 def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:
-    """Adds the cause that most of each gap is due to, ``cause``, and how much, ``cause_ns``."""
+    """Add the main cause of each gap, ``cause``, and its time, ``cause_ns``."""
     numbered = gaps.with_row_index("gap")
-    # none of these is in a long gap
+    # these are never part of a long gap
     parts = caused.filter(~pl.col("cause").is_in((PROFILER, SHORT_GAP))).with_columns(ts="start")
-    held = linking.label_by_interval(parts, gaps, ["unit"]).rename({"interval": "gap"})
+    in_gaps = linking.label_by_interval(parts, gaps, ["unit"]).rename({"interval": "gap"})
     most = (
-        held.drop_nulls("gap")
+        in_gaps.drop_nulls("gap")
         .group_by("gap", "cause")
         .agg(cause_ns=(pl.col("end") - pl.col("start")).sum())
         .sort("cause_ns", "cause", descending=[True, False])
         .unique("gap", keep="first", maintain_order=True)
     )
-    told = most.select("gap", "cause_ns", pl.col("cause").cast(pl.String))
-    return numbered.join(told, on="gap", how="left", maintain_order="left").drop("gap")
+    main = most.select("gap", "cause_ns", pl.col("cause").cast(pl.String))
+    return numbered.join(main, on="gap", how="left", maintain_order="left").drop("gap")
 
 
 def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Adds the names of the device work that ends where a gap begins, and of what ends it."""
+    """Add the names of the device work before and after each gap, ``before`` and ``after``."""
     for edge, at, name in (("end", "start", "before"), ("start", "end", "after")):
-        beside = work.select("unit", pl.col(edge).alias(at), pl.col("name").alias(name))
-        found = (
-            beside.join(gaps, on=["unit", at], how="semi")
+        adjacent = work.select("unit", pl.col(edge).alias(at), pl.col("name").alias(name))
+        names = (
+            adjacent.join(gaps, on=["unit", at], how="semi")
             .with_columns(pl.col(name).cast(pl.String))
             .sort(name)
             .unique(["unit", at], keep="first", maintain_order=True)
         )
-        gaps = gaps.join(found, on=["unit", at], how="left", maintain_order="left")
+        gaps = gaps.join(names, on=["unit", at], how="left", maintain_order="left")
     return gaps
 
 
 def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:
-    """What ran for half of a gap or more on the threads that feed the unit: the innermost."""
+    """Return the innermost slices that fill half of a gap or more on the unit's threads."""
     around = _around(middle, excerpt)
     ranges = pl.col("kind").is_in(ANNOTATION_KINDS)
     python = around.filter(pl.col("kind") == "python_function")
-    told = {
+    slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
         "own_code": python.filter(_belongs(python["name"], libraries)),
         "annotation": around.filter(ranges, ~is_step(around)),
     }
-    found = pl.DataFrame({"gap": np.arange(middle.height)})
-    for name, rows in told.items():
+    result = pl.DataFrame({"gap": np.arange(middle.height)})
+    for name, rows in slices.items():
         if rows.is_empty():
-            found = found.with_columns(pl.lit(None, pl.String).alias(name))
+            result = result.with_columns(pl.lit(None, pl.String).alias(name))
             continue
-        found = found.join(_first(rows, name), on="gap", how="left", maintain_order="left")
-    return found.drop("gap")
+        result = result.join(_first(rows, name), on="gap", how="left", maintain_order="left")
+    return result.drop("gap")
 
 
 def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
-    """Every slice that fills half of a gap (a row of ``middle``), the innermost of each gap first.
+    """Return the slices that fill half of a gap (a row of ``middle``), innermost first per gap.
 
     Such a slice contains the gap's middle.
     """
@@ -104,15 +104,17 @@ def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
     long = pl.col("end") - pl.col("start") >= half.min(initial=np.inf)
     slices = excerpt.slices.filter(long).join(excerpt.threads, on="thread")
     unit, start, end = (slices[name].to_numpy() for name in ("unit", "start", "end"))
-    held = []
-    for own, since, until, ts in middle.iter_rows():
-        at = np.flatnonzero((start <= ts) & (end > ts) & (unit == own))
+    matches = []
+    for of_unit, since, until, ts in middle.iter_rows():
+        at = np.flatnonzero((start <= ts) & (end > ts) & (unit == of_unit))
         shared = np.minimum(end[at], until) - np.maximum(start[at], since)
-        held.append(at[2 * shared >= until - since])
-    gap = np.repeat(np.arange(len(held)), [rows.size for rows in held])
-    found = slices[np.concatenate([np.zeros(0, np.int64), *held])].with_columns(gap=pl.Series(gap))
+        matches.append(at[2 * shared >= until - since])
+    gap = np.repeat(np.arange(len(matches)), [rows.size for rows in matches])
+    rows = slices[np.concatenate([np.zeros(0, np.int64), *matches])]
     length = pl.col("end") - pl.col("start")
-    return found.sort("gap", length, "start", "name", descending=[False, False, True, False])
+    return rows.with_columns(gap=pl.Series(gap)).sort(
+        "gap", length, "start", "name", descending=[False, False, True, False]
+    )
 
 
 def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
@@ -122,24 +124,24 @@ def _first(rows: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
-    """Whether a Python frame is of one of the libraries; without any, of the user's own code."""
+    """Return whether a Python frame is of a library; without libraries, of the user's own code."""
     if names.is_empty():
         return pl.lit(value=False)
     distinct = names.unique().cast(pl.String).to_frame("slice")
-    told = distinct.select("slice", told=python_frame(pl.col("slice"))).unnest("told")
+    frames = distinct.select("slice", frame=python_frame(pl.col("slice"))).unnest("frame")
     match = by_component(libraries)
-    own = [
+    matches = [
         name
-        for name, file, function in told.select("slice", "file", "name").iter_rows()
+        for name, file, function in frames.select("slice", "file", "name").iter_rows()
         if (match(file) is not None if libraries else is_own_code(function, file))
     ]
-    return pl.col("name").is_in(own)
+    return pl.col("name").is_in(matches)
 
 
 def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
-    """The leaf function of most of the stacks that were sampled in each gap: sampled, sampled_frac.
+    """Return the most frequent leaf function sampled in each gap: sampled, sampled_frac.
 
-    Of the threads that feed the gap's unit.
+    Samples are of the threads that launch the unit's work.
     """
     if excerpt.samples.is_empty():
         blank = pl.DataFrame(schema={"sampled": pl.String, "sampled_frac": pl.Float64})
@@ -162,16 +164,16 @@ def _sampled(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
 
 
 def _function() -> pl.Expr:
-    """The function of a frame; without symbols the library or program that it lies in."""
+    """Return the function of a frame; without symbols its library or program."""
     name, library = (pl.col(column).cast(pl.String) for column in ("name", "file"))
     unnamed = pl.format("{} (no symbols)", library.str.extract(r"([^/\\]+)$"))
     return pl.when(name.str.starts_with("[")).then(pl.coalesce(unnamed, name)).otherwise(name)
 
 
 def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
-    """What the work that ends a device-side wait was made to wait for: the call, ``waits_for``.
+    """Return the call that makes the work after a device-side wait wait, ``waits_for``.
 
-    The last one on the launching thread between the previous launch and that of the work.
+    It is the last one on the launching thread between the previous launch and that of the work.
     """
     if excerpt.stream_waits.is_empty():
         return pl.DataFrame(schema={"waits_for": pl.String}).clear(gaps.height)
@@ -186,13 +188,13 @@ def _stream_waits(gaps: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
         .join(launches, on=["unit", "end"])
         .unique("gap", keep="first")
     )
-    found = ending.sort("ts").join_asof(
+    last = ending.sort("ts").join_asof(
         excerpt.stream_waits.sort("start"),
         left_on="ts",
         right_on="start",
         by="thread",
         check_sortedness=False,
     )
-    known = found.filter(pl.col("start") >= pl.col("previous").fill_null(pl.col("start")))
-    rows = gaps.with_row_index("gap").join(known, on="gap", how="left", maintain_order="left")
+    recent = last.filter(pl.col("start") >= pl.col("previous").fill_null(pl.col("start")))
+    rows = gaps.with_row_index("gap").join(recent, on="gap", how="left", maintain_order="left")
     return rows.select("waits_for")

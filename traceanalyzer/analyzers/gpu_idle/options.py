@@ -14,12 +14,12 @@ class Options(AnalyzerOptions):
     """Why is the GPU idle, and what does waiting for the data loader cost?
 
     PATH is a trace of one rank, several of them, or a folder of all ranks' traces. Without GPU work
-    in the file the main thread is judged in the same way.
+    in the file, the main thread is analysed in the same way.
     """
 
     min_gap_ns: int = option(
         10_000,
-        help="Shorter gaps are the ordinary distance of kernels.",
+        help="Count shorter gaps as the normal distance between kernels.",
         flag="--min-gap",
         metavar="TIME",
         unit="time",
@@ -29,22 +29,22 @@ class Options(AnalyzerOptions):
     )
     dataloader: Sequence[str] = option(
         (),
-        help="Host slices that are data loading, instead of those of known loaders. Repeatable.",
+        help="Host slices that are data loading, in place of the known data loaders. Repeatable.",
         metavar="REGEX",
     )
     patterns: Sequence[str] = patterns()
     by: By = option(
         "device",
-        help="Judge devices, each process's part of them, or show steps first.",
+        help="A row per device, a row per process on a device, or steps first.",
         choices=get_args(By),
         show_default=True,
     )
     library_names: Sequence[str] = option(
         (),
-        help="Tell this library's innermost Python frame of each gap. Default: your own code's.",
+        help="Report this library's innermost Python frame in each gap. Default: your own code's.",
         flag="--library-name",
         metavar="NAME",
     )
     step_name: str | None = option(
-        None, help="Slices whose names match are the steps.", metavar="REGEX"
+        None, help="Slices with matching names are the steps.", metavar="REGEX"
     )

@@ -1,4 +1,4 @@
-"""The idle time of all ranks by cause, and what is shown of it."""
+"""The idle time of all ranks by cause, and its display."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from traceanalyzer.analyzers.gpu_idle.options import By
 from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_frac, format_ns
 
-#: Share of steps' time from which on the training is bound by its loader, if nothing costs more.
+#: Share of step time from which a training is loader-bound, if data loading is the largest cause.
 LOADER_BOUND = 0.1
 
-#: Share of the time below which nothing needs to be done.
+#: Share of the time below which no action is needed.
 _LITTLE = 0.05
 
-#: Where a file with device work is cut off.
-CUT_OFF = "A file is cut off; GPU work that it lost counts as idle, so this may be too much."
+#: For a truncated file with device work.
+TRUNCATED = "A file is truncated: missing GPU work counts as idle, so idle time may be too high."
 
-#: So many slices are named.
+#: Slices and calls named in texts.
 _NAMED = 2
 
 _SINGLE_PROCESS = "_SingleProcessDataLoaderIter"
 
-#: What tells units apart.
+#: Columns that identify units.
 _UNIT = ("rank", "path", "device", "pid")
 
 _KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
@@ -37,50 +37,50 @@ _KEY = {"rank": "rank", "file": "file", "device": "device", "pid": "process"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GpuIdle(Result):
-    """How long each device was idle, and why.
+    """Idle time of each device by cause.
 
     Attributes:
-        by: what was asked for.
-        on_host: no device work was recorded; the units are the main threads of each rank, busy
-            in operators.
-        work_lost: a file is cut off; or there is no device work, yet some was launched.
+        by: the option.
+        on_host: no device work was recorded; the units are the main threads of the ranks, busy in
+            operators.
+        work_lost: a file is truncated, or work was launched but none recorded.
         host_known: host slices were recorded.
         launches_known: launch calls were joined to device work.
         stacks_known: Python functions or sampled stacks of the main threads were recorded.
         loader: slices that count as data loading: name, n, total_ns (nested ones in each other).
         loader_code: functions and operators that ran inside data loading: name, self_ns.
-        file_calls: calls of the OS runtime that access files in idle time that is other host code,
-            data loading, checkpoints or unknown: name, idle_ns; without a name: any of them.
+        file_calls: calls of the OS runtime that access files in idle time of other host code,
+            data loading, checkpoints or unknown cause: name, idle_ns; the row without a name is the
+            union of all calls.
         min_gap_ns: shorter gaps are ``short_gap``.
-        gap_count: how many gaps are not shorter.
+        gap_count: number of gaps that are not shorter.
         pytorch: operators or kernels of PyTorch were recorded.
-        copies_pinned: no batch is copied from pageable memory, as far as names show.
-        units: a row a device (or process on a device, or main thread): rank, path, device, pid,
-            start, end, ``busy_ns`` and a column for each cause (``dataloading_ns`` ...), which add
-            up to end - start; ``loader_ns`` and ``copy_ns``, how long the loader and the copies of
-            batches took, hidden or not, ``hidden_loader_ns``, while the device was busy, and
-            ``short_launch_ns``, the part of short gaps at whose start the next work had not been
-            launched.
-        causes: a row a cause of each unit: rank, path, device, pid, cause, ``gaps`` (stretches),
-            ``idle_ns``, ``longest_ns``; those that do not occur have none.
+        copies_pinned: no copy of a batch is named as one from pageable memory.
+        units: one row per device (or process on a device, or main thread): rank, path, device, pid,
+            start, end, ``busy_ns`` and a column per cause (``dataloading_ns`` ...), which add up to
+            end - start; ``loader_ns`` and ``copy_ns``, the time of the loader and of the copies of
+            batches, overlapped or not, ``overlapped_loader_ns``, that of the loader while the
+            device was busy, and ``short_launch_ns``, the part of short gaps at whose start the next
+            work had not been launched.
+        causes: one row per cause of each unit: rank, path, device, pid, cause, ``gaps``
+            (intervals), ``idle_ns``, ``longest_ns``; no row for causes that do not occur.
         lost: all idle time, exposed communication and exposed copies as intervals: rank, path,
-            device, pid, start, end, cause (``exposed_communication`` and ``exposed_copies`` besides
-            the causes of idle time; copies of checkpoints are of checkpoint_io). A short gap at
-            whose start the next work had not been launched is of launch overhead here. None but in
-            a diagnosis or report.
-        steps: a row a step of each unit: rank, path, device, pid, step, start, end, ``start_ns``
-            (from the unit's start), the columns of times of ``units`` for the step's time on the
-            host (on the device where the host runs far ahead of it), and
+            device, pid, start, end, cause (``exposed_communication``, ``exposed_copies`` or a cause
+            of idle time; copies of checkpoints are checkpoint_io). A short gap at whose start the
+            next work had not been launched is launch overhead here. Only in a diagnosis or report,
+            otherwise None.
+        steps: one row per step of each unit: rank, path, device, pid, step, start, end,
+            ``start_ns`` (from the unit's start), the columns of times of ``units`` for the step's
+            time on the host (on the device if the host runs far ahead of it), and
             ``exposed_communication_ns`` (communication without compute, part of ``busy_ns``).
-        steps_by_kernels: steps are not marked but found by kernels that repeat.
-        gaps: the longest gaps, at most 200 a rank: rank, path, device, pid, start, end,
-            ``start_ns``, step, cause (that most of it is due to), ``cause_ns``, before and after
-            (device work on either side), waits_for (the call that made the stream of the next work
-            wait), sampled (leaf function of most stacks sampled in it) and sampled_frac,
-            host_event, python, own_code and annotation (the innermost that ran for half of it or
-            more).
-        hints: how the profiler that wrote the (first) file records what is missing.
-        whole: the result by device where units are processes: sums and shares are of devices.
+        steps_by_kernels: steps are not marked but detected by repeating kernels.
+        gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
+            ``start_ns``, step, cause (of most of it), ``cause_ns``, before and after (device work
+            on either side), waits_for (the call that makes the stream of the next work wait),
+            sampled (the most frequent leaf function sampled in it) and sampled_frac, host_event,
+            python, own_code and annotation (innermost slices that ran for half of it or more).
+        hints: how to record missing data with the profiler that wrote the (first) file.
+        whole: the result by device if units are processes: sums and shares are of devices.
     """
 
     by: By
@@ -107,49 +107,49 @@ class GpuIdle(Result):
 
     @property
     def by_device(self) -> GpuIdle:
-        """The result in which a GPU that processes share is one unit."""
+        """The result in which a GPU shared by processes is one unit."""
         return self.whole or self
 
     @property
     def span_ns(self) -> int:
-        """All devices' spans together."""
+        """Sum of the devices' spans."""
         units = self.by_device.units
         return int((units["end"] - units["start"]).sum())
 
     @property
     def busy_ns(self) -> int:
-        """How long the devices were busy, together."""
+        """Sum of the devices' busy time."""
         return int(self.by_device.units[f"{causes.BUSY}_ns"].sum())
 
     @property
     def idle_ns(self) -> int:
-        """What is left of the span."""
+        """Sum of the devices' idle time: span - busy."""
         return self.span_ns - self.busy_ns
 
     @property
     def idle_by_cause(self) -> Mapping[str, int]:
-        """Idle time of each cause, in ns, all devices together; adds up to ``idle_ns``."""
+        """Idle time of each cause in ns, summed over devices; adds up to ``idle_ns``."""
         units = self.by_device.units
         return {cause: int(units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
     @property
     def step_ns(self) -> int:
-        """The time of all steps, of all devices together; 0 where none is marked."""
+        """Time of all steps, summed over devices; 0 without steps."""
         steps = self.by_device.steps
         return int((steps["end"] - steps["start"]).sum())
 
     @property
     def step_dataloading_frac(self) -> float | None:
-        """Share of the steps' time in which devices waited for the data loader."""
+        """Share of step time in which devices waited for the data loader."""
         waited = int(self.by_device.steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
     def advice(self, cause: str, saves: str) -> str:
-        """What may help against a cause of idle time, and the most that it can save."""
+        """Return the advice for a cause of idle time, with the maximum saving."""
         if cause == causes.DATALOADING and self.loads_in_process and self.pytorch:
             return (
-                "Loading in the main process (num_workers=0) hides nothing; workers "
-                f"would save {saves} at most."
+                "Data is loaded in the main process (num_workers=0), not overlapped; workers would "
+                f"save {saves} at most."
             )
         if cause == causes.BATCH_COPY and self.copies_pinned and self.pytorch:
             return causes.BATCH_COPY_PINNED.format(saves=saves)
@@ -162,11 +162,11 @@ class GpuIdle(Result):
 
     @property
     def loads_in_process(self) -> bool:
-        """Whether PyTorch's data loader runs without worker processes."""
+        """Whether PyTorch's DataLoader runs without worker processes."""
         return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
 
     def view(self) -> View:
-        """Causes, devices, steps, the longest gaps; charts of idle time by cause and device."""
+        """Return causes, devices, steps, longest gaps; charts of idle time by cause and device."""
         return View(
             title="Why is the main thread waiting?" if self.on_host else "Why is the GPU idle?",
             verdict=_verdict(self),
@@ -178,7 +178,7 @@ class GpuIdle(Result):
                 "idle_ns_by_cause": dict(self.idle_by_cause),
                 **self.numbers("step_ns", "step_dataloading_frac"),
                 "loader_ns": int(self.by_device.units["loader_ns"].sum()),
-                "hidden_loader_ns": int(self.by_device.units["hidden_loader_ns"].sum()),
+                "overlapped_loader_ns": int(self.by_device.units["overlapped_loader_ns"].sum()),
                 "gap_count": self.by_device.gap_count,
             },
             charts=partial(_charts, self),
@@ -189,41 +189,41 @@ class GpuIdle(Result):
 
 
 def _verdict(result: GpuIdle) -> str:
-    """How idle, why most of all, what the loader costs, and what would help."""
+    """Return the idle time, its largest cause, the cost of the loader, and advice."""
     if not result.span_ns:
-        return "Nothing took any time."
+        return "The recorded time is 0."
     idle = result.idle_ns / result.span_ns
     of_span = f"{format_ns(result.idle_ns)} of {format_ns(result.span_ns)}"
-    said = [f"{_who(result)} {format_frac(idle)} of the time ({of_span})."]
+    text = [f"{_who(result)} {format_frac(idle)} of the time ({of_span})."]
     if result.work_lost and not result.on_host:
-        said.append(CUT_OFF)
+        text.append(TRUNCATED)
     cause, lost = max(result.idle_by_cause.items(), key=lambda item: item[1])
     loading = cause == causes.DATALOADING
-    if lost and not (loading and result.steps.height):  # said below, of step time
-        said.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
-    said += [*_worst(result), *_files_accessed(result)]
-    said += _loading(result, largest=loading)
+    if lost and not (loading and result.steps.height):  # below, of step time
+        text.append(f"The largest part is {causes.WAITING[cause]}: {_share(lost, result.span_ns)}.")
+    text += [*_worst(result), *_files_accessed(result)]
+    text += _loading(result, largest=loading)
     if lost / result.span_ns >= _LITTLE and cause not in (causes.DATALOADING, causes.UNKNOWN):
         per_step = _per_step(result, cause)
-        said.append(result.advice(cause, per_step))
+        text.append(result.advice(cause, per_step))
     elif idle < _LITTLE:
         more = "operators" if result.on_host else "kernels and overlap"
-        said.append(f"There is little to gain here; see {more}.")
-    return " ".join(said)
+        text.append(f"Less idle time would gain little; see {more}.")
+    return " ".join(text)
 
 
 def _who(result: GpuIdle) -> str:
     if result.on_host:
         why = "No GPU work was recorded"
         if result.work_lost:
-            why = "GPU work is missing (the file is cut off, or was recorded without CUDA activity)"
-        return f"{why}, so the main thread is judged: it runs no operator"
+            why = "GPU work is missing (truncated file, or recorded without CUDA activity)"
+        return f"{why}, so the main thread is analysed: it runs no operator"
     devices = places.count_devices(result.units)
     return "The GPU is idle" if devices == 1 else f"The {devices} GPUs are idle"
 
 
 def _worst(result: GpuIdle) -> list[str]:
-    """The unit that is idle longest, where it is so for twice as long as most."""
+    """Report the unit with the longest idle time if that is twice the median or more."""
     units = result.units.with_columns(
         idle_ns=pl.col("end") - pl.col("start") - pl.col(f"{causes.BUSY}_ns")
     ).sort("idle_ns", descending=True, maintain_order=True)
@@ -234,12 +234,12 @@ def _worst(result: GpuIdle) -> list[str]:
     if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
         return []
     who = places.at_start(places.places(units)[0])
-    mean, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
-    return [f"{who} stands out: {longest} against {mean} (median)."]
+    median, longest = format_ns(round(usual)), format_ns(worst["idle_ns"])
+    return [f"{who} stands out: idle for {longest}, median {median}."]
 
 
 def _files_accessed(result: GpuIdle) -> list[str]:
-    """In which file calls the host is while the device is idle, where that is much."""
+    """Report the file calls of the host while the device is idle, if they take long."""
     calls = result.by_device.file_calls
     total = int(calls.filter(pl.col("name").is_null())["idle_ns"].sum())
     if total < _LITTLE * result.span_ns or not total:
@@ -254,100 +254,101 @@ def _share(part: int, whole: int) -> str:
 
 
 def _loading(result: GpuIdle, *, largest: bool) -> list[str]:
-    """What waiting for the loader costs of the steps' time (of all time, where none is marked)."""
+    """Report the share of step time (without steps: of all time) spent waiting for the loader."""
     waited = result.idle_by_cause[causes.DATALOADING]
     frac, of_what = waited / result.span_ns, "the time"
     if result.step_dataloading_frac is not None:
         frac, of_what = result.step_dataloading_frac, "step time"
-    who = "the main thread" if result.on_host else "the GPU"
+    who = "main thread" if result.on_host else "GPU"
     if not result.units["loader_ns"].sum():
         return []
     if frac < 0.01:
-        return [f"The data loader keeps up: {who} waits {format_frac(frac)} of {of_what} for it."]
-    waits = f"{format_frac(frac)} of {of_what} {who} waits for the data loader."
+        share = f"{format_frac(frac)} of {of_what}"
+        return [f"The data loader keeps up: the {who} spends {share} waiting for it."]
+    opening = "Loader-bound: the" if largest and frac >= LOADER_BOUND else "The"
+    waits = f"{opening} {who} spends {format_frac(frac)} of {of_what} waiting for the data loader."
     if frac < _LITTLE:
         return [waits]
-    bound = "Loader-bound: " if largest and frac >= LOADER_BOUND else ""
     saves = _per_step(result, causes.DATALOADING)
-    return [f"{bound}{waits} {result.advice(causes.DATALOADING, saves)}"]
+    return [f"{waits} {result.advice(causes.DATALOADING, saves)}"]
 
 
 def _per_step(result: GpuIdle, cause: str) -> str:
-    """What a cause costs: of a step on average, else in all."""
+    """Return the cost of a cause: the mean per step, or the total without steps."""
     steps = result.by_device.steps
     if not steps.height:
         lost = result.idle_by_cause[cause]
         return f"{format_ns(lost)} ({format_frac(lost / result.span_ns)})"
     lost = int(steps[f"{cause}_ns"].sum())
     mean = format_ns(round(lost / steps.height))
-    return f"{mean} a step ({format_frac(lost / result.step_ns)})"
+    return f"{mean} per step ({format_frac(lost / result.step_ns)})"
 
 
 def _notes(result: GpuIdle) -> list[str]:
-    """What was counted how, and what was not recorded."""
-    said = []
+    """Return notes on definitions and missing data."""
+    notes = []
     recording = result.hints["device work"]
     waited = result.idle_by_cause[causes.DATALOADING]
     units = result.by_device.units
-    loader, hidden = (int(units[name].sum()) for name in ("loader_ns", "hidden_loader_ns"))
+    loader, overlapped = (int(units[name].sum()) for name in ("loader_ns", "overlapped_loader_ns"))
     if loader:
-        behind = f", {format_ns(hidden)} of it while the GPU was busy" if hidden else ""
-        said.append(f"The data loader itself took {format_ns(loader)}{behind}.")
+        busy = f", {format_ns(overlapped)} of it while the GPU was busy" if overlapped else ""
+        notes.append(f"The data loader took {format_ns(loader)}{busy}.")
     copies = int(units["copy_ns"].sum())
     if copies:
-        said.append(f"Copying batches to the GPU took the host {format_ns(copies)}.")
+        notes.append(f"Copying batches to the GPU took {format_ns(copies)} on the host.")
     if result.on_host:
-        said.append(
-            "No GPU kernels are in the file: busy is the main thread in operators that are not "
-            f"part of loading data. For the GPU's own idle time {recording}."
+        notes.append(
+            "The file has no GPU kernels: busy is the time of the main thread in operators outside "
+            f"data loading. For the idle time of the GPU {recording}."
         )
     elif not result.host_known:
-        said.append(f"Nothing of the host was recorded, so causes are unknown; {recording}.")
+        notes.append(f"No host activity was recorded, so causes are unknown; {recording}.")
     elif not result.launches_known:
-        said.append(
-            "No launch call belongs to the device work, so that all threads that launch or run "
-            f"operators are looked at; {recording}."
+        notes.append(
+            "Device work could not be joined to launch calls: causes are taken from all threads "
+            f"that launch or run operators; {recording}."
         )
     if result.steps_by_kernels:
-        said.append(step_patterns.INFERRED_STEPS)
+        notes.append(step_patterns.INFERRED_STEPS)
     elif not result.steps.height:
         marking = result.hints["step"]
-        said.append(
-            f"No steps are marked: shares are of the span. For shares of steps {marking}, or name "
-            "other slices with --step-name."
-            + " steps --step-every REGEX shows steps by a kernel that begins them."
+        notes.append(
+            f"No steps are marked: shares are of the span. For shares of steps {marking}, or "
+            "choose other slices with --step-name."
+            + " `steps --step-every REGEX` divides by a kernel that begins each step."
             * (not result.on_host)
         )
     if result.loader.height and waited:
         names = ", ".join(result.loader["name"].head(_NAMED))
         more = f" and {result.loader.height - _NAMED} more" * (result.loader.height > _NAMED)
-        said.append(f"Recognised as data loading: {names}{more}. --dataloader names other slices.")
+        notes.append(f"Counted as data loading: {names}{more}. --dataloader REGEX chooses others.")
     if not result.on_host:
-        said.append(
+        notes.append(
             "The span of a device is from its first work to its last, extended to the marked "
-            "steps; kernels and overlap take the time from the first work to the last."
+            "steps; `kernels` and `overlap` measure from the first work to the last."
         )
     if result.whole:
-        said.append(
-            "Verdict and causes count a GPU that processes share once; the rows of processes add "
-            "up to more."
+        notes.append(
+            "The verdict and the causes count a GPU shared by processes once; the rows of "
+            "processes add up to more."
         )
     short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.min_gap_ns)
-        said.append(f"Short gaps are the {short:,} below {least} (--min-gap), whatever the cause.")
-    return said
+        notes.append(f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause.")
+    return notes
 
 
 # --- tables --------------------------------------------------------------------------------
 
 
 def _tables(result: GpuIdle) -> tuple[Table, ...]:
-    """Causes, units, steps, the longest gaps; the steps first where they are asked for."""
-    found = [_causes(result), _units(result), _steps(result), _gaps(result)]
+    """Return causes, units, steps and longest gaps; with ``by="step"`` steps come first."""
+    tables = [_causes(result), _units(result), _steps(result), _gaps(result)]
     if result.by == "step":
-        found.insert(0, found.pop(2))
-    return tuple(found)
+        tables.insert(0, tables.pop(2))
+    return tuple(tables)
 
 
 def _causes(result: GpuIdle) -> Table:
@@ -361,7 +362,7 @@ def _causes(result: GpuIdle) -> Table:
     ).sort("idle_ns", "why", descending=[True, False])
     columns = {
         "why": "cause", "idle_ns": "idle", "span_frac": "share of time",
-        "idle_frac": "share of idle", "gaps": "stretches", "longest_ns": "longest",
+        "idle_frac": "share of idle", "gaps": "gaps", "longest_ns": "longest",
     }  # fmt: skip
     waiting = "Waiting" if result.on_host else "Idle"
     ordered = frame.select("cause", "why", pl.exclude("cause", "why"))
@@ -375,14 +376,15 @@ def _units(result: GpuIdle) -> Table:
     columns = {
         "span_ns": "span", "busy_ns": "busy", "idle_ns": "idle", "idle_frac": "idle",
         "dataloading_ns": "data loading", "batch_copy_ns": "batch copies",
-        "other_ns": "other idle", "loader_ns": "loader took", "hidden_loader_ns": "of it hidden",
+        "other_ns": "other idle", "loader_ns": "loader time",
+        "overlapped_loader_ns": "overlapped loader",
     }  # fmt: skip
-    for name in ("batch_copy_ns", "loader_ns", "hidden_loader_ns"):
+    for name in ("batch_copy_ns", "loader_ns", "overlapped_loader_ns"):
         if not frame[name].sum():
             del columns[name]
-    title = "Training threads" if result.on_host else "Devices, the most idle first"
+    title = "Training threads" if result.on_host else "Devices, most idle first"
     frame = frame.sort("idle_frac", descending=True, nulls_last=True, maintain_order=True)
-    return Table("units", title, frame, {**_told(result, frame), **columns})
+    return Table("units", title, frame, {**_identifying(result, frame), **columns})
 
 
 def _steps(result: GpuIdle) -> Table:
@@ -391,7 +393,7 @@ def _steps(result: GpuIdle) -> Table:
         "step": "step", "step_ns": "step time", "busy_ns": "busy",
         "exposed_communication_ns": "exposed communication", "dataloading_ns": "data loading",
         "dataloading_frac": "data loading", "batch_copy_ns": "batch copies",
-        "other_ns": "other idle", "loader_ns": "loader took",
+        "other_ns": "other idle", "loader_ns": "loader time",
     }  # fmt: skip
     for name in ("exposed_communication_ns", "batch_copy_ns", "loader_ns"):
         if not frame[name].sum():
@@ -400,7 +402,7 @@ def _steps(result: GpuIdle) -> Table:
         del columns["loader_ns"]
     title = "Steps"
     if result.units.height > 1:
-        title += ", those that wait most first"
+        title += ", most idle first"
         frame = frame.sort("idle_ns", descending=True, maintain_order=True)
     if result.by == "step":
         del columns["other_ns"]
@@ -410,7 +412,7 @@ def _steps(result: GpuIdle) -> Table:
             if cause not in (causes.DATALOADING, causes.BATCH_COPY) and result.idle_by_cause[cause]
         }
     empty = "no steps are marked"
-    return Table("steps", title, frame, {**_told(result, frame), **columns}, empty=empty)
+    return Table("steps", title, frame, {**_identifying(result, frame), **columns}, empty=empty)
 
 
 def _gaps(result: GpuIdle) -> Table:
@@ -424,29 +426,29 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = {"start_ns": "start", "gap_ns": "gap", "step": "step", "why": "mostly"}
+    columns = {"start_ns": "start", "gap_ns": "gap", "step": "step", "why": "main cause"}
     columns |= {
         name: heading
         for name, heading in (
-            ("host_event", "host meanwhile"),
+            ("host_event", "host activity"),
             ("own_code", "own code"),
             ("range", "annotation"),
             ("sampled", "sampled most"),
             ("waits_for", "stream waits for"),
-            ("kernel_before", "before it"),
-            ("kernel_after", "after it"),
+            ("kernel_before", "kernel before"),
+            ("kernel_after", "kernel after"),
         )
         if frame[name].drop_nulls().len()
     }
     title = "Longest waits" if result.on_host else "Longest gaps"
-    empty = "none" if result.gap_count == 0 else "not looked at"
-    return Table("gaps", title, frame, {**_told(result, frame), **columns}, empty=empty)
+    empty = "none" if result.gap_count == 0 else "not analysed"
+    return Table("gaps", title, frame, {**_identifying(result, frame), **columns}, empty=empty)
 
 
 def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame:
-    """Adds the file, the span by this name, the idle time, and how much of it is not input.
+    """Add file, span, idle time, and idle time other than data loading and batch copies.
 
-    ``shares`` names columns that hold a share of the span, and what they are the share of.
+    ``shares`` maps new columns to the columns that they are the share of the span of.
     """
     span = pl.col("end") - pl.col("start")
     idle = span - pl.col(f"{causes.BUSY}_ns")
@@ -463,21 +465,21 @@ def _files(frame: pl.DataFrame) -> pl.Series:
     return places.short_paths(frame["path"]) if frame.height else frame["path"]
 
 
-def _told(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
-    """The columns that tell units apart, where there are several."""
+def _identifying(result: GpuIdle, frame: pl.DataFrame) -> dict[str, str]:
+    """Return the columns that identify units, if there are several."""
     if result.units.height < 2:
         return {}
-    told = {name: said for name, said in _KEY.items() if frame[name].drop_nulls().len()}
+    columns = {name: label for name, label in _KEY.items() if frame[name].drop_nulls().len()}
     if places.identified_by_rank(result.units):
-        told.pop("file", None)
-    return told
+        columns.pop("file", None)
+    return columns
 
 
 # --- charts --------------------------------------------------------------------------------
 
 
 def _charts(result: GpuIdle) -> tuple[Chart, ...]:
-    """Idle by cause per step; per device, where there are several; the longest gaps over time."""
+    """Return charts of idle time by cause per step, per device, and of the longest gaps."""
     return (
         *([_step_chart(result)] if result.steps.height else []),
         *([_unit_chart(result)] if result.units.height > 1 else []),
@@ -486,21 +488,21 @@ def _charts(result: GpuIdle) -> tuple[Chart, ...]:
 
 
 def _with_unit(result: GpuIdle, frame: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``on``: what a unit is called."""
-    called = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
-    words = places.places(called).tail(frame.height)
-    process = pl.format("{} process {}", words, "pid")
-    return frame.with_columns(on=pl.coalesce(process, words))
+    """Add ``on``: the label of a unit."""
+    units = pl.concat([result.units.select(_UNIT), frame.select(_UNIT)])
+    labels = places.places(units).tail(frame.height)
+    process = pl.format("{} process {}", labels, "pid")
+    return frame.with_columns(on=pl.coalesce(process, labels))
 
 
 def _colors(result: GpuIdle) -> pl.Enum:
-    """The causes that occur, and being busy: each has one colour in all charts."""
+    """Return the causes that occur, and busy: each has one colour in all charts."""
     occur = [causes.NAMES[cause] for cause, lost in result.idle_by_cause.items() if lost]
     return pl.Enum([*occur, causes.BUSY])
 
 
 def _times(frame: pl.DataFrame, keep: list[str], colors: pl.Enum) -> pl.DataFrame:
-    """A row for each of ``colors``, in their order: ``cause`` and ``time_ns``, beside ``keep``."""
+    """Return a row per color, in order of ``colors``: ``keep``, ``cause`` and ``time_ns``."""
     columns = {f"{causes.BUSY}_ns": causes.BUSY} | {
         f"{cause}_ns": causes.NAMES[cause] for cause in causes.CAUSES
     }
@@ -508,22 +510,22 @@ def _times(frame: pl.DataFrame, keep: list[str], colors: pl.Enum) -> pl.DataFram
         list(columns), index=["_row", *keep], variable_name="cause", value_name="time_ns"
     )
     cause = pl.col("cause").replace_strict(columns)
-    shown = rows.with_columns(cause).filter(pl.col("cause").is_in(colors.categories.to_list()))
-    return shown.with_columns(pl.col("cause").cast(colors)).sort("cause", "_row").drop("_row")
+    rows = rows.with_columns(cause).filter(pl.col("cause").is_in(colors.categories.to_list()))
+    return rows.with_columns(pl.col("cause").cast(colors)).sort("cause", "_row").drop("_row")
 
 
 def _step_chart(result: GpuIdle) -> Chart:
     frame = _with_unit(result, result.steps)
     rows = _times(frame, ["step", "on"], _colors(result)).filter(pl.col("cause") != causes.BUSY)
     waiting = "Waiting" if result.on_host else "Idle"
-    title, label = f"{waiting} time of each step, by cause", waiting.lower()
+    title, label = f"{waiting} time per step by cause", waiting.lower()
     panel = "on" if result.units.height > 1 else None
     return stacked("steps", title, rows, "step", y_label=label, color="cause", panel=panel)
 
 
 def _unit_chart(result: GpuIdle) -> Chart:
     rows = _times(_with_unit(result, result.units), ["on"], _colors(result))
-    return stacked("devices", "What the time of each went into", rows, "on", color="cause")
+    return stacked("devices", "Time breakdown per device", rows, "on", color="cause")
 
 
 def _gap_chart(result: GpuIdle) -> Chart:
@@ -533,7 +535,7 @@ def _gap_chart(result: GpuIdle) -> Chart:
     )
     return Chart(
         "gaps",
-        "The longest gaps, by their main cause",
+        "Longest gaps by main cause",
         "span",
         rows.sort("rank", "device", "pid", "start"),
         x="start_ns",
