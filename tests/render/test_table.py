@@ -94,7 +94,7 @@ def test_shorten_keeps_both_ends(text, width):
     assert short == text or (text.startswith(short[:1]) and text.endswith(short[-1:]))
 
 
-def test_prose_shortens_long_words():
+def test_prose_shortens_long_texts():
     assert len(prose("see " + "x" * 10_000)) < 100
 
 

@@ -195,7 +195,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
             columns.ratio(pl.col("compute"), pl.col("total_ns")).alias("compute_frac"),
             *_speed("median_ns", ""),
         )
-        .with_columns(*_speed("transfer_ns", "pure_"))
+        .with_columns(*_speed("transfer_ns", "transfer_"))
         .with_columns(link_frac=_of_link())
         .drop("span", "compute", "transfer_algbw_gbps")
         .sort("total_ns", *GROUP, descending=[True, *(False for _ in GROUP)], nulls_last=True)

@@ -373,12 +373,12 @@ def delays(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
 
     The rank that arrives last is compared with the one that arrives first, from their arrival at
     the previous collective of the same group to their arrival at this one. The delay is the longer
-    idle time of the late rank, for each cause, and its longer busy time::
+    idle time of the straggler, for each cause, and its longer busy time::
 
         excess(cause) = max(0, time(late, cause) - time(first, cause))
 
     If it was late at the previous collective, too, the delay that remains from there keeps its
-    causes; so does work that the first rank did while it waited there, and that the late rank still
+    causes; so does work that the first rank did while it waited there, and that the straggler still
     has to do (catch-up work)::
 
         inherited = max(0, previous delay + exposed(late) - exposed(first)) + catch-up work
@@ -446,7 +446,7 @@ def _before_arrival(
 
 
 def _excess(rows: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
-    """Return instance, before, and by cause the excess of the late rank over the first one.
+    """Return instance, before, and by cause the excess of the straggler over the first one.
 
     The difference of ``work`` may be negative. ``inherited``: delay that remains from the previous
     collective.

@@ -111,9 +111,9 @@ def _repeated(
     if forwards.height < _SEVERAL or steps.is_empty():
         return _none()
     elsewhere = ~pl.col("tid").is_in(forwards["tid"].unique().implode())
-    made = calls.filter(elsewhere)
-    rows = work[made["work"]].with_columns(
-        _count(forwards, made).alias("pass"), _count(steps, made).alias("call")
+    reductions = calls.filter(elsewhere)
+    rows = work[reductions["work"]].with_columns(
+        _count(forwards, reductions).alias("pass"), _count(steps, reductions).alias("call")
     )
     sizes = trace.collectives.select("event", size="elements_in")
     rows = rows.filter(pl.col("sort") == COMMUNICATION).join(sizes, on="event", how="left")
