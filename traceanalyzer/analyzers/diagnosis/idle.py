@@ -239,7 +239,7 @@ def _loading(result: GpuIdle) -> Iterator[str]:
     """Yield overlapped data loading, the matched ranges, and the code with the most time."""
     overlapped = int(result.units["overlapped_loader_ns"].sum())
     if overlapped:
-        yield f"In addition, {format_ns(overlapped)} of data loading in total is overlapped with GPU work."
+        yield f"Another {format_ns(overlapped)} in total is overlapped with GPU work."
     if result.loader.height:
         top = result.loader.row(0, named=True)
         yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
@@ -288,7 +288,8 @@ def _launching(answers: Answers) -> Iterator[str]:
     if named.height:
         sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
         place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
-        yield f"{format_frac(waiting / result.waiting_ns)} of the time waiting for launches is in {place}."
+        share = waiting / result.waiting_ns
+        yield f"{format_frac(share)} of the time waiting for launches is in {place}."
     if result.synchronised_ns:
         share = result.synchronised_ns / result.waiting_ns
         if share >= _LEAST_SYNCHRONISED:

@@ -56,7 +56,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     reason, remedy = _why_slow(result, answers, worst)
     yield Measured(
         size=cost / whole,
-        title=f"Uneven steps: {format_frac(cost / whole)} of step time exceeds that of the median step."
+        title=f"Uneven steps: {format_frac(cost / whole)} of step time is beyond the median step."
         f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
