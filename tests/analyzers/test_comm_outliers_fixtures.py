@@ -75,7 +75,7 @@ def test_a_real_recording_names_its_straggler() -> None:
     found = result.delayed_with_context().filter(rank=3)
     assert set(found["step"]) == {"ProfilerStep#3", "ProfilerStep#5"}
     for text in found["host"]:
-        assert text.startswith("save_checkpoint with no operator running")
+        assert text.startswith("save_checkpoint ")
     # in step 2 two ranks start their two collectives in the other order
     assert result.n_matched == result.n_events == 4 * 4 * 2
     assert set(result.ranks["straggler_frac"] <= 1) == {True}

@@ -483,7 +483,7 @@ def test_time_outside_operators_belongs_to_annotation() -> None:
     assert parts(result, "host") == found
     table = result.delayed_with_context()
     assert table["host"].to_list() == [
-        "train_step 7 ms (70.0 %) outside any operator, aten::mm in train_step 2 ms (20.0 %)"
+        "train_step outside any operator 7 ms (70.0 %), aten::mm in train_step 2 ms (20.0 %)"
     ]
     check_wording(result.verdict)
 

@@ -73,7 +73,7 @@ def test_copies_by_direction_and_memory() -> None:
         ("HtoD", "Pinned -> Device", 2, 3_000, 400, 100, 200, 300),
         ("DtoD", "Device -> Device", 1, 6_000, 60, 60, 60, 60),
         ("HtoD", "Pageable -> Device", 1, 10, 50, 50, 50, 50),
-        ("set", "Device", 1, 40, 5, 5, 5, 5),
+        ("memset", "Device", 1, 40, 5, 5, 5, 5),
     ]
     assert result.copies["rate_gbps"].to_list() == [7.5, 100, 0.2, 8]
     assert (result.n, result.moved_bytes, result.total_ns, result.span_ns) == (5, 9_050, 515, 805)
@@ -107,7 +107,7 @@ def test_size_classes_have_exact_bounds(size: int | None, label: str) -> None:
         ("Memcpy HtoD (Pinned -> Device)", ("HtoD", "Pinned -> Device")),
         ("Memcpy UVM DtoH (Unknown -> Unknown)", ("UVM DtoH", "Unknown -> Unknown")),
         ("Memcpy copy kind 99 (Device -> Array)", ("copy kind 99", "Device -> Array")),
-        ("Memset (Managed)", ("set", "Managed")),
+        ("Memset (Managed)", ("memset", "Managed")),
         ("CopyHostToDevice", ("CopyHostToDevice", None)),
     ],
 )
@@ -127,7 +127,7 @@ def test_unsized_copies_have_no_bandwidth() -> None:
     result = transfers(trace([copy(HTOD, 0, 10, 100), copy(HTOD, 20, 30), memset(60, 5)]))
     assert result.copies.select("direction", "n", "moved_bytes", "rate_gbps").rows() == [
         ("HtoD", 2, 100, 10.0),
-        ("set", 1, None, None),
+        ("memset", 1, None, None),
     ]
     check_wording(*result.notes)
 

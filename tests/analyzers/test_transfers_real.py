@@ -35,12 +35,12 @@ def test_sums_agree_with_the_reference(shared: Path, name: str) -> None:
             ): [int(row[of]) for of in ("count", "total_ns", "bytes", "min_ns", "max_ns")]
             for row in csv.DictReader(file)
         }
-    copies = result.copies.filter(pl.col("direction") != "set")
+    copies = result.copies.filter(pl.col("direction") != "memset")
     columns = ("n", "total_ns", "moved_bytes", "min_ns", "max_ns")
     assert {(way, memory): numbers for way, memory, *numbers in copies.select(
         "direction", "memory", *columns
     ).rows()} == reference  # fmt: skip
-    assert result.by_device.filter(pl.col("direction") != "set")["n"].sum() == copies["n"].sum()
+    assert result.by_device.filter(pl.col("direction") != "memset")["n"].sum() == copies["n"].sum()
 
 
 def test_every_chrome_trace_adds_up_or_reports_missing_data(shared: Path) -> None:

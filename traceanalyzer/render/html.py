@@ -8,6 +8,7 @@ from traceanalyzer.render import charts, flamegraph, glossary, occupancy, pieces
 from traceanalyzer.render.pieces import Viewer, escaped
 from traceanalyzer.render.text import costs, shorten, table_cells
 from traceanalyzer.result import Finding, Flame, Occupancy, Result, Table
+from traceanalyzer.units import format_count
 
 # Blocks network access and scripts, whatever names a trace contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -198,7 +199,7 @@ def table(of: Table, top: int | None, *, heading: str) -> str:
         scale, texts, number = table_cells(of, name, visible)
         heads.append((escaped(scale.heading(label)), number))
         columns.append([_cell(text, number=number) for text in texts])
-    counted = f"{visible:,} of {rows:,} rows" if visible < rows else f"{rows:,} rows"
+    counted = f"{visible:,} of {rows:,} rows" if visible < rows else format_count(rows, "row")
     caption = f'<caption class="soft">{counted}</caption>\n'
     return f"{title}\n{pieces.table(escaped(of.title), heads, zip(*columns, strict=True), caption)}"
 

@@ -108,7 +108,7 @@ def divide(windows: Sequence[Window], traces: Sequence[Trace]) -> pl.DataFrame:
 def labels(parts: pl.DataFrame, side: str) -> pl.DataFrame:
     """Return ``window`` and a column named after the side with the text of its largest parts.
 
-    ``train_step 46.9 ms (99.8 %) outside any operator``; the second part too if it is a tenth of
+    ``train_step outside any operator 46.9 ms (99.8 %)``; the second part too if it is a tenth of
     the interval or more.
     """
     order = pl.int_range(pl.len()).over("window")
@@ -124,13 +124,12 @@ def labels(parts: pl.DataFrame, side: str) -> pl.DataFrame:
 
 
 def _label(part: Mapping[str, Any]) -> str:
-    what, outside = _short(part["name"]), ""
+    what = _short(part["name"])
     if part["side"] == "host" and part["kind"] in _ANNOTATIONS:
-        outside = " outside any operator"
+        what += " outside any operator"
     elif part["within"] is not None:
         what += f" in {_short(part['within'])}"
-    time = f"{format_ns(part['overlap_ns'])} ({format_frac(part['overlap_frac'])})"
-    return f"{what} {time}{outside}"
+    return f"{what} {format_ns(part['overlap_ns'])} ({format_frac(part['overlap_frac'])})"
 
 
 def _short(name: str) -> str:

@@ -299,7 +299,8 @@ def _cost(result: CommOutliers, rank: int) -> str:
     """Report the rank's share of step time, from two steps on."""
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     if result.steps.height < arrivals.WARN_STEPS:
-        return "Fewer than two steps were recorded, so this may be chance."
+        known = "Only one step was recorded" if result.steps.height else "No steps are marked"
+        return f"{known}, so it is unknown whether this repeats."
     if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
     level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"

@@ -102,7 +102,7 @@ def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:
         yield victims
     worst = result.worst_of(row["rank"])
     yield (
-        f"{last}, at most {format_ns(worst['arrival_delay_ns'])} after the median of the others"
+        f"{last}. Largest arrival delay: {format_ns(worst['arrival_delay_ns'])}"
         f"{_at(worst['step'])}."
     )
     sides = [f"{side}: {worst[side]}" for side in ("host", "device") if worst[side] is not None]

@@ -82,7 +82,7 @@ def _numbers(row: Mapping[str, Any]) -> str:
     memory = f" ({row['memory']})" if row["memory"] else ""
     size = f", {format_bytes(row['moved_bytes'])} in total" if row["moved_bytes"] else ""
     count = f"{row['n']:,} {'copy' if row['n'] == 1 else 'copies'}"
-    if row["direction"] == "set":
+    if row["direction"] == "memset":
         count = format_count(row["n"], "memset")
     return f"{row['direction']}{memory}: {count}{size}, {format_ns(row['exposed_ns'])} exposed."
 

@@ -33,6 +33,9 @@ _APART = 2
 #: Equal numbers of launches count from this many steps and launches on.
 _ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
 
+#: Least share of launch overhead after synchronising calls that is worth a sentence.
+_LEAST_SYNCHRONISED = 0.05
+
 _LEVELS: Mapping[Severity, float] = {"info": 0.03, "warning": 0.05, "critical": 0.2}
 #: Causes that are often not a problem.
 _OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
@@ -236,10 +239,10 @@ def _loading(result: GpuIdle) -> Iterator[str]:
     """Yield overlapped data loading, the matched ranges, and the code with the most time."""
     overlapped = int(result.units["overlapped_loader_ns"].sum())
     if overlapped:
-        yield f"Another {format_ns(overlapped)} of data loading is overlapped with GPU work."
+        yield f"Another {format_ns(overlapped)} in total is overlapped with GPU work."
     if result.loader.height:
         top = result.loader.row(0, named=True)
-        yield f"Recognised by {top['name']}: {format_count(top['n'], 'call')}."
+        yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
     code = result.loader_code.filter(~pl.col("name").is_in(result.loader["name"].implode()))
     whole = int(result.units["loader_ns"].sum())
     if code.height and whole:
@@ -285,10 +288,12 @@ def _launching(answers: Answers) -> Iterator[str]:
     if named.height:
         sums = named.group_by("place").agg(pl.col("waiting_ns").sum())
         place, waiting = sums.sort("waiting_ns", "place", descending=[True, False]).row(0)
-        yield f"{format_frac(waiting / result.waiting_ns)} of the wait time is in {place}."
+        share = waiting / result.waiting_ns
+        yield f"{format_frac(share)} of the time waiting for launches is in {place}."
     if result.synchronised_ns:
         share = result.synchronised_ns / result.waiting_ns
-        yield f"{format_frac(share)} of it is next to calls that wait for the device."
+        if share >= _LEAST_SYNCHRONISED:
+            yield f"{format_frac(share)} of it follows a synchronising call."
     if equal := _equal_launches(result):
         yield f"{equal}, without a CUDA graph."
 

@@ -166,7 +166,7 @@ _ADVICE = {
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) avoids these calls, which",
     CHECKPOINT_IO: "Loading before the loop, and saving asynchronously or less often "
     "(torch.distributed.checkpoint.async_save),",
-    PEER: "comm-outliers with the traces of all ranks shows the straggler; removing its delay",
+    PEER: "Removing the delay of the straggler (comm-outliers, with the files of all ranks)",
     LAUNCH: "Fewer launches (CUDA graphs, torch.compile, larger batches, fused optimizers)",
     HOST_CODE: "Moving this code off the main thread",
 }
@@ -210,7 +210,7 @@ def advice(cause: str, saves: str, *, code: str, pytorch: bool = True) -> str:
         return _WITHOUT_GAIN[cause].format(code=code)
     where = ""
     if cause == HOST_CODE:
-        where = "gpu-idle lists the longest gaps. "
+        where = "The table of longest gaps (gpu-idle) shows where. "
         where += f"{code[:1].upper()}{code[1:]} shows the code. " * bool(code)
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     return f"{where}{texts[cause]} would save {saves} at most."

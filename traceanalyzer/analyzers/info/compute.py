@@ -299,7 +299,7 @@ def _how_much(contents: pl.DataFrame) -> str:
     at_most = " at most" if over and contents.height > 1 else ""
     communication = contents["communication"].sum()
     share = f", {communication:,} of them communication" if communication else ""
-    return f"{contents['events'].sum():,} events{over}{at_most}{share}."
+    return f"{format_count(int(contents['events'].sum()), 'event')}{over}{at_most}{share}."
 
 
 def _lost(issues: pl.DataFrame) -> str:

@@ -224,7 +224,9 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     much = device["waiting_frac"] >= _MUCH
     stretches = _of(result.stretches, device)
     synchronised = int(stretches["synchronised_ns"].sum()) / int(stretches["waiting_ns"].sum())
-    after = f"; {format_frac(synchronised)} of that around synchronising calls" * (synchronised > 0)
+    after = f"; {format_frac(synchronised)} of that follows synchronising calls" * (
+        synchronised > 0
+    )
     cure = _UNSYNCHRONISED if synchronised >= _MOST else _FASTER
     return (
         f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "

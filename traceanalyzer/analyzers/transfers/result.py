@@ -16,7 +16,7 @@ from traceanalyzer.result import Chart, Result, Table, View
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: Direction of a memset.
-SET = "set"
+SET = "memset"
 #: The direction of a copy without a name.
 NAMELESS = "unknown"
 
@@ -382,9 +382,9 @@ def _tables(result: Transfers) -> tuple[Table, ...]:
 def _charts(result: Transfers) -> tuple[Chart, ...]:
     """Build charts of time and bandwidth by size class."""
     parts = [pl.col("direction"), pl.format(" ({})", "memory").fill_null("")]
-    frame = result.sizes.with_columns(way=pl.concat_str(parts)).sort("size", "way")
+    frame = result.sizes.with_columns(copy=pl.concat_str(parts)).sort("size", "copy")
     title = "Time of copies and memsets by size"
-    total = stacked("total", title, frame, "size", y="total_ns", y_label="total", color="way")
+    total = stacked("total", title, frame, "size", y="total_ns", y_label="total", color="copy")
     rate = Chart(
         name="bandwidth",
         title="Bandwidth by size",
@@ -394,7 +394,7 @@ def _charts(result: Transfers) -> tuple[Chart, ...]:
         y="rate_gbps",
         x_label="size",
         y_label="bandwidth",
-        color="way",
+        color="copy",
         log_y=True,
     )
     return (total, *([rate] if rate.frame.height else []))

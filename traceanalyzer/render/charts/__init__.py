@@ -68,7 +68,7 @@ def _outline(marks: Marks) -> str:
     chart, frame = marks.chart, marks.frame
     headed = {
         chart.x: chart.x_label or spaced(chart.x),
-        chart.x2: "from" if chart.mark == "span" else "to",
+        chart.x2: "end",
         chart.y: chart.y_label or spaced(chart.y),
         chart.color: spaced(chart.color or ""),
         chart.panel: spaced(chart.panel or ""),
