@@ -345,7 +345,7 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
     assert idle
     for one in idle:
         assert one.confidence == "low"
-        assert "GPU work that it lost counts as idle" in one.evidence[0]
+        assert "missing GPU work counts as idle" in one.evidence[0]
 
 
 def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
