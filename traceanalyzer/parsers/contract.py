@@ -66,7 +66,7 @@ class Format:
     """A file format: how to recognise it and how to read it.
 
     Attributes:
-        name: value of ``--format``.
+        name: value of ``--input-format``.
         suffixes: usual file name endings, for help texts only; detection is by content.
         description: one line.
         spec_url: URL of the format's specification.

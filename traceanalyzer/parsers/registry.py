@@ -126,7 +126,7 @@ def require(source: Source) -> Format:
     raise UnknownFormat(
         source.path,
         f"{what} (tried {names}{_unusable_text()})",
-        hint="--format NAME overrides the detection",
+        hint="--input-format NAME overrides the detection",
     )
 
 
