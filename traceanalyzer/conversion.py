@@ -6,8 +6,8 @@ from typing import Unpack
 from traceanalyzer import files
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.exporters import writer_for
+from traceanalyzer.inputs import only_trace
 from traceanalyzer.reading import PathLike
-from traceanalyzer.run import only_trace
 from traceanalyzer.trace import Trace
 
 _COLUMNS = ("args", "input_dims")

@@ -19,7 +19,7 @@ from diagnosing import BY_ID, measured, measurements
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer import run as examination
+from traceanalyzer import inputs as opened, run as examination
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.diagnosis.judge import RULES, judge, with_thresholds
 from traceanalyzer.analyzers.diagnosis.rule import Answers, Rule
@@ -350,7 +350,7 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
 
 def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     traces: list[weakref.ref[ta.Trace]] = []
-    whole = examination.read
+    whole = opened.read
 
     def watched(path: str, **how: Any) -> ta.Trace:
         gc.collect()
@@ -359,7 +359,7 @@ def test_one_trace_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         traces.append(weakref.ref(trace))
         return trace
 
-    monkeypatch.setattr(examination, "read", watched)
+    monkeypatch.setattr(opened, "read", watched)
     ta.diagnose([RANKS / f"rank{n}.json.gz" for n in range(3)])
     assert len(traces) == 3
 

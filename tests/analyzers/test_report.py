@@ -14,7 +14,7 @@ from conftest import ROOT
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer import run as examination
+from traceanalyzer import inputs as opened
 from traceanalyzer.render import render
 from traceanalyzer.result import Report
 
@@ -98,14 +98,14 @@ def test_sections_match_the_commands(report: ta.Report, run: Path) -> None:
 
 def test_each_file_is_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[str] = []
-    whole = examination.read
+    whole = opened.read
 
     def counted(path: str, **how: Any) -> ta.Trace:
         if "kinds" not in how:  # except activity of stragglers, which is read again
             paths.append(path)
         return whole(path, **how)
 
-    monkeypatch.setattr(examination, "read", counted)
+    monkeypatch.setattr(opened, "read", counted)
     ta.report(run)
     assert sorted(paths) == sorted(set(paths))
     assert len(paths) == 6
