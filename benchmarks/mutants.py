@@ -28,7 +28,7 @@ TESTS: dict[str, str] = {
     "frames/slice_tree.py": "slice_tree",
     "frames/intervals.py": "intervals crowding common_parts",
     "frames/linking.py": "linking annotations_ranges",
-    "frames/nesting.py": "nesting common_whereabouts",
+    "frames/nesting.py": "nesting common_host_code",
     "frames/numbering.py": "numbering intervals slice_tree annotations",
     "frames/ranges.py": "annotations_ranges",
     "frames/stack_weights.py": "stack_weights ancestors",
@@ -36,7 +36,7 @@ TESTS: dict[str, str] = {
     "analyzers/common/device_work.py": "common_parts overlap",
     "analyzers/common/kernel_names.py": "kernels kernels_names",
     "analyzers/common/libraries.py": "common_libraries",
-    "analyzers/common/whereabouts.py": "common_whereabouts",
+    "analyzers/common/host_code.py": "common_host_code",
     "analyzers/comm_outliers/arrivals.py": f"{_COMM} comm_outliers_clocks comm_outliers_late",
     "analyzers/comm_outliers/matching.py": "comm_outliers_matching comm_outliers_ranks",
     "analyzers/comm_outliers/outliers.py": "comm_outliers_judge comm_outliers_definitions",
@@ -129,8 +129,8 @@ def mutant(source: str, number: int) -> tuple[CodeType, str]:
 
 def test_files(module: str) -> list[str]:
     """The tests of a module."""
-    found = [(ROOT / "tests").rglob(f"test_{name}.py") for name in TESTS[module].split()]
-    return [str(next(paths)) for paths in found]
+    tests = [(ROOT / "tests").rglob(f"test_{name}.py") for name in TESTS[module].split()]
+    return [str(next(paths)) for paths in tests]
 
 
 def run(path: Path, code: CodeType, tests: list[str]) -> bool:

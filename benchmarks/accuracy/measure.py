@@ -45,7 +45,7 @@ class Outcome:
 
 def findings_of(diagnosis: Any) -> list[Any]:
     """Return the findings in order."""
-    return list(getattr(diagnosis, "findings", None) or diagnosis.found)
+    return list(diagnosis.findings)
 
 
 def text_of(finding: Any) -> str:
