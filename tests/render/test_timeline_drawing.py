@@ -1,0 +1,135 @@
+"""The timeline as text, plot and data of a page."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64decode
+
+import numpy as np
+import polars as pl
+import pytest
+from conftest import ROOT
+from hypothesis import given, strategies as st
+from hypothesis.extra.numpy import arrays
+from timelines import RANKS, many
+
+from traceanalyzer.analyzers.timeline import timeline
+from traceanalyzer.render import render
+from traceanalyzer.render.timeline import _data, strip
+from traceanalyzer.render.timeline.grid import shares
+from traceanalyzer.render.timeline.pack import codes, varints
+
+EVERY = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def decoded(data: bytes) -> list[int]:
+    """Decode zigzag varints, number by number."""
+    values, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            values.append(value >> 1 if not value & 1 else -(value >> 1) - 1)
+            value = shift = 0
+    return values
+
+
+@given(st.lists(EVERY))
+def test_integers_are_packed_and_unpacked(values: list[int]) -> None:
+    assert decoded(varints(np.array(values, np.int64))) == values
+
+
+@given(arrays(np.int64, (12, 2), elements=st.integers(0, 3)))
+def test_codes_give_back_the_rows(values: np.ndarray) -> None:
+    frame = pl.DataFrame(values, schema=["a", "b"])
+    distinct, number = codes(frame)
+    assert [distinct[one] for one in number] == frame.rows()
+    assert len(set(distinct)) == len(distinct)
+
+
+def test_shares_of_a_column_are_those_of_its_time() -> None:
+    drawing = timeline(RANKS).drawing()
+    parts = shares(drawing, 7)
+    assert parts.sum(axis=2) == pytest.approx(np.ones((8, 7)), abs=0.01)  # ranks begin within us
+    whole = shares(drawing, 1)[:, 0]
+    assert parts.mean(axis=1) == pytest.approx(whole)
+    rows = drawing.states.filter(lane=5, state="dataloading")
+    ns = rows.select((pl.col("end") - pl.col("start")).sum()).item()
+    place = list(drawing.names).index("dataloading")
+    assert whole[5, place] * drawing.lanes["end"].max() == pytest.approx(ns)
+
+
+def test_page_has_every_state_and_event() -> None:
+    drawing = timeline(RANKS).drawing()
+    packed = json.loads(json.dumps(_data(drawing)))["packed"]
+    values = decoded(zlib.decompress(b64decode(packed["data"])))
+    count = packed["ends"]["states"][-1]
+    assert count == drawing.states.height
+    gap, length = values[:count], values[count : 2 * count]
+    end = np.cumsum(np.array(gap) + np.array(length))
+    assert end.tolist() == drawing.states["end"].to_list()
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_strip_fits_the_width(width: int, unicode: bool) -> None:
+    text = strip.text(timeline(RANKS).drawing(), width, unicode=unicode)
+    body = text.split("\n")[1:]
+    assert max(map(len, body)) <= width
+    assert text.isascii() != unicode
+
+
+def test_strip_shows_the_most_frequent_state() -> None:
+    lines = strip.text(timeline(RANKS).drawing(), 80, unicode=False).split("\n")
+    waiting = next(line for line in lines if line.strip().startswith("rank 4"))
+    loading = next(line for line in lines if line.strip().startswith("rank 5"))
+    runs = re.findall(r"d{5,}", loading)
+    assert len(runs) == 2
+    assert len(re.findall(r"w{5,}", waiting)) == 2
+    assert not re.search(r"w{2,}", loading)
+
+
+def test_strip_of_many_devices_shows_the_extremes() -> None:
+    drawing = timeline(many(40, slow=33)).drawing()
+    text = strip.text(drawing, 80)
+    assert len(re.findall(r"^  rank", text, re.MULTILINE)) == 5
+    assert "rank 33 " in text
+    assert len(re.findall(r"^  rank", strip.text(drawing, 80, top=None), re.MULTILINE)) == 40
+
+
+def test_strip_without_unicode_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        encoding = "ascii"
+
+    monkeypatch.setattr("sys.stdout", Output())
+    assert not strip.can_encode()
+
+
+# --- plots ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_plot_in_every_format(form: str) -> None:
+    result = timeline(many(3))
+    assert render(result, form)  # type: ignore[arg-type]
+
+
+def test_plot_has_a_row_per_device() -> None:
+    (ax,) = timeline(RANKS).plot()
+    assert [one.get_text() for one in ax.get_yticklabels()] == [f"rank {n}" for n in range(8)]
+    assert ax.get_xlabel() == "time [ms]"
+    image = ax.get_images()[0].get_array()
+    assert image is not None
+    assert image.shape[0] % 8 == 0
+
+
+def test_package_has_the_files_of_the_viewer() -> None:
+    folder = ROOT / "traceanalyzer" / "render" / "timeline"
+    assert {"data.js", "picture.js", "viewer.js", "viewer.css"} <= {
+        p.name for p in folder.iterdir()
+    }

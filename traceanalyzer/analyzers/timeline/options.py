@@ -1,0 +1,30 @@
+"""The options of ``timeline``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
+
+Order = Literal["rank", "host", "cost"]
+
+
+@dataclass(frozen=True)
+class Options(AnalyzerOptions):
+    """What does each GPU do at each moment? One row per rank and device, on one time axis.
+
+    Colours show compute, communication (transfer, waiting for another rank), copies, and idle time
+    by cause. -o page.html writes a page to zoom into; without -o the terminal shows a coarse strip.
+    PATH is a trace, several of them, or a folder of all ranks' traces.
+    """
+
+    order: Order = option(
+        "rank",
+        help="Order of the rows; cost: most copying and idle time first.",
+        choices=get_args(Order),
+        show_default=True,
+    )
+    comm_patterns: Sequence[str] = comm_patterns()
+    step_name: str | None = option(
+        None, help="Slices with matching names are the steps.", metavar="REGEX"
+    )

@@ -1,0 +1,238 @@
+"""What each device does over time: its states, and how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.display import headings
+from traceanalyzer.analyzers.common.step_patterns import INFERRED_STEPS
+from traceanalyzer.analyzers.timeline.options import Order
+from traceanalyzer.analyzers.timeline.states import NAMES, STATE
+from traceanalyzer.drawings import Lanes
+from traceanalyzer.result import Finding, Result, Table, View
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Order of the rows of lanes.
+_ORDERS: dict[Order, tuple[list[str], list[bool]]] = {
+    "rank": (["lane"], [False]),
+    "host": (["host", "lane"], [False, False]),
+    "cost": (["lost_frac", "lane"], [True, False]),
+}
+#: Smaller shares are not in the verdict; fewer lanes are not compared.
+_SMALL, _SEVERAL = 0.005, 2
+#: Most marks of a finding.
+_MARKS = 3
+_MARK = {
+    "lane": pl.UInt32,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "number": pl.UInt32,
+    "label": pl.String,
+}
+_NO_CLOCK = (
+    "The ranks have no common clock (no absolute times, or recordings of different times): each "
+    "begins at 0, so positions must not be compared across ranks."
+)
+_NOT_MATCHED = (
+    "Exposed communication includes waiting for other ranks: the collectives of other ranks are "
+    "not in these files."
+)
+_ON_HOST = "No device work was recorded: rows show the main thread, busy in operators."
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(Result):
+    """What each device does at each moment.
+
+    Times are in ns from the first moment of all ranks, or of each rank if they share no clock.
+
+    Attributes:
+        order: the option.
+        lanes: one row per device: lane (its number), on (label), rank, path, device, host, start,
+            end, ``lost_ns`` (copies and idle time, without waiting for other ranks).
+        states: partition of the time of each lane: lane, start, end, state (one of
+            :data:`~.states.NAMES`), cause (of idle time), peer (the rank waited for), sorted.
+        events: kernels, copies and memsets: lane, stream, start, end, name, work_kind (``compute``,
+            ``communication``, ``memory``), bytes (message, or copied), operator, collective, count.
+        steps: lane, step, start, end.
+        gaps: the longest idle gaps: lane, start, end, before, after, host (the host's activity).
+        one_clock: the ranks share an axis.
+        matched: collectives were matched across ranks, so that waiting is known.
+        on_host: no device work was recorded; lanes are main threads.
+        steps_by_kernels: steps are not marked but detected.
+        merged_ns: shorter states or events are merged if they follow each other; 0: none.
+        places: lane and shift (axis less clock of the file) of each rank, path and device.
+        marks: findings to highlight: lane, start, end, number (of the finding), label.
+    """
+
+    order: Order
+    lanes: pl.DataFrame
+    states: pl.DataFrame
+    events: pl.DataFrame
+    steps: pl.DataFrame
+    gaps: pl.DataFrame
+    one_clock: bool
+    matched: bool
+    on_host: bool
+    steps_by_kernels: bool
+    merged_ns: int
+    places: pl.DataFrame
+    marks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MARK))
+
+    @property
+    def span_ns(self) -> int:
+        """Length of the axis."""
+        return int(self.lanes["end"].max() or 0)  # type: ignore[arg-type]
+
+    @cached_property
+    def shares(self) -> pl.DataFrame:
+        """The lanes, in order, with span_ns, lost_frac and a column per state (``compute_ns``)."""
+        time = pl.col("end") - pl.col("start")
+        of_state = {f"{state}_ns": time.filter(pl.col("state") == state).sum() for state in NAMES}
+        sums = self.states.group_by("lane").agg(**of_state)
+        rows = self.lanes.join(sums, on="lane", how="left", maintain_order="left")
+        whole = rows.with_columns(span_ns=pl.sum_horizontal(f"{state}_ns" for state in NAMES))
+        ordered = whole.with_columns(lost_frac=ratio("lost_ns", "span_ns"))
+        columns, descending = _ORDERS[self.order]
+        return ordered.sort(columns, descending=descending, nulls_last=True)
+
+    def with_findings(self, findings: Sequence[Finding]) -> Timeline:
+        """Return the timeline with marks at the longest intervals of each finding.
+
+        Findings are numbered from 1; intervals on the rank of a finding come first. Intervals of a
+        device that several files recorded have no mark: their clock is not known.
+        """
+        known = self.places.unique(["rank", "device"], keep="none")
+        marks = [self.marks]
+        for number, finding in enumerate(findings, 1):
+            if finding.intervals is None:
+                continue
+            placed = finding.intervals.join(known, on=["rank", "device"], nulls_equal=True)
+            marks.append(self._longest(placed, finding, number))
+        return replace(self, marks=pl.concat(marks))
+
+    def _longest(self, intervals: pl.DataFrame, finding: Finding, number: int) -> pl.DataFrame:
+        """Return the longest intervals of a finding as marks.
+
+        Those on its rank come first, then those in which the device does not wait for another rank.
+        """
+        placed = intervals.select(
+            "lane",
+            start=pl.col("start_ns") + pl.col("shift"),
+            end=pl.col("end_ns") + pl.col("shift"),
+            at_cause=pl.col("rank").eq_missing(finding.rank),
+        ).with_columns(middle=(pl.col("start") + pl.col("end")) // 2)
+        states = self.states.select("lane", "state", since="start").sort("since")
+        known = placed.sort("middle").join_asof(
+            states, left_on="middle", right_on="since", by="lane", check_sortedness=False
+        )
+        longest = known.sort(
+            "at_cause",
+            pl.col("state") != "waiting",
+            pl.col("end") - pl.col("start"),
+            "lane",
+            "start",
+            descending=[True, True, True, False, False],
+        )
+        return longest.head(_MARKS).select(
+            "lane", "start", "end", number=pl.lit(number, pl.UInt32), label=pl.lit(finding.title)
+        )
+
+    def view(self) -> View:
+        """Return the drawing, and the time of each device by state."""
+        totals = self.totals()
+        return View(
+            title=f"What does each {self._device} do at each moment?",
+            verdict=self._verdict(totals),
+            notes=self._notes(),
+            tables=(self._table(),),
+            scalars={
+                "span_ns": self.span_ns,
+                "one_clock": self.one_clock,
+                **{f"{state}_ns": ns for state, ns in totals.items()},
+            },
+            timelines=lambda: (self.drawing(),),
+        )
+
+    @property
+    def _device(self) -> str:
+        return "main thread" if self.on_host else "GPU"
+
+    def totals(self) -> dict[str, int]:
+        """Return the time of each state, summed over all lanes."""
+        return {state: int(self.shares[f"{state}_ns"].sum()) for state in NAMES}
+
+    def drawing(self) -> Lanes:
+        """Return the lanes to draw, in order."""
+        return Lanes(
+            name="timeline",
+            title="Timeline",
+            lanes=self.shares.select("lane", "on", "host", "start", "end", "lost_frac"),
+            states=self.states,
+            names={name: self._name(name) for name in STATE.categories},
+            events=self.events,
+            steps=self.steps,
+            gaps=self.gaps,
+            marks=self.marks,
+            merged_ns=self.merged_ns,
+        )
+
+    def _name(self, state: str) -> str:
+        if state == "transfer" and self.matched:
+            return "transfer (exposed)"
+        return "busy" if state == "compute" and self.on_host else NAMES[state]
+
+    def _verdict(self, totals: dict[str, int]) -> str:
+        whole = sum(totals.values())
+        large = [(ns, self._name(state)) for state, ns in totals.items() if ns > _SMALL * whole]
+        shares = [f"{name} {format_frac(ns / whole)}" for ns, name in sorted(large, reverse=True)]
+        count = format_count(self.lanes.height, self._device)
+        text = f"{count}, {format_ns(self.span_ns)}: {', '.join(shares)}."
+        return f"{text} {self._worst()}".rstrip()
+
+    def _worst(self) -> str:
+        """Return the lanes with the most and the least lost time."""
+        ranked = self.shares.drop_nulls("lost_frac").sort(
+            "lost_frac", "lane", descending=[True, False]
+        )
+        if ranked.height < _SEVERAL:
+            return ""
+        (worst, most), (best, least) = (ranked.select("on", "lost_frac").row(at) for at in (0, -1))
+        return (
+            f"Idle or copying most: {worst} ({format_frac(most)}), "
+            f"least: {best} ({format_frac(least)})."
+        )
+
+    def _table(self) -> Table:
+        least = _SMALL * sum(self.totals().values())
+        named = [f"{state}_ns" for state, ns in self.totals().items() if ns > least]
+        labels = {name: self._name(name.removesuffix("_ns")) for name in named}
+        frame = self.shares.rename({"start": "start_ns", "end": "end_ns"})
+        by_size = sorted(named, key=lambda name: self.totals()[name.removesuffix("_ns")])
+        return Table(
+            "devices",
+            "Time of each device by state" if not self.on_host else "Time of each main thread",
+            frame,
+            {**headings("on: device, span_ns: span, lost_frac: idle or copying"), **labels},
+            alike=(tuple(named),),
+            hide_first=("span_ns", *by_size),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.on_host:
+            notes.append(_ON_HOST)
+        if not self.one_clock and self.lanes.height > 1:
+            notes.append(_NO_CLOCK)
+        if self.shares["transfer_ns"].sum() and not self.matched:
+            notes.append(_NOT_MATCHED)
+        if self.merged_ns:
+            notes.append(f"States and events shorter than {format_ns(self.merged_ns)} are merged.")
+        if self.steps_by_kernels:
+            notes.append(INFERRED_STEPS)
+        return tuple(notes)

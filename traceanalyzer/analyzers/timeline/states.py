@@ -1,0 +1,220 @@
+"""States of a device: a partition of its time, with the cause of each idle interval.
+
+Compute comes first: while a kernel computes, the device computes, whatever else runs.
+Communication without compute is exposed: before the last rank of a collective has arrived it is
+waiting, then transfer. Copies count where no kernel runs; the rest is idle, by cause.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, DEVICE, MEMORY
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.frames import intervals
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.frames.numbering import group_numbers
+
+#: States of a device and their names, in the order in which they are stacked and listed.
+NAMES = {
+    "compute": "compute",
+    "overlapped": "compute + communication",
+    "transfer": "communication (exposed)",
+    "waiting": "waiting for another rank",
+    "copies": "copies (exposed)",
+    "dataloading": "idle: data loading",
+    "launch": "idle: launches",
+    "synchronisation": "idle: synchronisation",
+    "host": "idle: host code",
+    "idle": "idle: other",
+}
+STATE = pl.Enum(tuple(NAMES))
+
+#: States that are not lost by the device itself.
+NOT_LOST = ("compute", "overlapped", "transfer", "waiting")
+
+#: The state of each cause of lost time; other causes are ``idle``.
+OF_CAUSE = {
+    causes.EXPOSED: "transfer",
+    causes.COPIES: "copies",
+    causes.DATALOADING: "dataloading",
+    causes.LAUNCH: "launch",
+    causes.SYNCHRONISATION: "synchronisation",
+    causes.PEER: "waiting",
+    causes.HOST_CODE: "host",
+    causes.BATCH_COPY: "host",
+    causes.MODULE_LOADING: "host",
+    causes.MEMORY_MANAGEMENT: "host",
+    causes.CHECKPOINT_IO: "host",
+}
+_DEVICE = list(DEVICE)
+
+
+def states(work: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
+    """Divide the time of the devices of one rank.
+
+    Args:
+        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        idle: rank, device, start, end, cause: all idle time, and copies with a cause.
+
+    Returns:
+        rank, device, start, end, state, cause (heading of the cause of idle time, else null); one
+        row per interval, disjoint, sorted by device and start. Exposed communication is
+        ``transfer``.
+    """
+    compute, communication, memory = (
+        work.select(*_DEVICE, "start", "end").filter(work["work_kind"] == kind)
+        for kind in (COMPUTE, COMMUNICATION, MEMORY)
+    )
+    kernels = pl.concat([compute, communication])
+    busy = {
+        "compute": intervals.subtract(compute, communication, _DEVICE),
+        "overlapped": intervals.intersect(compute, communication, _DEVICE),
+        "transfer": intervals.subtract(communication, compute, _DEVICE),
+        # copies of checkpoints and files have a cause
+        "copies": intervals.subtract(
+            memory, pl.concat([kernels, idle.select(kernels.columns)]), _DEVICE
+        ),
+    }
+    none = pl.lit(None, pl.String)
+    rows = [
+        frame.select(*_DEVICE, "start", "end", state=pl.lit(state, STATE), cause=none)
+        for state, frame in busy.items()
+    ]
+    rows.append(lost_states(idle, _DEVICE))
+    return pl.concat(rows).sort(*_DEVICE, "start")
+
+
+def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Return lost time as states: ``by``, start, end, state, cause.
+
+    Args:
+        lost: ``by``, start, end, cause (of idle time, exposed communication or exposed copies).
+        by: columns that identify a device.
+    """
+    cause = pl.col("cause").cast(pl.String)
+    return lost.select(
+        *by,
+        "start",
+        "end",
+        state=cause.replace_strict(OF_CAUSE, default="idle", return_dtype=pl.String).cast(STATE),
+        cause=cause.replace_strict(causes.NAMES, default=None, return_dtype=pl.String),
+    )
+
+
+def with_peers(compared: CommOutliers) -> pl.DataFrame:
+    """Return the arrivals that wait, with ``peer``, the rank waited for: the root of the delay."""
+    last = compared.collectives.select("instance", "root_rank", "last_rank")
+    rows = compared.arrivals.filter(pl.col("wait_ns") > 0).join(last, on="instance")
+    is_root = pl.col("root_rank") == pl.col("rank")
+    peer = pl.when(is_root).then("last_rank").otherwise(pl.coalesce("root_rank", "last_rank"))
+    return rows.with_columns(peer=peer)
+
+
+def with_waits(rows: pl.DataFrame, waits: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Divide exposed communication into waiting for another rank and transfer.
+
+    Args:
+        rows: ``by``, start, end, state, cause.
+        waits: ``by``, start, end, peer: when a device waits in a collective, and for which rank.
+        by: columns that identify a device.
+
+    Returns:
+        The rows with ``peer``, the rank that the device waits for (null in other states).
+    """
+    keys = list(by)
+    is_exposed = pl.col("state") == "transfer"
+    exposed = rows.filter(is_exposed)
+    none = pl.lit(None, pl.Int32).alias("peer")
+    parts = [rows.filter(~is_exposed).with_columns(none)]
+    left = exposed
+    for (peer,), of_peer in waits.sort("peer").group_by(["peer"], maintain_order=True):
+        waiting = intervals.intersect(left, of_peer, keys)
+        left = intervals.subtract(left, of_peer, keys)
+        parts.append(
+            _exposed(waiting, "waiting", keys).with_columns(pl.lit(peer, pl.Int32).alias("peer"))
+        )
+    parts.append(_exposed(left, "transfer", keys).with_columns(none))
+    return pl.concat(parts, how="vertical").sort(*keys, "start")
+
+
+def _exposed(rows: pl.DataFrame, state: str, keys: Sequence[str]) -> pl.DataFrame:
+    none = pl.lit(None, pl.String)
+    return rows.select(*keys, "start", "end", state=pl.lit(state, STATE), cause=none)
+
+
+def coarser(
+    rows: pl.DataFrame, most: int, by: Sequence[str], kind: str
+) -> tuple[pl.DataFrame, int]:
+    """Merge the shortest rows if there are more than ``most``; about as many remain.
+
+    Time is cut into cells. The short rows of one ``kind`` that start in a cell become one row with
+    their summed length, one after the other in the order of their first start; rows longer than a
+    cell are kept. The total length of each kind in a cell is unchanged.
+
+    Args:
+        rows: ``by``, start, end, ``kind``, perhaps ``count`` (1, or the number of rows merged
+            before), and any other columns, of which the longest row's values remain.
+        most: number of rows that need no merge.
+        by: columns that identify a row of the timeline.
+        kind: column of what is merged, an Enum.
+
+    Returns:
+        The rows, sorted by ``by`` and start, and the width of a cell in ns (0: nothing was merged).
+    """
+    if rows.height <= most:
+        return rows, 0
+    groups, (lane,) = group_numbers(by, rows)
+    start, end = rows["start"].to_numpy(), rows["end"].to_numpy()
+    length = end - start
+    cell = max(int(end.max() - start.min()) * groups.height // most, 1)
+    while np.count_nonzero(length >= cell) > most // 2:
+        cell *= 2
+    is_short = length < cell
+    short = np.flatnonzero(is_short)
+    place = (start[short] - start.min()) // cell
+    place += lane[short].astype(np.int64) * (int(place.max()) + 1)
+    kinds = rows[kind].to_physical().to_numpy()[short].astype(np.int64)
+    merged = _merged(place * (int(kinds.max()) + 1) + kinds, length[short], start[short])
+    begin = _one_after_the_other(place[merged.longest], merged.start, merged.length)
+    frame = rows[short[merged.longest]].with_columns(
+        start=pl.Series(begin), end=pl.Series(begin + merged.length)
+    )
+    if "count" in rows.columns:
+        counts = np.bincount(merged.number, rows["count"].to_numpy()[short])
+        frame = frame.with_columns(count=pl.Series(counts).cast(pl.UInt32))
+    return pl.concat([rows.filter(~is_short), frame]).sort(*by, "start"), cell
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Groups of rows: number of each row's group; longest row, first start and length of each."""
+
+    number: Ints
+    longest: Ints
+    start: Ints
+    length: Ints
+
+
+def _merged(key: Ints, length: Ints, start: Ints) -> _Merged:
+    _, number = np.unique(key, return_inverse=True)
+    order = np.lexsort((length, number))
+    last = np.flatnonzero(np.diff(number[order], append=-1))
+    first = np.full(last.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, number, start)
+    return _Merged(number, order[last], first, np.bincount(number, length).astype(np.int64))
+
+
+def _one_after_the_other(place: Ints, start: Ints, length: Ints) -> Ints:
+    """Return starts such that the rows of one place follow each other from its first start."""
+    order = np.lexsort((start, place))
+    begins = np.flatnonzero(np.diff(place[order], prepend=-1))
+    before = np.cumsum(length[order]) - length[order]
+    rows = np.diff(begins, append=order.size)
+    result = np.empty_like(start)
+    first = start[order][begins] - before[begins]
+    result[order] = np.repeat(first, rows) + before
+    return result

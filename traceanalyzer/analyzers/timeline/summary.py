@@ -1,0 +1,122 @@
+"""A short timeline from the results of idle time and communication: the extreme devices only."""
+
+from typing import Any
+
+import polars as pl
+
+from traceanalyzer.analyzers.comm_outliers import arrivals
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common import places
+from traceanalyzer.analyzers.common.device_work import WORK_KIND
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.timeline.states import (
+    NAMES,
+    STATE,
+    lost_states,
+    with_peers,
+    with_waits,
+)
+from traceanalyzer.drawings import Lanes
+from traceanalyzer.frames import intervals
+
+_KEYS = ["rank", "path", "device"]
+_LANE = ["lane"]
+#: Devices with most idle time; the median one follows.
+_WORST = 2
+_INTERVAL = {"lane": pl.UInt32, "start": pl.Int64, "end": pl.Int64}
+#: Empty events, gaps and marks.
+_SCHEMAS: tuple[dict[str, Any], ...] = (
+    {
+        **_INTERVAL, "stream": pl.Int64, "name": pl.String, "work_kind": WORK_KIND,
+        "bytes": pl.Int64, "operator": pl.String, "collective": pl.String, "count": pl.UInt32,
+    },
+    {**_INTERVAL, "before": pl.String, "after": pl.String, "host": pl.String},
+    {**_INTERVAL, "number": pl.UInt32, "label": pl.String},
+)  # fmt: skip
+
+
+def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
+    """Return a timeline of the devices with most idle time and of the median one.
+
+    Args:
+        idle: idle time with :attr:`GpuIdle.lost`.
+        compared: the comparison of collectives, if communication was recorded.
+
+    Returns:
+        A drawing without events and marks; None if devices cannot be placed on one axis.
+    """
+    units = idle.units.filter(pl.col("end") > pl.col("start"))
+    if idle.lost is None or units.is_empty() or not units.select(_KEYS).is_unique().all():
+        return None
+    shifts = _shifts(units, compared)
+    if shifts is None:
+        return None
+    chosen = _chosen(units)
+    lanes = chosen.join(shifts, on="path", maintain_order="left").with_columns(
+        pl.col("start", "end") + pl.col("shift")
+    )
+    begin = lanes["start"].min()
+    lanes = lanes.with_columns(pl.col("start", "end", "shift") - begin)
+    states = _states(lanes, idle.lost)
+    if compared is not None and compared.arrivals.height:
+        waits = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
+        waits = _placed(lanes, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
+        states = with_waits(states, waits, _LANE)
+    else:
+        states = states.with_columns(peer=pl.lit(None, pl.Int32))
+    events, gaps, marks = (pl.DataFrame(schema=schema) for schema in _SCHEMAS)
+    return Lanes(
+        name="timeline",
+        title="Timeline",
+        lanes=lanes.select("lane", "on", "start", "end", "lost_frac", host=pl.lit(None, pl.String)),
+        states=states,
+        names={
+            **NAMES,
+            "compute": "busy",
+            "transfer": "transfer"
+            if compared is not None and compared.n_matched
+            else "communication, wait included",
+        },
+        steps=_placed(lanes, idle.steps).select("lane", "step", "start", "end"),
+        events=events,
+        gaps=gaps,
+        marks=marks,
+        left_out=units.height - lanes.height,
+    )
+
+
+def _shifts(units: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame | None:
+    """Return path and shift of each file onto one axis; None if the files have no common clock."""
+    paths = units["path"].unique()
+    if paths.len() == 1:
+        return pl.DataFrame({"path": paths, "shift": [0]})
+    if compared is None or not compared.n_matched:
+        return None
+    offset = arrivals.offset_of(pl.col("rank"), arrivals.applied(compared.clocks))
+    known = compared.instances.select("path", shift=pl.col("shift_ns") - offset).unique("path")
+    return known if paths.is_in(known["path"].implode()).all() else None
+
+
+def _chosen(units: pl.DataFrame) -> pl.DataFrame:
+    """Return the units to show with lane, on (label) and lost_frac, in their order."""
+    idle = 1 - pl.col("busy_ns") / (pl.col("end") - pl.col("start"))
+    named = units.with_columns(places.places(units), lost_frac=idle).with_row_index("lane")
+    ranked = named.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
+    visible = {*ranked[:_WORST], ranked[len(ranked) // 2]}
+    return named.filter(pl.col("lane").is_in(visible))
+
+
+def _placed(lanes: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the lanes, on the axis."""
+    known = lanes.select(*_KEYS, "lane", "shift")
+    joined = rows.drop("lane", strict=False).join(known, on=_KEYS, nulls_equal=True)
+    return joined.with_columns(pl.col("start", "end") + pl.col("shift")).sort("lane", "start")
+
+
+def _states(lanes: pl.DataFrame, lost: pl.DataFrame) -> pl.DataFrame:
+    """Return the states of the lanes: what is not lost is compute."""
+    states = lost_states(_placed(lanes, lost), _LANE)
+    busy = intervals.subtract(lanes.select("lane", "start", "end"), states, _LANE).select(
+        "lane", "start", "end", state=pl.lit("compute", STATE), cause=pl.lit(None, pl.String)
+    )
+    return pl.concat([busy, states]).sort("lane", "start")

@@ -1,0 +1,167 @@
+"""A coarse timeline as text: one line per device, one character per stretch of time."""
+
+import sys
+import textwrap
+from collections.abc import Sequence, Set
+from itertools import groupby
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.drawings import Budget, Lanes
+from traceanalyzer.render.color import STATES, colored
+from traceanalyzer.render.text import shorten, visible
+from traceanalyzer.render.timeline.grid import length, shares, short_step
+from traceanalyzer.units import format_count, format_frac, format_ns
+
+#: Character of each state: in Unicode, in ASCII.
+_MARKS = {
+    "compute": "█#",
+    "overlapped": "█#",
+    "transfer": "▓=",
+    "waiting": "▒w",
+    "copies": "cc",
+    "dataloading": "dd",
+    "launch": "ll",
+    "synchronisation": "ss",
+    "host": "hh",
+    "idle": "·.",
+}
+#: Most lanes in full; of more only the extreme ones are shown.
+_MOST = 16
+_EXTREME = 3
+_WIDEST = 100
+_LONGEST, _INDENT = 20, "  "
+
+
+def text(
+    drawing: Lanes,
+    width: int,
+    *,
+    top: int | None = 10,
+    unicode: bool | None = None,
+    color: bool = False,
+) -> str:
+    """Return the timeline in lines of at most ``width`` characters.
+
+    A character shows the most frequent state in its stretch of time. Of more than 16 devices (or
+    ``top``, if it is larger) the ones with most lost time, the median one and the one with least
+    are shown; None shows all.
+
+    Args:
+        drawing: the timeline.
+        width: characters per line.
+        top: see above.
+        unicode: whether blocks can be used; default: whether standard output can encode them.
+        color: whether states are coloured.
+    """
+    blocks = can_encode() if unicode is None else unicode
+    chosen = _chosen(drawing, top)
+    rows = drawing.lanes.filter(pl.col("lane").is_in(chosen))
+    names = [shorten(visible(name), _LONGEST) for name in rows["on"]]
+    left = max(map(len, [*names, "step"])) + 2
+    columns = max(width - len(_INDENT) - left, 10)
+    parts = shares(drawing, columns, rows["lane"].to_list())
+    marks = [_MARKS[state][0 if blocks else 1] for state in drawing.names]
+    lines = [_steps(drawing, rows["lane"].to_list(), left, columns)]
+    largest = np.where(parts.sum(axis=2) > 0, parts.argmax(axis=2), -1)
+    drawn = [_row(row.tolist(), marks, list(drawing.names) if color else []) for row in largest]
+    lines += [name.ljust(left) + row for name, row in zip(names, drawn, strict=True)]
+    hidden = drawing.lanes.height - rows.height
+    if hidden:
+        lines.append(f"({hidden} more devices between these; --top all shows them)")
+    if drawing.left_out:
+        more = format_count(drawing.left_out, "more device")
+        lines.append(f"({more}: traceanalyzer timeline)")
+    each = format_ns(max(round(length(drawing) / columns), 1))
+    heading = f"{drawing.title} ({format_ns(length(drawing))}, {each} per character)"
+    body = "\n".join((_INDENT + line).rstrip() for line in lines if line.strip())
+    used = {list(drawing.names)[at] for at in np.unique(largest).tolist() if at >= 0}
+    return f"{heading}\n{body}\n{_legend(drawing, marks, used, width, color=color)}"
+
+
+def _row(states: Sequence[int], marks: Sequence[str], names: Sequence[str]) -> str:
+    """Return one character per state (-1: nothing), coloured if ``names`` are given."""
+    runs = ((at, len(list(run))) for at, run in groupby(states))
+    return "".join(
+        " " * n if at < 0 else colored(marks[at] * n, STATES[names[at]] if names else None)
+        for at, n in runs
+    )
+
+
+def can_encode() -> bool:
+    """Return whether standard output can encode the blocks."""
+    try:
+        "".join(_MARKS.values()).encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _chosen(drawing: Lanes, top: int | None) -> list[int]:
+    """Return the lanes to show."""
+    lanes = drawing.lanes["lane"].to_list()
+    if top is None or len(lanes) <= max(_MOST, top):
+        return lanes
+    by_loss = drawing.lanes.sort("lost_frac", descending=True, nulls_last=True)["lane"].to_list()
+    return [*by_loss[:_EXTREME], by_loss[len(by_loss) // 2], by_loss[-1]]
+
+
+def _steps(drawing: Lanes, lanes: Sequence[int], left: int, columns: int) -> str:
+    """Return the numbers of the steps of the first lane that has steps, where they begin."""
+    line = [" "] * (left + columns)
+    line[:4] = "step"
+    free = left
+    for lane in lanes:
+        steps = drawing.steps.filter(lane=lane)
+        for name, start in steps.select("step", "start").iter_rows():
+            place = left + int(start / max(length(drawing), 1) * columns)
+            label = shorten(visible(short_step(name)), _LONGEST)
+            if place >= free and place + len(label) <= len(line):
+                line[place : place + len(label)] = label
+                free = place + len(label) + 1
+        if steps.height:
+            return "".join(line)
+    return ""
+
+
+def _legend(
+    drawing: Lanes, marks: Sequence[str], used: Set[str], width: int, *, color: bool
+) -> str:
+    """Return the labels of the states that occur."""
+    entries = [
+        (state, mark, label)
+        for mark, (state, label) in zip(marks, drawing.names.items(), strict=True)
+        if state in used
+    ]
+    same = {"compute", "overlapped"}
+    if same <= used:  # one character
+        label = " or ".join(label for state, _, label in entries if state in same)
+        rest = [entry for entry in entries if entry[0] not in same]
+        entries = [("compute", entries[0][1], label), *rest]
+    return _in_lines(entries, width, color=color)
+
+
+def _in_lines(entries: Sequence[tuple[str, str, str]], width: int, *, color: bool) -> str:
+    """Return states, marks and labels in indented lines; an entry is not divided."""
+    text = "   ".join(f"{mark}\0{label.replace(' ', chr(1))}" for _, mark, label in entries)
+    lines = textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    for state, mark, _ in entries:
+        lines = lines.replace(f"{mark}\0", f"{colored(mark, STATES[state] if color else None)} ", 1)
+    return lines.replace("\1", " ")
+
+
+def bar(budget: Budget, width: int, *, unicode: bool | None = None, color: bool = False) -> str:
+    """Return a total and its parts as a bar of characters, with the parts below it."""
+    blocks = can_encode() if unicode is None else unicode
+    columns = max(min(width, _WIDEST) - len(_INDENT), 10)
+    marks = [_MARKS[part.state][0 if blocks else 1] for part in budget.parts]
+    names = [part.state for part in budget.parts]
+    ends = np.round(np.cumsum([part.frac for part in budget.parts]) * columns).astype(int)
+    lengths = np.diff(ends, prepend=0)
+    line = _row(np.repeat(np.arange(len(marks)), lengths).tolist(), marks, names if color else [])
+    entries = [
+        (part.state, mark, f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})")
+        for mark, part in zip(marks, budget.parts, strict=True)
+    ]
+    return f"{budget.title}\n{_INDENT}{line}\n{_in_lines(entries, width, color=color)}"
